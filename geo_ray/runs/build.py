@@ -177,7 +177,7 @@ def _server_plan(experiment: Experiment, region: RegionConfig, attempt: int) -> 
         round_steps=traits.round_steps,
         clip_mean_norm=train.clip_mean_norm,
         # Losses of codecs or clipping would be missing in the mean, and look like noise.
-        tells_norms=train.mode == "sync"
+        reports_norms=train.mode == "sync"
         and train.clip_mean_norm is None
         and traits.averager.mean_gradient
         and (experiment.codec.up is None or not experiment.codec.up.traits.lossy),
