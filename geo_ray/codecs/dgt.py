@@ -270,8 +270,8 @@ class Dgt(StrictModel):
         now_N = strength(grid_NE, x_P.numel())
         ids = self._in_order(now_N, memory, seed)
         reliable = reliable_count(self.present_fraction(memory), ids.numel())
-        kept_R, rest_L = ids[:reliable].sort().values, ids[reliable:]
-        data_B = self._data(grid_NE, kept_R, rest_L.numel())
+        chosen_R, rest_L = ids[:reliable].sort().values, ids[reliable:]
+        data_B = self._data(grid_NE, chosen_R, rest_L.numel())
         if not rest_L.numel():
             return Coded(self.kind, x_P.numel(), data_B)
         blocks_LK = pack_lossy(self.loose_values, grid_NE[rest_L]).cpu()

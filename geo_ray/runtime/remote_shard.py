@@ -353,7 +353,7 @@ class ShardLink:
         """Fetch the slice of the version that the primary shard told."""
         self.exchange({"op": "fetch", **pull_meta(pull)}, push=False)
 
-    def share_statistics(self, buffers_B: Tensor) -> None:
+    def exchange_statistics(self, buffers_B: Tensor) -> None:
         """Put statistics over all regions to the region's own, once all have told theirs."""
         asked: Meta = {"op": "precise"}
         _, payload = self.client.request(asked, as_bytes(buffers_B), timeout_s=self._timeout_s)

@@ -437,11 +437,11 @@ class SimOverlay:
             for peer in targets:
                 part = node.next_part(peer, self._time.now_s)
                 if part is not None:
-                    self._carry(node.me, peer, part)
+                    self._send_part(node.me, peer, part)
                     more.append(peer)
             targets = more
 
-    def _carry(self, src: int, dst: int, part: SegmentPart) -> None:
+    def _send_part(self, src: int, dst: int, part: SegmentPart) -> None:
         traffic = "update" if part.phase == SUM else "reply"
         here, there, size_bytes = self._names[src], self._names[dst], len(part.data)
         arrival_s = self._network.arrival_s(self._time.now_s, here, there, size_bytes, traffic)

@@ -469,8 +469,8 @@ class World:
         self._saved.abandon()
         self._lose(former)
         for name, (_, send) in self._open.items():
-            told_s = now_s + self._network.delay_s(heir, name)
-            self._scheduler.at(told_s, partial(self._again, name, send.update, self._leader.term))
+            notice_s = now_s + self._network.delay_s(heir, name)
+            self._scheduler.at(notice_s, partial(self._again, name, send.update, self._leader.term))
 
     def _again(self, name: str, update: UpdateMessage, term: int) -> None:
         """A region that has heard of a new home says its open request there."""
@@ -566,7 +566,7 @@ class World:
         self._open.pop(name, None)
         self._saved.abandon()
         self._note_evals(self._evals.collector.forget(name))
-        self._share_statistics()
+        self._exchange_statistics()
 
     def restore(self, checkpoint: SimCheckpoint) -> None:
         """Begin where a whole checkpoint was taken, at 0 s, without regions that are absent now.
@@ -605,8 +605,8 @@ class World:
         if self._overlay is not None:
             return  # they hear of it by their answers only
         for name, region in self.regions.items():
-            told_s = now_s + self._network.delay_s(self._leader.region, name)
-            self._scheduler.idly_at(told_s, partial(region.cut, checkpoint))
+            notice_s = now_s + self._network.delay_s(self._leader.region, name)
+            self._scheduler.idly_at(notice_s, partial(region.cut, checkpoint))
 
     def saved(self, name: str, primary: Snapshot, shards: list[ShardState]) -> None:
         """See `RegionHost`."""
@@ -748,9 +748,9 @@ class World:
         """See `RegionHost`."""
         self._statistics.add(name, buffers_B)
         self._go_on[name] = go_on
-        self._share_statistics()
+        self._exchange_statistics()
 
-    def _share_statistics(self) -> None:
+    def _exchange_statistics(self) -> None:
         for region, over_all_B in self._statistics.take(self.regions).items():
             self._go_on[region](over_all_B)
 

@@ -93,11 +93,11 @@ def plan(caches: Sequence[Collection[int]], needs: Sequence[Collection[int]]) ->
     fits = [sum(1 << place for place, b in enumerate(wishes) if _fit(has, a, b)) for a in wishes]
     left, groups = (1 << len(wishes)) - 1, []
     while left:
-        rarest = min(_places(left), key=partial(_fitting, fits, left))
+        rarest = min(_places(left), key=partial(_feasible, fits, left))
         members, open_ = [rarest], fits[rarest] & left
         while open_:
             # max takes the first of equals, so that the plan is the same everywhere
-            best = max(_places(open_), key=partial(_fitting, fits, open_))
+            best = max(_places(open_), key=partial(_feasible, fits, open_))
             members.append(best)
             open_ &= fits[best]
         left &= ~sum(1 << place for place in members)
@@ -120,15 +120,15 @@ def keep(had: Collection[int], dealt: Collection[int], capacity: int, seed: int)
     Raises:
         ConfigError: the epoch's blocks do not fit in, or the seed is negative.
     """
-    kept = frozenset(dealt)
-    if len(kept) > capacity or seed < 0:
+    cached = frozenset(dealt)
+    if len(cached) > capacity or seed < 0:
         raise ConfigError(
-            f"{len(kept)} blocks of an epoch, capacity {capacity}, seed {seed}",
+            f"{len(cached)} blocks of an epoch, capacity {capacity}, seed {seed}",
             fix="Let the cache hold at least one epoch's blocks, and a seed of at least 0.",
         )
-    older = sorted(set(had) - kept)
-    drawn = np.random.default_rng(seed).permutation(len(older))[: capacity - len(kept)]
-    return kept | {older[place] for place in drawn}
+    older = sorted(set(had) - cached)
+    drawn = np.random.default_rng(seed).permutation(len(older))[: capacity - len(cached)]
+    return cached | {older[place] for place in drawn}
 
 
 def _fit(has: Sequence[frozenset[int]], one: tuple[int, int], other: tuple[int, int]) -> bool:
@@ -136,7 +136,7 @@ def _fit(has: Sequence[frozenset[int]], one: tuple[int, int], other: tuple[int, 
     return i != j and (a == b or (a in has[j] and b in has[i]))
 
 
-def _fitting(fits: Sequence[int], wishes: int, place: int) -> int:
+def _feasible(fits: Sequence[int], wishes: int, place: int) -> int:
     """Return how many of the needs fit in one group with that at a place."""
     return (fits[place] & wishes).bit_count()
 

@@ -115,9 +115,9 @@ def _check_codec(key: str, codec: Codec, strategy: Strategy) -> None:
     own, traits, name = codec.traits, strategy.traits, f"strategy '{strategy.kind}'"
     if traits.sends not in own.sends or (own.rounds_only and not traits.in_rounds):
         wanted = " or ".join(f"{sends}s" for sends in own.sends)
-        together = " that all regions apply together, as with bsp" if own.rounds_only else ""
+        note = " that all regions apply together, as with bsp" if own.rounds_only else ""
         raise ValueError(
-            f"{key}: {codec.kind} is for {wanted}{together}; {name} sends {traits.sends}s"
+            f"{key}: {codec.kind} is for {wanted}{note}; {name} sends {traits.sends}s"
             f"{'' if traits.in_rounds else ' that come one by one'}: use topk, or another strategy"
         )
     if own.differential is not None and traits.exchange.fragments > 1:

@@ -97,7 +97,7 @@ class Decoupled(LocalSteps):
             sends="change",
             exchange=ExchangeTraits(
                 blocking="never",
-                every=self._steps_apart,
+                every=self._steps_between,
                 last="always",
                 fragments=self.fragments,
                 interval=self.interval,
@@ -112,12 +112,12 @@ class Decoupled(LocalSteps):
         )
 
     @property
-    def _steps_apart(self) -> int:
+    def _steps_between(self) -> int:
         return max(1, self.interval // self.fragments)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every H/F steps report the next fragment, if the link is free; never wait."""
-        if region.link_busy or region.since_send < self._steps_apart:
+        if region.link_busy or region.since_send < self._steps_between:
             return None
         number = int(region.numbers.get("next", 0.0))
         region.numbers["next"] = float((number + 1) % self.fragments)

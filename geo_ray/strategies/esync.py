@@ -79,7 +79,7 @@ class ESync(LocalSteps, Rounds):
         if any(update.step_s <= 0 for update in updates):
             return {update.region: self.slowest_steps for update in updates}
         until_s = max(self.slowest_steps * u.step_s + u.exchange_s for u in updates)
-        fitting = {
+        feasible = {
             u.region: math.floor((until_s - u.exchange_s) / u.step_s + _ROUNDING) for u in updates
         }
-        return {name: min(self.max_steps, max(1, steps)) for name, steps in fitting.items()}
+        return {name: min(self.max_steps, max(1, steps)) for name, steps in feasible.items()}

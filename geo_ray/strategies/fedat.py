@@ -118,7 +118,9 @@ class FedAt(LocalSteps):
             if not used:
                 continue
             # Where each site stands, as the distance from the start of the run.
-            stands = [global_model.told(averager, update).add_(update.payload_P) for update in used]
+            stands = [
+                global_model.known_model(averager, update).add_(update.payload_P) for update in used
+            ]
             fractions = site_fractions(averager, used, self.weights)
             averager.memory[f"tier{tier}"] = mean_by(stands, fractions)
             averager.numbers[f"count{tier}"] = averager.numbers.get(f"count{tier}", 0.0) + 1.0

@@ -161,7 +161,7 @@ class _SnapshotMark:
 
     id: int
     halt: bool
-    told: set[str] = field(default_factory=set)
+    notified: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -187,15 +187,15 @@ class SnapshotMarks:
     def marked(self, reply: ReplyMessage) -> ReplyMessage:
         """The answer, with the newest checkpoint if its region has not been told of it."""
         mark = self._mark
-        if mark is None or reply.to in mark.told:
+        if mark is None or reply.to in mark.notified:
             return reply
-        mark.told.add(reply.to)
+        mark.notified.add(reply.to)
         return replace(reply, checkpoint=mark.id, halt=mark.halt)
 
     def export(self) -> list[object] | None:
         """The newest checkpoint, and who was told of it, as plain values."""
         mark = self._mark
-        return None if mark is None else [mark.id, mark.halt, sorted(mark.told)]
+        return None if mark is None else [mark.id, mark.halt, sorted(mark.notified)]
 
     def restore(self, mark: Sequence[Any] | None) -> None:
         """Become what `export` gave, with everybody settled."""
@@ -207,7 +207,7 @@ class SnapshotMarks:
     def join(self, region: str, donor: str) -> None:
         """A newcomer is told of no checkpoint that began before."""
         if self._mark is not None:
-            self._mark.told.add(region)
+            self._mark.notified.add(region)
 
     def on_failover(self, members: Iterable[str]) -> None:
         """The averager goes on for one that is lost: nobody is settled, and its mark is gone."""

@@ -35,9 +35,9 @@ class LazyCopy:
         self._live = live.detach().reshape(-1)
         self._nothing = torch.empty(0, dtype=live.dtype)
         self._read = 0  # elements from the beginning
-        # What follows `_kept_from` is in `_kept`, which begins at element `_base`: one tensor, of
+        # What follows `_saved_from` is in `_saved`, which begins at element `_base`: one tensor, of
         # which memory is only taken as it is filled, and which goes back to the system as a whole.
-        self._kept, self._base, self._kept_from = self._nothing, 0, live.numel()
+        self._saved, self._base, self._saved_from = self._nothing, 0, live.numel()
 
     def numel(self) -> int:
         """Elements of the whole tensor."""
@@ -51,38 +51,38 @@ class LazyCopy:
         """The live tensor is about to change: keep what is not read yet."""
         while self._changes:
             with self._lock:
-                if self._read >= self._kept_from:
+                if self._read >= self._saved_from:
                     self._live = self._nothing
                     return
-                if not self._kept.numel():
+                if not self._saved.numel():
                     self._base = self._read
-                    self._kept = torch.empty(self._kept_from - self._read, dtype=self.dtype)
-                start, stop = max(self._read, self._kept_from - _PIECE), self._kept_from
-                self._kept[start - self._base : stop - self._base] = self._live[start:stop]
-                self._kept_from = start
+                    self._saved = torch.empty(self._saved_from - self._read, dtype=self.dtype)
+                start, stop = max(self._read, self._saved_from - _PIECE), self._saved_from
+                self._saved[start - self._base : stop - self._base] = self._live[start:stop]
+                self._saved_from = start
 
     def pieces(self) -> Iterator[Tensor]:
         """The content in order, flat; a piece is valid until the next is asked for."""
-        room = torch.empty(min(_PIECE, self.numel()), dtype=self.dtype)
+        buffer = torch.empty(min(_PIECE, self.numel()), dtype=self.dtype)
         while True:
             with self._lock:
                 start = self._read
-                if start < self._kept_from:
-                    self._read = min(start + _PIECE, self._kept_from)
+                if start < self._saved_from:
+                    self._read = min(start + _PIECE, self._saved_from)
                     piece = self._live[start : self._read]
-                    piece = room[: piece.numel()].copy_(piece) if self._changes else piece
+                    piece = buffer[: piece.numel()].copy_(piece) if self._changes else piece
                 elif start < self.numel():
                     self._read = min(start + _PIECE, self.numel())
-                    piece = self._kept[start - self._base : self._read - self._base]
+                    piece = self._saved[start - self._base : self._read - self._base]
                 else:
-                    self._live = self._kept = self._nothing
+                    self._live = self._saved = self._nothing
                     return
             yield piece
 
     def whole(self) -> Tensor:
         """The content at once, of which nothing was read yet; a copy, if it ever changes."""
         self.secure()
-        return (self._kept if self._changes else self._live).reshape(self.shape)
+        return (self._saved if self._changes else self._live).reshape(self.shape)
 
 
 class Unread:

@@ -311,8 +311,10 @@ class LossyReceiver:
         if self._done != last:  # what was completed since then is sent again
             return None
         report = self._reports.get(last[1])
-        told = None if report is None else [report.now.hex(), report.late_seq, report.late.hex()]
-        return {"done": list(last), "report": told}
+        reported = (
+            None if report is None else [report.now.hex(), report.late_seq, report.late.hex()]
+        )
+        return {"done": list(last), "report": reported}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Become what `export` saved."""

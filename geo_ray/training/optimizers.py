@@ -113,9 +113,9 @@ class Momentum(StrictModel):
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
         """One step with the gradients of the group's parameters."""
-        kept = [state.get("momentum_buffer") for state in group.states]
-        _sgd(group, grads, kept, momentum=self.momentum, nesterov=self.nesterov)
-        for state, buffer in zip(group.states, kept, strict=True):
+        retained = [state.get("momentum_buffer") for state in group.states]
+        _sgd(group, grads, retained, momentum=self.momentum, nesterov=self.nesterov)
+        for state, buffer in zip(group.states, retained, strict=True):
             if buffer is not None:
                 state["momentum_buffer"] = buffer
 
@@ -166,7 +166,7 @@ class AdamW(StrictModel):
 def _sgd(
     group: OptimizerGroup,
     grads: list[Tensor],
-    kept: list[Tensor | None],
+    retained: list[Tensor | None],
     *,
     momentum: float,
     nesterov: bool,
@@ -174,7 +174,7 @@ def _sgd(
     sgd(
         group.params,
         grads,
-        kept,
+        retained,
         weight_decay=group.weight_decay,
         momentum=momentum,
         lr=group.lr,
@@ -260,26 +260,26 @@ class InnerOptimizer:
         Both are empty before the first step.
         """
         own: dict[str, Tensor] = {}
-        kept: dict[str, Tensor] = {}
+        retained: dict[str, Tensor] = {}
         for part in self._parts:
             for key, value in part.state.items():
                 if len(self._parts) == 1 and part.piece.block is None:
                     own[key] = value
                     continue
                 if not value.dim():
-                    kept[key] = value.clone()
+                    retained[key] = value.clone()
                     continue
-                if key not in kept:
-                    kept[key] = torch.empty_like(self._params_S)
-                part.own(kept[key]).copy_(part.inside(value))
+                if key not in retained:
+                    retained[key] = torch.empty_like(self._params_S)
+                part.own(retained[key]).copy_(part.inside(value))
         if self._schedule is not None:
-            kept[_TAKEN] = torch.tensor(self.taken)
-        return own, kept
+            retained[_TAKEN] = torch.tensor(self.taken)
+        return own, retained
 
     def export(self) -> dict[str, Tensor]:
         """Copies of them all."""
-        own, kept = self.live()
-        return kept | {key: value.clone() for key, value in own.items()}
+        own, retained = self.live()
+        return retained | {key: value.clone() for key, value in own.items()}
 
     def restore(self, tensors: dict[str, Tensor], *, given: bool = False) -> None:
         """Take back what `export` gave.
@@ -298,10 +298,10 @@ class InnerOptimizer:
                     f"the shard has {tuple(self._params_S.shape)}"
                 )
         self.taken = int(tensors[_TAKEN]) if _TAKEN in tensors else 0
-        kept = {name: value for name, value in tensors.items() if name != _TAKEN}
+        retained = {name: value for name, value in tensors.items() if name != _TAKEN}
         for part in self._parts:
             part.state.clear()
-            for name, value in kept.items():
+            for name, value in retained.items():
                 part.state[name] = (
                     part.taken(value, given=given and len(self._parts) == 1)
                     if value.dim()

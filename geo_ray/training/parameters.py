@@ -260,14 +260,14 @@ class BufferLayout:
         shared = [e for e in self.entries if e.rule == "mean" and e.name not in paired]
         floats = [entry for entry in shared if entry.torch_dtype in FLOATS]
         integers = [entry for entry in shared if entry.torch_dtype not in FLOATS]
-        kept = [entry for entry in self.entries if entry.rule == "region"]
+        retained = [entry for entry in self.entries if entry.rule == "region"]
         places, at = {}, 0
         for group, width in (([*means, *self._variances, *floats], 4), (integers, _INTEGER_BYTES)):
             at = _up(at, width)
             for entry in group:
                 places[entry.name] = (at, at + width * entry.count)
                 at += width * entry.count
-        for entry in kept:
+        for entry in retained:
             at = _up(at, _INTEGER_BYTES)
             places[entry.name] = (at, at + entry.torch_dtype.itemsize * entry.count)
             at = places[entry.name][1]

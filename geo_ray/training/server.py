@@ -240,14 +240,14 @@ class RegionCompletion:
             self._ends.insert(0, end)
             self.stopped = self._continues = True
 
-    def passed(self, version: int, *, told: bool) -> bool:
+    def passed(self, version: int, *, still_stopping: bool) -> bool:
         """The last word is said and answered, or there was none to say; whether that was all.
 
         Args:
             version: steps applied.
-            told: whether regions are still told to finish.
+            still_stopping: whether regions are still told to finish.
         """
-        if not self._continues or told:
+        if not self._continues or still_stopping:
             return True
         self.stopped = False
         self._ends = [end for end in self._ends[1:] if end > version] or [self._own_end]
@@ -303,15 +303,15 @@ class RegionCompletion:
             is_same = ends["goal"] == self.plan.goal
             known = [float(end) for end in ends["steps"]]
         own_end, stops = self._own_end, data.get("stops")
-        kept = {end for end in known if end < own_end and not (done and end <= version)}
+        retained = {end for end in known if end < own_end and not (done and end <= version)}
         if isinstance(stops, list):
             for_this = stops[0] == self.plan.goal
             self.stopped = for_this or (self.plan.has_final_update and not done)
-            kept |= {stops[1]} if self.stopped and stops[1] < own_end else set()
-        self._ends = [*sorted(kept), own_end]
+            retained |= {stops[1]} if self.stopped and stops[1] < own_end else set()
+        self._ends = [*sorted(retained), own_end]
         self.draining = data.get("drains") == self.plan.goal
         was_to_go_on = isinstance(ends, Mapping) and bool(ends["continues"])
-        self._continues = was_to_go_on if is_same else (not done or len(kept) > 0)
+        self._continues = was_to_go_on if is_same else (not done or len(retained) > 0)
 
 
 @dataclass(slots=True)
@@ -426,7 +426,7 @@ class Server:
         self.model.merge(replace(reply, buffers_E=no_buffers()))
         self.averager_version, self._seen = reply.version, reply.seen
         self.requests.view = max(self.requests.view, reply.view)
-        told = reply.stop or self._completion.draining
+        still_stopping = reply.stop or self._completion.draining
         self._completion.draining = reply.draining
         if reply.stop:
             self.stop()
@@ -440,7 +440,7 @@ class Server:
             # Not final: others waited for this region, the final update is sent again.
             self.phase = "training"
             if reply.final:
-                self._pass_end(told=told, at_barrier=reply.barrier is not None)
+                self._pass_end(still_stopping=still_stopping, at_barrier=reply.barrier is not None)
         transferred = [] if reply.barrier is None else self._enter(reply.barrier)
         return transferred + self._advance()
 
@@ -623,16 +623,16 @@ class Server:
             return []
         out = self.model.finish()
         if out is None:
-            self._pass_end(told=self._completion.stopped)
+            self._pass_end(still_stopping=self._completion.stopped)
             return []
         sent = self._send(out, final=True)
         self.phase = "finishing"
         return [sent]
 
-    def _pass_end(self, *, told: bool, at_barrier: bool = False) -> None:
-        is_over = self._completion.passed(self.version, told=told)
+    def _pass_end(self, *, still_stopping: bool, at_barrier: bool = False) -> None:
+        is_over = self._completion.passed(self.version, still_stopping=still_stopping)
         # At a border others may go on: the last word is said again, and means it.
-        self.phase = "done" if is_over and (told or not at_barrier) else "training"
+        self.phase = "done" if is_over and (still_stopping or not at_barrier) else "training"
 
     def _send(self, out: Outgoing, *, final: bool) -> SendUpdate:
         if out.wait:

@@ -365,8 +365,8 @@ class Shard:
 
     def _live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
         """Tensors that will change, tensors that will not, and numbers."""
-        own, kept = self._optimizer.live()
-        fixed = {_MOMENTS + k: v for k, v in kept.items()}
+        own, retained = self._optimizer.live()
+        fixed = {_MOMENTS + k: v for k, v in retained.items()}
         changing = {"params": self.params_S}
         changing |= {_MOMENTS + k: v for k, v in own.items()}
         changing |= {f"memory/{k}": v for k, v in self.state.memory.items()}
@@ -409,8 +409,8 @@ class Shard:
         self.params_S.copy_(params_S)
         self._optimizer.restore(_with_prefix(tensors, _MOMENTS), given=given)
         self.state.memory.clear()
-        kept = _with_prefix(tensors, "memory/")
-        self.state.memory.update({k: v if given else v.clone() for k, v in kept.items()})
+        retained = _with_prefix(tensors, "memory/")
+        self.state.memory.update({k: v if given else v.clone() for k, v in retained.items()})
         state = self.state
         state.numbers.clear()
         state.numbers.update(

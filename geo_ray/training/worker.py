@@ -113,30 +113,32 @@ class StatisticsCollector:
 
     layout: BufferLayout
     rows: Mapping[str, float]
-    _told: dict[str, Tensor] = field(default_factory=dict)
+    _reported: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, region: str, buffers_B: Tensor) -> None:
         """A region's model buffers, uint8 (B,), with statistics over its own rows."""
-        self._told[region] = buffers_B
+        self._reported[region] = buffers_B
 
     def take(self, members: Collection[str]) -> dict[str, Tensor]:
         """Each member's own values with statistics over all, once all have told theirs."""
-        if not self._told or not set(members) <= set(self._told):
+        if not self._reported or not set(members) <= set(self._reported):
             return {}
-        told = {region: self._told[region] for region in members}
-        self._told = {}
-        return {name: self.layout.with_statistics(name, told, self.rows) for name in told}
+        reported = {region: self._reported[region] for region in members}
+        self._reported = {}
+        return {name: self.layout.with_statistics(name, reported, self.rows) for name in reported}
 
     def give_up(self) -> dict[str, Tensor]:
         """What was told, as it was told: others do not come any more."""
-        told, self._told = self._told, {}
-        return told
+        reported, self._reported = self._reported, {}
+        return reported
 
 
 def _layers(module: nn.Module) -> list[_NormBase]:
     """Those that training does not hold fixed, as some do for good in their own `train`."""
-    kept = [p for p in module.modules() if isinstance(p, _NormBase) and p.running_mean is not None]
-    return [layer for layer in kept if layer.training]
+    retained = [
+        p for p in module.modules() if isinstance(p, _NormBase) and p.running_mean is not None
+    ]
+    return [layer for layer in retained if layer.training]
 
 
 def _of(layer: _NormBase) -> tuple[Tensor, Tensor]:
@@ -465,15 +467,17 @@ def coded_step(
         read: gives the rows of a span.
     """
     total_P = torch.zeros_like(worker.grad_P)
-    told = StepResult(None)
+    reported = StepResult(None)
     for part in parts:
         result = worker.step(read(part.span), part.span)
         if result.loss is None:
             return result
         total_P.add_(worker.grad_P, alpha=part.weight)
-        told = replace(result, grad_sq=None) if part.span == own or told.loss is None else told
+        reported = (
+            replace(result, grad_sq=None) if part.span == own or reported.loss is None else reported
+        )
     worker.grad_P.copy_(total_P)
-    return told
+    return reported
 
 
 class StepTime(Protocol):
