@@ -393,14 +393,14 @@ class SimRegion:
         if self.is_dead:
             return
         if reply.checkpoint is not None:
-            self.cut(reply.checkpoint, halt=reply.halt)
+            self.snapshot(reply.checkpoint, halt=reply.halt)
         self._execute(self.server.on_reply(self.server.wire.decode(reply), took_s))
 
-    def cut(self, checkpoint: int, *, halt: bool = False) -> None:
+    def snapshot(self, checkpoint: int, *, halt: bool = False) -> None:
         """A checkpoint has begun."""
         if self.is_dead:
             return
-        self._execute(self.server.cut(checkpoint, halt=halt))
+        self._execute(self.server.snapshot(checkpoint, halt=halt))
 
     def _execute(self, effects: list[Effect]) -> None:
         for effect in effects:

@@ -606,7 +606,7 @@ class World:
             return  # they hear of it by their answers only
         for name, region in self.regions.items():
             notice_s = now_s + self._network.delay_s(self._leader.region, name)
-            self._scheduler.idly_at(notice_s, partial(region.cut, checkpoint))
+            self._scheduler.idly_at(notice_s, partial(region.snapshot, checkpoint))
 
     def saved(self, name: str, primary: Snapshot, shards: list[ShardState]) -> None:
         """See `RegionHost`."""

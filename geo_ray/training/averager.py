@@ -291,7 +291,7 @@ class AveragerCompletion:
         self.state.stopping |= self._has_enough
 
     def passed(self) -> None:
-        """Record that all final updates are in; the run continues after those of a previous goal."""
+        """Record that all final updates are in; after a previous goal the run continues."""
         if self._first is not None:
             self._first, self.state.stopping = None, self._has_enough
 
@@ -610,7 +610,7 @@ class Averager:
         return marked
 
     def request_stop(self) -> None:
-        """Ask every region to finish with its next answer, or one round later if codecs owe something."""
+        """Ask every region to finish with its next answer, or one round later if announced."""
         self._completion.stop()
 
     def begin_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:

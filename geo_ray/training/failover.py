@@ -418,7 +418,7 @@ class LivenessWatch:
         return since_s is not None and now_s - since_s >= for_s
 
     def _report(self, *, lost: bool) -> list[WatchEffect]:
-        """Report a changed state to the regions that do not know it; they assume that it is not lost."""
+        """Report a changed state to the regions that do not know it."""
         others = [name for name in sorted(self._known) if name != self.leader.region]
         news = [name for name in others if self._told.get(name, False) != lost]
         self._told |= dict.fromkeys(news, lost)
@@ -577,7 +577,7 @@ class StandbyNode:
         return self._effects_of(primary.offer(op, self._now_s if now_s is None else now_s))
 
     def on_message(self, peer: str, message: StandbyMessage) -> list[StandbyEffect]:
-        """Handle a message of another region; ignore messages that do not fit this region's role."""
+        """Handle a message of another region; ignore messages that do not fit the own role."""
         match message:
             case AveragerRequest() as request:
                 return self._requested(request) if _sender(request.op) == peer else []

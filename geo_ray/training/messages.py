@@ -98,12 +98,11 @@ class UpdateMessage:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Membership barrier: all regions hold the same model after this answer, and the members
-    change.
+    """Membership barrier: after this answer all regions are equal, and the members change.
 
     Attributes:
         view: generation of the new view (`geo_ray.training.membership`).
-        is_donor: the receiver copies its state after merging the answer, for the joining regions.
+        is_donor: the receiver copies its state after merging the answer, for joining regions.
         leaves: the receiver leaves the run.
     """
 
