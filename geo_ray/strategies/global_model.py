@@ -61,7 +61,7 @@ def known_model(averager: AveragerState, update: Update) -> Tensor:
 
 
 def unheard(averager: AveragerState, update: Update) -> Tensor:
-    """What was published since the last answer to the sender, a new (P,)."""
+    """Return the changes published since the last answer to the sender, a new (P,)."""
     moved_P = averager.memory.get(_moved(update.fragment))
     known_P = known_model(averager, update)
     return known_P.neg_() if moved_P is None else known_P.neg_().add_(moved_P)
@@ -132,7 +132,7 @@ class OneByOne(Strategy):
     def answers(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all regions that may continue after ``update`` was applied.
 
-        Final updates are answered together, when all were applied: then all regions end equal.
+        Final updates are answered together, after all were applied, so that all regions end equal.
         """
         if update.final:
             finals = averager.gather(update)
