@@ -38,7 +38,7 @@ from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_round
 from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
-_ROUNDING: Final = 1e-9  # of a whole number of steps that just fits
+_ROUNDING: Final = 1e-9  # fraction of a step, for a whole number that just fits
 
 
 class ESync(LocalSteps, Rounds):

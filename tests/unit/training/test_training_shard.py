@@ -107,10 +107,10 @@ def test_a_merge_copies_no_moments_and_the_next_step_does():
     expected, _ = shard.export()
     copies, _ = shard.release_snapshot(1)
     shard.merge(ReplyMessage("here", 1, 1, 8, torch.full((4,), 0.25)))
-    kept = {name for name, copy in copies.items() if copy._kept.numel()}
+    kept = {name for name, copy in copies.items() if copy._saved.numel()}
     assert kept == {"params", "memory/anchor"}
     stepped(shard)
-    kept = {name for name, copy in copies.items() if copy._kept.numel()}
+    kept = {name for name, copy in copies.items() if copy._saved.numel()}
     assert kept == set(expected)
     assert all(torch.equal(copies[k].whole(), v) for k, v in expected.items())
 
