@@ -44,7 +44,7 @@ from geo_ray.codecs.buffers import (
 )
 
 _SAMPLE = 1 << 16
-_SMALL = 1 << 18  # up to here an exact selection costs no more than a sample
+_SMALL = 1 << 18  # up to this size an exact selection costs no more than a sample
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 Floats = NDArray[np.float32]
