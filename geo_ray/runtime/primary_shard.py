@@ -194,7 +194,7 @@ class PrimaryShard:
             None if bridge is None else ReconnectingBridgeClient(server.plan.region, bridge)
         )
         self._unread = Unread()  # payloads of open requests, which are part of checkpoints
-        if not server.model.is_cut and server.wire.plan.up is None:
+        if not server.model.is_sharded and server.wire.plan.up is None:
             self._shard.state.allocate = self._payload_buffer
         self._event_buffer, self._log = event_buffer, RegionLog(event_buffer)
         self._timeout_s = limit_s
@@ -266,7 +266,7 @@ class PrimaryShard:
         if self._line is not None:
             self._line.use(client)
 
-    def cut(self, checkpoint: int, *, halt: bool) -> None:
+    def snapshot(self, checkpoint: int, *, halt: bool) -> None:
         """Copy the region's state for a checkpoint; a separate thread writes it.
 
         Args:
@@ -545,8 +545,8 @@ class PrimaryShard:
                 send, answer = self._exchanged(bridge, send)
                 with self._coding:
                     if answer.reply.checkpoint is not None:  # it has the state before the answer
-                        cut = self._cut(answer.reply.checkpoint, halt=answer.reply.halt)
-                        self._writer.write_in_background(cut)
+                        snapshot = self._snapshot(answer.reply.checkpoint, halt=answer.reply.halt)
+                        self._writer.write_in_background(snapshot)
                     if self.server.phase != "halted":  # checkpoints contain the open request
                         self._writer.write_in_background(self._merge(bridge, answer, send, began_s))
                 return
