@@ -200,7 +200,8 @@ def book_offers(book: PriceBook, machine: str, regions: Sequence[str]) -> Region
         raise ScheduleInputError("no region is given, or one is given twice")
     usd = [book.usd_of_hours(book.instance(cloud, name, type_), 1.0) for name in regions]
     spot = [
-        _spot_usd(book, cloud, name, type_, dear) for name, dear in zip(regions, usd, strict=True)
+        _spot_usd(book, cloud, name, type_, on_demand_usd)
+        for name, on_demand_usd in zip(regions, usd, strict=True)
     ]
     egress = np.array(
         [
@@ -212,9 +213,9 @@ def book_offers(book: PriceBook, machine: str, regions: Sequence[str]) -> Region
     return RegionOffers(tuple(regions), machine_R, np.array(usd), np.array(spot), egress)
 
 
-def _spot_usd(book: PriceBook, cloud: str, region: str, type_: str, dear: float) -> float:
+def _spot_usd(book: PriceBook, cloud: str, region: str, type_: str, on_demand_usd: float) -> float:
     """Return the spot price, or the on-demand price if there is none."""
     try:
         return book.usd_of_hours(book.instance(cloud, region, type_, "spot"), 1.0)
     except PriceUnknownError:
-        return dear
+        return on_demand_usd

@@ -1,4 +1,4 @@
-"""One region and one policy, looked at one moment at a time."""
+"""One region and one policy, has_reported at one moment at a time."""
 
 from __future__ import annotations
 

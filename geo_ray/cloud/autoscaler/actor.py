@@ -396,8 +396,8 @@ class AutoscalerActor:
         if budget_usd is None:
             return None, "not known"
         return all_spent(order.made, budget_usd, now_unix_s), (
-            f"not known: it counts as the whole budget of {budget_usd:.4g} USD, and nothing is "
-            "rented before `geo-ray up` raises that (`plan.budget_usd`) by what may still be spent"
+            f"unknown: the whole budget of {budget_usd:.4g} USD counts as spent, and no machines "
+            "are launched until `geo-ray up` raises `plan.budget_usd`"
         )
 
     def _miss(self, what: str) -> None:

@@ -215,8 +215,8 @@ def _packed(
                 ):
                     continue
                 taken = _Filling.of(capacity).fill(items[number:], is_trial=True)
-                worth = taken / max(offer.usd_per_hour, _LEAST_USD)
-                rank = (capacity.region in unsafe and offer.is_safe, worth)
+                value = taken / max(offer.usd_per_hour, _LEAST_USD)
+                rank = (capacity.region in unsafe and offer.is_safe, value)
                 if best is None or rank > best:
                     best, chosen = rank, capacity
             if chosen is None:

@@ -129,7 +129,7 @@ class Reconciler:
     _availabilities: dict[Pool, Availability] = field(default_factory=dict)
     _availabilities_unix_s: float = -math.inf
     _unreachable: dict[str, RegionOutage] = field(default_factory=dict)
-    _looked: tuple[float, float] | None = None  # both clocks at the last iteration
+    _iterated: tuple[float, float] | None = None  # both clocks at the last iteration
     _is_set: bool = False  # whether they disagreed then
 
     def tick(self, now_unix_s: float, steady_s: float | None = None) -> TickResult:
@@ -158,7 +158,7 @@ class Reconciler:
         observed = self._observe(now_unix_s, memory, errors)
         decided = self.policy.decide(self.target, memory, observed)
         self.journal.write(decided.memory)
-        self._looked = None if steady_s is None else (now_unix_s, steady_s)
+        self._iterated = None if steady_s is None else (now_unix_s, steady_s)
         if observed.machines is not None:
             self._failures.clear()  # they are in the journal now
         for action in decided.actions:
@@ -168,9 +168,9 @@ class Reconciler:
 
     def _set_s(self, now_unix_s: float, steady_s: float | None) -> float:
         """Return by how much the clock was set since the last valid iteration."""
-        if steady_s is None or self._looked is None:
+        if steady_s is None or self._iterated is None:
             return 0.0
-        before_unix_s, before_s = self._looked
+        before_unix_s, before_s = self._iterated
         set_s = (now_unix_s - before_unix_s) - (steady_s - before_s)
         return set_s if abs(set_s) >= _SET_S else 0.0
 
@@ -225,8 +225,8 @@ class Reconciler:
 
         # Pending demand is read after the nodes: what was placed meanwhile launches nothing.
         # Failures are read after the machines: the failure of a machine listed as ended is known.
-        for look in (work, machines, pending, availabilities, failures):
-            if not self._attempt(errors, look) and look in (work, pending):
+        for stage in (work, machines, pending, availabilities, failures):
+            if not self._attempt(errors, stage) and stage in (work, pending):
                 observed = replace(
                     observed, is_need_known=False
                 )  # the other observations are valid, costs in particular

@@ -154,7 +154,7 @@ class SimulatedCloud:
             found.append((pool.region, availability))
         return self._reachable(found)
 
-    # ------------------------------------------------------------------ for who plays the world
+    # ------------------------------------------------------------------ control of the simulation
 
     def advance(self) -> None:
         """Preempt machines until now: first with a notice, then for good."""

@@ -33,7 +33,7 @@ from geo_ray.storage.conditional_store import MAX_RECORD_BYTES, ConditionalStore
 
 ALL_ENDED: Final = "all machines have ended"
 _HOUR_S: Final = 3600.0
-_STALE_LOOKS: Final = 4
+_STALE_ITERATIONS: Final = 4
 _ACTIONS: Final = 20
 _UNREAD: Final = "costs and nodes of its machines are unknown"
 _STALE: Final = "its autoscaler has not reported for a while, as far as clocks agree"
@@ -102,8 +102,8 @@ class ClusterReport(ShownModel):
     is_stopped: bool = Field(description="whether the budget is used up")
     left_s: float | None = Field(description="remaining seconds of the run; null: unknown")
     to_finish_usd: float | None = Field(description="cost of the rest of the run")
-    looked: bool = Field(description="whether its autoscaler has reported at all")
-    looked_age_s: float | None = Field(
+    has_reported: bool = Field(description="whether its autoscaler has reported at all")
+    report_age_s: float | None = Field(
         description="seconds since its last report, as far as clocks agree"
     )
     reported_unix_s: float | None = Field(
@@ -268,8 +268,8 @@ def report_of(
         is_idle=is_idle,
         left_s=left_s,
         to_finish_usd=None if left_s is None else burn * left_s / _HOUR_S,
-        looked=head_status is not None and head_status.status.looked_unix_s is not None,
-        looked_age_s=age_s,
+        has_reported=head_status is not None and head_status.status.iteration_unix_s is not None,
+        report_age_s=age_s,
         reported_unix_s=None if head_status is None else head_status.unix_s,
         acts=is_fresh and head_status is not None and head_status.status.is_acting,
         notes=tuple(notes),
@@ -286,7 +286,7 @@ def _is_stopped(record: ClusterRecord, memory: AutoscalerMemory, spent_usd: floa
 
 def unresponsive_s(record: ClusterRecord) -> float:
     """Return the seconds without a report after which an autoscaler counts as unresponsive."""
-    return _STALE_LOOKS * record.autoscale.every_s + 10.0
+    return _STALE_ITERATIONS * record.autoscale.every_s + 10.0
 
 
 # ------------------------------------------------------------------ parts

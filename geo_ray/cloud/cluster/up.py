@@ -96,12 +96,12 @@ def await_machines(
     deadline_s: float | None = None
     reported = ""
     provider = open_clouds(record, state, longest_s=record.autoscale.answer_s)
-    hearing = _Hearing(unresponsive_s(record))
+    monitor = _ReportMonitor(unresponsive_s(record))
     while True:
         if state.known().phase != "up":
             raise ClusterStateError(f"{record.name} is being taken down by another command")
-        report = report_of(record, state, provider, is_heard=hearing.is_heard())
-        hearing.hear(report.reported_unix_s)
+        report = report_of(record, state, provider, is_heard=monitor.is_heard())
+        monitor.note_report(report.reported_unix_s)
         if report.head is not None and report.head.state in ("ending", "ended"):
             raise ClusterStartError(
                 f"the head of {record.name} ended while starting{_last_words(provider, report)}",
@@ -130,22 +130,22 @@ def await_machines(
 
 
 @dataclass(slots=True)
-class _Hearing:
+class _ReportMonitor:
     """Detects reports of the autoscaler by this machine's clock only."""
 
     unresponsive_s: float
     _reported_unix_s: float | None = None
     _heard_s: float | None = None
-    _has_looked: bool = False
+    _has_observed: bool = False
 
-    def hear(self, reported_unix_s: float | None) -> None:
+    def note_report(self, reported_unix_s: float | None) -> None:
         if (
-            self._has_looked
+            self._has_observed
             and reported_unix_s is not None
             and reported_unix_s != self._reported_unix_s
         ):
             self._heard_s = time.monotonic()
-        self._reported_unix_s, self._has_looked = reported_unix_s, True
+        self._reported_unix_s, self._has_observed = reported_unix_s, True
 
     def is_heard(self) -> bool:
         return self._heard_s is not None and time.monotonic() - self._heard_s < self.unresponsive_s

@@ -110,8 +110,8 @@ class PriceTable:
     ``p = L (U / L)^(rho / C)``: without reservations the price is L, which any job can pay; at full
     capacity it is U, which none can. Both bounds are learned from the jobs that have arrived:
 
-        U_r = max_i u_i(fastest) / d_i_r          worth per unit, if it finishes as fast as it can
-        L   = min_i u_i(until the end) / (2 T sum_{s,r} C)      worth per unit, if it finishes last
+        U_r = max_i u_i(fastest) / d_i_r          value per unit, at full speed
+        L   = min_i u_i(until the end) / (2 T sum_{s,r} C)      value per unit, if it finishes last
 
     ``d_i_r`` is the amount of ``r`` that the job uses in all its slots at full speed (``tight``),
     or the demand of one worker and one parameter server, as in the paper. ``L`` stays within a

@@ -442,8 +442,7 @@ def _grouped(entries: Sequence[AnyEntry]) -> list[list[AnyEntry]]:
 
 def _overtaken() -> LeaseLostError:
     return LeaseLostError(
-        "another process has written the journal of this queue; this one makes no more decisions "
-        "any more"
+        "another process has written the journal of this queue; this one makes no more decisions"
     )
 
 

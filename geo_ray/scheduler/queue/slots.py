@@ -202,9 +202,11 @@ def fitted(
         if quota is not None and has + sum(found.workers.values()) > quota:
             held[job.name] = f"tenant {job.tenant} has {has} of {quota} workers"
             continue
-        dear = why_not_covered(config, job, found.workers, found.averager, now.capacity, now.unix_s)
-        if dear is not None:
-            held[job.name] = dear
+        shortfall = why_not_covered(
+            config, job, found.workers, found.averager, now.capacity, now.unix_s
+        )
+        if shortfall is not None:
+            held[job.name] = shortfall
             continue
         full = left.fits(spec, found.workers)
         if full is not None:

@@ -376,7 +376,9 @@ def head_of(record: ClusterRecord, state: MachineState = MachineState.RUNNING) -
 NOTES = ("machines came, and their nodes did not",)
 
 
-def looked(plan: Plan, tmp_path: Path, cloud: Listed, memory: AutoscalerMemory) -> ClusterReport:
+def has_reported(
+    plan: Plan, tmp_path: Path, cloud: Listed, memory: AutoscalerMemory
+) -> ClusterReport:
     found = asked(plan, tmp_path)
     found.state.make()
     store = found.state.store()
@@ -409,7 +411,7 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     memory.ledger.add("eu", "the plan", 2.0, 1.0, 1.5)
     ended = machine("i-4", "eu", state=MachineState.ENDED)
     cloud = Listed(head_of(record), good, leaving, coming, ended)
-    report = looked(plan, tmp_path, cloud, memory)
+    report = has_reported(plan, tmp_path, cloud, memory)
     assert {row.id: row.is_ready for row in report.machines} == {
         "i-1": True,
         "i-2": False,
@@ -435,7 +437,7 @@ def test_what_nobody_books_while_the_head_is_dead_is_in_the_bill(
         instances={"i-1": ManagedInstance(there, "the plan", 10.0, now_s - 36000.0, now_s, now_s)}
     )
     memory.ledger.add("eu", "the plan", 2.0, 20.0, 20.0)
-    report = looked(plan, tmp_path, Listed(there), memory)
+    report = has_reported(plan, tmp_path, Listed(there), memory)
     assert report.spent_usd == pytest.approx(20.0 + 100.0, rel=1e-3)
 
 
@@ -445,7 +447,7 @@ def test_what_the_books_have_of_the_head_is_not_counted_twice(plan: Plan, tmp_pa
     paid = ManagedInstance(head, "the head", 2.0, now_s - 600.0, now_s - 600.0, now_s, READY, READY)
     memory = AutoscalerMemory(heads={head.id: paid})
     memory.ledger.add("", "the head", 1200 / 3600, 1200 / 3600 * 2.0, 1200 / 3600 * 2.0)
-    report = looked(plan, tmp_path, Listed(head), memory)
+    report = has_reported(plan, tmp_path, Listed(head), memory)
     assert report.spent_usd == pytest.approx(0.5 * 2.0, rel=1e-3)
     assert report.usd_per_hour == 2.0
 
@@ -463,7 +465,7 @@ def test_a_region_that_does_not_answer_is_named_and_its_machines_are_as_they_wer
     )
     cloud = Listed(head_of(record), machine("i-1", "eu"), there)
     cloud.unreachable = {"mars": "no answer within 30 s"}
-    report = looked(plan, tmp_path, cloud, memory)
+    report = has_reported(plan, tmp_path, cloud, memory)
     assert {row.id: row.is_ready for row in report.machines} == {"i-1": False, "i-2": True}
     assert report.notes[0] == "mars does not answer: no answer within 30 s"
     assert report.head is not None
@@ -478,7 +480,7 @@ def test_a_region_that_does_not_answer_is_named_and_its_machines_are_as_they_wer
 def test_a_dead_head_and_a_lost_price_are_told(plan: Plan, tmp_path: Path) -> None:
     record = asked(plan, tmp_path).record
     cloud = Listed(head_of(record, MachineState.ENDED), usd_per_hour=None)
-    report = looked(plan, tmp_path, cloud, AutoscalerMemory())
+    report = has_reported(plan, tmp_path, cloud, AutoscalerMemory())
     assert report.address is None
     assert any("geo-ray up" in note for note in report.notes)
     assert find_head(cloud.machines, record) == cloud.machines[0]
