@@ -78,7 +78,7 @@ class RegionOffers:
     egress_usd_per_gb_GG: Floats
 
 
-def made_up_cluster(
+def generated_cluster(
     shape: LoadShape, seed: int, offers: RegionOffers | None = None
 ) -> SharedCluster:
     """Return a generated cluster.
@@ -135,7 +135,7 @@ def made_up_cluster(
     return SharedCluster(sites, RESOURCES, shape.slot_s, capacity, usd, net)
 
 
-def made_up_jobs(shape: LoadShape, seed: int) -> list[ClusterJob]:
+def generated_jobs(shape: LoadShape, seed: int) -> list[ClusterJob]:
     """Return generated jobs.
 
     With several regions, a third of the jobs have their data in one region, a third in two regions

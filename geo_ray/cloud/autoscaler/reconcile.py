@@ -37,7 +37,7 @@ from geo_ray.cloud.autoscaler.observation import (
     burn_usd_per_hour,
 )
 from geo_ray.cloud.autoscaler.policy import UNKNOWN, AutoscalePolicy, Decided, RunPace
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory, set_with_clock
+from geo_ray.cloud.autoscaler.state import AutoscalerState, set_with_clock
 from geo_ray.cloud.autoscaler.target import ClusterTarget
 from geo_ray.cloud.provider import (
     Availability,
@@ -176,7 +176,7 @@ class Reconciler:
 
     # ------------------------------------------------------------------ what is seen
 
-    def _observe(self, now_unix_s: float, memory: AutoscalerMemory, errors: list[str]) -> Observed:
+    def _observe(self, now_unix_s: float, memory: AutoscalerState, errors: list[str]) -> Observed:
         observed = Observed(now_unix_s, None, is_released=self.work.is_released)
         everywhere = _regions(self.target, memory)
 
@@ -241,7 +241,7 @@ class Reconciler:
 
     # ------------------------------------------------------------------ what is done
 
-    def _act(self, action: Action, memory: AutoscalerMemory) -> None:
+    def _act(self, action: Action, memory: AutoscalerState) -> None:
         match action:
             case Launch(request=request):
                 try:
@@ -291,7 +291,7 @@ def _asked(
         return (), dict.fromkeys(everywhere, error.message)
 
 
-def _regions(target: ClusterTarget, memory: AutoscalerMemory) -> list[str]:
+def _regions(target: ClusterTarget, memory: AutoscalerState) -> list[str]:
     """Return the cloud names of all regions that have, or may have, machines."""
     found = {pool.region for pool in target.pools()} | {region.at for region in target.regions}
     found |= {instance.machine.pool.region for instance in memory.instances.values()}

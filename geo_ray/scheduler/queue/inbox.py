@@ -45,7 +45,7 @@ from geo_ray.scheduler.queue.journal import (
     AnyEntry,
     EndedEntry,
     LeaveEntry,
-    TakenEntry,
+    RequestEntry,
     pack,
     unpack,
 )
@@ -232,7 +232,7 @@ def taken(
         request: the request.
         unix_s: current time.
     """
-    entry = TakenEntry(unix_s=unix_s, tenant=tenant, request=request)
+    entry = RequestEntry(unix_s=unix_s, tenant=tenant, request=request)
     try:
         if request.sent_unix_s > unix_s + _MOST_AHEAD_S:
             raise QueueRequestError(
@@ -265,7 +265,7 @@ def _named(request: AnyRequest) -> AnyRequest:
     return request.model_copy(update={"job": request.job.model_copy(update=bare)})
 
 
-def _check_written(entry: TakenEntry) -> None:
+def _check_written(entry: RequestEntry) -> None:
     """Reject a request that is too large to store."""
     entries: list[AnyEntry] = [entry]
     if len(pack(ENTRIES, entries)) > MOST_JOB_BYTES:
