@@ -345,9 +345,9 @@ def test_who_was_killed_in_the_middle_is_not_waited_for(tmp_path: Path) -> None:
     state = ClusterState.at(str(tmp_path / "c"))
     state.make()
     code = (
-        "import os, sys; from geo_ray.cloud.cluster.state import alone;"
+        "import os, sys; from geo_ray.cloud.cluster.state import cluster_lock;"
         "from geo_ray.cloud.cluster.state import ClusterState;"
-        "alone(ClusterState.at(sys.argv[1]), 'up', print).__enter__();"
+        "cluster_lock(ClusterState.at(sys.argv[1]), 'up', print).__enter__();"
         "os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", code, state.uri], check=False)
