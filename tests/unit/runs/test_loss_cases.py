@@ -46,7 +46,7 @@ def test_by_default_usual_intervals_without_codec_then_codecs_at_the_configured_
     assert (found.codecs_at, found.left_out, found.steps) == (32, (), 200)
     for case in found.all[1:]:
         strategy = case.experiment.strategy
-        assert strategy.interval == case.key[0] and strategy.compute_share is None
+        assert strategy.interval == case.key[0] and strategy.compute_fraction is None
         up = case.experiment.codec.up
         assert (None if up is None else up.kind) == case.key[1]
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_planned_is_refused_before_anything_runs(kind: str):
 
 
 def test_what_nobody_knows_the_size_of_is_refused():
-    with pytest.raises(ConfigError, match="it is not known how small topk makes"):
+    with pytest.raises(ConfigError, match="the compression of topk is unknown"):
         cases(codecs=("topk",))
     with pytest.raises(ConfigError, match="codec powersgd cannot be planned"):
         cases("codec={up: {kind: powersgd}}", "averager={}")

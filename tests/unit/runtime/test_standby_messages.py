@@ -24,8 +24,8 @@ from geo_ray.runtime.exchange.upload_scheduling import (
 from geo_ray.training.command_log import (
     BeginCheckpoint,
     Begun,
+    ChangeInterval,
     ChangeMembers,
-    ChangePace,
     Leave,
     LogEntry,
     Promote,
@@ -69,7 +69,7 @@ WORDS: list[StandbyMessage] = [
     LogAppend(3, LogEntry(12, Leave("b"))),
     LogAppend(3, LogEntry(12, ChangeMembers(MemberChange(("d", "e"), ("b",), "a")))),
     LogAppend(3, LogEntry(12, Begun("d"))),
-    LogAppend(3, LogEntry(13, ChangePace(7))),
+    LogAppend(3, LogEntry(13, ChangeInterval(7))),
     LogAppend(3, LogEntry(12, Wake(), now_s=4.25)),
     LogAppend(3, LogEntry(12, Promote())),
     InstallSnapshot(
@@ -153,7 +153,7 @@ def test_the_standbys_own_update_is_not_sent_back_to_it() -> None:
         "hub", message, lambda attempt, seq: UPDATE if (attempt, seq) == (2, 7) else None
     )
     assert same(found, log)
-    with pytest.raises(FrameError, match="not here any more"):
+    with pytest.raises(FrameError, match="no longer here"):
         read_standby("hub", message, nowhere)
     assert len(standby_message("a", log, DATA, bare=False).payload) == 8
 
