@@ -98,3 +98,15 @@ def test_page_shows_the_plot_with_its_conditions(name: str) -> None:
         assert ("EPYC" if "EPYC" in content["hardware"]["cpu"] else "Xeon") in caption
     for day in {int(record[8:10]) for record in records}:
         assert re.search(rf"\b{day}\b[^.]*November 2026", caption)
+
+
+def test_archive_index_lists_every_dated_page_newest_first() -> None:
+    text = (plots.ARCHIVE / "index.md").read_text("utf-8")
+    listed = re.findall(
+        r"^\| (\d+) November 2026 \| \[[^\]]+\]\(([\w-]+\.md)\)", text, re.MULTILINE
+    )
+    pages = {path.name for path in plots.ARCHIVE.glob("*.md")} - {"index.md"}
+    assert sorted(name for _, name in listed) == sorted(pages)
+    assert all(name.startswith(f"2026-11-{day}") for day, name in listed)
+    days = [int(day) for day, _ in listed]
+    assert days == sorted(days, reverse=True)
