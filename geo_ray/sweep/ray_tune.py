@@ -249,8 +249,7 @@ def trainable(
     prices: PricesConfig | None = None,
     base_dir: str | os.PathLike[str] | None = None,
 ) -> Callable[[dict[str, Any]], None]:
-    """Return a function for ``ray.tune.Tuner`` that simulates a configuration with a trial's
-    values.
+    """Return a function for ``ray.tune.Tuner`` that simulates a trial.
 
     Its ``param_space`` has values by key, as in the file of a search: ``strategy.kind``,
     ``regions.us.workers``, ``codec``, ``optimizer.lr``. At every evaluation it reports ``time_s``,

@@ -213,16 +213,16 @@ def test_two_domains_of_one_key_must_not_hold_together() -> None:
     [
         ({"objectives": ["usd"]}, "required by the objective usd"),
         ({"objectives": []}, "at least one"),
-        ({"objectives": ["loss", "loss"]}, "none twice"),
+        ({"objectives": ["loss", "loss"]}, "without duplicates"),
         ({"objectives": ["time_to_traget"]}, "did you mean time_to_target?"),
         ({"set": []}, "requires train.target in the base"),
         ({"set": [TARGET, "train.eval_every=0"]}, "trials are compared by evaluations"),
         ({"schedule": {"kind": "pbt"}}, "pbt requires real trials"),
-        ({"trials": {"seeds": [1, 1]}}, "none twice"),
+        ({"trials": {"seeds": [1, 1]}}, "without duplicates"),
         ({"serach": {"trials": 3}}, "did you mean search?"),
         (
             {"objectives": ["usd"], "prices": {"worker_usd_per_h": {"us": 1.0}}},
-            "region asia, australia, eu has none",
+            "region asia, australia, eu has no price",
         ),
         (
             {"search": {"kind": "hyperopt"}, "objectives": ["time_to_target", "loss"]},
