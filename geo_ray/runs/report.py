@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from geo_ray.base.errors import GeoRayError, LeaseLostError, RunHeldError
-from geo_ray.planner.actual_cost import Spent, held_against
+from geo_ray.planner.actual_cost import Spent, compare_cost
 from geo_ray.planner.plan import Plan, load_plan
 from geo_ray.runs.directory import FOLLOWED_FILE, RunDirectory, followed_plan
 from geo_ray.runs.status import Beside, StatusReader
@@ -48,7 +48,7 @@ def account(run: RunDirectory, totals: RunTotals) -> float | None:
     plan = followed_plan(run)
     if plan is None:
         return None
-    cost = held_against(plan, Spent.of(totals))
+    cost = compare_cost(plan, Spent.of(totals))
     save_cost(cost, run.path)
     total = cost.total("USD")
     return None if total is None else total.actual
@@ -266,7 +266,7 @@ class LiveReader:
         plan = None if self._reader is None else self._reader.plan
         if plan is None or totals.started is None:
             return None
-        return held_against(plan, Spent.of(totals))
+        return compare_cost(plan, Spent.of(totals))
 
     def _machines(self, reader: StatusReader) -> MachinesView | None:
         try:

@@ -14,7 +14,7 @@ from geo_ray.base.clock import Clock, SystemClock
 from geo_ray.base.errors import CheckpointError, StoreError
 from geo_ray.experiment.cluster import ClusterConfig
 from geo_ray.experiment.recorded import RecordedConfig
-from geo_ray.planner.actual_cost import Spent, held_against
+from geo_ray.planner.actual_cost import Spent, compare_cost
 from geo_ray.planner.plan import Plan
 from geo_ray.runs import directory
 from geo_ray.runs.checkpoints import store_of
@@ -315,7 +315,7 @@ class StatusReader:
         totals = self._fold.totals
         usd = None
         if self._plan is not None and totals.started is not None:
-            total = held_against(self._plan, Spent.of(totals)).total("USD")
+            total = compare_cost(self._plan, Spent.of(totals)).total("USD")
             usd = None if total is None else total.actual
         wan_bytes = sum(totals.wan.by_class().values())
         return SpentStatus(seconds=totals.elapsed_s, wan_bytes=wan_bytes, usd=usd)
