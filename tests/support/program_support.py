@@ -173,7 +173,7 @@ BATTERY = {
     "result": "VALUE_UNSHIPPABLE the result of far.odd: a value cannot be sent: builtins.set is "
               "no plain value",
     "argument": "VALUE_UNSHIPPABLE an argument of near/1.same: a value cannot be sent: "
-                "builtins.set is no plain value",
+                "builtins.set is not a plain value",
     "futures": [0],
     "counts": [1, 2, 3],
 }  # fmt: skip
