@@ -196,7 +196,7 @@ def build_shard(
     """Return shard ``index`` of ``region``, over its slice of ``params_P``; see `Shard.cut`."""
     train = experiment.train
     steps = train.steps * (region.workers if train.mode == "async" else 1)
-    return Shard.cut(
+    return Shard.from_slice(
         params_P,
         split_sizes(params_P.numel(), region.ps_shards)[index],
         lasting(experiment.optimizer, steps),

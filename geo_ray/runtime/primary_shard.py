@@ -194,7 +194,7 @@ class PrimaryShard:
             None if bridge is None else ReconnectingBridgeClient(server.plan.region, bridge)
         )
         self._unread = Unread()  # payloads of open requests, which are part of checkpoints
-        if not server.model.is_cut and server.wire.plan.up is None:
+        if not server.model.is_sharded and server.wire.plan.up is None:
             self._shard.state.allocate = self._payload_buffer
         self._event_buffer, self._log = event_buffer, RegionLog(event_buffer)
         self._timeout_s = limit_s
@@ -266,7 +266,7 @@ class PrimaryShard:
         if self._line is not None:
             self._line.use(client)
 
-    def cut(self, checkpoint: int, *, halt: bool) -> None:
+    def snapshot(self, checkpoint: int, *, halt: bool) -> None:
         """Copy the region's state for a checkpoint; a separate thread writes it.
 
         Args:
@@ -274,7 +274,7 @@ class PrimaryShard:
             halt: pause afterwards.
         """
         with self._coding:
-            snapshots = self._cut(checkpoint, halt=halt)
+            snapshots = self._snapshot(checkpoint, halt=halt)
         self._writer.write_in_background(snapshots)
 
     def use_statistics(self, model_buffers: bytes) -> None:
@@ -337,7 +337,7 @@ class PrimaryShard:
                 self._execute(self.server.join(worker))
             else:
                 self._admit(conn, worker)
-                if operation == "put" or not self.server.model.is_cut:
+                if operation == "put" or not self.server.model.is_sharded:
                     self._put(worker, conn, payload)
                 if operation == "put":
                     return {}, None
@@ -374,7 +374,7 @@ class PrimaryShard:
             fetched_S = self._shard.fetch(read_pull(worker, meta))
             return {}, slice_for(conn, fetched_S, self._announced_B.get(worker))
         judged = fields.flag(meta, "judged")
-        if model.is_cut:
+        if model.is_sharded:
             return self._tell(worker, judged=judged), None
         found_S = self._shard.eval_params_S if judged else self._shard.params_S
         return {}, parameters_for(conn, found_S, payload, self._model_buffers(judged=judged))
@@ -414,7 +414,7 @@ class PrimaryShard:
                 self._admit(conn, worker)
             answer = self._answers.pop(worker)
             self._begin_time(conn, worker, answer)
-            if self.server.model.is_cut:
+            if self.server.model.is_sharded:
                 return answer_meta(answer) | self._tell(worker, judged=False), None
             # The gradient is applied: its buffer is reused for the parameters, without new pages.
             buffers_B = self._model_buffers(judged=False)
@@ -466,9 +466,9 @@ class PrimaryShard:
 
     # -------------------------------------------------------------- effects
 
-    def _cut(self, checkpoint: int, *, halt: bool) -> list[Written]:
+    def _snapshot(self, checkpoint: int, *, halt: bool) -> list[Written]:
         with self._changed:
-            return self._execute(self.server.cut(checkpoint, halt=halt))
+            return self._execute(self.server.snapshot(checkpoint, halt=halt))
 
     def _execute(self, effects: list[Effect]) -> list[Written]:
         """Execute effects under the lock, except writing; return the copies to be written."""
@@ -545,8 +545,8 @@ class PrimaryShard:
                 send, answer = self._exchanged(bridge, send)
                 with self._coding:
                     if answer.reply.checkpoint is not None:  # it has the state before the answer
-                        cut = self._cut(answer.reply.checkpoint, halt=answer.reply.halt)
-                        self._writer.write_in_background(cut)
+                        snapshot = self._snapshot(answer.reply.checkpoint, halt=answer.reply.halt)
+                        self._writer.write_in_background(snapshot)
                     if self.server.phase != "halted":  # checkpoints contain the open request
                         self._writer.write_in_background(self._merge(bridge, answer, send, began_s))
                 return

@@ -353,7 +353,7 @@ class ShardLink:
         """Fetch the slice of the version that the primary shard announced."""
         self.exchange({"op": "fetch", **pull_meta(pull)}, push=False)
 
-    def share_statistics(self, buffers_B: Tensor) -> None:
+    def exchange_statistics(self, buffers_B: Tensor) -> None:
         """Replace local statistics by those over all regions, once all regions have reported."""
         asked: Meta = {"op": "precise"}
         _, payload = self.client.request(asked, as_bytes(buffers_B), timeout_s=self._timeout_s)

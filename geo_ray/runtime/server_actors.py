@@ -298,9 +298,9 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         """Release a worker between two steps."""
         self._serving.shard.drain(worker)
 
-    def cut(self, checkpoint: int, halt: bool) -> None:
+    def snapshot(self, checkpoint: int, halt: bool) -> None:
         """Copy the region's state for a checkpoint that has begun."""
-        self._serving.shard.cut(checkpoint, halt=halt)
+        self._serving.shard.snapshot(checkpoint, halt=halt)
 
     def use_statistics(self, model_buffers: bytes) -> None:
         """Set the final model buffers, with statistics over all regions."""

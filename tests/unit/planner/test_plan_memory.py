@@ -150,7 +150,7 @@ def test_rows_beyond_the_memory_of_a_machine_go_to_others():
     plan = planned(offer % 20, *more)
     assert plan.regions[0].workers == 12 and set(plan.regions[0].batch_sizes) == {8}
     with pytest.raises(
-        PlanInfeasibleError, match="96 rows of a step, and its machines have memory"
+        PlanInfeasibleError, match="96 rows of a step, but its machines have memory"
     ):
         planned(offer % 11, *more)
 

@@ -93,7 +93,7 @@ def test_a_profile_is_found(tmp_path: Path) -> None:
 def test_regions_that_are_not_the_clusters_own_are_refused() -> None:
     sites = "[{name: a, at: us-east}, {name: b, at: us-east}]"
     changed = experiment(f"regions={sites}", "members.absent=[]", "averager.region=a")
-    with pytest.raises(QueueRequestError, match="each once"):
+    with pytest.raises(QueueRequestError, match="must be distinct"):
         spec_of(changed, ROOT / "configs", JobHints(rows_per_s=1.0))
 
 
