@@ -345,7 +345,7 @@ class FlowControl:
 
     Args:
         config: bounds.
-        is_shaped: an emulated link needs neither window nor streams: it is a queue of its own.
+        is_shaped: whether the link is emulated: it then needs neither window nor streams.
         unix_offset_s: see `Window`.
 
     Attributes:
@@ -416,7 +416,7 @@ class FlowControl:
         if not self._is_shaped:
             window_bytes = int(self.window.size_bytes)
             share_bytes = min(share_bytes, window_bytes // _CHUNKS_IN_WINDOW)
-            # Where a window holds that many of them, nobody waits long for one; each has its cost.
+            # A window that holds that many of them causes short waits only; each has its cost.
             wide_bytes = min(_WIDER * most_bytes, window_bytes // _CHUNKS_IN_WIDE)
             most_bytes = max(most_bytes, wide_bytes)
         return max(_SHORTEST_BYTES, min(most_bytes, share_bytes))

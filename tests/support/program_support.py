@@ -166,7 +166,7 @@ BATTERY = {
     "raises": ["NODE_CALL near/1.broken failed: KeyError('word')",
                "NODE_CALL far.broken failed: KeyError('word')"],
     "missing": "NODE_CALL node 'far' has no method 'sane' to be called; did you mean 'same'?",
-    "hidden": ["NODE_CALL node 'near/0' has no method 'run' to be called; there is: broken, die, "
+    "hidden": ["NODE_CALL node 'near/0' has no method 'run' to be called; valid: broken, die, "
                "late, named, odd, same, sizes, too_few, who",
                "NODE_CALL far.same failed: TypeError(\"Echo.same() missing 1 required positional "
                "argument: 'value'\")"],

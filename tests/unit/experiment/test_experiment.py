@@ -286,7 +286,7 @@ def test_what_a_strategy_is_told_survives_the_file():
     ("overrides", "said"),
     [
         (("checkpoint.store=/somewhere",), "`store` must begin with s3://"),
-        (("checkpoint.store=s3://b?colour=red",), "is not understood"),
+        (("checkpoint.store=s3://b?colour=red",), "is invalid"),
         (("checkpoint.region_stores={eu: s3://b/p}",), "wants `store`, too"),
         (
             ("checkpoint.store=s3://b/p", "checkpoint.region_stores={eu: gs://b}"),
