@@ -1,4 +1,4 @@
-"""A job here and a job of the planner are equally fast; the papers' rule is a special case."""
+"""Jobs here and in the planner are equally fast; the papers' rule is a special case."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_worker_takes_q_seconds_for_a_row_as_in_pd_ors(inside: bool, mbps: flo
 @pytest.mark.parametrize("every", [1.0, 8.0])
 @pytest.mark.parametrize("hides", [0.0, 4.0])
 def test_the_pace_between_regions_is_the_planners(every: float, hides: float) -> None:
-    """Step, exchange and timing are put together here as the planner's own parts have them."""
+    """Step, exchange and timing are combined independently from the planner's parts."""
     timing = Timing(every, min(hides, every))
     steps = StepModel("", 0.4, 0.01, {MACHINE: 0.002}, {MACHINE: (1, 64)}, (1, 8), 0.0)
     params = 25e6
@@ -59,7 +59,7 @@ def test_the_region_with_fewest_workers_for_its_data_decides() -> None:
     assert job.rows_per_s(cluster, Allocation(((0, 3),), ((0, 2),), 8)) == 0.0
 
 
-def test_a_larger_batch_is_faster_and_each_row_is_worth_less() -> None:
+def test_a_larger_batch_is_faster_and_less_efficient_per_row() -> None:
     limits = BatchLimits(32, 128, noise_rows=64.0)
     assert limits.efficiency(32) == 1.0
     assert limits.efficiency(128) == pytest.approx((64 + 32) / (64 + 128))
