@@ -51,10 +51,10 @@ def import_advice(error: BaseException) -> str:
             "of yours, add its directory to PYTHONPATH; `ray job submit --working-dir` does so."
         )
     if isinstance(error, SyntaxError):
-        return "Correct the named line: it is no Python."
+        return "Correct the named line: it is not valid Python."
     if isinstance(error, SystemExit):
         return 'Put what ends Python under `if __name__ == "__main__":`.'
-    return "Mend the named line; importing the file in a Python shell shows the whole traceback."
+    return "Correct the named line; importing the file in a Python shell shows the whole traceback."
 
 
 def source_of(kind: type) -> Path | None:

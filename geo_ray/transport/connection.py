@@ -359,7 +359,7 @@ class Stream:
         return not self._queue if self._shaper is None else self._shaper.has_capacity()
 
     def ready_in_s(self, *, has_chunk: bool) -> float:
-        """Return the seconds until an emulated link can act again, which no selector can tell.
+        """Return the seconds until an emulated link can act again, which no selector reports.
 
         Args:
             has_chunk: whether a chunk waits for space on the link.
@@ -511,7 +511,7 @@ class Stream:
 def _first_record(parts: Iterator[memoryview]) -> Iterator[memoryview]:
     """Return the same bytes, the head joined with what fits into its TLS record.
 
-    A head alone would be a record, and a packet, of its own. The rest stays uncopied.
+    A header alone would be a separate record, and packet. The rest is not copied.
     """
     head = next(parts)
     payload = next(parts, memoryview(b""))
@@ -528,8 +528,8 @@ _ASK_KERNEL_S: Final = 1.0
 _DIALS_AT_ONCE: Final = 16
 _LAST_CALL: Final = 1.1  # of the limits of a stream: then it ends whatever is under way
 _REDIAL_S: Final = 1.0
-_CUT_TIMEOUTS: Final = 3  # in a row; one or two come of lost packets
-_LARGEST_CHUNK_BYTES: Final = 1024**2  # taken from peers whose `chunk_bytes` is larger
+_CUT_TIMEOUTS: Final = 3  # consecutive; one or two result from lost packets
+_LARGEST_CHUNK_BYTES: Final = 1024**2  # accepted from peers whose `chunk_bytes` is larger
 
 Counts = list[dict[str, int]]
 
@@ -815,7 +815,7 @@ class Connection:
     def _open(self, stream: Stream) -> None:
         config = self._config
         meta_bytes = max(config.max_meta_bytes, ACK_META_BYTES)
-        # A second copy of a chunk gets a buffer of its own, so a chunk must not be a whole message.
+        # A second copy of a chunk gets a separate buffer, so a chunk must not be a whole message.
         chunk_bytes = max(config.chunk_bytes, _LARGEST_CHUNK_BYTES)
         limits = FrameLimits(meta_bytes, chunk_bytes, not stream.is_tls)
         stream.open(limits, partial(self._chunk_receiver.place, stream))

@@ -345,7 +345,7 @@ class FlowControl:
 
     Args:
         config: bounds.
-        is_shaped: an emulated link needs neither window nor streams: it is a queue of its own.
+        is_shaped: whether the link is emulated: it then needs neither window nor streams.
         unix_offset_s: see `Window`.
 
     Attributes:
@@ -415,8 +415,8 @@ class FlowControl:
         part_bytes, most_bytes = 1024**2 // max(1, streams), self._config.chunk_bytes
         if not self._is_shaped:
             window_bytes = int(self.window.size_bytes)
-            part_bytes = min(part_bytes, window_bytes // _CHUNKS_IN_WINDOW)
-            # Where a window holds that many of them, nobody waits long for one; each has its cost.
+            share_bytes = min(share_bytes, window_bytes // _CHUNKS_IN_WINDOW)
+            # A window that holds that many of them causes short waits only; each has its cost.
             wide_bytes = min(_WIDER * most_bytes, window_bytes // _CHUNKS_IN_WIDE)
             most_bytes = max(most_bytes, wide_bytes)
         return max(_SHORTEST_BYTES, min(most_bytes, part_bytes))

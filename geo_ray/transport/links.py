@@ -196,7 +196,7 @@ class _AgeingRatio:
 class _Extreme:
     """The largest (sign 1) or smallest (sign -1) value of the last ``window_s`` seconds.
 
-    Only values that no later one beats are kept, so a value costs a step or two.
+    Only values that no later value exceeds are stored, so a value costs a step or two.
     """
 
     def __init__(self, window_s: float, sign: int) -> None:

@@ -679,7 +679,7 @@ class Session:
                 self._begin_anew(hello)
             self._outbox.rewind(delivered)
             if old is not None:
-                # Told here: the old connection's thread may only get there after the new one's.
+                # Reported here: the old connection's thread may be later than the new one's.
                 self.inbox.tell_peer(count(old.greeting.hello, "attempt"), is_up=False)
                 old.end("replaced by a newer connection")
             self._connection, self.is_forgotten = connection, False

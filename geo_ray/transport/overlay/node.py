@@ -169,8 +169,8 @@ class PeerFlow:
 
 
 _LOGGER = logging.getLogger(__name__)
-_AHEAD = 2  # other regions may be at most so many rounds ahead
-_PER_STALL: Final = 4  # after so many attempts of a round, one `stall_s` more is waited each time
+_AHEAD = 2  # maximum lead of other regions, in rounds
+_PER_STALL: Final = 4  # attempts of a round after which the wait grows by `stall_s`
 
 
 @dataclass(slots=True)
@@ -445,7 +445,7 @@ class Node:
                 continue
             flow.excuse(now_s)
             self.out += [(self.leader, Stuck(rnd, peer)) for rnd in sorted({o.rnd for o in active})]
-            # The coordinator finds somebody else for a result. A sum waits for the coordinator.
+            # The coordinator finds another source for a result. A sum waits for the coordinator.
             self._active[peer] = [o for o in active if o.send.phase == SUM]
         for rnd, entry in self._rounds.items():
             if entry.commit is None or entry.vector.is_whole or rnd <= self.finished:

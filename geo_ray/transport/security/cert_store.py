@@ -431,8 +431,8 @@ def check_certificates(
     """Refuse certificates that one of the regions would not take from another.
 
     Args:
-        directory: the deployment's, or what of it lies on this host.
-        regions: whose certificates lie there.
+        directory: the deployment's directory, or the part of it on this host.
+        regions: regions with certificates there.
         now: None takes the machine's clock.
 
     Raises:
@@ -451,8 +451,8 @@ def _problems(
     directory: Path, held: Sequence[_Held], now: dt.datetime
 ) -> Iterator[tuple[_Held, str]]:
     """Return the regions with invalid certificates, with reasons."""
-    folder = ca_path(directory)
-    if folder.exists():  # says which is the stranger; a bridge's host has no such file
+    home = ca_path(directory)
+    if home.exists():  # identifies the foreign one; a bridge's host has no such file
         cas = cas_of(directory)
         for shown in held:
             if not any(is_issued_by(shown.cert, ca) for ca in cas):

@@ -1,4 +1,4 @@
-"""Clusters in every cloud: what would be rented, what is, and that nothing is left."""
+"""Contract of clusters in every cloud: the offer, the machines, and a clean end."""
 
 from __future__ import annotations
 

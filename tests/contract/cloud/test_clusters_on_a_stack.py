@@ -1,4 +1,4 @@
-"""Clusters on what Terraform made: the head is used, machines come and go, all else stays."""
+"""Contract of clusters on a Terraform stack: the head is used, machines come and go."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def up(world: CloudWorld) -> UpCluster:
 
 
 def secret_of(world: CloudWorld) -> SecretStore:
-    """The stack's own store of secrets."""
+    """Secret store of the stack."""
     section = world.config["provider"][world.cloud]
     region = world.config["plan"]["regions"]["east"]["at"]
     if world.cloud == "aws":

@@ -1,4 +1,4 @@
-"""What every provider of machines does, whichever cloud is behind it."""
+"""Contract of machine providers, for every cloud."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_another_clusters_machines_are_not_listed(bench: CloudBench) -> None:
 
 
 def test_machines_say_which_cluster_of_a_name_they_are_of(bench: CloudBench) -> None:
-    """Two people may call their clusters alike: neither counts nor ends the other's."""
+    """Two clusters may have the same name: they neither count nor end each other's machines."""
     ids = {"first": "0123456789", "second": "abcdef0123", "nobodys": ""}
     for name, id_ in ids.items():
         bench.provider.launch(replace(bench.request(name, count=1), cluster_id=id_))
@@ -150,7 +150,7 @@ def test_a_quota_is_told_apart_from_an_empty_pool(bench: CloudBench) -> None:
 
 
 def test_a_failure_is_told_again_to_who_asks(bench: CloudBench) -> None:
-    """Its first answer may have got lost with whoever asked for the machines."""
+    """The first reply may be lost with the process that requested the machines."""
     wanted = bench.request("rare", bench.sold_out, count=3)
     (first,) = bench.provider.launch(wanted)
     bench.until("rare", count=bench.left, state=MachineState.RUNNING)

@@ -1,4 +1,4 @@
-"""Machines that may be preempted all lose the same share of their time, whatever is configured."""
+"""All spot machines lose the same fraction of their time, whatever is configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules and examples of AWS as Terraform itself checks them: no cloud is asked."""
+"""AWS modules and examples, checked by Terraform without a cloud."""
 
 from __future__ import annotations
 

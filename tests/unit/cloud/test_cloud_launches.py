@@ -1,4 +1,4 @@
-"""What AWS and Tencent Cloud are really asked for, and what ends machines that nobody ends."""
+"""Requests to AWS and Tencent Cloud, and the timers that end abandoned machines."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_wrong_credentials_are_told_without_them(
 
 
 def impatient(bench: CloudBench, **more: object) -> MachineProvider:
-    """A provider of the same account that waits, or asks, in another way."""
+    """Return a provider of the same account with other timeouts or calls."""
     kept: Any = bench.provider
     provider: MachineProvider = type(kept)(kept._config.model_copy(update=more))
     return provider

@@ -1,4 +1,4 @@
-"""Which cluster of a name it is, which of its heads, and which of its runs."""
+"""Identity of clusters of a name, of their heads and of their runs."""
 
 from __future__ import annotations
 

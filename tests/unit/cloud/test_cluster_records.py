@@ -1,4 +1,4 @@
-"""What is written down of clusters, who may work on one, and what is told of it."""
+"""Cluster records, cluster locks, and cluster status."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ ID = "0123456789"
 
 
 def test_neither_commits_nor_uploads_have_a_clusters_folder(tmp_path: Path) -> None:
-    """Its files change all the time, and the token is one of them."""
+    """Its files change continually, and the token is one of them."""
     (tmp_path / "train.yaml").write_text("name: a\n")
     state = ClusterState.below(str(tmp_path / "clusters"), "mine")
     state.make()
@@ -106,7 +106,7 @@ def asked(plan: Plan, where: Path, cloud: str | None = "local", **changes: Any) 
 
 
 class Listed:
-    """A cloud that has what it is told."""
+    """A cloud with a given list of machines."""
 
     name = "listed"
 

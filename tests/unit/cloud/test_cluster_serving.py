@@ -1,4 +1,4 @@
-"""What is done beside the head: runs are saved, budgets passed on, and all of it told."""
+"""The cluster service: runs are saved, budgets passed on, and progress reported."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_run_that_comes_again_while_the_money_ends_is_saved_again(
 
 
 class StartingAnew(PlayedRay):
-    """An autoscaler that does not answer once there is something to save."""
+    """An autoscaler that stops answering once there is something to save."""
 
     def status(self) -> AutoscalerStatus:
         if self.saves and self.looks < 0:

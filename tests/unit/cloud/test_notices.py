@@ -34,7 +34,7 @@ GOES = NoticeKind.TAKEN_BACK
 
 
 class MetadataServer:
-    """A metadata service: pages by path; with ``tokens``, IMDSv2 and nothing else."""
+    """A metadata service: pages by path; with ``tokens``, IMDSv2 only."""
 
     def __init__(self, tokens: bool) -> None:
         self.pages: dict[str, str] = {}
@@ -200,7 +200,7 @@ def test_a_role_gives_credentials(tencent: MetadataServer) -> None:
 
 
 class Said:
-    """A reader that says, or fails, as it was told."""
+    """A reader with given results."""
 
     def __init__(self, *says: MachineNotice | GeoRayError | None) -> None:
         self.says = list(says)

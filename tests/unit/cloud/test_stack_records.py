@@ -1,4 +1,4 @@
-"""A cluster on a stack of Terraform: what is asked for, what is refused, what is told."""
+"""A cluster on a Terraform stack: requests, rejections and status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BUCKET = "s3://demo-runs/clusters?region=us-east-1"
 
 
 def tree(**changes: Any) -> dict[str, Any]:
-    """What Terraform says of a stack."""
+    """Return the outputs of a stack."""
     held: dict[str, Any] = {
         "version": 1,
         "stack": "demo",
@@ -223,7 +223,7 @@ def test_the_same_stack_is_the_same_cluster_and_another_one_is_not(plan: Plan) -
 
 
 class Listed:
-    """A cloud that has what it is told."""
+    """A cloud with a given list of machines."""
 
     name = "listed"
 
@@ -247,7 +247,7 @@ class Listed:
 
 
 def written(found: ClusterSpec, where: Path) -> tuple[ClusterRecord, ClusterState]:
-    """The record in a directory in place of the bucket."""
+    """Write the record to a directory instead of the bucket."""
     state = ClusterState.at(str(where / "demo-c"))
     state.make()
     state.write(found.record, None)

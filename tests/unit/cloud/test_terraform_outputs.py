@@ -1,4 +1,4 @@
-"""What Terraform made, read from its outputs: each mistake has a sentence of its own."""
+"""Terraform outputs: valid stacks, and a separate message for each mistake."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
-    """A program of this name, with what it does."""
+    """Create a program with a name and a script."""
     file = tmp_path / "program"
     file.write_text(f"#!/bin/sh\n{text}\n")
     file.chmod(0o755)
@@ -231,7 +231,7 @@ def test_no_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_inventory_is_part_of_a_configuration(tmp_path: Path) -> None:
-    """All that it prints loads, and says what could be rented."""
+    """The printed inventory can be loaded, and lists the available machines."""
     file = written(tmp_path, stack())
     shown = CliRunner().invoke(root, ["inventory", "--from-terraform", str(file)])
     assert shown.exit_code == 0, shown.output

@@ -230,7 +230,7 @@ def test_a_task_without_options_says_so(tmp_path: Path) -> None:
     ("source", "fix"),
     [
         ("import no_such_package\n", "Install no_such_package here and on every node"),
-        ("def broken(:\n", "it is no Python"),
+        ("def broken(:\n", "it is not valid Python"),
         ("import sys\nsys.exit(3)\n", "__main__"),
         ("{}['key']\n", "importing the file in a Python shell"),
     ],

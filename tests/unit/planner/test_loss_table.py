@@ -1,4 +1,4 @@
-"""What a measured loss counts: the upper end of noisy differences, and the line through them."""
+"""Measured losses: upper confidence bounds of differences, and interpolation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUBJECT = LossSubject(
 
 
 def point(interval: int, codec: str | None, losses: tuple[float, ...] = (1.0, 2.0)) -> LossPoint:
-    """A point as it may stand in a file, unchecked."""
+    """Return a point as stored in a file, without validation."""
     return LossPoint.model_construct(interval=interval, codec=codec, losses=losses)
 
 
@@ -43,7 +43,7 @@ def profile(*points: tuple[int, str | None, list[float | None]], at: int = 1) ->
 
 
 def exactly(share: float) -> list[float | None]:
-    """Losses of both seeds, without noise."""
+    """Return losses of both seeds, without noise."""
     return [1 + share, 2 * (1 + share)]
 
 

@@ -1,4 +1,4 @@
-"""Plans by a measured loss: what it changes, where it is found, and when it is refused."""
+"""Plans with a measured loss: its effect, where it is found, and when it is rejected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def measured(
     at: int = 16,
     path: Path = FOUND,
 ) -> Path:
-    """A file of losses without noise, as shares over plain training; None: diverged."""
+    """Write losses without noise, relative to plain training; None: diverged."""
     config = experiment(*overrides)
     num_params = parameter_count(load_task(config.task, CONFIG.parent), config.seed)
     model = model_id(config, CONFIG.parent, num_params)

@@ -1,4 +1,4 @@
-"""What gradient noise says about batch sizes."""
+"""Effect of gradient noise on batch sizes."""
 
 from __future__ import annotations
 

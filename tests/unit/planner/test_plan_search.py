@@ -1,4 +1,4 @@
-"""The planner against every possibility, on scenarios small enough to count them all."""
+"""The planner against enumeration of all possibilities, on small scenarios."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more)
 
 
 def every(request: Request) -> list:
-    """All combinations of machines and exchanges."""
+    """Yield all combinations of machines and exchanges."""
     search = Search(request.work, request.fleets(), request.options())
     by_region = []
     for fleet in search.fleets:
@@ -199,7 +199,7 @@ def test_the_cheapest_machines_with_few_that_may_be_preempted(seed, lan):
 
 
 def _unlike_machines(rng: random.Random) -> RegionFleet:
-    """A fleet whose types have their own networks and memory."""
+    """Return a fleet whose types have their own networks and memory."""
     offers = []
     for i in range(rng.randint(2, 3)):
         speed, cap = rng.uniform(1, 40), rng.randint(1, 3)
@@ -314,7 +314,7 @@ def test_rows_of_a_step_are_all_given_out():
 
 
 def _fixes(error: PlanInfeasibleError) -> dict[str, float]:
-    """What an error tells to set, by key."""
+    """Return the values that an error suggests, by key."""
     return {k: float(v) for k, v in re.findall(r"plan\.(\w+) to ([\d.e+-]+\d)", str(error))}
 
 
@@ -381,7 +381,7 @@ def test_the_tree_and_highs_agree(seed):
 
 
 def by_highs(cover: Cover) -> np.ndarray | None:
-    """The same by integer programming: one program for every number of machines."""
+    """Solve by integer programming: one program for every number of machines."""
     best_I, least, lan_s = None, np.inf, float(cover.lan_I[0])  # the same for all
     numbers = range(1, int(min(cover.most, cover.cap_I.sum())) + 1) if lan_s else [None]
     for number in numbers:

@@ -1,4 +1,4 @@
-"""Profiles: what short runs tell, the line through their steps, and how plans use and refuse it."""
+"""Profiles: measurements of short runs, the fitted line, and their use and rejection by plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prices from AWS, against servers on loopback that check SigV4 and answer as AWS does."""
+"""AWS prices, against servers on loopback that check SigV4 and answer as AWS does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`geo-ray prices`: shown, refreshed, and what is said when a cloud does not answer."""
+"""`geo-ray prices`: listing, refresh, and messages if a cloud does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prices from Tencent Cloud, against a server on loopback that checks TC3-HMAC-SHA256."""
+"""Tencent Cloud prices, against a server on loopback that checks TC3-HMAC-SHA256."""
 
 from __future__ import annotations
 

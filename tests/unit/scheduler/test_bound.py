@@ -1,4 +1,4 @@
-"""The upper bound against enumeration, against the whole programme, and against every policy."""
+"""The upper bound against enumeration, the complete program and every policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.scheduling_support import cluster_of, job_of
 
 
 def best_of_all(cluster: SharedCluster, jobs: list[ClusterJob]) -> float:
-    """The most utility of all schedules with whole workers on one site of cores and GPUs."""
+    """Return the best utility of all schedules with whole workers on one site of cores and GPUs."""
 
     def plans(job: ClusterJob) -> list[tuple[float, np.ndarray]]:
         found = [(0.0, np.zeros((cluster.slots, len(cluster.resources))))]

@@ -1,4 +1,4 @@
-"""Histories: what is refused, what a change costs, spot machines that go; the validator's bite."""
+"""Replays: rejected jobs, the cost of changes, spot preemptions; and the schedule validator."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_policy_that_is_not_there_is_named_with_its_neighbour() -> None:
 
 
 def test_fifo_is_first_come_first_served_to_the_second() -> None:
-    """Two jobs of which one fits: by hand."""
+    """Two jobs of which one fits, computed by hand."""
     cluster = cluster_of(np.full((12, 1, 2), 3.0), (0,))
     first, second = job_of("a", rows=3000.0), job_of("b", rows=1000.0)
     done = replay_jobs(cluster, [first, second], FifoPolicy())

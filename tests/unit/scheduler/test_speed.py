@@ -1,4 +1,4 @@
-"""A job here and a job of the planner are equally fast; the papers' rule is a special case."""
+"""Jobs here and in the planner are equally fast; the papers' rule is a special case."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_worker_takes_q_seconds_for_a_row_as_in_pd_ors(inside: bool, mbps: flo
 @pytest.mark.parametrize("every", [1.0, 8.0])
 @pytest.mark.parametrize("hides", [0.0, 4.0])
 def test_the_pace_between_regions_is_the_planners(every: float, hides: float) -> None:
-    """Step, exchange and timing are put together here as the planner's own parts have them."""
+    """Step, exchange and timing are combined independently from the planner's parts."""
     timing = Timing(every, min(hides, every))
     steps = StepModel("", 0.4, 0.01, {MACHINE: 0.002}, {MACHINE: (1, 64)}, (1, 8), 0.0)
     params = 25e6

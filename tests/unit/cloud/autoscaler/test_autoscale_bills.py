@@ -1,4 +1,4 @@
-"""What the autoscaler counts: machines, the head, and what never computed."""
+"""Costs that the autoscaler accounts for: machines, the head, and machines that never worked."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HEAD_POOL = Pool("r-1", None, "small", Market.ON_DEMAND)
 
 
 def with_head(scene: Scene, name: str = "head", age_s: float = 0.0) -> None:
-    """Let Ray's head be listed, in a zone that the cloud chose."""
+    """List a Ray head in a zone chosen by the cloud."""
     pool = replace(HEAD_POOL, zone="r-1c")
     began_s, labels = scene.now_s - age_s, {ROLE_LABEL: "head"}
     scene.machines[name] = Machine(
@@ -122,7 +122,7 @@ def test_the_budget_has_the_head_in_it_as_has_the_money_to_stop() -> None:
 
 
 def many(budget_usd: float, count: int = 100) -> Scene:
-    """A plan of so many machines, each a dollar an hour."""
+    """Return a plan with several machines at one dollar per hour each."""
     kind = replace(SMALL, cap=count)
     wanted = region(zones=("r-1a",), rows_per_s=10.0 * count, kinds=(kind,))
     scene = Scene(target(regions=(wanted,), budget_usd=budget_usd), busy=True, left_s=1e6)
@@ -178,7 +178,7 @@ def test_what_waits_and_costs_too_much_keeps_nothing_smaller_from_being_rented()
 
 
 def refused(**fields: Any) -> Scene:
-    """Three machines that come after they were called off, and that the cloud does not end."""
+    """Return three machines that appear after their request was withdrawn and cannot be ended."""
     scene = Scene(deaf={SPOT_A, SPOT_B}, **fields)
     (launch,) = launches(scene.look())
     scene.target = replace(scene.target, regions=(region(rows_per_s=0.0),))
@@ -214,7 +214,7 @@ def test_the_budget_has_them_in_it() -> None:
 
 
 def test_they_do_nobodys_work() -> None:
-    """Nor does what is wanted meanwhile wait for them."""
+    """New demand does not wait for them either."""
     scene = refused()
     scene.look()
     scene.target = target()
@@ -231,7 +231,7 @@ def test_they_do_nobodys_work() -> None:
 
 
 def test_a_pool_whose_nodes_never_come_is_left_alone_for_longer_each_time_and_told() -> None:
-    """One pool alone: its machines come at once, and no node ever does."""
+    """One pool only: its machines start immediately, but their nodes never join."""
     scene = Scene(target(regions=(region(zones=("r-1a",), rows_per_s=20.0),)))
     scene.usd = {SPOT_A: 0.3, ON_DEMAND_A: None}
     asked: list[float] = []

@@ -30,7 +30,7 @@ UNPLANNED = target(regions=(region(rows_per_s=0.0),))
 
 
 def at_work(wanted: ClusterTarget | None = None) -> Scene:
-    """Three machines of a plan that work."""
+    """Return three busy machines of a plan."""
     found = Scene(wanted or target(), KNOWN, left_s=1e6, busy=True)
     found.looks(3)
     assert len(found.machines) == 3

@@ -1,4 +1,4 @@
-"""Where rules meet: silent regions, what waits, orders given again, busy machines left alone."""
+"""Interactions of rules: unreachable regions, pending demand, repeated actions, busy machines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ IDLE_LOOKS = int(CONFIG.calm.idle_s / 10)
 
 
 def rented(found: Scene, looks: int) -> int:
-    """How many machines are asked for in so many looks, what is sent again included."""
+    """Return the number of requested machines over iterations, including resent requests."""
     sent = [launch for decided in found.looks(looks) for launch in launches(decided)]
     return sum(launch.request.count for launch in sent)
 
@@ -99,7 +99,7 @@ def test_a_silent_region_does_not_hear_what_was_lost_until_it_answers() -> None:
 
 
 def noticed() -> tuple[Scene, str]:
-    """A machine at work that is taken back in two minutes, and was told so; its name."""
+    """Return the name of a busy machine that is preempted in two minutes, with a notice."""
     found, busy, _ = with_one_busy()
     found.looks(IDLE_LOOKS + 2)
     found.machines[busy] = replace(found.machines[busy], ends_unix_s=found.now_s + 130)
@@ -121,7 +121,7 @@ def test_a_busy_machine_that_did_not_hear_its_notice_is_told_again_and_replaced_
 
 @pytest.mark.parametrize("anew", [False, True])
 def test_a_machine_whose_successor_is_at_work_is_not_replaced_again(anew: bool) -> None:
-    """Nor by the next autoscaler, which drains it once more."""
+    """Nor by the next autoscaler, which drains it again."""
     found, busy = noticed()
     (new,) = set(found.machines) - {busy}
     found.look()
@@ -209,7 +209,7 @@ def test_a_plan_that_ends_keeps_who_was_to_be_exchanged_and_takes_who_was_draine
 
 
 def unheard() -> tuple[Scene, str]:
-    """A machine at work, and a request beside it that came nowhere; its id."""
+    """Return a busy machine, and the id of a request without a machine."""
     found, _, _ = with_one_busy()
     found.looks(IDLE_LOOKS + 2)
     found.deaf = {SPOT_A, SPOT_B, ON_DEMAND_A}

@@ -1,4 +1,4 @@
-"""Parts of the autoscaler that stand alone."""
+"""Independent parts of the autoscaler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the autoscaler decides, one situation at a time."""
+"""Decisions of the autoscaler, one situation at a time."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def test_a_gain_below_the_least_moves_nothing() -> None:
 
 
 def test_old_machines_count_at_the_price_of_their_age() -> None:
-    """New ones of another zone cost a third less, but those that run pay half by now."""
+    """New machines of another zone cost a third less, but the running ones pay half by now."""
     regions = (region(kinds=(AGED,), zones=("r-1a", "r-1b")),)
     config = CONFIG.model_copy(update={"life_h": 10_000.0})
     scene = Scene(target(regions=regions), config)

@@ -1,4 +1,4 @@
-"""What pools refuse is counted once for each machine, and they are left alone for longer."""
+"""Failures of pools count once per machine, and the backoff grows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gaps_s(asked_s: list[float]) -> list[float]:
 
 
 def only(pool: Pool) -> Scene:
-    """A region whose cheapest pool is one, and all others are dearer."""
+    """Return a region with one cheapest pool."""
     scene = Scene()
     scene.usd = {each: 0.1 if each == pool else usd for each, usd in scene.usd.items()}
     return scene
@@ -42,7 +42,7 @@ def only(pool: Pool) -> Scene:
 def not_started(
     scene: Scene, pool: Pool, kind: LaunchFailureKind = LaunchFailureKind.SOLD_OUT
 ) -> None:
-    """The machines of a pool that came pending have failed; it is told at every look."""
+    """The pending machines of a pool have failed; every iteration reports it."""
     for name, machine in scene.machines.items():
         if machine.pool == pool:
             scene.machines[name] = replace(machine, state=MachineState.ENDED)
@@ -168,7 +168,7 @@ def test_a_quota_is_of_a_zone_whose_price_is_not_known_yet_too() -> None:
 
 @dataclass
 class Trouble:
-    """What fails at the next look."""
+    """An error of the next iteration."""
 
     nodes: bool = False
     journal: bool = False

@@ -1,4 +1,4 @@
-"""A region that does not answer: left as it is, counted as it was, while all others go on."""
+"""An unreachable region stays unchanged and accounted for, while all others continue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BOTH = target(regions=(EAST, WEST))
 
 
 class Two:
-    """Two regions, each a cloud of its own, and the autoscaler that looks after them."""
+    """Two regions in different clouds, and their autoscaler."""
 
     def __init__(
         self, wanted: ClusterTarget = BOTH, provider: MachineProvider | None = None
@@ -79,7 +79,7 @@ class Two:
 
 
 def where(result: TickResult) -> set[str]:
-    """The regions of the run that something is done in."""
+    """Return the regions with actions."""
     return {action.region for action in result.decided.actions}
 
 
@@ -183,7 +183,7 @@ def test_a_launch_into_a_region_that_falls_silent_is_neither_sent_again_nor_give
 
 
 class Launching:
-    """A cloud that launches by a function of its own."""
+    """A cloud with a custom launch function."""
 
     def __init__(self, inner: SimulatedCloud, launch) -> None:  # type: ignore[no-untyped-def]
         self.name, self.launch = inner.name, launch
@@ -204,7 +204,7 @@ def test_a_budget_counts_what_runs_in_a_silent_region() -> None:
 
 
 class Mute(SimWorld):
-    """A job that does not say how much is left of it."""
+    """A job that does not report its remaining work."""
 
     def left_s(self) -> float | None:
         raise RunDirectoryError("the run cannot be read")
@@ -229,7 +229,7 @@ def test_a_budget_holds_though_nobody_knows_how_much_is_left_and_nothing_else_is
 
 
 def test_each_of_several_errors_is_of_its_own_region() -> None:
-    """Launches and ends, too: what fails in one place is done in all others."""
+    """Launches and terminations: a failure in one region does not affect the others."""
     two = Two()
     east, west = (SimulatedCloud({p: forever(0.3) for p in BOTH.pools() if p.region == at},
                                  two.clock.now_s) for at in ("r-1", "r-2"))  # fmt: skip
@@ -287,7 +287,7 @@ def test_prices_of_one_region_that_fail_leave_all_at_their_last_price() -> None:
 
 
 def test_a_node_is_not_late_for_the_time_of_the_silence() -> None:
-    """Pure: the join time of a machine that came just before goes on only after the silence."""
+    """Policy only: the join timeout of a new machine continues only after the outage."""
     wanted, policy = target(regions=(EAST,)), AutoscalePolicy(CONFIG, "c")
     memory, now_s = AutoscalerState(), 1_000_000.0
     availabilities = {pool: Availability(pool, 0.3) for pool in wanted.pools()}

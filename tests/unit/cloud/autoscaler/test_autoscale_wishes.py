@@ -1,4 +1,4 @@
-"""What was decided is done, whatever becomes of the look, the autoscaler or the target."""
+"""Decisions are executed, even if the iteration, the autoscaler or the target changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOTHING = target(regions=(region(rows_per_s=0.0),))
 
 
 def leaving() -> Scene:
-    """All three machines are to leave, and no order to drain has come to any node."""
+    """Return a scene in which all three machines leave and no drain has reached a node."""
     scene = Scene(busy=True)
     scene.looks(3)
     scene.is_released = True
@@ -166,7 +166,7 @@ def test_what_was_told_is_there_for_the_next_one(tmp_path: Path) -> None:
 def test_a_cluster_keeps_its_budget_whatever_else_runs_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A queue's targets have none, and the next actor knows what this one was told."""
+    """A queue's targets have no budget, and the next actor keeps the one of this one."""
     monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
     store, first = LocalConditionalStore(tmp_path), target(budget_usd=3.0)
     fields: Any = ("demo", None, store, CONFIG, first)
@@ -197,7 +197,7 @@ def test_a_cluster_keeps_its_budget_whatever_else_runs_there(
 def test_what_is_followed_is_needed_though_the_run_of_the_cluster_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A queue may use the cluster of a run that has finished, and other actors after this one."""
+    """A queue may use the cluster of a finished run, with other actors afterwards."""
     monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
     store = LocalConditionalStore(tmp_path)
     run = NamedRun(tmp_path / "runs" / "trial", PLAN)
@@ -221,7 +221,7 @@ def test_what_is_followed_is_needed_though_the_run_of_the_cluster_is_over(
 
 
 class Failing(LocalConditionalStore):
-    """A directory that refuses some writes, or lets somebody else be heard first."""
+    """A directory that refuses some writes, or lets another process write first."""
 
     refusals = 0
     first: Callable[[], None] | None = None
@@ -254,7 +254,7 @@ def test_a_budget_that_could_not_be_written_is_written_when_it_is_told_again(
 def test_a_budget_that_is_told_while_a_target_is_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four calls at once are heard, and the queue's target has no budget of its own."""
+    """Four concurrent calls succeed, and the queue's target has no budget."""
     monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
     store = Failing(tmp_path)
     fields: Any = ("demo", None, store, CONFIG, target(budget_usd=3.0))

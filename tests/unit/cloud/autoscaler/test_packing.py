@@ -1,4 +1,4 @@
-"""What waits is counted in machines bundle by bundle, as Ray would place it."""
+"""Pending demand is packed bundle by bundle, as Ray would place it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_of_what_is_placed_together_a_part_rents_nothing() -> None:
 def test_the_only_machine_for_one_is_not_taken_by_another_that_has_a_choice(
     strategy: PlacementStrategy,
 ) -> None:
-    """The cheapest for the one would leave nothing for the other."""
+    """The cheapest machine for one bundle would leave none for the other."""
     one_each = (offer("gpu", 4.0, 0.5, 1, gpus=1.0), offer("cpu", 4.0, 1.0, 1))
     wanted = ({"CPU": 4.0}, {"CPU": 1.0, "GPU": 1.0})
     group = PendingGroup(tuple(PendingBundle(each, (HERE,)) for each in wanted), strategy)
@@ -129,7 +129,7 @@ def test_the_first_machine_of_a_region_may_have_to_be_safe() -> None:
 
 
 def test_a_hundred_thousand_tasks_are_counted_at_once() -> None:
-    """By arithmetic, not one after the other: else this would take minutes."""
+    """By arithmetic instead of one by one, which would take minutes."""
     many = PendingGroup((PendingBundle({"CPU": 1.0}, (HERE,), 100_000),))
     found = pack([many], (), (offer("small", 8.0, 1.0, most=40),))
     assert (found.rented, found.missed) == ({"small": 40}, {0})

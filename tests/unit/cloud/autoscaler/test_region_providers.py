@@ -1,4 +1,4 @@
-"""Several clouds as one, of which some may not answer."""
+"""Several clouds as one provider, of which some may not answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def clouds() -> tuple[SimulatedCloud, SimulatedCloud]:
 
 @dataclass
 class HangingCloud:
-    """A cloud whose calls may hang until they are let go."""
+    """A cloud whose calls may hang until they are released."""
 
     inner: SimulatedCloud
     go: threading.Event = field(default_factory=threading.Event)

@@ -1,4 +1,4 @@
-"""How much of a run is left, as its directory tells."""
+"""Remaining work of a run, read from its directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A journal that cannot be read stops nobody: it is kept aside, and what is there goes on."""
+"""An unreadable journal is saved under another name, and its machines continue."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ WEST = region(name="west", at="r-2", zones=("r-2a",), rows_per_s=20.0)
 
 
 class Cluster:
-    """Two regions, each with two machines at 0.3 USD an hour, and who looks after them."""
+    """Two regions with two machines at 0.3 USD per hour each, and their autoscaler."""
 
     def __init__(self, where: Path, wanted: ClusterTarget, clock: VirtualClock) -> None:
         self.store, self.wanted, self.clock = LocalConditionalStore(where), wanted, clock
@@ -141,7 +141,7 @@ class Cluster:
         self.begin()
 
     def begin(self) -> None:
-        """Let another actor look after it."""
+        """Start another actor."""
         self.actor = AutoscalerActor(
             AutoscaleOrder("c", self.cloud, self.store, CONFIG, self.wanted)
         )

@@ -1,4 +1,4 @@
-"""A queue over a cluster on a virtual clock: what becomes of jobs, and of the queue's own death."""
+"""A queue over a cluster on a virtual clock: lives of jobs, and restarts of the queue."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_is_asked_counts_once_and_only_with_its_token(tmp_path: Path) -> No
 
 
 class CancelAs:
-    """Asks in another tenant's name."""
+    """A request in another tenant's name."""
 
     def __init__(self, queue: SimQueue) -> None:
         self.queue = queue
@@ -127,7 +127,7 @@ def test_a_tenant_has_no_more_workers_than_it_may(tmp_path: Path) -> None:
 
 
 def test_a_worthier_job_preempts_and_the_other_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    """Tiresias: who has had least comes first."""
+    """Tiresias: the job with the least service comes first."""
     queue = sim_queue(tmp_path, capacity=2.0, policy="tiresias", slot_s=200.0)
     queue.world.step_s = 2.0
     queue.submit("red", job("a", seconds=5000.0))
@@ -424,7 +424,7 @@ def test_the_report_is_what_the_journal_comes_to(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_starting_is_let_start(tmp_path: Path) -> None:
-    """Starts take far longer than reckoned: nobody is sent away before it could train."""
+    """Starts take far longer than expected: no job is preempted before it could train."""
     queue = sim_queue(tmp_path, capacity=2.0, policy="pd_ors")
     queue.world.start_s = 45.0
     for name in ("a", "b"):

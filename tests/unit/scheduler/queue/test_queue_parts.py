@@ -227,7 +227,7 @@ def test_who_was_overtaken_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_write_whose_answer_got_lost_is_found_again(tmp_path: Path) -> None:
     class Forgetful:
-        """Writes, and then says that it was refused."""
+        """A store that writes, and then reports a conflict."""
 
         def __init__(self, inner: ConditionalStore) -> None:
             self.inner, self.lost = inner, 0
