@@ -91,7 +91,7 @@ class TraceSchedule:
 LEAST_PAUSE_S: Final = 50e-6  # leaves the core to others even when the relay falls behind
 
 
-class RoundPace:
+class RoundTimer:
     """Starts rounds a quantum apart, and sums up their delays.
 
     A late round takes packets that arrived while it was awaited, so lateness counts from the time

@@ -415,7 +415,7 @@ class FlowControl:
         part_bytes, most_bytes = 1024**2 // max(1, streams), self._config.chunk_bytes
         if not self._is_shaped:
             window_bytes = int(self.window.size_bytes)
-            share_bytes = min(share_bytes, window_bytes // _CHUNKS_IN_WINDOW)
+            part_bytes = min(part_bytes, window_bytes // _CHUNKS_IN_WINDOW)
             # A window that holds that many of them causes short waits only; each has its cost.
             wide_bytes = min(_WIDER * most_bytes, window_bytes // _CHUNKS_IN_WIDE)
             most_bytes = max(most_bytes, wide_bytes)

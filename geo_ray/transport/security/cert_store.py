@@ -451,8 +451,8 @@ def _problems(
     directory: Path, held: Sequence[_Held], now: dt.datetime
 ) -> Iterator[tuple[_Held, str]]:
     """Return the regions with invalid certificates, with reasons."""
-    home = ca_path(directory)
-    if home.exists():  # identifies the foreign one; a bridge's host has no such file
+    folder = ca_path(directory)
+    if folder.exists():  # identifies the foreign one; a bridge's host has no such file
         cas = cas_of(directory)
         for shown in held:
             if not any(is_issued_by(shown.cert, ca) for ca in cas):
