@@ -24,7 +24,7 @@ from geo_ray.scheduler.queue.job_spec import (
     JobHints,
     JobRequest,
     JobSpec,
-    JobSpeed,
+    JobTiming,
     RegionNeeds,
     Workers,
 )
@@ -73,7 +73,7 @@ def spec_of(experiment: Experiment, base_dir: Path, hints: JobHints) -> JobSpec:
     return JobSpec(
         regions=regions,
         steps=steps,
-        speed=JobSpeed(
+        speed=JobTiming(
             fixed_s=fixed_s,
             row_s=row_s,
             lan_s=lan_s,
