@@ -59,7 +59,7 @@ def test_the_region_with_fewest_workers_for_its_data_decides() -> None:
     assert job.rows_per_s(cluster, Allocation(((0, 3),), ((0, 2),), 8)) == 0.0
 
 
-def test_a_larger_batch_is_faster_and_each_row_is_worth_less() -> None:
+def test_a_larger_batch_is_faster_and_less_efficient_per_row() -> None:
     limits = BatchLimits(32, 128, noise_rows=64.0)
     assert limits.efficiency(32) == 1.0
     assert limits.efficiency(128) == pytest.approx((64 + 32) / (64 + 128))

@@ -75,7 +75,7 @@ class Head:
         return {each.machine.id for each in self.cloud.alive()}
 
 
-def test_one_look_a_day_ahead_books_no_day_and_ends_nothing() -> None:
+def test_an_iteration_with_a_clock_a_day_ahead_charges_no_day_and_ends_nothing() -> None:
     head = Head()
     head.looks(20)
     there = head.alive()

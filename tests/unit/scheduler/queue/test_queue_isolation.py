@@ -335,7 +335,7 @@ def test_a_run_directory_that_cannot_be_read_in_time_holds_no_other_job_up(
         pass  # lets the thread that waits go on
 
 
-def test_a_look_at_a_log_ends_however_many_damaged_lines_it_has(tmp_path: Path) -> None:
+def test_reading_a_log_ends_with_any_number_of_damaged_lines(tmp_path: Path) -> None:
     reader = StatusReader(made_run(str(tmp_path / "x.1")))
     write_events(tmp_path / "x.1", STARTED)
     with (tmp_path / "x.1" / "events.jsonl").open("ab") as file:
