@@ -168,8 +168,8 @@ def _raised_by_call(cause: BaseException | None) -> RayFailure:
         return failure_of(cause)
     if isinstance(cause, MemoryError):
         return RayFailure(FailureKind.OUT_OF_MEMORY, "an actor raised MemoryError")
-    told = "an error" if cause is None else error_summary(cause)
-    return RayFailure(FailureKind.BUG, f"an actor raised {told}")
+    shown = "an error" if cause is None else error_summary(cause)
+    return RayFailure(FailureKind.BUG, f"an actor raised {shown}")
 
 
 def _actor_cause(text: str) -> str:
@@ -178,8 +178,8 @@ def _actor_cause(text: str) -> str:
     The lines before it name the actor.
     """
     first, *others = text.splitlines() or [""]
-    told = [line.strip() for line in others if line.strip() and not line.startswith("\t")]
-    line = (told[0] if told else first).partition(_MAY_KILL)[0]
+    shown = [line.strip() for line in others if line.strip() and not line.startswith("\t")]
+    line = (shown[0] if shown else first).partition(_MAY_KILL)[0]
     return _EXIT_TYPE.sub("", line).rstrip(". ")
 
 

@@ -225,7 +225,7 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         change = MemberChange(tuple(joins), tuple(leaves), donor)
         self._bridge.path.tell_members(ChangeMembers(change))
 
-    def pace(self, steps: int) -> None:
+    def set_interval(self, steps: int) -> None:
         """Ask regions to exchange after so many steps from now on."""
         self._bridge.path.tell_members(ChangeInterval(steps))
 

@@ -389,8 +389,12 @@ class Controller:
         self.actors.note(self.origin_unix_s, gone, is_changing=is_changing)
         region = self.actors.leader.region
         leader = answers.get(("bridge", region))
-        pace = None if leader is None else leader["status"].get("pace")
-        interval = None if pace is None else pace * max(1, self.experiment.worker_steps)
+        interval_steps = None if leader is None else leader["status"].get("interval")
+        interval = (
+            None
+            if interval_steps is None
+            else interval_steps * max(1, self.experiment.worker_steps)
+        )
         lives = CurrentLeader(region, self.actors.standby)
         self.plans.tick(self.actors.primaries, lives, time.monotonic(), interval)
         self.checkpoints.tick()
@@ -540,7 +544,7 @@ class Controller:
 
     def set_interval(self, interval: int) -> None:
         """See `RunServices.set_interval`."""
-        self.ask_averager("pace", max(1, interval // max(1, self.experiment.worker_steps)))
+        self.ask_averager("set_interval", max(1, interval // max(1, self.experiment.worker_steps)))
 
     def move_averager(self) -> None:
         """See `RunServices.move_averager`."""

@@ -125,7 +125,7 @@ class PlanWatch:
     _pool: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "plan"))
     _open: tuple[tuple[str, ...], Future[MembersPlan]] | None = None
     _asked_leader: str = ""
-    _paced: int | None = None
+    _requested: int | None = None
 
     def tick(
         self,
@@ -147,7 +147,7 @@ class PlanWatch:
             return
         if interval is not None and self._interval is None and not self._has_planned:
             self.policy.doubt()  # resumed with settings for the members at that time
-        self._interval = self._paced or interval or self._interval
+        self._interval = self._requested or interval or self._interval
         if self._open is None and self.policy.due(members, now_s):
             asked = tuple(sorted(members))
             self._has_planned, self._asked_leader = True, leader.region
@@ -180,7 +180,7 @@ class PlanWatch:
         about = {"regions": list(members), "cause": why, "gain": decision.gain}
         if plan.interval != present.interval:
             before, self._interval = present.interval, plan.interval
-            self._paced = self._interval
+            self._requested = self._interval
             loop.set_interval(self._interval)
             loop.emit("interval_changed", before=before, interval=self._interval, **about)
             loop.show(f"changing the interval from {before} to {self._interval}: {why}")
@@ -191,8 +191,8 @@ class PlanWatch:
 
     def leader_moved(self) -> None:
         """Request the interval from the new averager, whose log may end before the request."""
-        if self._paced is not None:
-            self.loop.set_interval(self._paced)
+        if self._requested is not None:
+            self.loop.set_interval(self._requested)
 
     def close(self) -> None:
         """Wait for planning in progress, whose thread reads the run."""

@@ -218,10 +218,10 @@ class StreamedParts:
         """See `PartSource.open`; pieces are requested as they are read."""
         if num_bytes is None:
             raise CheckpointCorruptError(f"{self.name_of(file)}: its size is unknown")
-        return _CarriedFile(self, file, num_bytes)
+        return _StreamedFile(self, file, num_bytes)
 
 
-class _CarriedFile(io.RawIOBase):
+class _StreamedFile(io.RawIOBase):
     def __init__(self, parts: StreamedParts, file: str, num_bytes: int) -> None:
         self._parts, self._file, self._left = parts, file, num_bytes
         self._asked = 0

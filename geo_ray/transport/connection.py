@@ -342,8 +342,8 @@ class Stream:
 
     def is_spent(self, now_s: float, most_bytes: float, most_s: float) -> bool:
         """Return whether its keys have reached their limit of bytes one way, or of time."""
-        carried_bytes = max(sum(self.sent.values()), sum(self.received.values()))
-        return carried_bytes >= most_bytes or now_s - self.opened_s >= most_s
+        total_bytes = max(sum(self.sent.values()), sum(self.received.values()))
+        return total_bytes >= most_bytes or now_s - self.opened_s >= most_s
 
     # ------------------------------------------------------------------ out
 

@@ -181,12 +181,12 @@ class Assembly:
         if partial is None or piece.offset in partial.done:
             self.duplicates += 1
             return False, []
-        home = partial.buffer[piece.offset : piece.offset + payload.nbytes]
+        target = partial.buffer[piece.offset : piece.offset + payload.nbytes]
         writer = partial.writers.pop(piece.offset, None)
-        if payload.nbytes and not np.shares_memory(np.asarray(payload), np.asarray(home)):
+        if payload.nbytes and not np.shares_memory(np.asarray(payload), np.asarray(target)):
             if writer is not None:
                 writer()
-            home[:] = payload
+            target[:] = payload
         partial.done[piece.offset] = payload.nbytes
         partial.done_bytes += payload.nbytes
         if piece.message is not None:

@@ -537,7 +537,7 @@ class LocalAverager:
         return self._averager.state.version
 
     @property
-    def pace(self) -> int | None:
+    def interval(self) -> int | None:
         """Steps between exchanges that it asks for; None: it asks for none."""
         return interval_of(self._averager.state)
 
@@ -683,7 +683,7 @@ class DirectPath:
             "version": self._local.version,
             "open": self._local.open_requests(),
             "view": self._local.view,
-            "pace": self._local.pace,
+            "interval": self._local.interval,
         }
 
     def close(self) -> None:

@@ -182,7 +182,7 @@ _OPS: Final = OneOf[Any](
         "leave": Record(Leave, "region"),
         "members": Record(ChangeMembers, Field("change", _CHANGE)),
         "begun": Record(Begun, "region"),
-        "pace": Record(ChangeInterval, "steps"),
+        "interval": Record(ChangeInterval, "steps"),
         "wake": Record(Wake),
         "promote": Record(Promote),
     },
@@ -423,7 +423,7 @@ class StandbyPath:
                 "ahead": primary.ahead,
                 "open": open_requests(averager),
                 "view": averager.view,
-                "pace": interval_of(averager.state),
+                "interval": interval_of(averager.state),
                 "is_standby": False,
             }
 

@@ -142,14 +142,14 @@ def test_a_sold_out_pool_gives_what_it_has_or_nothing(bench: CloudBench) -> None
     assert missing[0].missing == 3 - bench.left
 
 
-def test_a_quota_is_told_apart_from_an_empty_pool(bench: CloudBench) -> None:
+def test_a_quota_error_differs_from_a_sold_out_pool(bench: CloudBench) -> None:
     missing = bench.provider.launch(bench.request("much", bench.no_quota, count=2))
     assert [f.kind for f in missing] == [LaunchFailureKind.QUOTA]
     assert missing[0].missing == 2 - bench.quota_left
     bench.until("much", count=bench.quota_left, state=MachineState.RUNNING)
 
 
-def test_a_failure_is_told_again_to_who_asks(bench: CloudBench) -> None:
+def test_a_failure_is_reported_repeatedly(bench: CloudBench) -> None:
     """The first reply may be lost with the process that requested the machines."""
     wanted = bench.request("rare", bench.sold_out, count=3)
     (first,) = bench.provider.launch(wanted)

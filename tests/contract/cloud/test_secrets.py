@@ -106,7 +106,7 @@ def test_a_machine_prints_it_in_its_first_minute(kind: Kind) -> None:
     assert shows_no_secret(failed.stderr.decode())
 
 
-def test_wrong_credentials_and_no_answer_are_told_apart(
+def test_wrong_credentials_differ_from_no_answer(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind.endpoint is None:

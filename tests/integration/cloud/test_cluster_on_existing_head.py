@@ -110,7 +110,7 @@ def autoscalers() -> list[str]:
 
 @pytest.mark.slow  # test_clusters_local.py has a head of its own
 @pytest.mark.timeout(900)
-def test_clusters_come_and_go_on_a_head_that_stays(asked: ClusterSpec, serving: Serving) -> None:
+def test_clusters_come_and_go_on_an_existing_head(asked: ClusterSpec, serving: Serving) -> None:
     state = asked.state
     told: list[str] = []
 

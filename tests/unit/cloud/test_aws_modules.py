@@ -46,7 +46,7 @@ def test_an_example_is_valid(example: Path, tmp_path: Path, provider: Mapping[st
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=relative)
-def test_a_peering_joins_the_networks_whose_regions_it_is_told(example: Path) -> None:
+def test_a_peering_joins_the_networks_of_its_regions(example: Path) -> None:
     with (example / "main.tf").open() as file:
         modules = hcl2.load(file)["module"]
     names = set()

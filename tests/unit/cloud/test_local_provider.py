@@ -73,7 +73,7 @@ class Tagged(Sleeper):
         return {name: (argv, {**env, "CLOUD": str(self.root)})}  # type: ignore[attr-defined]
 
 
-def test_a_notice_is_seen_and_kept(bench: CloudBench) -> None:
+def test_a_notice_is_observed_and_retained(bench: CloudBench) -> None:
     bench.provider.launch(bench.request("a", bench.spot))
     first, second = bench.until("a", count=2, state=MachineState.RUNNING)
     local(bench).preempt(first.id, notice_s=1.5)
@@ -175,7 +175,7 @@ def test_a_machine_outlives_the_process_that_launched_it(bench: CloudBench, root
     bench.until("gone", count=1, state=MachineState.ENDED)
 
 
-def test_prices_and_stock_change_while_it_runs(bench: CloudBench, root: Path) -> None:
+def test_prices_and_availability_change_while_it_runs(bench: CloudBench, root: Path) -> None:
     catalog = read_catalog(root)
     dearer = [o.model_copy(update={"usd_per_hour": 9.0, "capacity": 0}) for o in catalog.offers]
     write_catalog(root, catalog.model_copy(update={"offers": tuple(dearer)}))

@@ -171,7 +171,7 @@ def test_what_cannot_be_on_it_is_refused(
     assert fix in caught.value.fix
 
 
-def test_pools_of_no_machines_are_nobodys(plan: Plan) -> None:
+def test_pools_without_machines_are_ignored(plan: Plan) -> None:
     none = {"a": {"type": "t", "market": "spot", "role": "worker", "count": 0}}
     assert asked(plan, stack(places__us__pools=none)).record.name == "demo-c"
 
@@ -203,7 +203,7 @@ def test_the_provider_and_the_stack_go_together(
         )
 
 
-def test_a_stack_that_cannot_be_read_is_told_before_anything_else(tmp_path: Path) -> None:
+def test_an_unreadable_stack_is_reported_first(tmp_path: Path) -> None:
     with pytest.raises(TerraformOutputsError, match="cannot be read"):
         up_offer(CONFIG, provider="terraform", from_terraform=tmp_path / "none.json")
 

@@ -175,14 +175,14 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
         ('{"geo_ray": 3}', "no output geo_ray"),
     ],
 )
-def test_a_file_that_is_none_is_told(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_file_is_reported(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "outputs.json"
     file.write_text(text)
     with pytest.raises(TerraformOutputsError, match=words):
         read_stack(file)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TerraformOutputsError, match="cannot be read: No such file"):
         read_stack(tmp_path / "nothing.json")
 
@@ -216,7 +216,7 @@ def test_what_the_program_refuses_is_repeated(
         read_stack(directory)
 
 
-def test_no_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_program_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GEO_RAY_TERRAFORM", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TerraformOutputsError, match="terraform is not installed") as caught:

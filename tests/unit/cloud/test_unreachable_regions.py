@@ -155,7 +155,7 @@ def test_what_is_called_off_is_remembered_for_as_long_as_a_cloud_may_hide_it() -
     assert not policy.decide(target, decided.memory, later).memory.withdrawn
 
 
-def test_down_ends_what_it_can_where_nobody_knows_whether_the_head_lives(
+def test_down_ends_reachable_machines_if_the_state_of_the_head_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(down, "_SILENT_S", 0.5)

@@ -100,7 +100,7 @@ def test_beyond_the_longest_the_worse_of_the_rough_table_and_the_line() -> None:
     assert loss(one, 500) == pytest.approx(0.01 + more)
 
 
-def test_an_interval_that_diverged_takes_those_with_it_that_lie_beside_it() -> None:
+def test_intervals_next_to_a_diverged_one_count_as_diverged() -> None:
     diverged: list[float | None] = [None, 2.0]
     points = (1, None, exactly(0.0)), (16, None, diverged), (64, None, exactly(0.05))
     table = MeasuredLoss.of(profile(*points))
@@ -189,7 +189,7 @@ def test_a_measurement_of_another_task_is_refused(other, words) -> None:
         profile().check_subject(SUBJECT.model_copy(update=other))
 
 
-def test_variants_of_the_task_are_told() -> None:
+def test_variants_of_the_task_are_reported() -> None:
     larger = SUBJECT.model_copy(
         update={"model": MODEL.model_copy(update={"num_params": 9}), "settings": {"optimizer": "y"}}
     )

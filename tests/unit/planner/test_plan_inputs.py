@@ -256,7 +256,7 @@ def test_nonsense_in_the_section_is_refused_when_it_is_read(override):
         planned(override)
 
 
-def test_an_unknown_currency_is_not_converted_in_silence(tmp_path):
+def test_an_unknown_currency_is_an_error(tmp_path):
     record = {
         "cloud": "own",
         "region": "x",
@@ -318,7 +318,7 @@ def test_an_age_is_that_of_a_runs_machines():
         plan_api.replan("runs/none", CONFIG, age_h=-1.0)
 
 
-def test_a_change_must_be_worth_it():
+def test_a_replacement_must_pay_off():
     present = planned().plan
     dearer = present.model_copy(update={"usd": {"machines": present.total_usd * 1.2}})
     assert replan(dearer, present).changed

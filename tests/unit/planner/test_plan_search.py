@@ -318,7 +318,7 @@ def _fixes(error: PlanInfeasibleError) -> dict[str, float]:
     return {k: float(v) for k, v in re.findall(r"plan\.(\w+) to ([\d.e+-]+\d)", str(error))}
 
 
-def test_impossible_limits_are_named_and_whoever_does_as_told_has_a_plan():
+def test_infeasible_limits_are_reported_with_sufficient_values():
     request = scenario(1)
     plans = front(request)
     assert len(plans) > 1
@@ -476,7 +476,7 @@ def test_preemptions_make_all_wait_and_no_plan_is_better(seed, objective):
             for rental, n in zip(site.rentals, pick.counts, strict=True)
             if rental.market == "spot"
         )
-        trained_s = 1000 * found.pace_s / (1 - lost_fraction * spot)
+        trained_s = 1000 * found.step_time_s / (1 - lost_fraction * spot)
         assert found.seconds == pytest.approx(20 + trained_s + found.option.last_s)
     middle = sorted(found.seconds for found in all_of_them)[len(all_of_them) // 4]
     fastest = min(all_of_them, key=lambda f: (f.seconds, f.usd))
@@ -523,7 +523,7 @@ def test_many_that_may_be_preempted_are_looked_at_in_groups_and_the_gap_is_true(
     assert plan.gap <= 0.02
 
 
-def test_who_waits_for_nobody_is_held_up_by_its_own_machines_alone():
+def test_asynchronous_regions_are_delayed_by_their_own_machines_only():
     apart = Pattern("never", "always", synchronous=False)
     request = scenario(3, regions=2, offers=2)
     request = dataclasses.replace(

@@ -51,7 +51,7 @@ def price(**fields: float) -> dict[str, Any]:
 # ------------------------------------------------------------------ instances
 
 
-def test_a_type_has_prices_age_tiers_and_stock_by_zone_and_market() -> None:
+def test_a_type_has_prices_age_tiers_and_availability_by_zone_and_market() -> None:
     aging = price(
         UnitPrice=10.0,
         UnitPriceDiscount=8.0,

@@ -222,7 +222,7 @@ def test_who_knows_all_jobs_ahead_is_near_the_best_of_all_schedules(seed: int) -
     assert 0.8 * best <= ahead.total_utility <= best + 1e-6
 
 
-def test_who_knows_all_jobs_ahead_keeps_room_for_who_comes_later() -> None:
+def test_the_oracle_reserves_capacity_for_later_jobs() -> None:
     cluster = cluster_of(np.full((2, 1, 2), 2.0), (0,))
     early = job_of("early", rows=1500.0, most=1, value=1.0, worker=(2.0, 1.0))
     late = job_of("late", arrival=1, rows=900.0, most=1, value=50.0, worker=(2.0, 1.0))

@@ -83,7 +83,7 @@ def test_no_job_is_without_a_schedule_on_an_empty_cluster(
     assert admission.surplus is not None
 
 
-def test_a_job_that_is_not_worth_it_is_told_from_one_without_a_schedule() -> None:
+def test_a_job_of_low_value_differs_from_one_without_a_schedule() -> None:
     cluster = cluster_of(np.full((40, 1, 2), 2.0), (0,))
     first = lasting(38.0, cluster, value=100.0)
     poor = replace(lasting(1.0, cluster, value=1e-9, urgency=5.0, target=0.1), id="poor")

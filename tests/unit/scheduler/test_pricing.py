@@ -151,7 +151,7 @@ def test_ways_keep_workers_where_the_data_are() -> None:
     assert {pattern.server_region for pattern in patterns} == {0, 1, 2}
 
 
-def test_the_load_bids_a_resource_up_to_what_the_last_job_with_room_is_worth() -> None:
+def test_the_base_price_is_the_value_of_the_last_job_that_fits() -> None:
     cluster = cluster_of(np.full((4, 1, 2), 3.0), (0,))
     base_price = BasePrice(cluster)
     # One worker with one parameter server does 1000 rows of 0.1 s in a slot, but for the exchange.

@@ -74,7 +74,7 @@ def small_target(region: str, rows_per_s: float = 20.0) -> ClusterTarget:
 
 
 @pytest.mark.parametrize("strategy", ["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"])
-def test_what_waits_for_a_place_is_told_as_it_was_asked_for(
+def test_pending_demand_is_reported_as_requested(
     connected: ConnectedCluster, strategy: Any
 ) -> None:
     region = f"mars-{secrets.token_hex(2)}"

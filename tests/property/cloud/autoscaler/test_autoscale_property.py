@@ -168,7 +168,7 @@ def test_one_that_was_overtaken_and_wakes_rents_nothing_twice(calls: int) -> Non
     assert cluster.counts() == WANTED
 
 
-def test_what_a_dead_autoscaler_asked_for_and_nobody_waits_for_is_ended() -> None:
+def test_unneeded_launches_of_a_dead_autoscaler_are_ended() -> None:
     cluster = MortalCluster.made(QUIET)
     cluster.settle(12)
     some = cluster.cloud.alive()[0]

@@ -276,7 +276,9 @@ def test_who_is_killed_comes_before_all_that_have_not_begun(
 
 
 @pytest.mark.parametrize("policy", ["fifo", "pd_ors", "tiresias", "ones"])
-def test_who_goes_on_decides_as_who_died_would_have(tmp_path: Path, policy: str) -> None:
+def test_a_restarted_queue_decides_as_the_killed_one_would_have(
+    tmp_path: Path, policy: str
+) -> None:
     """The state of the policy is rebuilt from the journal."""
 
     def slots(root: Path, *, dies: bool) -> list[SlotEntry]:

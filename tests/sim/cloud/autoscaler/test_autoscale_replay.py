@@ -52,7 +52,7 @@ def test_a_deadline_that_only_machines_on_demand_keep_is_kept_on_a_rough_day(see
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6])
-def test_a_budget_is_exceeded_by_no_more_than_one_look_of_all_machines(share: float) -> None:
+def test_a_budget_is_exceeded_by_at_most_one_iteration_of_all_machines(share: float) -> None:
     target, markets, _ = scenario(BOOK, 2)
     whole = replay(OURS, target, markets, SHORT, CONFIG)
     bound = share * whole.usd

@@ -84,7 +84,7 @@ def test_a_bundle_that_only_a_large_machine_takes_rents_one_although_small_ones_
     assert (launch.request.pool, launch.request.count) == (BIG_SPOT_A, 1)
 
 
-def test_what_has_just_found_its_place_and_is_told_as_waiting_rents_nothing() -> None:
+def test_just_placed_demand_that_is_still_listed_launches_nothing() -> None:
     """Ray reports demand up to a second later than load."""
     found = scene(waiting(2, CPU=4.0))
     found.look()
@@ -110,7 +110,7 @@ def test_of_a_group_that_is_not_placed_in_part_no_part_is_rented() -> None:
     assert scene(waiting(4, "PACK", CPU=4.0), region=few).look().actions
 
 
-def test_a_bundle_that_fits_on_no_machine_rents_none_and_is_told_with_the_largest() -> None:
+def test_an_infeasible_bundle_launches_nothing_and_is_reported() -> None:
     found = scene(waiting(3, CPU=20.0), waiting(CPU=1.0))
     for decided in found.looks(50):
         (note,) = decided.notes
@@ -322,7 +322,7 @@ def test_a_machine_that_is_let_go_when_idle_and_works_again_is_not_drained() -> 
     assert found.memory.instances[idle].termination is None
 
 
-def test_a_group_that_waits_for_a_silent_region_rents_nothing_anywhere() -> None:
+def test_a_group_that_waits_for_an_unreachable_region_launches_nothing() -> None:
     group = PendingGroup(
         tuple(
             PendingBundle({"CPU": 4.0}, (LabelWanted(REGION_LABEL, (name,)),))

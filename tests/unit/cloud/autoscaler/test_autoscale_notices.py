@@ -43,7 +43,7 @@ def test_a_node_that_its_own_agent_drains_is_replaced_at_once(left_s: float) -> 
     assert len(scene.machines) == 3
 
 
-def test_a_node_on_demand_that_somebody_drains_is_replaced_and_no_preemption() -> None:
+def test_a_drained_on_demand_node_is_replaced_without_counting_a_preemption() -> None:
     scene = Scene(busy=True, sold_out={SPOT_A, SPOT_B})
     scene.looks(3)
     assert {pool.market for pool in scene.pools()} == {Market.ON_DEMAND}

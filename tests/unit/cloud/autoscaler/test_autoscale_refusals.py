@@ -69,7 +69,7 @@ def test_each_machine_of_a_fleet_that_does_not_start_is_counted() -> None:
     assert retained in scene.memory.instances
 
 
-def test_a_machine_that_was_seen_and_then_failed_is_counted_once() -> None:
+def test_a_listed_machine_that_fails_counts_once() -> None:
     scene = only(SPOT_A)
     scene.look()
     names = sorted(scene.machines)
@@ -137,7 +137,7 @@ def test_a_pool_that_gives_a_part_each_time_is_left_alone_for_longer_each_time()
         assert later >= min(2 * before - 20, longest_s)
 
 
-def test_a_pool_that_gives_all_again_begins_anew() -> None:
+def test_the_backoff_of_a_pool_resets_after_a_full_launch() -> None:
     scene = only(SPOT_A)
     scene.sold_out = {SPOT_A}
     scene.look()
@@ -175,7 +175,7 @@ class Trouble:
 
 
 @pytest.mark.parametrize("what", ["nodes", "journal"])
-def test_what_was_refused_is_not_forgotten_when_a_look_breaks_off(what: str) -> None:
+def test_failures_survive_an_aborted_iteration(what: str) -> None:
     trouble = Trouble()
 
     class Store(MemoryStore):

@@ -138,7 +138,7 @@ def test_a_hundred_thousand_tasks_are_counted_at_once() -> None:
 # ------------------------------------------------------------------ what could have no place
 
 
-def test_what_fits_on_no_machine_is_told_with_the_largest() -> None:
+def test_infeasible_demand_is_reported_with_the_largest_machine() -> None:
     told = infeasible(bundles(64.0), (SMALL, BIG)) or ""
     assert "a bundle of 64 CPU waits in us" in told
     assert "the largest of which is big with 16 CPU" in told
@@ -147,19 +147,19 @@ def test_what_fits_on_no_machine_is_told_with_the_largest() -> None:
     assert "1 CPU, 2 GPU, 8 GB memory" in told
 
 
-def test_what_must_be_on_one_machine_is_told_in_sum() -> None:
+def test_strictly_packed_demand_is_reported_as_a_sum() -> None:
     assert infeasible(bundles(8.0, 8.0, strategy="STRICT_PACK"), (SMALL, BIG)) is None
     whole = PendingGroup(bundles(16.0, 16.0, strategy="STRICT_PACK").items())
     assert "a bundle of 32 CPU" in (infeasible(whole, (SMALL, BIG)) or "")
 
 
-def test_a_type_that_the_region_does_not_have_is_told() -> None:
+def test_a_type_that_the_region_lacks_is_reported() -> None:
     huge = LabelWanted(TYPE_LABEL, ("huge",))
     told = infeasible(bundles(1.0, labels=(huge,)), (SMALL, BIG)) or ""
     assert f"{TYPE_LABEL} in huge" in told
 
 
-def test_more_machines_than_the_caps_allow_are_told() -> None:
+def test_demand_beyond_the_caps_is_reported() -> None:
     few = (offer("small", 8.0, 1.0, most=2), offer("big", 16.0, 2.5, most=1))
     assert infeasible(bundles(1.0, 1.0, 1.0, strategy="STRICT_SPREAD"), few) is None
     told = infeasible(bundles(*[1.0] * 4, strategy="STRICT_SPREAD"), few) or ""

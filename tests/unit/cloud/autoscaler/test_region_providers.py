@@ -106,7 +106,7 @@ def test_a_cloud_that_does_not_answer_keeps_no_other_from_ending_machines(
     assert not tencent.alive()
 
 
-def test_what_the_others_say_comes_with_the_error_that_names_who_is_silent(
+def test_the_error_about_unreachable_regions_carries_the_other_answers(
     clouds: tuple[SimulatedCloud, SimulatedCloud],
 ) -> None:
     aws, tencent = clouds

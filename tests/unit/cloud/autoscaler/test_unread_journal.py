@@ -89,7 +89,7 @@ def test_a_journal_that_can_be_read_stays(tmp_path: Path) -> None:
     assert put_aside(LocalConditionalStore(tmp_path / "none")) is None
 
 
-def test_machines_that_are_there_go_on_and_are_paid_since_they_are() -> None:
+def test_existing_machines_continue_and_are_charged_from_their_launch() -> None:
     scene = Scene()
     scene.looks(3)
     there = set(scene.machines)
@@ -178,7 +178,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cl
     return lambda **fields: Cluster(tmp_path, target(regions=(EAST, WEST), **fields), clock)
 
 
-def test_a_region_that_is_silent_meanwhile_keeps_nobody_from_looking_and_its_machines_go_on(
+def test_an_unreachable_region_does_not_stop_the_recovery_of_the_journal(
     cluster: Callable[..., Cluster],
 ) -> None:
     found = cluster()
@@ -267,7 +267,7 @@ def test_without_a_budget_machines_are_paid_since_they_are_there(
     )
 
 
-def test_what_was_spent_is_noted_by_whoever_writes_the_journal(tmp_path: Path) -> None:
+def test_the_writer_of_the_journal_records_the_spend(tmp_path: Path) -> None:
     store = LocalConditionalStore(tmp_path)
     first, second = SpentRecorder(store, 2), SpentRecorder(store, 2)
     memory, later = AutoscalerState(), AutoscalerState()

@@ -93,7 +93,7 @@ def test_a_job_that_fails_by_its_own_doing_keeps_no_more_than_its_plan(tmp_path:
     assert a.end.unix_s > b.progress.segments[0].since_unix_s
 
 
-def test_who_was_taken_on_is_not_turned_away_when_a_region_goes(tmp_path: Path) -> None:
+def test_an_admitted_job_is_not_rejected_when_a_region_leaves(tmp_path: Path) -> None:
     """It is late by then, and its value is below its price; it continues, before waiting jobs."""
     queue = sim_queue(tmp_path, capacity=2.0, policy="pd_ors", start_s=20.0)
     two = job("a", ("us", "eu"), seconds=100.0, deadline_s=130.0, urgency=20.0, least=1)

@@ -43,8 +43,8 @@ def put(queue: SimQueue, text: str, id: str = "bad") -> None:
 SPEC = ("job", "spec")
 POISON: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "endless work": (SPEC, {"steps": 10**400}),
-    "endless speed": (SPEC, {"pace": {"fixed_s": 0.0, "row_s": 1e-308, "model_bytes": 0.0}}),
-    "no time at all": (SPEC, {"pace": {"fixed_s": 0.0, "row_s": 0.0, "model_bytes": 0.0}}),
+    "endless speed": (SPEC, {"speed": {"fixed_s": 0.0, "row_s": 1e-308, "model_bytes": 0.0}}),
+    "no time at all": (SPEC, {"speed": {"fixed_s": 0.0, "row_s": 0.0, "model_bytes": 0.0}}),
     "endless workers": (SPEC, {"most_workers": 10**12}),
     "endless rows": ((*SPEC, "regions", "us"), {"rows": 10**12}),
     "endless needs": ((*SPEC, "regions", "us"), {"cpus": 1e308}),
@@ -55,9 +55,7 @@ POISON: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("what", POISON)
-def test_a_request_that_makes_no_sense_is_dropped_and_others_go_on(
-    tmp_path: Path, what: str
-) -> None:
+def test_an_invalid_request_is_dropped_and_others_are_processed(tmp_path: Path, what: str) -> None:
     queue = sim_queue(tmp_path, policy="pd_ors")
     queue.tick()
     tree = json.loads(SubmitRequest(id="bad", sent_unix_s=0.0, job=job("bad")).model_dump_json())
@@ -128,7 +126,7 @@ class BrokenInbox:
 
 
 @pytest.mark.parametrize("when", ["read", "write"])
-def test_a_box_that_cannot_be_used_stops_nobody_else(tmp_path: Path, when: str) -> None:
+def test_an_unreadable_inbox_does_not_affect_other_tenants(tmp_path: Path, when: str) -> None:
     queue = sim_queue(tmp_path)
     queue.tick()
     queue.submit("red", job("a", seconds=10.0))
@@ -147,7 +145,7 @@ def test_a_box_that_cannot_be_used_stops_nobody_else(tmp_path: Path, when: str) 
     assert outcomes(queue) == wanted
 
 
-def test_nonsense_that_comes_as_a_box_is_emptied_stops_nobody(tmp_path: Path) -> None:
+def test_invalid_data_written_while_an_inbox_is_emptied_is_ignored(tmp_path: Path) -> None:
     queue = sim_queue(tmp_path)
     queue.tick()
     queue.submit("red", job("a", seconds=10.0))
@@ -225,7 +223,7 @@ def cold(queue: SimQueue, for_s: float) -> None:
     queue.world.now_s += for_s
 
 
-def test_jobs_are_not_to_blame_for_the_time_in_which_nobody_served_the_queue(
+def test_time_without_a_served_queue_does_not_count_against_jobs(
     tmp_path: Path,
 ) -> None:
     queue = sim_queue(tmp_path, patience={"stall_s": 60.0, "overrun": 2.0, "save_s": 30.0})
@@ -309,7 +307,7 @@ def test_who_was_overtaken_does_not_write_on_in_the_next_piece(
 
 
 @pytest.mark.parametrize("dies", ["before", "after", "between"])
-def test_who_goes_on_after_a_death_between_two_pieces(
+def test_recovery_after_a_kill_between_two_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
     monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 2000)
