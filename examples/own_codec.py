@@ -1,4 +1,4 @@
-"""A codec of one's own: 16 bits per value, and one scale for the vector."""
+"""A custom codec: 16 bits per value, and one scale for the vector."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Rounded(StrictModel):
 
     @property
     def traits(self) -> CodecTraits:
-        """What the rest of geo_ray must know."""
+        """Properties that the rest of geo_ray reads."""
         return CodecTraits(lossy=True, bits_per_value=16)
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
-        """A fp32 scale, then P int16."""
+        """Write a fp32 scale, then P int16."""
         x_P = as_fp32(x_P)
         largest = float(x_P.abs().max()) if x_P.numel() else 0.0
         scale_1 = torch.tensor([largest / self.levels])
@@ -36,7 +36,7 @@ class Rounded(StrictModel):
         return Coded(self.kind, x_P.numel(), joined(scale_1, codes_P.to(torch.int16)))
 
     def decode(self, coded: Coded) -> Tensor:
-        """Multiply."""
+        """Multiply the integers by the scale."""
         num = check_num(self.kind, coded.num)
         reader = Reader(self.kind, coded.data_B)
         scale = float(reader.take(1, torch.float32))

@@ -1,4 +1,4 @@
-"""A strategy of one's own."""
+"""A custom strategy."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class Halfway(Rounds):
 
     kind: Literal["halfway"] = "halfway"
     interval: int = Field(4, ge=1, description="local steps between two exchanges")
-    share: float = Field(0.5, gt=0, le=1, description="how far to move towards the mean")
+    fraction: float = Field(0.5, gt=0, le=1, description="how far to move towards the mean")
 
     @property
     def traits(self) -> Traits:
-        """What the rest of geo_ray must know."""
+        """Properties that the rest of geo_ray reads."""
         return Traits(
             in_rounds=True,
             sends="model",
             exchange=ExchangeTraits(
-                stands_still="always", every=self.interval, last="always", interval=self.interval
+                blocking="always", every=self.interval, last="always", interval=self.interval
             ),
         )
 
     def after_step(self, region: RegionState) -> Outgoing | None:
-        """Send the model when it is time, and wait."""
+        """Send the model every `interval` steps, and wait for the reply."""
         if region.since_send < self.interval:
             return None
         return Outgoing(region.params_P.clone(), wait=True)
@@ -40,12 +40,12 @@ class Halfway(Rounds):
         if reply.final:
             region.params_P.copy_(reply.payload_P)
         else:
-            region.params_P.lerp_(reply.payload_P, self.share)
+            region.params_P.lerp_(reply.payload_P, self.fraction)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Always one last exchange: regions are not equal."""
+        """Send the model after the last step, so that all regions become equal."""
         return Outgoing(region.params_P.clone(), wait=True)
 
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
-        """Answer all with the mean."""
+        """Reply to all regions with the mean."""
         return answer_all(averager, updates, weighted_mean(updates, "uniform"))

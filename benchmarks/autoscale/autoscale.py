@@ -28,7 +28,7 @@ from geo_ray.cloud.backtest.replay import FAILOVER, ON_DEMAND, OURS, SPOT, WAYS,
 from geo_ray.cloud.backtest.simulated_cloud import SimJob
 from geo_ray.cloud.provider import Pool
 from geo_ray.experiment.autoscale import AutoscaleConfig
-from geo_ray.prices.price_book import PriceBook, shipped_book
+from geo_ray.prices.price_book import PriceBook, bundled_book
 
 SPEED = {"g4dn.xlarge": 50.0, "g5.xlarge": 120.0, "g6.2xlarge": 90.0}
 SERVER = "c5a.2xlarge"
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--day", choices=sorted(DAYS), help="only servers on demand, such days")
     parser.add_argument("--first-seed", type=int, default=0)
     arguments = parser.parse_args()
-    machine, book = support.hardware(), shipped_book()
+    machine, book = support.hardware(), bundled_book()
     first = arguments.first_seed
     seeds = range(first, first + (4 if arguments.quick else 20))
     figures: list[support.Figure] = []

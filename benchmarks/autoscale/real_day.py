@@ -59,7 +59,7 @@ from geo_ray.cloud.provider import (
 )
 from geo_ray.experiment.autoscale import AutoscaleConfig, CalmConfig, RetryConfig
 from geo_ray.experiment.cluster import LocalClusterConfig
-from geo_ray.prices.price_book import shipped_book
+from geo_ray.prices.price_book import bundled_book
 from geo_ray.ray_cluster import ray_internals
 from geo_ray.ray_cluster.labels import MACHINE_LABEL
 from geo_ray.ray_cluster.local_cluster import LocalCluster
@@ -100,7 +100,7 @@ class Day:
 def squeezed_day(seed: int, start_s: float) -> Day:
     """Make a day up, and squeeze it."""
     zones = {at: (f"{at}a", f"{at}b") for at in REGIONS.values()}
-    wide = made_up_day(shipped_book(), "aws", zones, tuple(SPEED), seed, DayKind(hours=24))
+    wide = made_up_day(bundled_book(), "aws", zones, tuple(SPEED), seed, DayKind(hours=24))
     markets = {
         pool: MarketTrace(
             tuple((at / TIMES, usd * TIMES) for at, usd in market.prices),

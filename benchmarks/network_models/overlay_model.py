@@ -122,7 +122,7 @@ class OverlayModel:
         self.results: dict[int, dict[int, Floats]] = {}
         fused = coordinator.policy.fused
         self.nodes = [
-            Node(me, num, coordinator.home, grid, fused, **node_options)  # type: ignore[arg-type]
+            Node(me, num, coordinator.leader, grid, fused, **node_options)  # type: ignore[arg-type]
             for me in range(num)
         ]
         self._grid = grid
@@ -215,7 +215,7 @@ class OverlayModel:
         while busy:
             busy = self._commit()
             for me, out in [(n.me, n.out) for n in self.nodes] + [
-                (self.coordinator.home, self.coordinator.out)
+                (self.coordinator.leader, self.coordinator.out)
             ]:
                 said, out[:] = out[:], []
                 for dst, message in said:
@@ -237,7 +237,7 @@ class OverlayModel:
         self.at(self.now_s + node.stall_s / 2, self._tick)
 
     def _tick(self) -> None:
-        hub = self.coordinator.home
+        hub = self.coordinator.leader
         for node in self.nodes:
             pairs = {(hub, node.me), (node.me, hub)}
             self.coordinator.on_peer(node.me, up=not pairs & self.lines.cut)
@@ -261,7 +261,7 @@ class OverlayModel:
             self.at(self.now_s + self.lines.delay_s, deliver)
 
     def _commit(self) -> bool:
-        hub, rnd = self.nodes[self.coordinator.home], len(self.committed) + 1
+        hub, rnd = self.nodes[self.coordinator.leader], len(self.committed) + 1
         ready = hub.is_whole(rnd) if hub.fused else hub.is_summed(rnd)
         if not ready or not self.coordinator.is_complete(rnd):
             return False

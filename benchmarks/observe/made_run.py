@@ -61,14 +61,14 @@ def plan_for(regions: list[str], seconds: float = 200.0) -> Plan:
             usd_per_h=1.2,
         )
 
-    home = regions[0]
+    leader = regions[0]
     return Plan(
         policy="geo",
         regions=tuple(
             RegionPlan(region=name, machines=(machines(i),), step_s=0.5)
             for i, name in enumerate(regions)
         ),
-        averager=home,
+        averager=leader,
         interval=4,
         codec=None,
         steps=400,
@@ -122,7 +122,7 @@ class MadeRun:
             self.write(*self._round([n for n in self.regions if n not in without]))
 
     def _round(self, regions: list[str]) -> Iterator[Row]:
-        home, at_s = self.regions[0], 2.0 * self.round
+        leader, at_s = self.regions[0], 2.0 * self.round
         for i, name in enumerate(regions):
             for k in range(4):
                 number, t_s = 4 * (self.round - 1) + k + 1, at_s - 2.0 + 0.4 * (k + 1)
@@ -132,11 +132,11 @@ class MadeRun:
                 yield "step", t_s, told | took
         for i, name in enumerate(regions):
             yield "exchange", at_s, self._exchange(name, at_s - 0.4 - 0.001 * i)
-            if name != home:
+            if name != leader:
                 sent = self.sent * (1 + i % 5)
-                yield "wan", at_s, {"src": name, "dst": home, "bytes_by_class": {"update": sent}}
+                yield "wan", at_s, {"src": name, "dst": leader, "bytes_by_class": {"update": sent}}
                 back = {"reply": sent // 2}
-                yield "wan", at_s, {"src": home, "dst": name, "bytes_by_class": back}
+                yield "wan", at_s, {"src": leader, "dst": name, "bytes_by_class": back}
 
     def _exchange(self, region: str, start_s: float) -> dict[str, Any]:
         numbers = {"seq": self.round, "round": self.round, "staleness": 0}
@@ -178,5 +178,5 @@ def eventful(made: MadeRun, rounds: int) -> None:
     at_s = 2.0 * made.round
     fields = {"view": 3, "round": made.round, "step": 4 * made.round, "bytes": 10**6, "took_s": 1.5}
     made.write(("region_joined", at_s, {"region": gone, **fields}))
-    made.write(("averager_moved", at_s, {"region": made.regions[1], "epoch": 2}))
+    made.write(("averager_moved", at_s, {"region": made.regions[1], "term": 2}))
     made.go_on(rounds - 2 * third)

@@ -35,7 +35,7 @@ from geo_ray.planner.policies import cloudless, everything, optimal
 from geo_ray.planner.request import Rental, Request, Site
 from geo_ray.planner.search import Search
 from geo_ray.planner.timing import JobWork, Pattern
-from geo_ray.prices.price_book import PriceBook, shipped_book
+from geo_ray.prices.price_book import PriceBook, bundled_book
 from geo_ray.transport.links import LinkRecord, LinkTable
 
 SPEED = {
@@ -214,7 +214,7 @@ def brute_force_gap(rng: random.Random) -> float:
 
 def main() -> None:
     options = support.parse(__doc__)
-    machine, book, rng = support.hardware(), shipped_book(), random.Random(1)
+    machine, book, rng = support.hardware(), bundled_book(), random.Random(1)
     count, small = (20, 5) if options.quick else (200, 60)
     figures = []
     for imbalance, averager in itertools.product((1.2, 1.5, 2.0), ("a", "b")):

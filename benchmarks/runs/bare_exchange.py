@@ -70,7 +70,7 @@ def _region(name: str, port: int, rounds: int, result: Connection) -> None:
     torch.set_num_threads(1)
     anchor_P, update_P = torch.randn(PARAMS), torch.empty(PARAMS)
     params_P, room_P = anchor_P.clone(), torch.empty(PARAMS)
-    averager = AveragerState(_BOTH, room=ReusedMemory().tensor)
+    averager = AveragerState(_BOTH, allocate=ReusedMemory().tensor)
     sock = _listen(port) if name == "here" else _dial(port)
     times = []
     for _ in range(rounds):

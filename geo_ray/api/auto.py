@@ -212,10 +212,10 @@ class ChoiceTrial:
                 result = World(short, self._task, manifest, _unrecorded).run()
             except NonFiniteError:
                 return math.inf
-        home = short.averager_region
-        buffers_B = result.buffers_B[home]
+        leader = short.averager_region
+        buffers_B = result.buffers_B[leader]
         parts = [] if buffers_B is None else [buffers_B.view(torch.float32)]
-        return self._loss_of(torch.cat([*parts, result.params_P[home]]))
+        return self._loss_of(torch.cat([*parts, result.params_P[leader]]))
 
     def _loss_of(self, buffer: torch.Tensor) -> float:
         """The mean loss of training rows, with what a worker's buffer holds."""

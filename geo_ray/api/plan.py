@@ -173,7 +173,7 @@ def plan(
     Args:
         config: a file, a mapping, or what `load_config` gave; it has a section ``plan``.
         overrides: changes of single keys, by dotted key.
-        policy: who decides; see docs/guides/planning.md.
+        policy: rule that chooses the plan; see docs/guides/planning.md.
         inputs: prices, links and profile to go by.
         front: also find the plans that nothing beats in both time and money.
         base_dir: as for `geo_ray.train`.

@@ -128,18 +128,18 @@ def training_program(
     tree = apply_overrides(parse_yaml(read_text(source), str(source)), changes).value
     given: tuple[object, ...] = (tree, str(source.parent.absolute()), after)
     run_actor = ProgramNode(name, TrainingNode, given if after is not None else given[:2])
-    home = NodeGroup(experiment.averager_region, (run_actor,), cpus=0.01, calls_at_once=16)
+    leader = NodeGroup(experiment.averager_region, (run_actor,), cpus=0.01, calls_at_once=16)
     links = {pair: spec for pair, spec in experiment.links().items() if spec is not None}
     prefix = "" if name == "train" else f"{name}-"
-    groups = (home, *_shown(experiment, prefix), *beside)
+    groups = (leader, *_shown(experiment, prefix), *beside)
     return Program(experiment.name, groups, links=links, seed=experiment.seed)
 
 
 def _shown(experiment: Experiment, prefix: str) -> list[NodeGroup]:
     """Groups of what a run consists of, which its run actor brings up."""
-    home = experiment.averager_region
+    leader = experiment.averager_region
     averager = ProgramNode(f"{prefix}averager", None)
-    groups = [NodeGroup(home, (averager,), cpus=0.0)]
+    groups = [NodeGroup(leader, (averager,), cpus=0.0)]
     for region in experiment.present:
         bridge = ProgramNode(f"{prefix}bridge-{region.name}", None, (averager.handle,))
         server = ProgramNode(f"{prefix}server-{region.name}", None, (bridge.handle,))

@@ -149,7 +149,7 @@ def revoke(region: str, named: Path | None, directory: Path | None) -> None:
     """Shut REGION out, also on links that are up.
 
     None of its certificates counts any more. Bridges see it when the list that is named here has
-    been copied to their hosts; docs/operations/failures.md has the steps.
+    been copied to their hosts; docs/operations/certificates.md has the steps.
     """
     from geo_ray.api.certs import revoke_cert
 

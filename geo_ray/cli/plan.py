@@ -130,7 +130,7 @@ _out_type = click.Path(dir_okay=False, path_type=Path)
     type=click.Choice(["optimal", "cloudless", "everything", "fixed"]),
     default="optimal",
     show_default=True,
-    help="Who decides: docs/guides/planning.md.",
+    help="Rule that chooses the plan (docs/guides/planning.md).",
 )
 @click.option(
     "--prices",
@@ -314,7 +314,7 @@ def _check_rest(context: click.Context) -> None:
 
 
 def _stands(plan: Plan) -> str:
-    usd_per_h = plan.stands_usd_per_h
+    usd_per_h = plan.fixed_usd_per_h
     return f", {usd_per_h:.2f} of servers and disks" if usd_per_h else ""
 
 

@@ -43,9 +43,11 @@ class BiSparse(StrictModel):
     """Configuration and rule of `bisparse`."""
 
     kind: Literal["bisparse"] = "bisparse"
-    ratio: float = Field(0.01, gt=0.0, le=1.0, description="share of the elements that is sent")
-    momentum: float = Field(0.9, ge=0.0, lt=1.0, description="0 is plain error feedback")
-    values: Values = Field("fp32", description="number format of what is sent")
+    ratio: float = Field(0.01, gt=0.0, le=1.0, description="fraction of the elements that is sent")
+    momentum: float = Field(
+        0.9, ge=0.0, lt=1.0, description="momentum before sparsification; 0 is plain error feedback"
+    )
+    values: Values = Field("fp32", description="number format of the sent values")
 
     @property
     def traits(self) -> CodecTraits:

@@ -190,7 +190,7 @@ class ChunkedTopK(StrictModel):
         ge=_MIN_KEEP,
         le=_MAX_KEEP,
         multiple_of=_KEEP_STEP,
-        description="how many of 4096 elements are sent",
+        description="elements that are sent of every 4096",
     )
 
     @property

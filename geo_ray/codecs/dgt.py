@@ -149,23 +149,36 @@ class Dgt(StrictModel):
 
     kind: Literal["dgt"] = "dgt"
     block_bytes: int = Field(
-        1152, ge=4, multiple_of=4, description="block size, in bytes of fp32 elements"
+        1152,
+        ge=4,
+        multiple_of=4,
+        description="block size in bytes of fp32 elements; a block must fit into a datagram (up "
+        "to 1300 bytes), the default also fits into tunnels; smaller blocks suit small "
+        "models",
     )
-    share: float = Field(0.5, gt=0, le=1, description="share of blocks that travel reliably")
-    adaptive: bool = Field(False, description="let the share follow the training loss down")
-    share_min: float = Field(0.2, gt=0, le=1, description="least share if it is adaptive")
-    alpha: float = Field(0.3, ge=0, lt=1, description="weight of a block's old contribution")
-    bands: int = Field(4, ge=1, le=7, description="ranges of rank among lossy blocks")
+    share: float = Field(0.5, gt=0, le=1, description="fraction of blocks that travel reliably")
+    adaptive: bool = Field(False, description="let that fraction fall with the training loss")
+    share_min: float = Field(0.2, gt=0, le=1, description="adaptive: smallest fraction")
+    alpha: float = Field(0.3, ge=0, lt=1, description="weight of a block's earlier contribution")
+    bands: int = Field(
+        4,
+        ge=1,
+        le=7,
+        description="ranges of rank among lossy blocks; they differ in their datagrams' marking",
+    )
     order: Literal["ranked", "random"] = Field(
-        "ranked", description="random is for comparison only: blocks are shuffled, not ranked"
+        "ranked",
+        description="ranked: most important blocks first; random: shuffled, for comparison",
     )
     loose: Literal["udp", "drop", "reliable"] = Field(
-        "udp", description="for comparison: drop lossy blocks at the sender, or make all reliable"
+        "udp",
+        description="udp: lossy blocks in datagrams; for comparison, drop discards them at the "
+        "sender, and reliable sends all blocks reliably",
     )
     late: Literal["put_back", "merge"] = Field(
         "put_back",
-        description="put_back: what was not taken in by the next update is sent again; merge: it "
-        "may be taken in for late_max updates, and is then lost for good",
+        description="put_back: blocks that were not applied by the next update are sent again; "
+        "merge: they may be applied for late_max updates and are then lost (bsp only)",
     )
     late_max: int = Field(
         2, ge=1, le=16, description="merge: updates by which a lossy block may be late"
@@ -174,12 +187,17 @@ class Dgt(StrictModel):
         False, description="merge: a block that is d updates late counts 1/(d+1)"
     )
     grace_s: float = Field(
-        0.0, ge=0, le=60, description="how long a complete update waits for its lossy blocks"
+        0.0,
+        ge=0,
+        le=60,
+        description="longest time that a complete update waits for its lossy blocks",
     )
-    values: Literal["fp32", "fp16"] = Field("fp32", description="format of reliable values")
-    loose_values: BlockFormat = Field("fp32", description="format of lossy values")
+    values: Literal["fp32", "fp16"] = Field("fp32", description="number format of reliable blocks")
+    loose_values: BlockFormat = Field(
+        "fp32", description="number format of lossy blocks; int4 has a scale per block"
+    )
     rate_mbps: float | None = Field(
-        None, gt=0, description="most that datagrams take of a link; null: what it is found to bear"
+        None, gt=0, description="upper limit of the rate of datagrams; null: learned"
     )
     dscp: bool = Field(False, description="mark datagrams by band, for networks that honour it")
 

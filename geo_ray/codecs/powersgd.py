@@ -142,7 +142,9 @@ class PowerSgd(StrictModel):
     kind: Literal["powersgd"] = "powersgd"
     rank: int = Field(4, ge=1, le=_MAX_RANK, description="columns of the thin matrices")
     shapes: tuple[tuple[PositiveInt, ...], ...] = Field(
-        (), description="shapes of the model's tensors in the order of the vector"
+        (),
+        description="shapes of the model's tensors in the order of the vector; a run sets them "
+        "to those of its task",
     )
 
     @property

@@ -41,8 +41,8 @@ class RandomK(StrictModel):
     """Configuration and rule of `randomk`."""
 
     kind: Literal["randomk"] = "randomk"
-    ratio: float = Field(0.01, gt=0.0, le=1.0, description="share of the elements that is sent")
-    values: Values = Field("fp32", description="number format of what is sent")
+    ratio: float = Field(0.01, gt=0.0, le=1.0, description="fraction of the elements that is sent")
+    values: Values = Field("fp32", description="number format of the sent values")
 
     @property
     def traits(self) -> CodecTraits:
@@ -62,8 +62,8 @@ class UnbiasedRandomK(StrictModel):
     """Configuration and rule of `randomk_unbiased`."""
 
     kind: Literal["randomk_unbiased"] = "randomk_unbiased"
-    ratio: float = Field(0.01, gt=0.0, le=1.0, description="share of the elements that is sent")
-    values: Values = Field("fp32", description="number format of what is sent")
+    ratio: float = Field(0.01, gt=0.0, le=1.0, description="fraction of the elements that is sent")
+    values: Values = Field("fp32", description="number format of the sent values")
 
     @property
     def traits(self) -> CodecTraits:

@@ -35,8 +35,8 @@ class TopK(StrictModel):
     """Configuration and rule of `topk`."""
 
     kind: Literal["topk"] = "topk"
-    ratio: float = Field(0.01, gt=0.0, le=1.0, description="share of the elements that is sent")
-    values: Values = Field("fp32", description="number format of what is sent")
+    ratio: float = Field(0.01, gt=0.0, le=1.0, description="fraction of the elements that is sent")
+    values: Values = Field("fp32", description="number format of the sent values")
 
     @property
     def traits(self) -> CodecTraits:

@@ -16,36 +16,39 @@ class CheckpointConfig(StrictModel):
     """When to save and how much to keep."""
 
     every_s: float | None = Field(60.0, gt=0, description="seconds between checkpoints; null: none")
-    keep: int = Field(2, ge=2, description="how many to keep; the newest may be the broken one")
+    keep: int = Field(
+        2, ge=2, description="checkpoints to keep; the newest healthy one always stays"
+    )
     part_timeout_s: float = Field(
-        600.0, gt=0, description="a checkpoint of which no part comes for so long is given up"
+        600.0, gt=0, description="seconds without a part after which a checkpoint is given up"
     )
     retry_s: float = Field(
         600.0,
         ge=0,
-        description="for so long a store or a disk that takes nothing is tried again at the end of "
-        "a run, for the last checkpoint and the model; while the run trains, without end. Also "
-        "how long a worker asks a store that does not give its rows",
+        description="seconds for which the last checkpoint and the model are retried if a store or "
+        "disk fails at the end of a run; during training there is no limit. Also how long a "
+        "worker retries a store that does not return its rows",
     )
     restarts: int = Field(
         3,
         ge=0,
-        description="times in `train.restart_window_s` that a run goes on from its newest "
-        "checkpoint by itself, when it has lost what cannot be replaced while the rest goes on",
+        description="automatic restarts from the newest checkpoint within "
+        "`train.restart_window_s`, if something is lost that cannot be replaced during the run",
     )
     store: str | None = Field(
         None,
-        description="s3:// address below which checkpoints go, in a folder of the run's name; "
-        "null: the run's directory",
+        description="s3:// address under which checkpoints are stored, in a folder of the run's "
+        "name; null: the run's directory",
     )
     region_stores: dict[Name, str] = Field(
         default_factory=dict,
-        description="by region: s3:// address for the parts of its servers; all else is in `store`",
+        description="s3:// address for the parts of a region's servers, by region; all else is in "
+        "`store`",
     )
     store_region: Name | None = Field(
         None,
-        description="region in which `store`, or `run.dir`, is, for the bill; null: the averager's"
-        ", or that of the run actor's node for a directory that not all nodes see",
+        description="region of `store` or `run.dir`, for the bill; null: the averager's, or "
+        "that of the run actor's node for a directory that not all nodes see",
     )
 
     @model_validator(mode="after")

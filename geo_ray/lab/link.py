@@ -147,12 +147,12 @@ class Jitter:
 
     def offset_s(self, at_s: float) -> float:
         """Return the deviation of a packet that leaves at ``at_s``."""
-        kept = 0.0
+        retained = 0.0
         if self._memory_s and self._at_s is not None:
             # after a cut or a higher rate a packet may leave earlier than the last one asked for
-            kept = math.exp(min(0.0, self._at_s - at_s) / self._memory_s)
-        fresh = math.sqrt(1.0 - kept * kept)
-        self._value = kept * self._value + fresh * self._random.gauss(0.0, 1.0)
+            retained = math.exp(min(0.0, self._at_s - at_s) / self._memory_s)
+        fresh = math.sqrt(1.0 - retained * retained)
+        self._value = retained * self._value + fresh * self._random.gauss(0.0, 1.0)
         self._at_s = at_s
         return self._value * self._deviation_s
 

@@ -86,12 +86,12 @@ def take_down(directory: Path) -> None:
 def _end(find: Callable[[], list[int]]) -> None:
     """Send SIGTERM to all processes that ``find`` returns, and SIGKILL to those that stay."""
     began_s = time.monotonic()
-    told: set[int] = set()
+    reported: set[int] = set()
     while (pids := find()) and time.monotonic() < began_s + _GIVE_UP_S:
         late = time.monotonic() > began_s + _GRACE_S
         for pid in pids:
-            if late or pid not in told:
-                told.add(pid)
+            if late or pid not in reported:
+                reported.add(pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
         time.sleep(0.02)

@@ -15,7 +15,7 @@ from geo_ray.telemetry.summary import TOTAL, Cost, CostRow
 from geo_ray.telemetry.totals import Link, RunTotals
 
 MACHINES: Final = "machines"
-STANDS: Final = "servers and disks"
+FIXED: Final = "servers and disks"
 EGRESS: Final = "egress"
 _HOUR_S: Final = 3600.0
 
@@ -26,18 +26,18 @@ class Bill:
 
     Attributes:
         machines_usd_per_h: of all machines together.
-        stands_usd_per_h: of servers and disks.
+        fixed_usd_per_h: of servers and disks.
         usd_per_gb: egress by source and destination.
     """
 
     machines_usd_per_h: float
-    stands_usd_per_h: float
+    fixed_usd_per_h: float
     usd_per_gb: Mapping[str, Mapping[str, float]]
 
     @classmethod
     def of(cls, plan: Plan) -> Bill:
         """Return the prices of a plan."""
-        return cls(plan.usd_per_h, plan.stands_usd_per_h, plan.usd_per_gb)
+        return cls(plan.usd_per_h, plan.fixed_usd_per_h, plan.usd_per_gb)
 
     def unpriced(self, sent_bytes: Mapping[tuple[str, str], float]) -> list[tuple[str, str]]:
         """Return the pairs with traffic but without a price, in order."""
@@ -66,7 +66,7 @@ class Bill:
         )
         return {
             MACHINES: hours * self.machines_usd_per_h,
-            STANDS: hours * self.stands_usd_per_h,
+            FIXED: hours * self.fixed_usd_per_h,
             EGRESS: egress,
         }
 
@@ -83,7 +83,7 @@ _TIME_TERM: Final = {
     "last exchange": BETWEEN,
 }
 _TIME: Final = (START, COMPUTE, BETWEEN, REST)
-_MONEY: Final = (MACHINES, STANDS, EGRESS)
+_MONEY: Final = (MACHINES, FIXED, EGRESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _gathered(
 
 def _money_term(name: str) -> str:
     # All other costs are those of machines, including work that was lost to preemption.
-    return name if name in (STANDS, EGRESS) else MACHINES
+    return name if name in (FIXED, EGRESS) else MACHINES
 
 
 def _paid(

@@ -115,7 +115,7 @@ def candidates(situation: Situation) -> Iterator[Choice]:
         for steps in _INTERVALS:
             for family in ("bsp",) if steps == 1 else _FAMILIES:
                 traits = STRATEGIES[family]().traits
-                waits_for_all = traits.in_rounds and traits.exchange.stands_still == "always"
+                waits_for_all = traits.in_rounds and traits.exchange.blocking == "always"
                 if not (waits_for_all or _suits_answers(codec)):
                     continue
                 loss = loss_of_interval(steps) + LOSS_BY_CODEC[codec] + _loss_of(traits)
@@ -130,7 +130,7 @@ def _compute_fraction(situation: Situation, traits: Traits, steps: int, transfer
     if not traits.in_rounds:
         return sum(steps / (steps * s + transfer_s) for s in situation.step_s.values()) / rate
     evenness = len(situation.step_s) / slowest_s / rate  # rounds wait for the slowest
-    if traits.exchange.stands_still == "always":
+    if traits.exchange.blocking == "always":
         return evenness * steps * slowest_s / (steps * slowest_s + transfer_s)
     return evenness * min(1.0, steps * slowest_s / transfer_s)
 
@@ -139,7 +139,7 @@ def _loss_of(traits: Traits) -> float:
     """Return the loss from how the strategy merges answers."""
     if not traits.in_rounds:
         return LOSS_OF_ASYNCHRONY
-    return 0.0 if traits.exchange.stands_still == "always" else LOSS_OF_DELAY
+    return 0.0 if traits.exchange.blocking == "always" else LOSS_OF_DELAY
 
 
 def _suits_answers(codec: str | None) -> bool:

@@ -17,16 +17,16 @@ Objective = Literal["cost", "time"]
 
 
 class Residency(StrictModel):
-    """Rules by home region."""
+    """Regions that may receive or store what is made of a region's data."""
 
     data: dict[str, tuple[str, ...]] = Field(
-        {}, description="where raw data may be; only the home region itself can be carried out"
+        {}, description="regions that may hold raw data; data never leave their region"
     )
     gradients: dict[str, tuple[str, ...]] = Field(
-        {}, description="where updates that are made of a region's data may go"
+        {}, description="regions that may receive updates made of a region's data"
     )
     checkpoints: dict[str, tuple[str, ...]] = Field(
-        {}, description="where a model that has seen a region's data may be kept"
+        {}, description="regions that may store a model trained on a region's data"
     )
 
 
@@ -80,43 +80,45 @@ def _check_names(kind: str, table: Mapping[str, Sequence[str]], regions: Sequenc
 class MachineConfig(StrictModel):
     """A type of machine that a region could rent."""
 
-    type: str = Field(min_length=1, description="instance type, as the price has it")
+    type: str = Field(min_length=1, description="instance type, as in the price records")
     cap: int = Field(ge=0, description="maximum count, by quota or availability")
     rows_per_s: float | None = Field(
-        None, gt=0, description="rows that one trains on per second; null: as profiled"
+        None, gt=0, description="rows that a machine trains on per second; null: as profiled"
     )
     markets: tuple[Market, ...] = Field(
-        ("on_demand",), min_length=1, description="how it may be bought"
+        ("on_demand",), min_length=1, description="how machines may be bought"
     )
     accelerators: int | None = Field(
-        None, ge=0, description="how many it has, each for a worker; null: as known, else none"
+        None,
+        ge=0,
+        description="accelerators, each for one worker; null: as known for the type, else none",
     )
     accelerator_gb: float | None = Field(
-        None, gt=0, description="memory of an accelerator; null: as known, else not looked at"
+        None, gt=0, description="memory of an accelerator; null: as known, else not checked"
     )
     host_gb: float | None = Field(
-        None, gt=0, description="its own memory; null: as known, else not looked at"
+        None, gt=0, description="memory of the machine; null: as known, else not checked"
     )
     network_gbps: float | None = Field(
-        None, gt=0, description="what its network keeps up; null: as known"
+        None, gt=0, description="sustained network rate; null: as known"
     )
     count: int = Field(
-        0, ge=0, description="policy `fixed`: how many there are, in the first of the markets"
+        0, ge=0, description="machines of the policy `fixed`, in the first of the markets"
     )
 
 
 class RegionOffer(StrictModel):
-    """What a region of the run is in a cloud."""
+    """Cloud region, machines and data of a region of the run."""
 
-    cloud: str = Field(description="aws, tencent, or a name of your own")
-    at: str = Field(description="the cloud's region")
-    machines: tuple[MachineConfig, ...] = Field(description="what could be rented")
-    rows: float | None = Field(None, gt=0, description="rows of data; null: as the manifest says")
+    cloud: str = Field(description="aws, tencent, or a custom name")
+    at: str = Field(description="region of the cloud")
+    machines: tuple[MachineConfig, ...] = Field(description="machine types that can be rented")
+    rows: float | None = Field(None, gt=0, description="rows of data; null: from the manifest")
     server: str | None = Field(
         None, description="instance type for parameter server and bridge; null: on a worker's"
     )
-    disk: str | None = Field(None, description="kind of disk; null: none is counted")
-    disk_gb: float = Field(0.0, ge=0, description="its size")
+    disk: str | None = Field(None, description="disk type; null: no disk is counted")
+    disk_gb: float = Field(0.0, ge=0, description="size of the disk")
 
 
 class SpotConfig(StrictModel):
@@ -126,54 +128,69 @@ class SpotConfig(StrictModel):
     Be Late", NSDI 2024), SkyNomad (NSDI 2027) and SpotLake.
     """
 
-    preemptions_per_h: float = Field(0.05, ge=0, description="of one machine")
-    lost_s: float = Field(180.0, ge=0, description="of its work each time, restart included")
+    preemptions_per_h: float = Field(
+        0.05, ge=0, description="preemptions per hour of one spot machine"
+    )
+    lost_s: float = Field(
+        180.0, ge=0, description="work that each preemption costs, restart included"
+    )
 
 
 class PlanConfig(StrictModel):
-    """Everything a plan depends on beside the run itself, prices and links."""
+    """Machines, limits and assumptions of a plan."""
 
-    regions: dict[str, RegionOffer] = Field(description="by region of the run")
-    objective: Objective = Field("cost", description="fewest dollars, or least time")
-    deadline_h: float | None = Field(None, gt=0, description="longest time")
-    budget_usd: float | None = Field(None, gt=0, description="most dollars")
+    regions: dict[str, RegionOffer] = Field(
+        description="cloud region and machines, by region of the run"
+    )
+    objective: Objective = Field("cost", description="minimise dollars or time")
+    deadline_h: float | None = Field(None, gt=0, description="maximum time, from renting on")
+    budget_usd: float | None = Field(None, gt=0, description="maximum dollars")
     loss_budget: float = Field(
-        0.05, ge=0, description="relative loss that long rounds and codecs may cost"
+        0.05, ge=0, description="maximum relative loss from interval and codec"
     )
     intervals: tuple[int, ...] | None = Field(
-        None, min_length=1, description="to choose from; null: the configured one and powers of 2"
+        None,
+        min_length=1,
+        description="intervals to choose from; null: the configured one and powers of 2",
     )
     codecs: tuple[str | None, ...] | None = Field(
-        None, min_length=1, description="to choose from; null: the configured one and the usual"
+        None,
+        min_length=1,
+        description="codecs to choose from; null: the configured one and common ones",
     )
     batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
-        None, min_length=1, description="rows of a step, all workers; null: the configured ones"
+        None,
+        min_length=1,
+        description="global batches to choose from, in rows; null: the configured one",
     )
     progress: AnyProgress = Field(
-        FixedProgress(), description="steps to the target with another batch"
+        FixedProgress(), description="rule for the steps that another batch needs"
     )
-    spot: SpotConfig = SpotConfig()
-    residency: Residency = Residency()
+    spot: SpotConfig = Field(SpotConfig(), description="assumed cost of spot preemptions")
+    residency: Residency = Field(
+        Residency(), description="regions that may receive updates and store the model"
+    )
     startup_s: float | None = Field(
         120.0,
         ge=0,
-        description="from renting to the first step; null: on a cluster that stands, as profiled",
+        description="seconds from renting to the first step; null: as profiled, on a running "
+        "cluster",
     )
     step_overhead_s: float | None = Field(
         None,
         ge=0,
-        description="of every step of the run, beside computing; null: as profiled, else 0",
+        description="seconds of each step besides computing; null: as profiled, else 0",
     )
     lan_s_per_machine: float | None = Field(
         None,
         ge=0,
-        description="that each machine adds to a step of the run; null: as profiled, else by what "
-        "its workers send and get over its network",
+        description="seconds that each machine adds to a step; null: as profiled, else computed "
+        "from the network of the machine",
     )
     activation_mb_per_row: float | None = Field(
         None,
         ge=0,
-        description="memory that each row of a step needs beside the model; null: as counted",
+        description="memory of each row of a step, in addition to the model; null: measured",
     )
 
     @model_validator(mode="after")
@@ -207,7 +224,7 @@ def no_plan_section(regions: Sequence[str]) -> ConfigError:
     example = "\n         ".join(lines)
     return ConfigError(
         "the configuration has no section 'plan'",
-        fix="List there what can be rented where (docs/guides/planning.md has every key), such as\n"
+        fix="List what can be rented in each region (`geo-ray config schema plan` has every key):\n"
         f"         {example}",
     )
 

@@ -259,7 +259,7 @@ class OptionSet:
         return np.array([_least_usd(o, self.work.steps, fastest_R) for o in self.options])
 
     @cached_property
-    def _stands_K(self) -> Floats:
+    def _fixed_K(self) -> Floats:
         return np.array([o.usd_per_h for o in self.options])
 
     @cached_property
@@ -274,7 +274,7 @@ class OptionSet:
         """
         if self.depends:
             return self  # what they cost depends on the machines
-        columns = [self._least_usd_K, self._stands_K, self._around_s_K]
+        columns = [self._least_usd_K, self._fixed_K, self._around_s_K]
         constant_LKR, slope_LK = self._lines
         table = np.concatenate([np.stack(columns, axis=1), *constant_LKR[1:]], axis=1)
         if not self._none_hides:  # lines that fall to zero: where they begin, and where they end
@@ -344,7 +344,7 @@ class OptionSet:
         work = self.work
         trained_s_K = work.steps * paces_K
         seconds_K = work.start_s(workers) + work.evaluations_s + trained_s_K + self._around_s_K
-        usd_K = self.bracket.billed_h_K(seconds_K) * (usd_per_h + self._stands_K) + egress_K
+        usd_K = self.bracket.billed_h_K(seconds_K) * (usd_per_h + self._fixed_K) + egress_K
         broken_K = (seconds_K > limits.deadline_s * SLACK) | (usd_K > limits.budget_usd * SLACK)
         first_K, second_K = (usd_K, seconds_K) if objective == "cost" else (seconds_K, usd_K)
         return np.where(broken_K, np.inf, first_K), second_K

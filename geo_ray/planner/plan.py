@@ -74,7 +74,7 @@ class RegionPlan(StrictModel):
     machines: tuple[Machines, ...] = Field(min_length=1)
     step_s: float = Field(gt=0, description="how long a step takes there")
     fixed_s: float = Field(0.0, ge=0, description="of that, beside computing rows")
-    stands_usd_per_h: float = Field(0.0, ge=0, description="servers and disks, mean over the job")
+    fixed_usd_per_h: float = Field(0.0, ge=0, description="servers and disks, mean over the job")
     server: str | None = Field(
         None, description="instance type for parameter server and bridge; null: on a worker's"
     )
@@ -160,9 +160,9 @@ class Plan(StrictModel):
         return sum(m.count * m.usd_per_h for region in self.regions for m in region.machines)
 
     @property
-    def stands_usd_per_h(self) -> float:
+    def fixed_usd_per_h(self) -> float:
         """What servers and disks cost per hour."""
-        return sum(region.stands_usd_per_h for region in self.regions)
+        return sum(region.fixed_usd_per_h for region in self.regions)
 
 
 def load_plan(path: Path) -> Plan:

@@ -59,19 +59,19 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
             at += count
             usd[f"machines {rental.market}"] += count * cost * (1 - lost_fraction)
             usd["work lost to preemption"] += count * cost * lost_fraction
-        stands_usd = site.stands_usd(hours)
+        fixed_usd = site.fixed_usd(hours)
         regions.append(
             RegionPlan(
                 region=site.name,
                 machines=tuple(machines),
                 step_s=pick.step_s,
                 fixed_s=site.fixed_s + site.lan_s(pick.counts),
-                stands_usd_per_h=stands_usd / hours,
+                fixed_usd_per_h=fixed_usd / hours,
                 server=site.server,
                 server_since_h=site.server_since_h,
             )
         )
-        usd["servers and disks"] += stands_usd
+        usd["servers and disks"] += fixed_usd
     option, averager = found.option, found.option.exchange.averager
     usd["egress"] = found.egress_usd
     prices = defaultdict[str, dict[str, float]](dict)
@@ -161,7 +161,7 @@ def with_range(plan: Plan, unsure: Unsure) -> Plan:
     own_s = plan.seconds.get("compute", 0.0) + plan.seconds.get("inside the region", 0.0)
     wan_s = plan.seconds.get("between regions", 0.0) + plan.seconds.get("last exchange", 0.0)
     off_s = math.hypot(_WIDTH * (unsure.steps or 0.0) * own_s, _WIDTH * unsure.links * wan_s)
-    hourly = plan.usd_per_h + plan.stands_usd_per_h
+    hourly = plan.usd_per_h + plan.fixed_usd_per_h
     lost_usd = plan.usd.get("work lost to preemption", 0.0)  # between none and twice as much
     off_usd = math.hypot(off_s / HOUR_S * hourly, lost_usd)
     notes = plan.notes

@@ -62,7 +62,7 @@ class Noise:
 class FixedProgress(StrictModel):
     """The rule of the same number of rows for every batch."""
 
-    kind: Literal["fixed"] = "fixed"
+    kind: Literal["fixed"] = Field("fixed", description="the same number of rows for every batch")
 
     def steps(self, base_steps: float, base_rows: int, rows: int, noise: Noise | None) -> float:
         """Return the number of steps of ``rows`` rows.
@@ -98,7 +98,7 @@ class PolluxProgress(StrictModel):
     Scavenger (arXiv 2303.06659), whose noise is a line in ``1 / sqrt(B)``.
     """
 
-    kind: Literal["pollux"] = "pollux"
+    kind: Literal["pollux"] = Field("pollux", description="by the measured gradient noise")
 
     def steps(self, base_steps: float, base_rows: int, rows: int, noise: Noise | None) -> float:
         """Return the number of steps of ``rows`` rows; arguments as for `FixedProgress.steps`.
@@ -125,8 +125,8 @@ class PolluxProgress(StrictModel):
 class Reached(StrictModel):
     """A run that reached its target."""
 
-    rows: int = Field(ge=1, description="of a step, all regions together")
-    steps: float = Field(gt=0, description="until the target")
+    rows: int = Field(ge=1, description="rows of a step, all regions together")
+    steps: float = Field(gt=0, description="steps until the target")
 
 
 class ScavengerProgress(StrictModel):
@@ -147,9 +147,11 @@ class ScavengerProgress(StrictModel):
     Scavenger (arXiv 2303.06659), whose noise is a line in ``1 / sqrt(B)``.
     """
 
-    kind: Literal["scavenger"] = "scavenger"
-    runs: tuple[Reached, ...] = Field(min_length=2, description="with different batches")
-    extrapolate: bool = Field(False, description="go beyond the batches of `runs`")
+    kind: Literal["scavenger"] = Field(
+        "scavenger", description="by a line fitted to runs that reached the target"
+    )
+    runs: tuple[Reached, ...] = Field(min_length=2, description="runs with different batches")
+    extrapolate: bool = Field(False, description="allow batches beyond those of `runs`")
 
     @model_validator(mode="after")
     def _two_batches(self) -> Self:

@@ -73,7 +73,7 @@ class Site:
     Attributes:
         name: the region.
         rentals: what it could rent.
-        stands_usd: dollars for what it needs anyway (server, disk); the age is the server's.
+        fixed_usd: dollars for what it needs anyway (server, disk); the age is the server's.
         fixed_s: of every step, whatever is rented.
         one_is_free: whether the parameter server is on one of the machines, whose workers need no
             network; that with the largest `lan_s`.
@@ -85,7 +85,7 @@ class Site:
 
     name: str
     rentals: Sequence[Rental]
-    stands_usd: RentalPrice
+    fixed_usd: RentalPrice
     fixed_s: float = 0.0
     one_is_free: bool = False
     counts_lan: bool = False
@@ -206,7 +206,7 @@ class Request:
             LinkUnknownError: a link was not measured.
         """
         names = [site.name for site in self.sites]
-        stands = sum(bracket.usd_per_h(site.stands_usd) for site in self.sites)
+        stands = sum(bracket.usd_per_h(site.fixed_usd) for site in self.sites)
         pattern = self.work.pattern
         found, least = [], float("inf")
         for averager in self.averagers:

@@ -611,7 +611,7 @@ class BracketSearch:
         usd = found.egress_usd
         for site, pick in zip(self.request.sites, found.picks, strict=True):
             rented = zip(site.rentals, pick.counts, strict=True)
-            usd += site.stands_usd(hours) + sum(n * each.usd(hours) for each, n in rented if n)
+            usd += site.fixed_usd(hours) + sum(n * each.usd(hours) for each, n in rented if n)
         return replace(found, usd=usd)
 
     @property
@@ -647,7 +647,7 @@ class BracketSearch:
     def _items(self) -> Sequence[Usd]:
         sites = self.request.sites
         rented = [rental.usd for site in sites for rental in site.rentals if rental.cap]
-        return [*rented, *(site.stands_usd for site in sites)]
+        return [*rented, *(site.fixed_usd for site in sites)]
 
     @cached_property
     def _brackets(self) -> list[Bracket]:

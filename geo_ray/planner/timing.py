@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from geo_ray.strategies.traits import LastExchange, StandsStill
+from geo_ray.strategies.traits import Blocking, LastExchange
 
 _EPS: Final = 1e-9
 
@@ -140,7 +140,7 @@ class Pattern:
     """How a strategy exchanges, for every interval that it could have.
 
     Attributes:
-        stands_still: see `StandsStill`.
+        blocking: see `Blocking`.
         last: see `LastExchange`.
         fragments: parts of the model, of which an exchange has one.
         bound: see `Timing.bound`.
@@ -152,7 +152,7 @@ class Pattern:
             those until the next one.
     """
 
-    stands_still: StandsStill = "always"
+    blocking: Blocking = "always"
     last: LastExchange = "rest"
     fragments: int = 1
     bound: int | None = None
@@ -165,7 +165,7 @@ class Pattern:
     @property
     def trains_on(self) -> bool:
         """Whether regions train on while an exchange is on its way."""
-        return self.stands_still != "always"
+        return self.blocking != "always"
 
     def timing(self, interval: int, *, owes: bool = False) -> Timing:
         """Return the exchanges with an interval.
@@ -179,7 +179,7 @@ class Pattern:
             "always": 0.0,
             "when_late": self.hidden.get(interval, every),
             "never": math.inf,
-        }[self.stands_still]
+        }[self.blocking]
         return Timing(every, hides, self.last, self.bound, self.by_speed, self.unit, owes)
 
 

@@ -60,7 +60,7 @@ class AgeTier(StrictModel):
     """The share of its price that an instance pays from an age on."""
 
     after_h: float = Field(gt=0, description="hours since it was started")
-    factor: float = Field(gt=0, description="share of the amount from then on")
+    factor: float = Field(gt=0, description="fraction of the amount from this age on")
 
 
 class VolumeTier(StrictModel):
@@ -141,29 +141,38 @@ ANYWHERE: Final = "*"
 class PriceRecord(StrictModel):
     """The price of one item."""
 
-    cloud: str = Field(min_length=1, description="aws, tencent, or a name of the user's")
-    region: str = Field(min_length=1, description="the cloud's region; of egress the source")
+    cloud: str = Field(min_length=1, description="aws, tencent, or a custom name")
+    region: str = Field(
+        min_length=1, description="region of the cloud; of egress the source, which is billed"
+    )
     zone: str | None = Field(None, description="availability zone; null: all of the region")
-    item: Item = "instance"
-    type: str | None = Field(None, description="instance type, or kind of disk; egress has none")
+    item: Item = Field("instance", description="kind of the priced item")
+    type: str | None = Field(None, description="instance type or disk type; egress has none")
     to: str | None = Field(
         None, description="egress: the other region, 'internet', or '*' for any other region"
     )
-    market: Market = "on_demand"
+    market: Market = Field("on_demand", description="how an instance is bought")
     amount: float = Field(gt=0, description="in `currency` per `unit`")
     lowest: float | None = Field(
         None, gt=0, description="if the zones differ: the cheapest; `amount` is the dearest"
     )
     currency: CurrencyCode = Field(description="ISO 4217")
-    unit: Unit
-    age_tiers: tuple[AgeTier, ...] = Field((), description="what older instances pay")
-    volume_tiers: tuple[VolumeTier, ...] = Field((), description="what more of it in a month costs")
+    unit: Unit = Field(
+        description="`hour` of an instance, `GB-month` of a disk, `GB` or `Mbps-month` of egress"
+    )
+    age_tiers: tuple[AgeTier, ...] = Field((), description="price of older instances, by age")
+    volume_tiers: tuple[VolumeTier, ...] = Field(
+        (),
+        description="price of units beyond a volume in a calendar month, of the whole account",
+    )
     source: str = Field(min_length=1, description="where it was read")
     fetched_at: AwareDatetime = Field(description="when it was read")
     dated: AwareDatetime | None = Field(
         None, description="of what day the source is, if that is not when it was read"
     )
-    valid_for_s: float = Field(gt=0, description="how long it is to be believed, from then on")
+    valid_for_s: float = Field(
+        gt=0, description="seconds after which the price is stale; it is still used"
+    )
     availability: Availability | None = Field(
         None, description="reported availability; null: not reported"
     )

@@ -20,7 +20,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from geo_ray.base.errors import ConfigError, PriceBookError, PriceUnknownError
 from geo_ray.base.load import complaints
@@ -50,9 +50,13 @@ _SNAPSHOTS: Final = "snapshots"
 class PriceBook(StrictModel):
     """Prices and exchange rates; a price file holds this class as JSON."""
 
-    version: Literal[1] = 1
-    records: tuple[PriceRecord, ...] = ()
-    rates: tuple[ExchangeRate, ...] = ()
+    version: Literal[1] = Field(1, description="version of the format")
+    records: tuple[PriceRecord, ...] = Field(
+        (), description="prices; the newest record of an item counts"
+    )
+    rates: tuple[ExchangeRate, ...] = Field(
+        (), description="exchange rates; the newest of a currency counts"
+    )
 
     @cached_property
     def _by_key(self) -> dict[tuple[str | None, ...], PriceRecord]:
@@ -192,7 +196,7 @@ def _merged(records: Iterable[PriceRecord], rates: tuple[ExchangeRate, ...]) -> 
     return PriceBook(records=tuple(by_key[key] for key in order), rates=rates)
 
 
-def shipped_book() -> PriceBook:
+def bundled_book() -> PriceBook:
     """Return the dated snapshots that come with this release."""
     book = PriceBook()
     folder = resources.files("geo_ray.prices") / _SNAPSHOTS
@@ -266,7 +270,7 @@ def known_book(paths: Iterable[Path]) -> PriceBook:
     Raises:
         PriceBookError: a file cannot be read, or is not valid.
     """
-    book = shipped_book()
+    book = bundled_book()
     for path in paths:
         book = book.joined(load_book(path))
     return book

@@ -425,18 +425,20 @@ class Polls:
             InvariantError: for every other failure of a call.
         """
         now_s = self.clock.now_s()
-        kept = {k: q for k, q in self._open.items() if handles.get(k) is q.handle}
+        open_calls = {k: q for k, q in self._open.items() if handles.get(k) is q.handle}
         for key, handle in handles.items():
-            if key not in kept:
-                kept[key] = _Question(handle, handle.poll.remote(self.token), now_s)
-        ready, _ = ray.wait([q.ref for q in kept.values()], num_returns=len(kept), timeout=wait_s)
+            if key not in open_calls:
+                open_calls[key] = _Question(handle, handle.poll.remote(self.token), now_s)
+        ready, _ = ray.wait(
+            [q.ref for q in open_calls.values()], num_returns=len(open_calls), timeout=wait_s
+        )
         came, now_s = set(ready), self.clock.now_s()
         answers: dict[Key, dict[str, Any]] = {}
         lost: dict[Key, str] = {}
         for key in handles:
-            question = kept[key]
+            question = open_calls[key]
             if question.ref in came:
-                del kept[key]
+                del open_calls[key]
                 try:
                     answers[key] = ray.get(question.ref)
                 except ray.exceptions.RayError as error:
@@ -446,9 +448,9 @@ class Polls:
                         raise failure.as_error() from error
                     lost[key] = failure.cause
             elif now_s - question.asked_s >= self.timeout_s:
-                del kept[key]
+                del open_calls[key]
                 lost[key] = f"it did not answer within {self.timeout_s:g} s"
-        self._open = kept
+        self._open = open_calls
         return answers, lost
 
     def unresponsive_s(self) -> dict[Key, float]:

@@ -97,7 +97,7 @@ class LocalCluster:
     @property
     def root(self) -> Path:
         """The private directory of this cluster."""
-        return self._kept.root
+        return self._supervised.root
 
     @property
     def environment(self) -> dict[str, str]:
@@ -109,16 +109,16 @@ class LocalCluster:
 
         It is not started again, unlike one that ends by itself.
         """
-        self._kept.kill(_node_name(self.regions.index(region)))
+        self._supervised.kill(_node_name(self.regions.index(region)))
 
     def actor_pids(self, region: str | None, *classes: str) -> list[int]:
         """Ids of the processes of living actors of some classes, in a region or on the head."""
         node = _HEAD if region is None else _node_name(self.regions.index(region))
-        self._kept.poll()
+        self._supervised.poll()
         titles = tuple(f"ray::{name}" for name in classes)
         return [
             pid
-            for pid in sorted(descendants(self._kept.pids[node]))
+            for pid in sorted(descendants(self._supervised.pids[node]))
             if _command_line(pid).startswith(titles)
         ]
 
@@ -130,7 +130,7 @@ class LocalCluster:
     # ------------------------------------------------------------------ starting
 
     @property
-    def _kept(self) -> SupervisedProcesses:
+    def _supervised(self) -> SupervisedProcesses:
         if self._processes is None:
             raise ClusterStartError("the local cluster is not started", fix="Use `with`.")
         return self._processes
@@ -159,7 +159,7 @@ class LocalCluster:
         for name in [_HEAD, *map(_node_name, range(len(self.regions)))]:
             self._wait((self._home(name) / "ray_current_cluster").is_file, name, deadline)
         for index in range(len(self.regions)):  # not the head, whose state is lost with it
-            self._kept.keep(_node_name(index))
+            self._supervised.keep(_node_name(index))
 
     def _head_flags(self) -> list[str]:
         flags = [
@@ -184,7 +184,7 @@ class LocalCluster:
             home=self._home(name),
             object_store_bytes=self._config.object_store_bytes,
         )
-        self._kept.start(name, argv, local_node_environment(self._token_path))
+        self._supervised.start(name, argv, local_node_environment(self._token_path))
 
     def _home(self, name: str) -> Path:
         return self.root / name
@@ -203,8 +203,8 @@ class LocalCluster:
 
     def _wait(self, done: Callable[[], object], name: str, deadline: float) -> None:
         while not done():
-            self._kept.poll()
-            if name in self._kept.exit_codes:
+            self._supervised.poll()
+            if name in self._supervised.exit_codes:
                 raise ClusterStartError(
                     f"node '{name}' of the local cluster ended while it started:\n"
                     + self._log_tail(name)

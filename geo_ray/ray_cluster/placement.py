@@ -208,13 +208,13 @@ def _describe_nodes(
     if not mine:
         others = sorted({node["Labels"].get(REGION_LABEL, "") for node in alive} - {""})
         return f"no node has the label {REGION_LABEL}={region}; labelled regions are {others}"
-    told = [
+    text = [
         f"{node['NodeManagerAddress']}{_kind(node)} has "
         f"{describe_amounts(free.get(node['NodeID'], {}))} free of "
         f"{describe_amounts(node['Resources'])}"
         for node in mine
     ]
-    return "its nodes: " + "; ".join(told)
+    return "its nodes: " + "; ".join(text)
 
 
 def _kind(node: dict[str, Any]) -> str:

@@ -173,7 +173,7 @@ def _server_plan(experiment: Experiment, region: RegionConfig, attempt: int) -> 
         noise_every=train.noise_every,
         last_round_is_last_word=traits.exchange.last != "always" and wire_plan(experiment).owes,
         has_last_word=traits.exchange.last == "always",
-        never_waits=traits.exchange.stands_still == "never",
+        never_waits=traits.exchange.blocking == "never",
         round_steps=traits.round_steps,
         clip_mean_norm=train.clip_mean_norm,
         # What a codec or clipping takes away would be missing in the mean, and look like noise.
@@ -283,7 +283,7 @@ def build_averager(
     wire = AveragerWire(wire_plan(experiment))
     enough = experiment.rows if experiment.counts_total_rows else None
     reused, goal = ReusedMemory(), _goal(experiment)  # an answer lies where the one before lay
-    state = AveragerState(members, room=reused.tensor, data_rows=dict(data_rows))
+    state = AveragerState(members, allocate=reused.tensor, data_rows=dict(data_rows))
     model_buffers = AveragerBuffers() if layout is None else AveragerBuffers(layout)
     return Averager(
         experiment.strategy,

@@ -310,7 +310,7 @@ def regions_agree(experiment: Experiment) -> bool:
     if up is not None and up.traits.differential is not None:
         return False
     exchange = traits.exchange
-    if not traits.in_rounds or exchange.stands_still != "always":
+    if not traits.in_rounds or exchange.blocking != "always":
         return False
     if train.evaluate == "outer" and traits.region.eval_params is not None:
         return True
@@ -384,12 +384,12 @@ class BestKeeper:
         if self._rule.metric not in done.metrics:
             raise no_such_metric("train.keep_best.metric", self._rule.metric, done.metrics)
 
-    def consider(self, done: Evaluation, home: str) -> Best | None:
+    def consider(self, done: Evaluation, leader: str) -> Best | None:
         """Keep the model of an evaluation if it is the best so far.
 
         Args:
             done: every one that there is, of single regions and of all together.
-            home: the averager's region.
+            leader: the averager's region.
 
         Returns:
             What is known of the model if it was kept; it is `best` from now on.
@@ -402,9 +402,9 @@ class BestKeeper:
         if (done.region is None) != self._agree:
             return None
         try:
-            if not (home in done.steps and done.one_model and self._is_better(done)):
+            if not (leader in done.steps and done.one_model and self._is_better(done)):
                 return None
-            return self._keep(done, home)
+            return self._keep(done, leader)
         finally:
             for region, step in done.steps.items():
                 self.candidates.drop(region, step, final=done.final)
@@ -412,7 +412,7 @@ class BestKeeper:
     def _is_better(self, done: Evaluation) -> bool:
         return self._rule.is_better(done.metrics[self._rule.metric], self.best)
 
-    def _keep(self, done: Evaluation, home: str) -> Best:
+    def _keep(self, done: Evaluation, leader: str) -> Best:
         alone = len(self._experiment.regions) == 1
         best = Best(
             metric=self._rule.metric,
@@ -423,7 +423,7 @@ class BestKeeper:
             samples=done.samples,
             metrics=dict(done.metrics),
         )
-        params_P, buffers_B = self.candidates.take(home, done.steps[home], final=done.final)
+        params_P, buffers_B = self.candidates.take(leader, done.steps[leader], final=done.final)
         about = about_model(self._experiment, best.step, best.metrics)
         about[_ABOUT] = best.model_dump_json()
         save_trained(self._task, self._experiment.seed, params_P, self._path, about, buffers_B)
@@ -515,13 +515,13 @@ class EvalNotes:
             if best is not None:
                 self._note_best(best, t_s)
 
-    def take(self, finished: list[Evaluation], t_s: float, home: str) -> str | None:
+    def take(self, finished: list[Evaluation], t_s: float, leader: str) -> str | None:
         """Take in what `EvalCollector` has put together.
 
         Args:
             finished: evaluations in order.
             t_s: when.
-            home: the averager's region.
+            leader: the averager's region.
 
         Returns:
             Why the run is to stop, if it is.
@@ -542,21 +542,21 @@ class EvalNotes:
                 samples=done.samples,
                 final=done.final,
             )
-            self._consider(done, t_s, home)
+            self._consider(done, t_s, leader)
             if self.target is not None and hits(self.target, done, written):
                 cause = f"{self.target.metric} reached {self.target.value:g}"
         return cause
 
-    def _consider(self, done: Evaluation, t_s: float, home: str) -> None:
+    def _consider(self, done: Evaluation, t_s: float, leader: str) -> None:
         if self.keeper is None:
             return
         self.keeper.check(done)
         outcome: Future[Best | None] = Future()
         if self.executor is not None:
-            outcome = self.executor.submit(self.keeper.consider, done, home)
+            outcome = self.executor.submit(self.keeper.consider, done, leader)
         else:
             try:
-                outcome.set_result(self.keeper.consider(done, home))
+                outcome.set_result(self.keeper.consider(done, leader))
             except RunDirectoryError as error:
                 outcome.set_exception(error)
         self._asked.append((done.step, outcome))

@@ -616,7 +616,7 @@ def _pattern(experiment: Experiment, intervals: Sequence[int]) -> Pattern:
         if exchange.hidden_steps is not None:
             hidden[interval] = min(exchange.hidden_steps, exchange.every) * local
     return Pattern(
-        present.exchange.stands_still,
+        present.exchange.blocking,
         present.exchange.last,
         present.exchange.fragments,
         present.averager.bound,

@@ -100,8 +100,8 @@ def with_running(site: Site, present: RegionPlan, run_h: float) -> Site:
     found = replace(site, rentals=rentals, server_since_h=run_h)
     if site.server is not None and present.server == site.server:
         since_h = present.server_since_h
-        usd = partial(site.stands_usd, age_h=_age_h(run_h, since_h))
-        found = replace(found, stands_usd=usd, server_since_h=since_h)
+        usd = partial(site.fixed_usd, age_h=_age_h(run_h, since_h))
+        found = replace(found, fixed_usd=usd, server_since_h=since_h)
     sinces_h = {found.server_since_h, *(rental.since_h for rental in rentals)}
     later_h = {edge_h - _age_h(run_h, since_h) for edge_h in site.edges_h for since_h in sinces_h}
     return replace(found, edges_h=frozenset(edge_h for edge_h in later_h if edge_h > 0))
@@ -379,13 +379,13 @@ def _as_seen(site: Site, plan: RegionPlan, state: State, local: int) -> Site:
     return replace(site, rentals=rentals)
 
 
-def only_of(experiment: Experiment, members: Collection[str], home: str) -> Experiment:
+def only_of(experiment: Experiment, members: Collection[str], leader: str) -> Experiment:
     """The configuration as if there were no other regions.
 
     Args:
         experiment: of the run.
         members: who takes part.
-        home: where the averager lives.
+        leader: where the averager lives.
     """
     plan = experiment.plan
     offers = {} if plan is None else {n: o for n, o in plan.regions.items() if n in members}
@@ -393,7 +393,7 @@ def only_of(experiment: Experiment, members: Collection[str], home: str) -> Expe
         update={
             "regions": tuple(r for r in experiment.regions if r.name in members),
             "plan": None if plan is None else plan.model_copy(update={"regions": offers}),
-            "averager": experiment.averager.model_copy(update={"region": home}),
+            "averager": experiment.averager.model_copy(update={"region": leader}),
         }
     )
 
@@ -441,7 +441,7 @@ def plan_of_members(
     run: RunDirectory,
     experiment: Experiment,
     members: Collection[str],
-    home: str,
+    leader: str,
     interval: int | None = None,
     standby: str | None = None,
 ) -> MembersPlan:
@@ -451,7 +451,7 @@ def plan_of_members(
         run: its directory.
         experiment: its configuration.
         members: who takes part.
-        home: where the averager lives.
+        leader: where the averager lives.
         interval: that the run has by now; None: that of its plan.
         standby: the region that stands by for the averager; None: nobody does.
 
@@ -469,12 +469,12 @@ def plan_of_members(
             f"the run's plan has nothing for {', '.join(sorted(missing))}",
             fix="Make a plan with all regions of the configuration.",
         )
-    now = {"averager": home, "interval": interval or followed.interval}
+    now = {"averager": leader, "interval": interval or followed.interval}
     present = followed.model_copy(update={"regions": regions} | now)
     events = read_events(run.path / EVENTS_FILE)
     # Who is gone has taken no step since: what is left is left to the others.
     state = state_of(e for e in events if e.kind != "step" or e["region"] in members)
-    asked = only_of(experiment, members, home)
+    asked = only_of(experiment, members, leader)
     question = (asked, run.base_dir, present, state, run.links, Sources())
     free = free_of(experiment, standby if standby in members else None)
     as_it_goes = changed_as_it_goes(*question, free) if free else None

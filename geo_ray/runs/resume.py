@@ -291,13 +291,13 @@ def without_lost(
     missing = tuple(name for name in experiment.region_names if name not in there)
     if not there or set(missing) == set(experiment.members.absent):
         return experiment, ()
-    config, home = experiment.averager, experiment.averager_region
-    if home not in there:
-        home = config.first_standby(home, there) or there[0]
+    config, leader = experiment.averager, experiment.averager_region
+    if leader not in there:
+        leader = config.first_standby(leader, there) or there[0]
     # Who has taken over, or is lost, stands by no more; whoever is left may.
-    named = [name for name in config.named_standbys if name in there and name != home]
+    named = [name for name in config.named_standbys if name in there and name != leader]
     standby, *more = named or [AUTO]
-    averager: dict[str, object] = {"region": home}
+    averager: dict[str, object] = {"region": leader}
     if config.standby is not None:
         averager |= {"standby": standby, "next_standbys": tuple(more)}
     known = (*experiment.members.absent, *before)

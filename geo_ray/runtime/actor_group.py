@@ -38,7 +38,7 @@ from geo_ray.runtime.launcher import (
 )
 from geo_ray.runtime.regions import MemberPolicy
 from geo_ray.runtime.spec import RunSpec
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 from geo_ray.transport.security.process_keys import SignedCertificate
 from geo_ray.transport.wire.sockets import Address
 
@@ -50,7 +50,7 @@ _GONE_S: Final = 1.0  # that threads get whose head does not answer
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _DrainReport:
     """Nodes that are being drained, and when servers of regions will be gone with them."""
 
     nodes: Collection[str] = ()
@@ -83,7 +83,7 @@ class DrainNotices:
 
     nodes: DrainedNodes
     threads: RayThreads = field(default_factory=RayThreads)
-    _told: _Told = _Told()
+    _report: _DrainReport = _DrainReport()
     _asked_s: float | None = None
     _asking: Future[None] | None = None
 
@@ -100,12 +100,12 @@ class DrainNotices:
         if due and (self._asking is None or self._asking.done()):
             self._asked_s = now_s
             self._asking = self.threads.submit("drain-notices", self._ask)
-        return [key for key, node in nodes.items() if node in self._told.nodes]
+        return [key for key, node in nodes.items() if node in self._report.nodes]
 
     @property
     def regions(self) -> Mapping[str, float]:
         """When servers or bridges of regions will be gone, in unix s, as far as Ray has told."""
-        return self._told.regions
+        return self._report.regions
 
     def _ask(self) -> None:
         try:
@@ -120,7 +120,7 @@ class DrainNotices:
             for region, nodes in where.items()
             if any(node in until_s for node in nodes)
         }
-        self._told = _Told(frozenset(until_ms), regions)
+        self._report = _DrainReport(frozenset(until_ms), regions)
 
 
 Ref = Any
@@ -202,9 +202,9 @@ class ActorGroup:
         workers: by region and rank.
         shard_addresses: where workers connect, by region, the primary shard's first.
         bridge_addresses: where other regions, and the own one, reach each bridge.
-        home: where the averager lives at present, as far as is known.
+        leader: where the averager lives at present, as far as is known.
         standby: who says that it may take over from there; None if nobody does.
-        former_homes: where the averager lived before it moved, and moved again.
+        former_leaders: where the averager lived before it moved, and moved again.
         keys: of the run.
         launcher: makes its processes, and owns them.
         token: who commands them: epoch of its lease.
@@ -225,9 +225,9 @@ class ActorGroup:
     workers: dict[tuple[str, int], GroupWorker] = field(default_factory=dict)
     shard_addresses: dict[str, list[Address]] = field(default_factory=dict)
     bridge_addresses: dict[str, tuple[Address, Address]] = field(default_factory=dict)
-    home: AveragerHome = field(init=False)
+    leader: AveragerLeader = field(init=False)
     standby: str | None = field(init=False)
-    former_homes: set[str] = field(default_factory=set)
+    former_leaders: set[str] = field(default_factory=set)
     _known: dict[tuple[str, str], Introduction] = field(default_factory=dict)
     _newest_attempt: int = field(init=False)
     _idle: dict[str, list[GroupWorker]] = field(default_factory=dict)
@@ -236,7 +236,7 @@ class ActorGroup:
 
     def __post_init__(self) -> None:
         self._newest_attempt = self.spec.attempt
-        self.home = AveragerHome(self.spec.experiment.averager_region)
+        self.leader = AveragerLeader(self.spec.experiment.averager_region)
         self.standby = self.spec.experiment.first_standby
 
     def servers(self) -> dict[tuple[str, str], Handle]:
@@ -299,8 +299,8 @@ class ActorGroup:
         servers = {f"{r}/{role}": handle for (role, r), handle in self.servers().items()}
         self.admit(servers, timeout_s, tell)
         calls |= {name: actor.ready.remote() for name, actor in servers.items()}
-        told = collect(calls, timeout_s, partial(tell, "starting processes")).values()
-        found = [names for names in told if names is not None]  # by who tried an evaluation
+        tried = collect(calls, timeout_s, partial(tell, "starting processes")).values()
+        found = [names for names in tried if names is not None]  # by who tried an evaluation
         if found:
             check_metric_names(self.spec.experiment, set().union(*found))
 
@@ -402,26 +402,26 @@ class ActorGroup:
         if signed is not None and bridge is not None:
             bridge.use_certificate.remote(signed)
 
-    def follow(self, home: AveragerHome) -> bool:
-        """The averager says that it lives at ``home``; whether that is news."""
-        is_news = home.epoch > self.home.epoch and home.region in self.bridges
+    def follow(self, leader: AveragerLeader) -> bool:
+        """The averager says that it lives at ``leader``; whether that is news."""
+        is_news = leader.term > self.leader.term and leader.region in self.bridges
         if is_news:
-            self._move(home)
+            self._move(leader)
         return is_news
 
-    def note_standby(self, region: str, home: AveragerHome, *, stands_by: bool) -> None:
-        """A region says whether it may take over from ``home``."""
-        is_news = stands_by or region == self.standby
-        if is_news and home == self.home and region in self.bridges:
-            self.standby = region if stands_by else None
+    def note_standby(self, region: str, leader: AveragerLeader, *, is_standby: bool) -> None:
+        """A region says whether it may take over from ``leader``."""
+        is_news = is_standby or region == self.standby
+        if is_news and leader == self.leader and region in self.bridges:
+            self.standby = region if is_standby else None
 
     def can_lose(self, region: str) -> bool:
         """Whether the run can go on without ``region``; the averager's own: if one stands by."""
-        if region == self.home.region:
+        if region == self.leader.region:
             return self.standby in self.bridges
         experiment = self.spec.experiment
         may_change = experiment.members.min is not None or MemberPolicy(experiment).brings_back
-        return may_change or region in self.former_homes
+        return may_change or region in self.former_leaders
 
     def lose(self, region: str, *, keep_workers: bool = False) -> None:
         """Go on without a region; what is left of it is ended, but workers that are kept."""
@@ -440,19 +440,21 @@ class ActorGroup:
             kill(handle)
         if region == self.standby:
             self.standby = None
-        elif region == self.home.region:
+        elif region == self.leader.region:
             self.expect_takeover()
 
     def expect_takeover(self) -> None:
         """The averager's bridge is gone: its standby, if there is one, hosts it now."""
         if self.standby is not None:
-            self._move(AveragerHome(self.standby, self.home.epoch))  # it tells its own epoch soon
+            self._move(
+                AveragerLeader(self.standby, self.leader.term)
+            )  # it tells its own epoch soon
 
-    def _move(self, home: AveragerHome) -> None:
-        if home.region != self.home.region:
-            self.former_homes |= {self.home.region}
-        self.former_homes -= {home.region}
-        self.home, self.standby = home, None
+    def _move(self, leader: AveragerLeader) -> None:
+        if leader.region != self.leader.region:
+            self.former_leaders |= {self.leader.region}
+        self.former_leaders -= {leader.region}
+        self.leader, self.standby = leader, None
 
     def release(self, region: str) -> None:
         """Give a region's places back: it is to have others; what is left there ends."""
@@ -497,14 +499,14 @@ class ActorGroup:
             is_changing: whether a region is on its way in or out.
         """
         shards = {region: tuple(each) for region, each in self.shard_addresses.items()}
-        homes = self.home, self.standby, tuple(sorted(self.former_homes))
+        leaders = self.leader, self.standby, tuple(sorted(self.former_leaders))
         record = HandoffRecord(
             self.spec,
             origin_unix_s,
             self.servers(),
             {place: (worker.attempt, worker.handle) for place, worker in self.workers.items()},
             dict(self.placed),
-            RunEndpoints(*homes, shards, dict(self.bridge_addresses)),
+            RunEndpoints(*leaders, shards, dict(self.bridge_addresses)),
             gone,
             is_changing,
             self.upload_server is not None and self.upload_server.is_open,
@@ -535,8 +537,8 @@ class ActorGroup:
             self.workers[region, rank] = worker
         self.shard_addresses = {name: list(each) for name, each in record.where.shards.items()}
         self.bridge_addresses = dict(record.where.bridges)
-        self.home, self.standby = record.where.home, record.where.standby
-        self.former_homes = set(record.where.former_homes)
+        self.leader, self.standby = record.where.leader, record.where.standby
+        self.former_leaders = set(record.where.former_leaders)
         self._attempts, self._newest_attempt = dict(handoff.attempts), handoff.newest_attempt
 
     def end_calls(self) -> None:
@@ -567,10 +569,10 @@ class ActorGroup:
     def dials(self) -> list[tuple[str, str]]:
         """Which bridge dials which: all that of the averager, and each other where it is needed."""
         experiment = self.spec.experiment
-        home, names = experiment.averager_region, sorted(self.primaries)
+        leader, names = experiment.averager_region, sorted(self.primaries)
         if experiment.averager.standby is not None:  # it may come to live anywhere
             return [(a, b) for a in names for b in names if b < a]
-        dials = [(region, home) for region in names if region != home]
+        dials = [(region, leader) for region in names if region != leader]
         return dials + build.dials(experiment)
 
     def _server(

@@ -65,7 +65,7 @@ class Living:
         is_changing: whether the run actor before was changing members.
         view: the averager's; None where there is none, or it does not answer.
         phases: of the regions whose servers answer.
-        told: kinds of events since the run last began.
+        reported: kinds of events since the run last began.
         uses_upload_server: whether any process uploads its parts to the previous run actor's
             machine.
     """
@@ -74,7 +74,7 @@ class Living:
     is_changing: bool
     view: View | None
     phases: Mapping[str, str]
-    told: Collection[str]
+    reported: Collection[str]
     uses_upload_server: bool = False
 
 
@@ -84,7 +84,7 @@ def why_anew(living: Living) -> str | None:
         return "another configuration is asked for"
     if not living.phases:
         return "no parameter server answers"
-    if _ENDING.intersection(living.told):
+    if _ENDING.intersection(living.reported):
         return "it was about to end"
     if living.uses_upload_server:
         return "some of them send their parts of checkpoints to the run actor before"
@@ -96,13 +96,13 @@ def why_anew(living: Living) -> str | None:
     return None
 
 
-def why_gone(told: Collection[str]) -> str | None:
+def why_gone(reported: Collection[str]) -> str | None:
     """Why a run that was cut off has no processes; None: it never trained, or has ended itself.
 
     Args:
-        told: kinds of events since the run last began.
+        reported: kinds of events since the run last began.
     """
-    if not told or _ENDED.intersection(told):
+    if not reported or _ENDED.intersection(reported):
         return None
     return "they have ended with their supervisor"
 
@@ -194,12 +194,12 @@ def running_processes(setup: RunSetup) -> Attached | str | None:
     setup.reporting.status("the run's processes go on: attaching")
     shaped = with_shapes(experiment, load_task(experiment.task, run.base_dir))
     statuses = _attended(record.servers, token)
-    home = statuses.get(("bridge", record.where.home.region), {})
+    leader = statuses.get(("bridge", record.where.leader.region), {})
     phases = {region: str(s["phase"]) for (role, region), s in statuses.items() if role == "ps"}
     seen = Living(
         digest(_as_begun(shaped, record)) == digest(record.spec.experiment),
         record.is_changing,
-        home.get("view"),
+        leader.get("view"),
         phases,
         {event.kind for event in events},
         record.uses_upload_server,
@@ -243,18 +243,18 @@ def _attended(
     """What servers and bridges tell that live; the others are missed by who polls them."""
     calls = {key: handle.attend.remote(token) for key, handle in servers.items()}
     ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=_ANSWER_S)
-    came, told = set(ready), {}
+    came, reported = set(ready), {}
     for key, call in calls.items():
         if call not in came:
             continue
         try:
-            told[key] = ray.get(call)
+            reported[key] = ray.get(call)
         except ray.exceptions.RayError as error:
             failure = failure_of(error)
             was_overtaken = isinstance(failure.raised, LeaseLostError)
             if was_overtaken or not (failure.is_lost or failure.raised):
                 raise failure.as_error() from error
-    return told
+    return reported
 
 
 @contextmanager

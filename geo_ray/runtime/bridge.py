@@ -102,7 +102,7 @@ class Bridge:
         """Links, the averager's home, and what the path has to report: plain values."""
         links = self.endpoint.stats()
         beside = self.path.stage.status(links)
-        found = {"links": links, "home": self.path.home, "failure": self._failure.first}
+        found = {"links": links, "leader": self.path.leader, "failure": self._failure.first}
         return {**found, **self.path.status(), **beside}
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Bridge:
 
     def _tell(self, error: GeoRayError) -> None:
         """At the averager's home: no other region will be answered any more."""
-        if self.path.home.region != self._region:
+        if self.path.leader.region != self._region:
             return
         for peer in self.endpoint.stats():
             try:
@@ -160,7 +160,7 @@ class Bridge:
                 log.warning("region '%s' was not told of the failure: %s", peer, problem)
 
     def _on_failed(self, peer: str, message: Message) -> None:
-        if peer == self.path.home.region:
+        if peer == self.path.leader.region:
             self._failure.note(read_refusal(message.meta)[1], "the averager")
 
 
@@ -249,24 +249,24 @@ class BridgeClient:
         What lay there before is overwritten: it must not be in use any more.
         """
         count = update.payload_P.numel()
-        payload_P = self.room(count) if update.coded is None else None
+        payload_P = self.buffer(count) if update.coded is None else None
         if payload_P is None:
             return update
         if not self.lies_there(update.payload_P):
             payload_P.copy_(update.payload_P)
         return replace(update, payload_P=payload_P)
 
-    def room(self, count: int) -> Tensor | None:
+    def buffer(self, count: int) -> Tensor | None:
         """The place of a payload of so many fp32, if there is room for it."""
-        room = self._client.shared
-        if room is None or not 0 < 4 * count <= room.nbytes:
+        buffer = self._client.shared
+        if buffer is None or not 0 < 4 * count <= buffer.nbytes:
             return None
-        return as_tensor(room[: 4 * count], count)
+        return as_tensor(buffer[: 4 * count], count)
 
     def lies_there(self, tensor: Tensor) -> bool:
         """Whether a tensor's content is in the shared memory."""
-        room = self._client.shared
-        return room is not None and as_tensor(room[:4]).data_ptr() == tensor.data_ptr()
+        buffer = self._client.shared
+        return buffer is not None and as_tensor(buffer[:4]).data_ptr() == tensor.data_ptr()
 
     def request(
         self, meta: Mapping[str, object], timeout_s: float, payload: memoryview | None = None
@@ -295,9 +295,9 @@ class BridgeClient:
         if not answer.waits:
             return answer.reply
         meta, payload = self.request({"op": "fetch", "in_place": in_place}, timeout_s)
-        room = self._client.shared
-        if _PLACED in meta and room is not None:
-            payload = room[: fields.count(meta, _PLACED)]
+        buffer = self._client.shared
+        if _PLACED in meta and buffer is not None:
+            payload = buffer[: fields.count(meta, _PLACED)]
         return replace(answer.reply, payload_P=as_tensor(payload))
 
 
@@ -380,10 +380,10 @@ class PlacedReplies:
         reply = self._waiting.pop(conn, None)
         if reply is None:
             raise FrameError("no answer waits to be fetched")
-        payload, room = as_bytes(reply.payload_P), conn.shared
-        if not fields.flag(meta, "in_place") or room is None or payload.nbytes > room.nbytes:
+        payload, buffer = as_bytes(reply.payload_P), conn.shared
+        if not fields.flag(meta, "in_place") or buffer is None or payload.nbytes > buffer.nbytes:
             return {}, payload
-        as_tensor(room[: payload.nbytes]).copy_(reply.payload_P)
+        as_tensor(buffer[: payload.nbytes]).copy_(reply.payload_P)
         return {_PLACED: payload.nbytes}, None
 
     def forget(self, conn: LanConnection) -> None:

@@ -25,7 +25,7 @@ from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import Averager
 from geo_ray.training.command_log import Begun, ChangeMembers, ChangePace, resume_averager
 from geo_ray.training.config import wait_limit_s
-from geo_ray.training.membership import AveragerHome, MemberChange
+from geo_ray.training.membership import AveragerLeader, MemberChange
 from geo_ray.transport.lan import LanServer
 from geo_ray.transport.security.process_keys import SignedCertificate
 from geo_ray.transport.wire.message import EndpointIdentity
@@ -93,7 +93,7 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         use_cpus(spec.experiment, spec.region(self._region).cpus_per_server)
         secrets = BridgeSecrets(self._region, spec.experiment.transport)
         spec.check_run_directory(self._region)
-        is_new = self._is_successor or spec.home is not None
+        is_new = self._is_successor or spec.leader is not None
         is_here = not is_new and averager_lives_in(spec.experiment, self._region)
         if is_here or spec.experiment.averager.standby is not None:
             spec.places.prepare(None)  # it may come here later
@@ -113,14 +113,14 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         return build_averager(spec.experiment, spec.num_params, spec.data_rows, spec.layout)
 
     def open(
-        self, origin_unix_s: float, keys: BridgeKeys, home: AveragerHome | None = None
+        self, origin_unix_s: float, keys: BridgeKeys, leader: AveragerLeader | None = None
     ) -> tuple[Address, Address]:
         """Listen, on the run's clock.
 
         Args:
             origin_unix_s: when that began.
             keys: what this region was given for its sockets.
-            home: where the averager lives; None: where the configuration says.
+            leader: where the averager lives; None: where the configuration says.
 
         Returns:
             Where other regions, and where the own region, reach this bridge.
@@ -137,7 +137,7 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
             wait_limit_s(experiment.train),
             loaded.saved,
             spec.run_dir,
-            home or spec.home,
+            leader or spec.leader,
             self._make,
         )
         wan_key, lan_key = loaded.secrets.wan_key(keys), loaded.secrets.lan_key(keys)
@@ -212,9 +212,9 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         """Begin a checkpoint of all regions."""
         return self._bridge.path.request_checkpoint(checkpoint, halt=halt)
 
-    def home(self) -> AveragerHome:
+    def leader(self) -> AveragerLeader:
         """Where the averager lives, as far as is known here."""
-        return self._bridge.path.home
+        return self._bridge.path.leader
 
     def report_dead(self, region: str, comes_back: bool = False) -> None:
         """Another region is dead, or only its bridge, and there will be another one."""

@@ -212,7 +212,7 @@ class CheckpointUploadServer:
 
     # -------------------------------------------------------------- what crosses regions
 
-    def saved(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+    def saved(self, parts: Iterable[PartInfo], leader: str) -> Crossed:
         """What has moved between regions since this was asked last, whatever the parts were."""
         with self._lock:
             news, self._reported = self._crossed - self._reported, self._crossed.copy()
@@ -237,7 +237,7 @@ class CheckpointUploadServer:
             return {"there": path.exists()}, None
         if operation == "read":
             size = min(fields.count(meta, "bytes"), PIECE_BYTES)
-            piece = connection.room(size)
+            piece = connection.buffer(size)
             read = _read(path, fields.count(meta, "offset"), piece)
             self._count(self.region, region, read)
             return {}, piece[:read]
@@ -327,14 +327,14 @@ def _refuse_late(path: Path) -> None:
         raise CheckpointError(f"{path.parent} is committed already; {path.name} comes too late")
 
 
-def _read(path: Path, offset: int, room: memoryview) -> int:
+def _read(path: Path, offset: int, buffer: memoryview) -> int:
     """Bytes of a part from ``offset`` on; how many there were."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             read = 0
-            while read < room.nbytes and (
-                size := os.preadv(descriptor, [room[read:]], offset + read)
+            while read < buffer.nbytes and (
+                size := os.preadv(descriptor, [buffer[read:]], offset + read)
             ):
                 read += size
             return read
@@ -534,8 +534,8 @@ def _later(
 
 def _in_pieces(chunks: Iterable[memoryview | bytes]) -> Iterator[memoryview]:
     """The same bytes in pieces of one size, but the last; each is valid until the next."""
-    room, held = bytearray(PIECE_BYTES), 0
-    view = memoryview(room)
+    buffer, held = bytearray(PIECE_BYTES), 0
+    view = memoryview(buffer)
     for chunk in chunks:
         rest = memoryview(chunk).cast("B")
         while rest:

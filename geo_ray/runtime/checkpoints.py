@@ -161,9 +161,9 @@ class Saver:
             healthy=self._is_healthy and all(part.finite for part in self._parts.values()),
             extra=self._extra | {"loss": dict(self.health.export())},
         )
-        told: Future[int] = Future()
-        self._commit = told
-        self._ask(partial(self._commit_one, manifest, told))
+        done: Future[int] = Future()
+        self._commit = done
+        self._ask(partial(self._commit_one, manifest, done))
 
     def committed(self, wait_s: float = 0.0) -> int | None:
         """Whether the open checkpoint counts by now.
@@ -248,17 +248,17 @@ class Saver:
         except GeoRayError as error:
             log.warning("files of checkpoint %d stay: %s", checkpoint, error.message)
 
-    def _commit_one(self, manifest: CheckpointManifest, told: Future[int]) -> None:
+    def _commit_one(self, manifest: CheckpointManifest, done: Future[int]) -> None:
         try:
             if manifest.id in self._refused:
                 raise self._refused[manifest.id]
             self._store.commit(manifest.id, manifest)
         except Exception as error:  # whatever it is: who asked must get it
             if isinstance(error, CheckpointConflictError) or not self._counts(manifest):
-                told.set_exception(typed(error))
+                done.set_exception(typed(error))
                 return
             log.warning("checkpoint %d counts, but: %s", manifest.id, error)
-        told.set_result(sum(part.bytes for part in manifest.parts))
+        done.set_result(sum(part.bytes for part in manifest.parts))
 
     def _counts(self, manifest: CheckpointManifest) -> bool:
         """Whether a commit that failed has come so far that its checkpoint counts."""
@@ -280,10 +280,10 @@ _CLASS: Final = "checkpoint"
 class TrafficSource(Protocol):
     """Tells what checkpoints have moved between regions; see `StoreRegions`."""
 
-    def saved(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+    def saved(self, parts: Iterable[PartInfo], leader: str) -> Crossed:
         """By one that was written."""
 
-    def resumed(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+    def resumed(self, parts: Iterable[PartInfo], leader: str) -> Crossed:
         """By one that was read."""
 
 
@@ -292,8 +292,8 @@ def traffic_source_of(actors: ActorGroup) -> TrafficSource | None:
     spec = actors.spec
     if not spec.places.is_remote:
         return actors.upload_server
-    checkpoint, home = spec.experiment.checkpoint, spec.experiment.averager_region
-    return StoreRegions(checkpoint.store_region or home, checkpoint.region_stores)
+    checkpoint, leader = spec.experiment.checkpoint, spec.experiment.averager_region
+    return StoreRegions(checkpoint.store_region or leader, checkpoint.region_stores)
 
 
 @dataclass(slots=True)
@@ -314,17 +314,17 @@ class StoreTraffic:
 
     def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
         """Count on from what was told before, by link and class."""
-        self._total = Counter({link: told.get(_CLASS, 0) for link, told in sums.items()})
+        self._total = Counter({link: done.get(_CLASS, 0) for link, done in sums.items()})
 
-    def saved(self, parts: Iterable[PartInfo], home: str) -> None:
-        """A checkpoint was written, with the averager in ``home``."""
+    def saved(self, parts: Iterable[PartInfo], leader: str) -> None:
+        """A checkpoint was written, with the averager in ``leader``."""
         if self.stores is not None:
-            self._add(self.stores.saved(parts, home))
+            self._add(self.stores.saved(parts, leader))
 
-    def resumed(self, parts: Iterable[PartInfo], home: str) -> None:
-        """The run goes on from a checkpoint, with the averager in ``home``."""
+    def resumed(self, parts: Iterable[PartInfo], leader: str) -> None:
+        """The run goes on from a checkpoint, with the averager in ``leader``."""
         if self.stores is not None:
-            self._add(self.stores.resumed(parts, home))
+            self._add(self.stores.resumed(parts, leader))
 
     def _add(self, crossed: Crossed) -> None:
         for (src, dst), count in sorted(crossed.items()):
@@ -412,7 +412,7 @@ class CheckpointWatch:
         self._began_s = self.loop.now_s()
         answer = None
         if self.actors.bridges:
-            bridge = self.actors.bridges[self.actors.home.region]
+            bridge = self.actors.bridges[self.actors.leader.region]
             answer = bridge.request_checkpoint.remote(checkpoint, halt)
         self._begun = _Begun(checkpoint, answer, is_over or self._may_tell(), halt)
         self._tell()
@@ -471,7 +471,7 @@ class CheckpointWatch:
         Not where answers go from region to region, or where an averager before the present one has
         given some: one that is on its way still must be merged first.
         """
-        return self.experiment.overlay.kind == "star" and self.actors.home.epoch == 1
+        return self.experiment.overlay.kind == "star" and self.actors.leader.term == 1
 
     def _note_commit(self) -> None:
         """Take note of the open checkpoint if it has come to count."""
@@ -487,7 +487,7 @@ class CheckpointWatch:
             self.loop.emit(
                 "checkpoint", id=checkpoint, step=step, bytes=size_bytes, start_s=began_s
             )
-            self.traffic.saved(self.saver.parts, self.actors.home.region)
+            self.traffic.saved(self.saver.parts, self.actors.leader.region)
 
 
 def _has_begun(answer: Any) -> bool:

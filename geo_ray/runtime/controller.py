@@ -30,7 +30,7 @@ from geo_ray.runtime.members import Members
 from geo_ray.runtime.policies import HALT_DEADLINE_S, Hangs, Quorum, RunLimits, RunPolicy
 from geo_ray.runtime.process_watch import BridgeWatch, HangWatch, WorkerWatch
 from geo_ray.runtime.regions import MemberPolicy
-from geo_ray.runtime.replanning import HomeNow, LinkNotes, PlanFor, PlanWatch, ReplanPolicy
+from geo_ray.runtime.replanning import CurrentLeader, LinkNotes, PlanFor, PlanWatch, ReplanPolicy
 from geo_ray.runtime.reporting import MemberRequests, StatusLine, no_requests, show_nothing
 from geo_ray.storage.manifest import shard_part_name
 from geo_ray.training.worker import StatisticsCollector
@@ -75,11 +75,11 @@ class Skews:
                 found.append({**event, **moved})
         return found
 
-    def _skew(self, key: tuple[str, str], told_s: float | None, now_s: float) -> float:
+    def _skew(self, key: tuple[str, str], reported_s: float | None, now_s: float) -> float:
         """Seconds that a process is ahead; 0 if that is none to speak of."""
-        if told_s is None:
+        if reported_s is None:
             return 0.0
-        before_s, ahead_s = self._ahead_s.get(key), told_s - now_s
+        before_s, ahead_s = self._ahead_s.get(key), reported_s - now_s
         if before_s is not None and ahead_s < before_s - TOLERATED_S:
             before_s = None  # another process, on another machine
         self._ahead_s[key] = ahead_s = ahead_s if before_s is None else max(before_s, ahead_s)
@@ -205,7 +205,7 @@ class Controller:
         resumed = self.actors.spec.resume
         if resumed is not None:
             parts = resumed.parts.values()
-            self.checkpoints.traffic.resumed(parts, self.actors.home.region)
+            self.checkpoints.traffic.resumed(parts, self.actors.leader.region)
         while self.workers.are_out:
             self.workers.collect(_TICK_S)
             answers = self._poll()
@@ -314,9 +314,9 @@ class Controller:
             if isinstance(failure := answer["status"].get("failure"), GeoRayError)
         }
         present = {region: self.actors.can_lose(region) for _, region in servers}
-        gone = self.policy.regions_lost(lost, failures, present, self.actors.former_homes)
+        gone = self.policy.regions_lost(lost, failures, present, self.actors.former_leaders)
         # The averager first: who is reported lost is reported to where it is then.
-        for region in sorted(gone, key=lambda name: name != self.actors.home.region):
+        for region in sorted(gone, key=lambda name: name != self.actors.leader.region):
             if not self.actors.can_lose(region):  # who was to take over is lost as well
                 raise RegionLostError(gone[region])
             self.lose_region(region, gone[region])
@@ -354,13 +354,13 @@ class Controller:
         """The averager may have moved by itself; what was asked of it is asked again."""
         bridges = {r: a["status"] for (role, r), a in answers.items() if role == "bridge"}
         for region, status in bridges.items():
-            stands_by = bool(status.get("stands_by"))
-            self.actors.note_standby(region, status["home"], stands_by=stands_by)
-            if not self.actors.follow(status["home"]):
+            is_standby = bool(status.get("is_standby"))
+            self.actors.note_standby(region, status["leader"], is_standby=is_standby)
+            if not self.actors.follow(status["leader"]):
                 continue
             self.saver.abandon()  # the old averager's part of it will not come
-            self.members.home_moved()
-            self.plans.home_moved()
+            self.members.leader_moved()
+            self.plans.leader_moved()
             if self.policy.stopping is not None:
                 self.ask_averager("request_stop")
 
@@ -388,11 +388,11 @@ class Controller:
         self._keep_quorum()
         gone, is_changing = self.members.gone, self.members.are_changing
         self.actors.note(self.origin_unix_s, gone, is_changing=is_changing)
-        region = self.actors.home.region
-        home = answers.get(("bridge", region))
-        pace = None if home is None else home["status"].get("pace")
+        region = self.actors.leader.region
+        leader = answers.get(("bridge", region))
+        pace = None if leader is None else leader["status"].get("pace")
         interval = None if pace is None else pace * max(1, self.experiment.worker_steps)
-        lives = HomeNow(region, self.actors.standby)
+        lives = CurrentLeader(region, self.actors.standby)
         self.plans.tick(self.actors.primaries, lives, time.monotonic(), interval)
         self.checkpoints.tick()
         if answers.keys() >= self.actors.servers().keys():  # who is slow to answer may be busy
@@ -431,13 +431,13 @@ class Controller:
     def _check_goes_on(self, answers: Answers) -> None:
         if self.quorum.is_paused:
             return
-        home = answers.get(("bridge", self.actors.home.region))
+        leader = answers.get(("bridge", self.actors.leader.region))
         still = {
-            region: answer["status"].get("stands_still_for")
+            region: answer["status"].get("blocked_on")
             for (role, region), answer in answers.items()
             if role == "ps" and answer["status"]["phase"] != "done"
         }
-        unanswered = None if home is None else home["status"].get("open")
+        unanswered = None if leader is None else leader["status"].get("open")
         self.policy.check_goes_on(time.monotonic(), still, unanswered)
 
     def _handle(self, event: dict[str, Any]) -> None:
@@ -449,8 +449,8 @@ class Controller:
         elif kind == "parts":
             self.checkpoints.add(event)
         elif kind == "precise":
-            told = bytearray(event["model_buffers"])
-            self._statistics.add(region, torch.frombuffer(told, dtype=torch.uint8))
+            reports = bytearray(event["model_buffers"])
+            self._statistics.add(region, torch.frombuffer(reports, dtype=torch.uint8))
             self._share_statistics()
         elif kind == "handed":
             self.members.on_handed(region, event)
@@ -489,7 +489,7 @@ class Controller:
             self.actors.primaries[region].use_statistics.remote(buffers_B.numpy().tobytes())
 
     def _note_evals(self, finished: list[Evaluation], t_s: float) -> None:
-        cause = self.evals.take(finished, t_s, self.actors.home.region)
+        cause = self.evals.take(finished, t_s, self.actors.leader.region)
         if cause is not None:
             self._stop(cause)
 
@@ -549,7 +549,7 @@ class Controller:
 
     def ask_averager(self, method: str, *arguments: Any) -> Any:
         """See `RunServices.ask_averager`."""
-        bridge = self.actors.bridges[self.actors.home.region]
+        bridge = self.actors.bridges[self.actors.leader.region]
         try:
             return self._ask(getattr(bridge, method).remote(*arguments))
         except InvariantError as error:
@@ -557,7 +557,7 @@ class Controller:
             log.warning("what the averager was asked is past: %s", error.message)
             return None
         except RegionLostError:
-            if not self.actors.can_lose(self.actors.home.region):
+            if not self.actors.can_lose(self.actors.leader.region):
                 raise
             return None  # the next poll finds out, too
 
@@ -565,8 +565,8 @@ class Controller:
         return collect({0: call}, _POLL_TIMEOUT_S)[0]
 
     def _note_wan(self, answers: Answers, *, force: bool = False) -> None:
-        told = {r: a["status"]["links"] for (role, r), a in answers.items() if role == "bridge"}
-        for link in self.links.hear(told, force=force):
+        reports = {r: a["status"]["links"] for (role, r), a in answers.items() if role == "bridge"}
+        for link in self.links.hear(reports, force=force):
             self.emit("wan", src=link.src, dst=link.dst, bytes_by_class=link.bytes_by_class)
 
 

@@ -46,7 +46,7 @@ class Joining:
         origin_unix_s: when the run's clock was 0.
         asked_s: when it was asked for.
         is_asked: whether the averager was told.
-        is_told: whether it was told that its processes run.
+        is_notified: whether it was told that its processes run.
     """
 
     region: str
@@ -55,7 +55,7 @@ class Joining:
     origin_unix_s: float
     asked_s: float = field(default_factory=time.monotonic)
     is_asked: bool = False
-    is_told: bool = False
+    is_notified: bool = False
     _up: Future[ActorGroup] = field(init=False)
     _begun: Future[int] | None = None
     _own: dict[str, PlacedRegion] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class Joining:
             actors.launcher.place([demand], _PLACE_S) if placed is None else {self.region: placed}
         )
         own = where if placed is None else {}  # is given back if nothing comes of it
-        spec = replace(actors.spec, resume=None, attempt=self.attempt, home=actors.home)
+        spec = replace(actors.spec, resume=None, attempt=self.attempt, leader=actors.leader)
         group = ActorGroup(
             spec, where, actors.keys, actors.launcher, actors.token, actors.upload_server
         )
@@ -157,8 +157,8 @@ class Joining:
                 calls["connect", name] = group.bridges[self.region].connect.remote(name, reached)
             collect(calls, _START_S)
             # Whoever is let in without a link is waited for by all others.
-            home = actors.home.region
-            collect({0: group.bridges[self.region].await_link.remote(home, _LINK_S)}, _START_S)
+            leader = actors.leader.region
+            collect({0: group.bridges[self.region].await_link.remote(leader, _LINK_S)}, _START_S)
         except BaseException:
             group.close()
             actors.launcher.remove(own)
@@ -175,7 +175,7 @@ class Joining:
         """Which of those that are there are linked to a newcomer, and where they are reached."""
         actors = self.actors
         bridges = dict(actors.bridges)  # others change it meanwhile
-        names = sorted(bridges) if self.meets_all else [actors.home.region]
+        names = sorted(bridges) if self.meets_all else [actors.leader.region]
         return {n: (bridges[n], actors.bridge_addresses[n][0]) for n in names if n in bridges}
 
     def _begin_as(self, handed: Handed) -> int:
@@ -363,8 +363,8 @@ class Newcomers:
                     late = RegionLostError("the run ends before it was there")
                     news.append(self.call_off(region, late))
                 elif joining.is_up:
-                    if not joining.is_told:
-                        joining.is_told = True
+                    if not joining.is_notified:
+                        joining.is_notified = True
                         news.append(HasStarted(region, now_s - joining.asked_s))
                     if not joining.is_asked:
                         ready.append(joining)
@@ -421,7 +421,7 @@ class Newcomers:
             RegionLostError(f"region '{region}' was lost before it had handed its state over")
         )
 
-    def home_moved(self) -> None:
+    def leader_moved(self) -> None:
         """Ask the averager in its new home again: it may not know of those that enter."""
         self._asked_s = -_ASK_S
 
@@ -467,7 +467,12 @@ class Newcomers:
                 )
             return None
         took_s = time.monotonic() - copy.at_s
-        event = {"view": view.epoch, "round": copy.round, "bytes": size_bytes, "took_s": took_s}
+        event = {
+            "view": view.generation,
+            "round": copy.round,
+            "bytes": size_bytes,
+            "took_s": took_s,
+        }
         self._forget(joining)
         return HasJoined(region, joining.attempt, joining.group, copy.step, event)
 

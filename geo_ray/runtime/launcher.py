@@ -24,7 +24,7 @@ from geo_ray.transport.wire.sockets import Address
 
 if TYPE_CHECKING:  # they import PyTorch
     from geo_ray.runtime.spec import RunSpec
-    from geo_ray.training.membership import AveragerHome
+    from geo_ray.training.membership import AveragerLeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,16 @@ class RunEndpoints:
     """Where the averager lives and lived, and where servers and bridges listen.
 
     Attributes:
-        home: of the averager.
+        leader: of the averager.
         standby: who may take over from there.
-        former_homes: where it lived before.
+        former_leaders: where it lived before.
         shards: by region, the primary shard's first.
         bridges: where other regions, and the own one, reach each bridge.
     """
 
-    home: AveragerHome
+    leader: AveragerLeader
     standby: str | None
-    former_homes: tuple[str, ...]
+    former_leaders: tuple[str, ...]
     shards: Mapping[str, tuple[Address, ...]]
     bridges: Mapping[str, tuple[Address, Address]]
 

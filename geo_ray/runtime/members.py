@@ -98,7 +98,7 @@ class Members:
             if role == "ps" and "rows" in status:
                 region = self.regions[name]
                 region.rows, region.step = status["rows"], status["version"]
-        view = statuses.get(("bridge", self.actors.home.region), {}).get("view")
+        view = statuses.get(("bridge", self.actors.leader.region), {}).get("view")
         self._newcomers.note(view)
         for request in self.requests():
             self._on(Requested(request, view))
@@ -185,9 +185,9 @@ class Members:
         """Have the averager move to its standby's region."""
         self._on(MoveWanted())
 
-    def home_moved(self) -> None:
+    def leader_moved(self) -> None:
         """Report losses again, to the averager in its new home."""
-        self._newcomers.home_moved()
+        self._newcomers.leader_moved()
         self._on(AveragerMoved())
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class Members:
         actors = self.actors
         return RunSituation(
             time.monotonic(),
-            actors.home.region,
+            actors.leader.region,
             actors.standby,
             actors.standby in actors.bridges,
             frozenset(name for name in list(actors.primaries) if not actors.can_lose(name)),
@@ -255,7 +255,7 @@ class Members:
                 loop.emit("region_drained", region=region, cause=cause)
 
     def _ask_change(self, joins: tuple[str, ...], leaves: tuple[str, ...]) -> None:
-        donor = self.regions.donor(self.actors.home.region)
+        donor = self.regions.donor(self.actors.leader.region)
         self.loop.ask_averager("change_members", joins, leaves, donor)
 
     def _hear(self, news: Collection[JoinNews]) -> None:

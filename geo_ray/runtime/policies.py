@@ -281,7 +281,7 @@ class RunPolicy:
         self.newest_saved: int | None = None
         self._saved_since: int | None = None  # newest checkpoint completed after the request
         self.stopping: str | None = None
-        self._progress_s = self._told_s = now_s
+        self._progress_s = self._reported_s = now_s
         self._progress = 0  # steps and exchanges that were told of
         self._begun_with = self._saved_with = -1  # of these, when a checkpoint began
         self._stuck: dict[str, int] = {}
@@ -356,7 +356,7 @@ class RunPolicy:
         lost: Mapping[str, str],
         failures: Mapping[str, GeoRayError],
         present: Mapping[str, bool],
-        former_homes: Collection[str],
+        former_leaders: Collection[str],
     ) -> dict[str, str]:
         """Processes of regions are gone, or regions say that they cannot go on.
 
@@ -364,7 +364,7 @@ class RunPolicy:
             lost: causes, by regions whose server or bridge does not answer.
             failures: what regions say of themselves.
             present: the regions that take part: whether the run can go on without each.
-            former_homes: where the averager lived before it moved, if it has.
+            former_leaders: where the averager lived before it moved, if it has.
 
         Returns:
             Causes by the regions to go on without.
@@ -380,7 +380,7 @@ class RunPolicy:
             # Its bridge is gone, or it was cut off for so long that the others went on without it.
             # What else fails in a region lies in task, data or program, and would do so elsewhere.
             cut_off = isinstance(failure, LinkDownError | RegionLostError)
-            cut_off = cut_off or region in former_homes
+            cut_off = cut_off or region in former_leaders
             if not (cut_off and present.get(region)):
                 raise failure
             gone[region] = failure.message
@@ -397,7 +397,7 @@ class RunPolicy:
 
     def on_progress(self, now_s: float) -> None:
         """A region has made a step or an exchange, or has evaluated."""
-        self._progress_s = self._told_s = now_s
+        self._progress_s = self._reported_s = now_s
         self._progress += 1
 
     def stalled(self, now_s: float) -> float | None:
@@ -406,9 +406,9 @@ class RunPolicy:
         That is no reason to end a run: a step takes as long as it takes, and who is gone is noticed
         otherwise.
         """
-        if now_s - self._told_s < STALL_S:
+        if now_s - self._reported_s < STALL_S:
             return None
-        self._told_s = now_s
+        self._reported_s = now_s
         return now_s - self._progress_s
 
     def check_goes_on(

@@ -195,7 +195,7 @@ class PrimaryShard:
         )
         self._unread = Unread()  # payloads of open requests, which checkpoints hold
         if not server.model.is_cut and server.wire.plan.up is None:
-            self._shard.state.room = self._room
+            self._shard.state.allocate = self._payload_buffer
         self._event_buffer, self._log = event_buffer, RegionLog(event_buffer)
         self._timeout_s = limit_s
         self._changed = threading.Condition(threading.Lock())
@@ -206,7 +206,7 @@ class PrimaryShard:
         self._answers: dict[int, Assignment] = {}
         self._attempts: dict[int, int] = {}
         # What is carried beside the version that a worker was told to fetch.
-        self._told_B: dict[int, Tensor | None] = {}
+        self._announced_B: dict[int, Tensor | None] = {}
         self._sends: SimpleQueue[bool] = SimpleQueue()  # whether there is an open request
         self._failure: GeoRayError | None = None
         self._exhausted = self._is_paused = False
@@ -232,7 +232,7 @@ class PrimaryShard:
         with self._times_lock:
             computing = self._times.computing(time.monotonic())
             status = {**status, "computing": computing, "usual_s": self._times.usual_s}
-        return status if self._asking else {**status, "stands_still_for": None}
+        return status if self._asking else {**status, "blocked_on": None}
 
     def stop(self) -> None:
         """Finish after the present step; for a region that is alone."""
@@ -371,7 +371,7 @@ class PrimaryShard:
         model = self.server.model
         if fields.text(meta, "op") == "fetch":
             fetched_S = self._shard.fetch(read_pull(worker, meta))
-            return {}, slice_for(conn, fetched_S, self._told_B.get(worker))
+            return {}, slice_for(conn, fetched_S, self._announced_B.get(worker))
         judged = fields.flag(meta, "judged")
         if model.is_cut:
             return self._tell(worker, judged=judged), None
@@ -453,7 +453,7 @@ class PrimaryShard:
 
     def _tell(self, worker: int, *, judged: bool) -> Meta:
         """Let a worker fetch the present version, and its model buffers."""
-        self._told_B[worker] = self._model_buffers(judged=judged)
+        self._announced_B[worker] = self._model_buffers(judged=judged)
         return pull_meta(self.server.model.pulls.tell(worker, judged=judged))
 
     def _model_buffers(self, *, judged: bool) -> Tensor | None:
@@ -503,7 +503,7 @@ class PrimaryShard:
         self._status = {
             "version": self.server.version,
             "phase": self.server.phase,
-            "stands_still_for": self.server.stands_still_for,
+            "blocked_on": self.server.blocked_on,
             "exhausted": self._exhausted,
             "applied": self.server.work.ledger.applied,
             "rows": self.server.work.ledger.export(),
@@ -587,14 +587,14 @@ class PrimaryShard:
             self.server.record_encoded(update)
         return replace(send, update=update)
 
-    def _room(self, count: int) -> Tensor:
+    def _payload_buffer(self, count: int) -> Tensor:
         """Where the next payload is made: where the bridge reads it, if no update lies there."""
         line = None if self.server.link_busy else self._line
-        room_P = None if line is None else line.client.room(count)
-        if room_P is None:
+        buffer_P = None if line is None else line.client.buffer(count)
+        if buffer_P is None:
             return torch.empty(count)
         self._unread.secure()
-        return room_P
+        return buffer_P
 
     def _fetched(self, bridge: BridgeClient, answer: BridgeAnswer) -> ReplyMessage:
         """The answer's payload, in the place of the update if that is not needed any more."""

@@ -176,10 +176,10 @@ def _actors(
     experiment: Experiment, run_id: str, placed: Mapping[str, PlacedRegion]
 ) -> Iterator[dict[str, Any]]:
     # Links are the same whatever is trained: no class of the user's is needed to measure them.
-    kept = experiment.model_dump(
+    settings = experiment.model_dump(
         mode="json", exclude={"codec", "overlay", "transfers", "averager", "plan"}
     )
-    text = json.dumps(kept | {"strategy": {"kind": "asgd"}})
+    text = json.dumps(settings | {"strategy": {"kind": "asgd"}})
     actors: dict[str, Any] = {}
     try:
         for region in experiment.regions:

@@ -27,7 +27,7 @@ from geo_ray.runtime.members import Members
 from geo_ray.runtime.policies import NAMED_S, Hangs, RunPolicy
 from geo_ray.runtime.reporting import RunServices
 from geo_ray.training.config import why_fixed
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 from geo_ray.transport.wire.sockets import Address
 
 Place = tuple[str, int]
@@ -124,7 +124,7 @@ class WorkerWatch:
                 failure = failure_of(error)
                 self._lost(worker, failure.cause, None if failure.is_lost else failure.as_error())
             else:
-                self._home(worker, steps)
+                self._leader(worker, steps)
         now_s = time.monotonic()
         for place in self.policy.replacements(now_s):
             gone = self.actors.workers.get(place)
@@ -197,7 +197,7 @@ class WorkerWatch:
         ]
         return len(others) >= elastic.least(ranks)
 
-    def _home(self, worker: GroupWorker, steps: int) -> None:
+    def _leader(self, worker: GroupWorker, steps: int) -> None:
         place = (worker.region, worker.rank)
         was_sent = self._forget_sent(worker)
         if not was_sent or self.actors.workers.get(place) is not worker:
@@ -292,7 +292,7 @@ class HangWatch:
     loop: RunServices
     _suspects: dict[tuple[str, int], _Suspect] = field(default_factory=dict)
     _named: set[tuple[str, str]] = field(default_factory=set)  # region and process
-    _told_s: float = 0.0
+    _reported_s: float = 0.0
 
     def look(
         self,
@@ -360,8 +360,8 @@ class HangWatch:
                 unresponsive_s=seconds[region, process],
             )
         had_any, self._named = bool(self._named), {*late, *unknown}
-        if late and (fresh or now_s - self._told_s >= _TELL_AGAIN_S):
-            self._told_s = now_s
+        if late and (fresh or now_s - self._reported_s >= _TELL_AGAIN_S):
+            self._reported_s = now_s
             self.loop.show("; ".join(late[key] for key in sorted(late)))
         elif had_any and not self._named:
             self.loop.show("")
@@ -383,7 +383,7 @@ AWAY_S: Final = 10.0
 
 
 def is_replaceable(
-    experiment: Experiment, region: str, home: AveragerHome, standby: str | None
+    experiment: Experiment, region: str, leader: AveragerLeader, standby: str | None
 ) -> bool:
     """Whether a bridge of ``region`` holds nothing that its successor would lack.
 
@@ -394,7 +394,7 @@ def is_replaceable(
     Args:
         experiment: the run.
         region: the bridge's.
-        home: where the averager lives, or lived in that bridge.
+        leader: where the averager lives, or lived in that bridge.
         standby: who may take over from there.
     """
     keeps = why_fixed(
@@ -402,7 +402,7 @@ def is_replaceable(
     )
     if keeps is not None:
         return False
-    if region == home.region:
+    if region == leader.region:
         return standby is not None and not experiment.averager.max_divergence
     return True
 
@@ -503,7 +503,7 @@ class BridgeWatch:
             if self.actors.primaries.get(region) is not found.primary:  # lost meanwhile
                 found.fresh.add_done_callback(_end)
                 continue
-            if found.host != self.actors.home.region:  # the averager has moved meanwhile
+            if found.host != self.actors.leader.region:  # the averager has moved meanwhile
                 found.fresh.add_done_callback(_end)
                 if not self._replace(region, found.cause):
                     self._lose(region, found.cause)
@@ -530,7 +530,7 @@ class BridgeWatch:
 
     def _replace(self, region: str, cause: str) -> bool:
         actors = self.actors
-        if not is_replaceable(actors.spec.experiment, region, actors.home, actors.standby):
+        if not is_replaceable(actors.spec.experiment, region, actors.leader, actors.standby):
             return False
         if not self.restarts.take(time.monotonic()):
             log.warning("the bridge of region '%s' is not replaced: %s", region, self.restarts)
@@ -539,13 +539,13 @@ class BridgeWatch:
         log.warning("the bridge of region '%s' is lost: %s", region, cause)
         self.loop.show(f"the bridge of region '{region}' is lost: starting another one")
         self.loop.emit("bridge_requested", region=region, cause=cause)
-        if region == actors.home.region:
+        if region == actors.leader.region:
             actors.expect_takeover()
-            actors.bridges[actors.home.region].report_dead.remote(region, True)
+            actors.bridges[actors.leader.region].report_dead.remote(region, True)
         elif region == actors.standby:
             actors.standby = None
-            actors.bridges[actors.home.region].report_dead.remote(region, True)
-        primary, host = actors.primaries[region], actors.home.region
+            actors.bridges[actors.leader.region].report_dead.remote(region, True)
+        primary, host = actors.primaries[region], actors.leader.region
         bring_up = partial(self._bring_up, region, primary, host, actors.next_attempt())
         fresh = actors.threads.submit(f"bridge-{region}", bring_up)
         self._open[region] = _Replacing(cause, primary, host, fresh)
@@ -558,8 +558,8 @@ class BridgeWatch:
             actors.admit({region: bridge}, _START_S)
             _await(bridge.ready.remote())
             keys = actors.keys.for_bridge(region, _await(bridge.introduce.remote()))
-            home = self._home_in(host)
-            addresses = _await(bridge.open.remote(self.origin_unix_s, keys, home))
+            leader = self._leader_in(host)
+            addresses = _await(bridge.open.remote(self.origin_unix_s, keys, leader))
             self._link(region, bridge, addresses[0], host)
             _await(primary.use_bridge.remote(addresses[1]))
         except BaseException:
@@ -592,13 +592,13 @@ class BridgeWatch:
             raise RegionLostError(f"the bridge of region '{name}' is lost")
         return bridge
 
-    def _home_in(self, host: str) -> AveragerHome:
+    def _leader_in(self, host: str) -> AveragerLeader:
         """Where the averager lives, once its bridge knows that it does."""
         until_s = time.monotonic() + _MOVE_S
         while True:
-            home: AveragerHome = _await(self._host(host).home.remote())
-            if home.region == host:
-                return home
+            leader: AveragerLeader = _await(self._host(host).leader.remote())
+            if leader.region == host:
+                return leader
             check_not_closing()
             if time.monotonic() > until_s:
                 raise RegionLostError(f"the averager has not moved to region '{host}'")

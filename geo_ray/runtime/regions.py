@@ -187,7 +187,7 @@ class RunSituation:
 
     Attributes:
         now_s: the present time.
-        home: the region that hosts the averager.
+        leader: the region that hosts the averager.
         standby: the region that may take over from there.
         is_standby_up: whether the bridge of that region is there.
         needed: regions that the run cannot continue without.
@@ -196,7 +196,7 @@ class RunSituation:
     """
 
     now_s: float
-    home: str
+    leader: str
     standby: str | None = None
     is_standby_up: bool = False
     needed: frozenset[str] = frozenset()
@@ -462,7 +462,7 @@ class MemberPolicy:
         members: Collection[str],
         pending: Collection[str],
         *,
-        home: str,
+        leader: str,
         standby: str | None,
         is_ending: bool,
     ) -> str | None:
@@ -472,7 +472,7 @@ class MemberPolicy:
             request: what is asked.
             members: the regions that take part.
             pending: regions that are about to join or leave.
-            home: where the averager lives.
+            leader: where the averager lives.
             standby: who may take over from there; None if nobody does.
             is_ending: whether the run is told to finish or to halt.
         """
@@ -488,7 +488,7 @@ class MemberPolicy:
             return self._fixed
         if request.verb == "add":
             return self._no_newcomer(region, members)
-        stays = home if standby is None else ""
+        stays = leader if standby is None else ""
         return self._no_leaver(region, members, stays)
 
     def _no_newcomer(self, region: str, members: Collection[str]) -> str | None:
@@ -558,9 +558,9 @@ class Regions:
         """Regions that were asked to leave, or to be removed, and have not joined since."""
         return frozenset(each.name for each in self if each.stays_away)
 
-    def donor(self, home: str) -> str:
+    def donor(self, leader: str) -> str:
         """Return the region whose state joining regions copy."""
-        return giver_of({each.name: each.step for each in self if each.is_here}, home)
+        return giver_of({each.name: each.step for each in self if each.is_here}, leader)
 
     def restore(
         self,
@@ -619,9 +619,9 @@ class Regions:
             case AveragerMoved():
                 return self._follow(now)
             case MoveWanted():
-                home = self[now.home]
-                if home.move_asked_s is None:
-                    home.move_asked_s = -math.inf
+                leader = self[now.leader]
+                if leader.move_asked_s is None:
+                    leader.move_asked_s = -math.inf
                 return []
             case JoinEnded(name, has_joined):
                 return self._end_join(self[name], now, has_joined=has_joined)
@@ -650,7 +650,7 @@ class Regions:
             request,
             members,
             {*self.in_state(MembershipState.JOINING), *leaving},
-            home=now.home,
+            leader=now.leader,
             standby=now.standby,
             is_ending=now.is_ending,
         )
@@ -705,7 +705,7 @@ class Regions:
 
     def _drain(self, region: Region, now: RunSituation) -> list[Action]:
         region.move("drain")
-        if region.name != now.home:
+        if region.name != now.leader:
             return self._ask_to_leave(region)
         region.move_asked_s = -math.inf
         return [Say(f"the averager moves, so that region '{region.name}' can leave")]
@@ -732,7 +732,7 @@ class Regions:
             region.move_asked_s = None
             if region.state is MembershipState.DRAINING:
                 region.move("stay")
-        elif region.name != now.home:
+        elif region.name != now.leader:
             region.move_asked_s = None
             if region.state is MembershipState.DRAINING:
                 return self._ask_to_leave(region)
@@ -796,13 +796,13 @@ class Regions:
     def _follow(self, now: RunSituation) -> list[Action]:
         """The averager has moved: the one before may not have passed losses on."""
         actions: list[Action] = [ReportDead(each.name) for each in self if each.is_dead]
-        home = self[now.home]
-        if home.is_leaving:
-            is_on_notice = home.is_on_notice
-            home.move("stay")
+        leader = self[now.leader]
+        if leader.is_leaving:
+            is_on_notice = leader.is_on_notice
+            leader.move("stay")
             if not is_on_notice:  # a notice is heeded again
-                why = f"the averager lives in '{home.name}' now"
-                actions.append(Answer("drain", home.name, refusal=why))
+                why = f"the averager lives in '{leader.name}' now"
+                actions.append(Answer("drain", leader.name, refusal=why))
         return actions
 
     def _end_join(self, region: Region, now: RunSituation, *, has_joined: bool) -> list[Action]:

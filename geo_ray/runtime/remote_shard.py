@@ -69,23 +69,23 @@ def pushed_gradient(conn: LanConnection, payload: memoryview | None, count: int)
 def parameters_for(
     conn: LanConnection,
     params_S: Tensor,
-    room: memoryview | None = None,
+    buffer: memoryview | None = None,
     buffers_B: Tensor | None = None,
 ) -> memoryview | None:
     """A copy of a slice's parameters, fp32 (S,), for the answer; None if it is in shared memory.
 
-    ``room`` is a buffer of that size that is not in use any more; None allocates one. What the
+    ``buffer`` is a buffer of that size that is not in use any more; None allocates one. What the
     model carries, uint8 (B,), goes before them.
     """
     before = 0 if buffers_B is None else buffers_B.numel() // 4
     count = before + params_S.numel()
     if conn.shared is not None:
         into, answer = shared_parameters(conn.shared, count), None
-    elif room is None:
+    elif buffer is None:
         into = torch.empty(count)
         answer = as_bytes(into)
     else:
-        into, answer = as_tensor(room, count), room
+        into, answer = as_tensor(buffer, count), buffer
     if buffers_B is not None:
         into[:before].view(torch.uint8).copy_(buffers_B)
     into[before:].copy_(params_S)
@@ -98,8 +98,8 @@ def slice_for(
     """The same for a worker whose gradient was used: the buffer that it came in takes them."""
     before_bytes = 0 if buffers_B is None else buffers_B.numel()
     shared = conn.shared is not None
-    room = None if shared else conn.room(before_bytes + 4 * params_S.numel())
-    return parameters_for(conn, params_S, room, buffers_B)
+    buffer = None if shared else conn.buffer(before_bytes + 4 * params_S.numel())
+    return parameters_for(conn, params_S, buffer, buffers_B)
 
 
 def _offset_bytes(count: int) -> int:
@@ -403,10 +403,10 @@ class ShardLinks:
             return self.primary.exchange(meta, push=push)
         if push:  # the primary shard may apply it at once, so all have it before
             self._pool([partial(link.put, share) for link in self._links])
-        told, _ = self.primary.request(meta, push=False)
-        pull = read_pull(self._rank, told)
+        reply, _ = self.primary.request(meta, push=False)
+        pull = read_pull(self._rank, reply)
         self._pool([partial(link.fetch, pull) for link in self._links])
-        return told
+        return reply
 
     def pull(self, *, judged: bool) -> None:
         """Fetch the live parameters, or those that an evaluation is about."""

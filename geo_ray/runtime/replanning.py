@@ -96,7 +96,7 @@ class PlanFor(Protocol):
         ...
 
 
-class HomeNow(NamedTuple):
+class CurrentLeader(NamedTuple):
     """Where the averager lives, and which region stands by for it, if one does."""
 
     region: str
@@ -124,17 +124,21 @@ class PlanWatch:
     _has_planned: bool = False
     _pool: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "plan"))
     _open: tuple[tuple[str, ...], Future[MembersPlan]] | None = None
-    _asked_home: str = ""
+    _asked_leader: str = ""
     _paced: int | None = None
 
     def tick(
-        self, members: Collection[str], home: HomeNow, now_s: float, interval: int | None = None
+        self,
+        members: Collection[str],
+        leader: CurrentLeader,
+        now_s: float,
+        interval: int | None = None,
     ) -> None:
         """Plan if it is time, and tell what has come of it.
 
         Args:
             members: who takes part.
-            home: see `HomeNow`.
+            leader: see `CurrentLeader`.
             now_s: of a clock that does not stand still.
             interval: that the averager asks for, in the plan's steps; None: it asks for none, or
                 has not said.
@@ -146,14 +150,14 @@ class PlanWatch:
         self._interval = self._paced or interval or self._interval
         if self._open is None and self.policy.due(members, now_s):
             asked = tuple(sorted(members))
-            self._has_planned, self._asked_home = True, home.region
-            question = (asked, home.region, self._interval, home.standby)
+            self._has_planned, self._asked_leader = True, leader.region
+            question = (asked, leader.region, self._interval, leader.standby)
             self._open = asked, self._pool.submit(self.plan_for, *question)
         if self._open is None or not self._open[1].done():
             return
         asked, found = self._open
         self._open = None
-        if (asked, self._asked_home) != (tuple(sorted(members)), home.region):
+        if (asked, self._asked_leader) != (tuple(sorted(members)), leader.region):
             self.policy.doubt()  # others are there by now, or the averager has moved
             return
         try:
@@ -185,7 +189,7 @@ class PlanWatch:
             loop.emit("averager_moves", before=present.averager, averager=plan.averager, **about)
             loop.show(f"the averager moves from {present.averager} to {plan.averager}: {why}")
 
-    def home_moved(self) -> None:
+    def leader_moved(self) -> None:
         """Ask the averager at its new home for the interval; its log may have ended before that."""
         if self._paced is not None:
             self.loop.set_interval(self._paced)
@@ -250,18 +254,18 @@ class LinkNotes:
         self._heard_s = -_EVERY_S
         self._newest: dict[tuple[str, str], Mapping[str, int]] = {}
         self._before: dict[tuple[str, str], Counter[str]] = {}  # of bridges that are gone
-        self._told: dict[tuple[str, str], Mapping[str, int]] = {}  # by a run actor that is gone
+        self._earlier: dict[tuple[str, str], Mapping[str, int]] = {}  # by a run actor that is gone
 
     def hear(
         self,
-        told: Mapping[str, Mapping[str, Any]],
+        reports: Mapping[str, Mapping[str, Any]],
         *,
         force: bool = False,
     ) -> list[LinkTraffic]:
         """Take in what bridges tell of their links, and write it down, every second at most.
 
         Args:
-            told: `PeerStats` by peer, by region.
+            reports: `PeerStats` by peer, by region.
             force: now, and wait until it is written.
 
         Returns:
@@ -272,7 +276,7 @@ class LinkNotes:
             return []
         self._heard_s = now_s
         traffic = []
-        for region, links in told.items():
+        for region, links in reports.items():
             for peer, link in links.items():
                 by_class = {k: int(v) for k, v in link["bytes_sent"].items()}
                 traffic.append(LinkTraffic(region, peer, self._sum(region, peer, by_class)))
@@ -284,7 +288,7 @@ class LinkNotes:
         """Bytes of a link over all bridges of a region so far: one that is new counts from 0."""
         pair = region, peer
         newest, before = self._newest.get(pair, {}), self._before.setdefault(pair, Counter())
-        for name, count in self._told.pop(pair, {}).items():  # more than it sent, others did
+        for name, count in self._earlier.pop(pair, {}).items():  # more than it sent, others did
             before[name] += max(0, count - sent.get(name, 0))
         if any(sent.get(name, 0) < count for name, count in newest.items()):
             before.update(newest)
@@ -293,7 +297,7 @@ class LinkNotes:
 
     def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
         """Count on from what a run actor before this one told, by link and class."""
-        self._told = dict(sums)
+        self._earlier = dict(sums)
 
     def note(self, region: str, links: Mapping[str, Any]) -> None:
         """Take in what the bridge of ``region`` tells of its links (`PeerStats` by peer)."""

@@ -143,12 +143,12 @@ class RunHost:
         reporting = Reporting(self._progress, began_unix_s, self._interruption)
         resume, launcher = order.resume, SupervisedLauncher(self._supervisor)
         if self._attempt and has_begun(order.run.path):
-            told, log = resume or Resumption(begins=True), order.run.path / EVENTS_FILE
-            end = told.end_noted(EventTail(log))
+            resumption, log = resume or Resumption(begins=True), order.run.path / EVENTS_FILE
+            end = resumption.end_noted(EventTail(log))
             if end is not None:
                 retry_s = experiment.checkpoint.retry_s
                 return conclude(order.run, reporting, launcher, end, retry_s)
-            resume = told.again(EventTail(log))
+            resume = resumption.again(EventTail(log))
         return main.run(experiment, order.run, reporting, launcher, resume=resume)
 
     def _beat_often(self) -> None:

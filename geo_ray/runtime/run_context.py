@@ -210,7 +210,7 @@ def evals_of(
     context: RunContext,
     recorder: Recorder,
     keeper: BestKeeper | None,
-    told: frozenset[EvalMark] = frozenset(),
+    noted: frozenset[EvalMark] = frozenset(),
 ) -> EvalNotes:
     """What follows from its evaluations.
 
@@ -218,12 +218,12 @@ def evals_of(
         context: the run.
         recorder: takes events.
         keeper: keeps the best model; None if nobody wants it.
-        told: evaluations of which an earlier run actor has taken note.
+        noted: evaluations of which an earlier run actor has taken note.
     """
     collector = build_evals(context.experiment, context.task)
     writer = ThreadPoolExecutor(1, "best-model")
     target = context.experiment.train.target
-    return EvalNotes(collector, recorder.emit, target, keeper, writer, told)
+    return EvalNotes(collector, recorder.emit, target, keeper, writer, noted)
 
 
 def controller_of(

@@ -110,7 +110,7 @@ def finish(training: Training) -> Summary:
     for event in read_events(run.path / EVENTS_FILE):
         summing.feed(event)
     usd = account(run, summing.totals)
-    digest = digests[actors.home.region]
+    digest = digests[actors.leader.region]
     summary = summing.summary(startup_s=training.startup_s, usd=usd, digest=digest)
     about = about_model(experiment, summary.steps, summary.eval)
     recorder.check()
@@ -159,18 +159,18 @@ def _final_model(
     actors: ActorGroup, places: CheckpointPlaces, run: RunDirectory, retrying: Retrying
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Give the vectors of the final model, and the digest of the parameters of each region."""
-    home = actors.home.region
-    others = {r: p.write_model.remote(False) for r, p in actors.primaries.items() if r != home}
+    leader = actors.leader.region
+    others = {r: p.write_model.remote(False) for r, p in actors.primaries.items() if r != leader}
     digests = {r: str(value) for r, (_, value) in collect(others, _WRITE_S).items()}
-    primary = actors.primaries[home]
+    primary = actors.primaries[leader]
     if not (places.is_remote and retrying.is_store_away):
         folder = places.model_folder(str(run.path))
         try:
             found = retrying.until_done("the model", partial(_through, primary, folder, places))
-            return found[0], digests | {home: found[1]}
+            return found[0], digests | {leader: found[1]}
         except (StoreError, RunDirectoryError) as error:
             retrying.reporting.status(
-                f"{error.message}: taking the model from region '{home}' itself"
+                f"{error.message}: taking the model from region '{leader}' itself"
             )
     sizes, digest = collect({0: primary.model_bytes.remote()}, _WRITE_S)[0]
     tensors = {}
@@ -181,7 +181,7 @@ def _final_model(
             piece = collect({0: primary.model_piece.remote(name, start, stop)}, _WRITE_S)[0]
             tensors[name][start:stop] = torch.frombuffer(bytearray(piece), dtype=torch.uint8)
     tensors["params"] = tensors["params"].view(torch.float32)
-    return tensors, digests | {home: str(digest)}
+    return tensors, digests | {leader: str(digest)}
 
 
 def _through(

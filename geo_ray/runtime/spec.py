@@ -21,7 +21,7 @@ from geo_ray.storage.manifest import PartInfo
 from geo_ray.storage.parts import read_part
 from geo_ray.storage.places import CheckpointPlaces, PartPlaces
 from geo_ray.storage.uri import is_s3
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.parameters import BufferLayout
 
 
@@ -140,7 +140,7 @@ class RunSpec:
         data_rows: rows of each region's training data.
         layout: of what the model carries beside its parameters.
         constants: digests of what is not trained; every process must have the same.
-        home: where the averager lives, for processes that begin in mid-run; None at the start.
+        leader: where the averager lives, for processes that begin in mid-run; None at the start.
     """
 
     experiment_json: str
@@ -156,7 +156,7 @@ class RunSpec:
     data_rows: dict[str, float] = field(default_factory=dict)
     layout: BufferLayout = field(default_factory=partial(BufferLayout, ()))
     constants: dict[str, str] = field(default_factory=dict)
-    home: AveragerHome | None = None
+    leader: AveragerLeader | None = None
 
     @property
     def experiment(self) -> Experiment:

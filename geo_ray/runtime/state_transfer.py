@@ -155,11 +155,11 @@ class CopyTransfer:
             if self._lent is None:
                 raise CheckpointCorruptError(f"{file}: nothing is lent here")
             piece = self._lent(*which)
-            told = Message(_PIECE, about, piece, _TRAFFIC, BACKGROUND)
+            reply = Message(_PIECE, about, piece, _TRAFFIC, BACKGROUND)
         except GeoRayError as error:
-            told = Message(_REFUSED, refusal_meta(0, error) | about, b"", _TRAFFIC, CONTROL)
+            reply = Message(_REFUSED, refusal_meta(0, error) | about, b"", _TRAFFIC, CONTROL)
         try:
-            self.send(peer, told)
+            self.send(peer, reply)
         except GeoRayError as error:  # then it asks no more
             _log.warning("region '%s' was not given a piece of %s: %s", peer, file, error)
 
@@ -169,14 +169,14 @@ class CopyTransfer:
     def _on_refused(self, peer: str, message: Message) -> None:
         self._end(peer, message, read_refusal(message.meta)[1])
 
-    def _end(self, peer: str, message: Message, told: bytes | GeoRayError) -> None:
+    def _end(self, peer: str, message: Message, reply: bytes | GeoRayError) -> None:
         giver, wanted = self._wanted.get(fields.count(message.meta, "number"), ("", None))
         if wanted is None or wanted.done() or giver != peer:  # nobody waits for it any more
             return
-        if isinstance(told, bytes):
-            wanted.set_result(told)
+        if isinstance(reply, bytes):
+            wanted.set_result(reply)
         else:
-            wanted.set_exception(told)
+            wanted.set_exception(reply)
 
 
 def answer_of(asked: Any, timeout_s: float | None = None) -> Any:
@@ -190,8 +190,8 @@ def answer_of(asked: Any, timeout_s: float | None = None) -> Any:
         return ray.get(asked, timeout=timeout_s)
     except ray.exceptions.RayError as error:
         failure = failure_of(error)
-        told = failure.raised or LinkDownError(f"an actor does not answer: {failure.cause}")
-        raise told from error
+        reply = failure.raised or LinkDownError(f"an actor does not answer: {failure.cause}")
+        raise reply from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class _CarriedFile(io.RawIOBase):
         super().close()
         self._parts.close()
 
-    def readinto(self, room: memoryview) -> int:  # type: ignore[override]
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         if not self._piece:
             self._ask()
             if not self._coming:
@@ -247,8 +247,8 @@ class _CarriedFile(io.RawIOBase):
                 raise CheckpointCorruptError(f"{name}: it ends early")
             self._piece = memoryview(piece)
             self._ask()
-        size = min(len(room), len(self._piece))
-        room[:size] = self._piece[:size]
+        size = min(len(buffer), len(self._piece))
+        buffer[:size] = self._piece[:size]
         self._piece = self._piece[size:]
         return size
 

@@ -183,17 +183,17 @@ class SimLossy:
         """Send what the link takes until the next tick."""
         if self._flows.get(name) is not flow or self._host.is_done(name):
             return
-        now_s, network, home = self._scheduler.now_s, self._network, self._averager_region
+        now_s, network, leader = self._scheduler.now_s, self._network, self._averager_region
         size = flow.lossy.blocks_LK.shape[1]
         per_datagram, count = blocks_per_datagram(size), flow.lossy.ids_L.numel()
         arrived: list[tuple[int, int]] = []
         latest_s = now_s
-        while flow.next_rank < count and network.free_at_s(name, home) < now_s + _TICK_S:
+        while flow.next_rank < count and network.free_at_s(name, leader) < now_s + _TICK_S:
             first, last = flow.next_rank, min(count, flow.next_rank + per_datagram)
             size_bytes = (last - first) * size
             if flow.bucket is not None and flow.bucket.take(now_s, size_bytes) > 0.0:
                 break
-            when_s = network.datagram_s(now_s, name, home, size_bytes)
+            when_s = network.datagram_s(now_s, name, leader, size_bytes)
             if when_s is not None:
                 arrived.append((first, last))
                 latest_s = max(latest_s, when_s)
@@ -357,13 +357,13 @@ class SimOverlay:
         self._mean, self._network, self._time = mean, network, scheduler
         self._host = host
         self._names = sorted(experiment.region_names)
-        self._home = home = self._names.index(experiment.averager_region)
+        self._leader = leader = self._names.index(experiment.averager_region)
         num, seed, grid = len(self._names), experiment.seed, grid_of(config, num_params)
         links = links_of(config, num)
-        policy = build_policy(config, self._names, home, grid, links, seed)
-        self._coordinator = build_coordinator(home, policy, links, grid, seed)
+        policy = build_policy(config, self._names, leader, grid, links, seed)
+        self._coordinator = build_coordinator(leader, policy, links, grid, seed)
         self._nodes = [
-            build_node(config, me, num, home, grid, fused=policy.fused) for me in range(num)
+            build_node(config, me, num, leader, grid, fused=policy.fused) for me in range(num)
         ]
         for node in self._nodes:
             for peer in range(num):
@@ -375,7 +375,7 @@ class SimOverlay:
         self._tick_s = tick_s(config)
         self._is_ticking = False
         self._coordinator.open(1)
-        self._settle(home)
+        self._settle(leader)
 
     def send(self, name: str, update: UpdateMessage) -> None:
         """A region takes part in the next round."""
@@ -396,7 +396,7 @@ class SimOverlay:
 
     def _settle(self, *changed: int) -> None:
         """Carry what regions, and the coordinator, have to say after something has changed."""
-        todo = sorted(set(changed) | {self._home})
+        todo = sorted(set(changed) | {self._leader})
         while todo:
             node = self._nodes[todo.pop(0)]
             more = self._hand_out(node.me, node.out)
@@ -404,8 +404,8 @@ class SimOverlay:
             node.acknowledge()
             more |= self._hand_out(node.me, node.out)
             if self._commit():
-                more.add(self._home)
-            more |= self._hand_out(self._home, self._coordinator.out)
+                more.add(self._leader)
+            more |= self._hand_out(self._leader, self._coordinator.out)
             self._finish(node)
             todo = sorted(set(todo) | more)
         self._wake()
@@ -465,20 +465,20 @@ class SimOverlay:
 
     def _commit(self) -> bool:
         """Let the averager take the next round in, if its sum is whole where the averager is."""
-        home, rnd = self._nodes[self._home], self._committed + 1
-        is_whole = home.is_whole(rnd) if home.fused else home.is_summed(rnd)
+        leader, rnd = self._nodes[self._leader], self._committed + 1
+        is_whole = leader.is_whole(rnd) if leader.fused else leader.is_summed(rnd)
         if not is_whole or not self._coordinator.is_complete(rnd):
             return False
         self._committed = rnd
         self._coordinator.seal(rnd)
-        mean_P, updates = torch.from_numpy(home.mean(rnd)), self._rounds[rnd].updates
+        mean_P, updates = torch.from_numpy(leader.mean(rnd)), self._rounds[rnd].updates
         for name in sorted(updates):
             self._host.take_in(replace(updates[name], payload_P=mean_P))
         replies = self._rounds[rnd].replies
         if set(replies) != set(self._names):
             raise InvariantError(f"a round of {sorted(updates)} was answered to {sorted(replies)}")
-        if not home.fused:
-            home.set_result(rnd, replies[self._names[0]].payload_P.contiguous().numpy())
+        if not leader.fused:
+            leader.set_result(rnd, replies[self._names[0]].payload_P.contiguous().numpy())
         about: list[tuple[int, Meta]] = [(node.me, {}) for node in self._nodes]
         self._coordinator.commit(rnd, about, self._time.now_s)
         self._coordinator.open(rnd + 1)
@@ -505,7 +505,7 @@ class SimOverlay:
         if wakes_s is not None and wakes_s != self._wakes_s:
             self._wakes_s = wakes_s
             tick = partial(self._coordinator.tick, wakes_s)
-            self._fly(wakes_s, tick, self._home)
+            self._fly(wakes_s, tick, self._leader)
 
     def _tick(self) -> None:
         """Look for transfers that make no progress, as long as there are any."""

@@ -237,7 +237,7 @@ class RegionHost(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SimContext:
     """What all regions of a simulation share.
 
     Attributes:
@@ -276,7 +276,7 @@ class SimRegion:
         task: Task,
         manifest: Manifest,
         start: ModelStart,
-        around: Surroundings,
+        around: SimContext,
         host: RegionHost,
     ) -> None:
         self.name = region.name

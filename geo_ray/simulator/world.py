@@ -24,7 +24,7 @@ from geo_ray.runs.evaluation import BestKeeper, Emit, EvalNotes, Evaluation
 from geo_ray.simulator.clock import Scheduler
 from geo_ray.simulator.exchange import build_paths
 from geo_ray.simulator.network import Network
-from geo_ray.simulator.region import MANY, Gradients, SimRegion, Surroundings
+from geo_ray.simulator.region import MANY, Gradients, SimContext, SimRegion
 from geo_ray.training.averager import (
     Averager,
     AveragerFactory,
@@ -142,7 +142,7 @@ class SimCheckpoints:
 
 
 @dataclass(slots=True)
-class SimHome:
+class SimLeader:
     """The averager, and its region.
 
     Attributes:
@@ -150,7 +150,7 @@ class SimHome:
         make: builds an averager that has done nothing yet.
         averager: the one at work.
         region: where it lives.
-        epoch: 1, and one more after each move.
+        term: 1, and one more after each move.
         is_down: whether its region is lost, and nobody has taken over yet.
     """
 
@@ -158,15 +158,15 @@ class SimHome:
     make: AveragerFactory
     averager: Averager = field(init=False)
     region: str = field(init=False)
-    epoch: int = 1
+    term: int = 1
     is_down: bool = False
 
     def __post_init__(self) -> None:
         self.averager, self.region = self.make(), self.experiment.averager_region
 
-    def hears(self, epoch: int) -> bool:
-        """Whether what was said to the home of ``epoch`` reaches the averager."""
-        return epoch == self.epoch and not self.is_down
+    def hears(self, term: int) -> bool:
+        """Whether what was said to the home of ``term`` reaches the averager."""
+        return term == self.term and not self.is_down
 
     def heir(self, alive: Collection[str]) -> str | None:
         """Who takes over from here; None if nobody can."""
@@ -180,7 +180,7 @@ class SimHome:
         become_twin(averager, twin_of(self.averager))
         averager.took_over(region)
         self.averager, self.region, self.is_down = averager, region, False
-        self.epoch += 1
+        self.term += 1
 
 
 @dataclass(slots=True)
@@ -344,7 +344,7 @@ class World:
         self._network = Network(experiment)
         self._notes = SimNotes(emit, self._scheduler, self._network)
         rows = data_rows(experiment, manifest)
-        self._home = SimHome(
+        self._leader = SimLeader(
             experiment, partial(build_averager, experiment, params_P.numel(), rows, start.layout)
         )
         self._lossy, self._turns, self._overlay = build_paths(
@@ -362,7 +362,7 @@ class World:
         self._saved = SimCheckpoints(len(experiment.regions) > 1)
         gradients = None if start.layout.entries else _batched(experiment, task)
         candidates = None if keeper is None else keeper.candidates
-        around = Surroundings(self._scheduler, lan_s, gradients, candidates)
+        around = SimContext(self._scheduler, lan_s, gradients, candidates)
         self._statistics = StatisticsCollector(start.layout, rows)
         self._go_on: dict[str, Callable[[Tensor], None]] = {}
         self._regions = {
@@ -377,7 +377,7 @@ class World:
     @property
     def averager(self) -> Averager:
         """The averager at work."""
-        return self._home.averager
+        return self._leader.averager
 
     @property
     def checkpoints(self) -> dict[int, SimCheckpoint]:
@@ -403,7 +403,7 @@ class World:
         self._scheduler.run()
         stuck = {n: r.server.phase for n, r in self.regions.items() if r.server.phase != "done"}
         if stuck:
-            still = {name: self.regions[name].server.stands_still_for for name in stuck}
+            still = {name: self.regions[name].server.blocked_on for name in stuck}
             waits = stalled_regions(still, open_requests(self.averager))
             if waits:
                 raise stalled_error(waits)
@@ -434,17 +434,17 @@ class World:
         Raises:
             InvariantError: the averager lives there, and nobody stands by.
         """
-        home = self._home
-        if region in {None, home.region} and self._experiment.averager.standby is None:
-            raise InvariantError(f"the averager lives in '{home.region}', and nobody stands by")
+        leader = self._leader
+        if region in {None, leader.region} and self._experiment.averager.standby is None:
+            raise InvariantError(f"the averager lives in '{leader.region}', and nobody stands by")
         self._scheduler.at(when_s, partial(self._die, region, noticed_s))
 
     def _die(self, region: str | None, noticed_s: float) -> None:
-        home, name = self._home, region or self._home.region
-        takes_over = name == home.region
-        if takes_over and (home.is_down or home.heir(self._alive) is None):
+        leader, name = self._leader, region or self._leader.region
+        takes_over = name == leader.region
+        if takes_over and (leader.is_down or leader.heir(self._alive) is None):
             return
-        home.is_down |= takes_over
+        leader.is_down |= takes_over
         if name in self.regions:
             self.regions[name].die()
         then = self._take_over if takes_over else partial(self._lose, name)
@@ -460,22 +460,22 @@ class World:
 
     def _take_over(self) -> None:
         """Go on without the averager's region, as those that are left do."""
-        former, heir = self._home.region, self._home.heir(self._alive)
+        former, heir = self._leader.region, self._leader.heir(self._alive)
         if heir is None:
             raise RegionLostError(f"the averager is lost with '{former}': nobody can take over")
-        self._home.move(heir)
+        self._leader.move(heir)
         now_s = self._scheduler.now_s
-        self._emit("averager_moved", now_s, region=heir, epoch=self._home.epoch)
+        self._emit("averager_moved", now_s, region=heir, term=self._leader.term)
         self._saved.abandon()
         self._lose(former)
         for name, (_, send) in self._open.items():
             told_s = now_s + self._network.delay_s(heir, name)
-            self._scheduler.at(told_s, partial(self._again, name, send.update, self._home.epoch))
+            self._scheduler.at(told_s, partial(self._again, name, send.update, self._leader.term))
 
-    def _again(self, name: str, update: UpdateMessage, epoch: int) -> None:
+    def _again(self, name: str, update: UpdateMessage, term: int) -> None:
         """A region that has heard of a new home says its open request there."""
         opened = self._open.get(name)
-        if opened is not None and opened[1].update is update and epoch == self._home.epoch:
+        if opened is not None and opened[1].update is update and term == self._leader.term:
             self.ship(name, update)
 
     def change_at(
@@ -488,12 +488,12 @@ class World:
         members = self.averager.view.members
         joins = tuple(name for name in joins if name not in members)
         leaves = tuple(name for name in leaves if name in members)
-        if not (joins or leaves) or self._home.is_down or self._home.region in leaves:
+        if not (joins or leaves) or self._leader.is_down or self._leader.region in leaves:
             return
         steps = {name: region.server.version for name, region in self.regions.items()}
         self.averager.at(self._scheduler.now_s)
         self._answered(
-            self.averager.change(MemberChange(joins, leaves, giver_of(steps, self._home.region)))
+            self.averager.change(MemberChange(joins, leaves, giver_of(steps, self._leader.region)))
         )
 
     def handed(self, giver: str, handed: Snapshot, shards: list[ShardState]) -> None:
@@ -518,7 +518,7 @@ class World:
         region = self.regions[name] = self._regions[name]()
         region.begin_as(handed, shards, self._rows.get(name))
         self._evals.collector.admit(name, region.server.version)
-        about = {"view": self.averager.view.epoch, "round": handed.round, "step": handed.step}
+        about = {"view": self.averager.view.generation, "round": handed.round, "step": handed.step}
         about |= {"bytes": size}
         self._emit("region_joined", now_s, region=name, **about, took_s=now_s - asked_s)
         self.averager.begun(name)
@@ -584,7 +584,7 @@ class World:
         now_s = self._scheduler.now_s
         if len(self._regions) > 1:
             self.averager.at(now_s)
-            if set(self.regions) != set(self.averager.view.members) or self._home.is_down:
+            if set(self.regions) != set(self.averager.view.members) or self._leader.is_down:
                 return  # somebody who has left has not heard of it
             if not self.averager.begin_checkpoint(checkpoint, halt=False):
                 return
@@ -592,7 +592,7 @@ class World:
         if self._overlay is not None:
             return  # they hear of it by their answers only
         for name, region in self.regions.items():
-            told_s = now_s + self._network.delay_s(self._home.region, name)
+            told_s = now_s + self._network.delay_s(self._leader.region, name)
             self._scheduler.idly_at(told_s, partial(region.cut, checkpoint))
 
     def saved(self, name: str, primary: Snapshot, shards: list[ShardState]) -> None:
@@ -642,20 +642,20 @@ class World:
     def ship(self, name: str, update: UpdateMessage) -> float:
         """Put an update on its way; when it arrives."""
         now_s, size_bytes = self._scheduler.now_s, update.size_bytes
-        arrival_s = self._network.arrival_s(now_s, name, self._home.region, size_bytes, "update")
+        arrival_s = self._network.arrival_s(now_s, name, self._leader.region, size_bytes, "update")
         lossy, turns = self._lossy, self._turns
         if turns is not None:
             self._scheduler.at(arrival_s, partial(turns.arrived, update))
         elif lossy is None:
-            self._scheduler.at(arrival_s, partial(self.take_in, update, self._home.epoch))
+            self._scheduler.at(arrival_s, partial(self.take_in, update, self._leader.term))
         else:
             self._scheduler.at(arrival_s, partial(lossy.arrive, update))
         return arrival_s
 
-    def take_in(self, update: UpdateMessage, epoch: int = 1) -> None:
+    def take_in(self, update: UpdateMessage, term: int = 1) -> None:
         """See `ExchangeHost`."""
         view = self.averager.view  # who has left may not have heard that it has
-        if update.region not in (*view.members, *view.left) or not self._home.hears(epoch):
+        if update.region not in (*view.members, *view.left) or not self._leader.hears(term):
             return  # it is refused, or lost, and nobody is there to hear of it
         self._arrived_s[update.region] = self._scheduler.now_s
         self.averager.at(self._scheduler.now_s)
@@ -663,7 +663,7 @@ class World:
 
     def _on_wake(self) -> None:
         wake_s, now_s = self.averager.wakes_s, self._scheduler.now_s
-        if wake_s is not None and wake_s <= now_s and not self._home.is_down:
+        if wake_s is not None and wake_s <= now_s and not self._leader.is_down:
             self.averager.at(now_s)
             self._answered(self.averager.on_wake())
 
@@ -691,14 +691,16 @@ class World:
         now_s = self._scheduler.now_s
         reply = replace(reply, held_s=now_s - self._arrived_s.get(reply.to, now_s))
         size_bytes = reply.size_bytes
-        arrival_s = self._network.arrival_s(now_s, self._home.region, reply.to, size_bytes, "reply")
+        arrival_s = self._network.arrival_s(
+            now_s, self._leader.region, reply.to, size_bytes, "reply"
+        )
         self.averager.settle(reply.to)
-        self._scheduler.at(arrival_s, partial(self.deliver, reply, self._home.epoch))
+        self._scheduler.at(arrival_s, partial(self.deliver, reply, self._leader.term))
 
-    def deliver(self, reply: ReplyMessage, epoch: int = 1) -> None:
+    def deliver(self, reply: ReplyMessage, term: int = 1) -> None:
         """See `ExchangeHost`."""
         opened = self._open.get(reply.to)
-        if opened is None or opened[1].update.seq != reply.seq or epoch < self._home.epoch:
+        if opened is None or opened[1].update.seq != reply.seq or term < self._leader.term:
             return  # after a resume a request is said again, and may be answered twice
         (began_s, send), now_s = self._open.pop(reply.to), self._scheduler.now_s
         if reply.dropped:
@@ -723,7 +725,7 @@ class World:
         )
 
     def _note_evals(self, finished: list[Evaluation]) -> None:
-        cause = self._evals.take(finished, self._scheduler.now_s, self._home.region)
+        cause = self._evals.take(finished, self._scheduler.now_s, self._leader.region)
         if any(done.region is None for done in finished):
             self._notes.sent()  # a run is priced at the time of an evaluation
         if cause is not None:

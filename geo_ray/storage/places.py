@@ -232,22 +232,22 @@ class StoreRegions:
         """The region of the store that has the parts of ``region``; None: the averager's part."""
         return region if region is not None and region in self.own else self.main
 
-    def saved(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+    def saved(self, parts: Iterable[PartInfo], leader: str) -> Crossed:
         """What a checkpoint has moved.
 
         Args:
             parts: all of it.
-            home: where the averager lives.
+            leader: where the averager lives.
         """
         found: Counter[tuple[str, str]] = Counter()
         for part in parts:
             region = region_of(part.name)
-            found[region or home, self.of(region)] += part.bytes
+            found[region or leader, self.of(region)] += part.bytes
         return _between(found)
 
-    def resumed(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+    def resumed(self, parts: Iterable[PartInfo], leader: str) -> Crossed:
         """What a resume moves: every process reads its own part; the same links, the other way."""
-        return {(dst, src): count for (src, dst), count in self.saved(parts, home).items()}
+        return {(dst, src): count for (src, dst), count in self.saved(parts, leader).items()}
 
 
 def _between(found: Counter[tuple[str, str]]) -> Crossed:

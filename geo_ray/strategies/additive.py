@@ -21,10 +21,10 @@ from torch import Tensor
 
 from geo_ray.strategies.global_model import OneByOne
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
-from geo_ray.strategies.traits import Combine, StandsStill
+from geo_ray.strategies.traits import Blocking, Combine
 
 WaitRule = Literal["always", "when_busy", "never"]
-STANDS_STILL: Final[Mapping[WaitRule, StandsStill]] = {
+BLOCKING: Final[Mapping[WaitRule, Blocking]] = {
     "always": "always",
     "when_busy": "when_late",
     "never": "never",
@@ -33,9 +33,11 @@ STANDS_STILL: Final[Mapping[WaitRule, StandsStill]] = {
 
 
 class Additive(OneByOne):
-    """Both sides of these strategies; they differ in what they send, and when."""
+    """Region and averager side of these strategies, which differ in what they send, and when."""
 
-    combine: Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
+    combine: Combine = Field(
+        "mean", description="total weight of a gradient over all regions: mean is 1/M, sum is 1"
+    )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """Take a local optimizer step."""
@@ -46,17 +48,17 @@ class Additive(OneByOne):
         merge(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Send the rest; the answer comes when all have, and then all replicas agree."""
+        """Send the rest; the answer comes when all regions have, and then all replicas agree."""
         return take(region, wait=True)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """Put the change into every other region's outbox; answer with the sender's."""
+        """Add the change to every other region's outbox; answer with the sender's."""
         weight = self.staleness.factor(update.lag)
         take_in(averager, update, self.combine, weight)
         return self.answers(averager, update)
 
     def answer(self, averager: AveragerState, update: Update) -> Reply:
-        """Answer with what lies in the sender's outbox."""
+        """Answer with the content of the sender's outbox."""
         return answer(averager, update)
 
 
@@ -78,7 +80,7 @@ def outgoing(region: RegionState, interval: int, wait: WaitRule) -> Outgoing | W
 
 
 def take(region: RegionState, *, wait: bool) -> Outgoing:
-    """Everything done since the last message, as what is to be subtracted from parameters (P,)."""
+    """Return the change since the last message, to be subtracted from parameters (P,)."""
     base_P = region.memory.setdefault("base", region.params_P.clone())
     change_P = base_P - region.params_P
     base_P.copy_(region.params_P)
@@ -86,7 +88,7 @@ def take(region: RegionState, *, wait: bool) -> Outgoing:
 
 
 def merge(region: RegionState, reply: Reply) -> None:
-    """Subtract what came back, from the parameters and from the base alike.
+    """Subtract an answer from the parameters and from the base.
 
     The base moves too, or the others' changes would be sent back to them as our own.
     """
@@ -95,7 +97,7 @@ def merge(region: RegionState, reply: Reply) -> None:
 
 
 def take_in(averager: AveragerState, update: Update, combine: Combine, weight: float = 1.0) -> None:
-    """Put one change into every region's outbox.
+    """Add one change to every region's outbox.
 
     Args:
         averager: the averager's state.
@@ -115,10 +117,10 @@ def take_in(averager: AveragerState, update: Update, combine: Combine, weight: f
 def relay_sum(
     averager: AveragerState, parts: Sequence[Update], total_P: Tensor, combine: Combine
 ) -> list[Reply]:
-    """Take in several changes of which only the sum is known; answer every sender.
+    """Apply several changes of which only the sum is known; answer every sender.
 
-    Everybody's outbox gets the sum, also those of the senders: the averager cannot tell whose part
-    is whose. But each sender knows its own and takes it back out, because the averager marks these
+    Every outbox gets the sum, also those of the senders: the averager does not know the parts.
+    But each sender knows its own part and removes it, because the averager marks these
     answers. In an outbox of `take_in` the own change counts ``share - 1``; here it counts
     ``share``, and the sender subtracts 1: the same.
 
@@ -144,11 +146,11 @@ def relay_sum(
 
 
 def refresh(averager: AveragerState, update: Update, num_params: int) -> Reply:
-    """Answer an update that is not taken in with what lies in its sender's outbox.
+    """Answer an update that is not applied with the content of its sender's outbox.
 
     Args:
         averager: the averager's state.
-        update: what is given up; its payload may be missing.
+        update: the one that is not applied; its payload may be missing.
         num_params: P.
     """
     outbox_P = averager.memory.pop(f"outbox/{update.region}", None)
@@ -157,7 +159,7 @@ def refresh(averager: AveragerState, update: Update, num_params: int) -> Reply:
 
 
 def answer(averager: AveragerState, update: Update) -> Reply:
-    """What lies in the sender's outbox; of the update's payload only the size counts."""
+    """Return the content of the sender's outbox; of the update's payload only the size counts."""
     outbox_P = averager.memory.pop(f"outbox/{update.region}", None)
     payload_P = torch.zeros(update.payload_P.shape) if outbox_P is None else outbox_P
     return Reply.answering(update, payload_P)

@@ -1,18 +1,18 @@
 """Asynchronous model averaging between parameter servers, every ``interval`` local steps.
 
-Idea: every f steps a region sends a snapshot of its model and trains on. The averager keeps the
-newest snapshot of every region and answers with their mean; the region moves towards it by
-``alpha`` and keeps the progress that it made while the answer was on its way.
+Idea: every f steps a region sends a snapshot of its model and continues to train. The averager
+stores the newest snapshot of every region and answers with their mean. The region moves towards the
+mean by ``alpha`` and keeps the progress that it made during the exchange.
 
 Rule: ``m = sum_j w_j(newest) / M``; on the answer ``w_i <- w_i + alpha * (m - snapshot_i)``.
 For a pair with ``alpha`` 1 that is ``(w_i + w_j) / 2`` plus the progress since. If all snapshots
-are of the same moment and nothing happened since, it is `sma` with weights 1/M.
+are of the same moment and there was no progress since, it is `sma` with weights 1/M.
 
-When: regions of unequal speed that should hold similar models without a barrier.
+When: regions of unequal speed that need similar models without a barrier.
 
 Source: the asynchronous form of inter-PS model averaging of Cloudless-Training (arXiv 2303.05330);
-reconstructed. Push-only averaging does not keep the mean of the models, so this one goes through
-the averager, and merges differences rather than overwriting.
+reconstructed. Push-only averaging does not preserve the mean of the models, so exchanges go through
+the averager and merge differences instead of overwriting.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ class Ama(OneByOne):
 
     kind: Literal["ama"] = "ama"
     interval: int = Field(8, ge=1, description="local steps between two snapshots")
-    alpha: float = Field(1.0, gt=0, le=1, description="how far to move towards the mean")
+    alpha: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="step towards the mean of all newest snapshots; 1 is the whole way",
+    )
 
     @property
     def traits(self) -> Traits:
@@ -41,7 +46,7 @@ class Ama(OneByOne):
             in_rounds=False,
             sends="model",
             exchange=ExchangeTraits(
-                stands_still="never",
+                blocking="never",
                 every=self.interval,
                 last="always",
                 interval=self.interval,
@@ -70,7 +75,7 @@ class Ama(OneByOne):
             region.params_P.add_(reply.payload_P - snapshot_P, alpha=self.alpha)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
-        """A last snapshot; the answer is the mean over all last snapshots."""
+        """Send a last snapshot; the answer is the mean over all last snapshots."""
         region.memory["snapshot"] = region.params_P.clone()
         return Outgoing(region.memory["snapshot"].clone(), wait=True)
 
@@ -90,7 +95,7 @@ class Ama(OneByOne):
         return self.answers(averager, update)
 
     def answer(self, averager: AveragerState, update: Update) -> Reply:
-        """The mean of the newest snapshots, old ones less if so configured."""
+        """Return the mean of the newest snapshots, old ones with less weight if so configured."""
         known = [name for name in averager.members if f"model/{name}" in averager.memory]
         lags = [averager.version - int(averager.numbers[f"at/{name}"]) for name in known]
         factors = [self.staleness.factor(lag) for lag in lags]

@@ -1,12 +1,12 @@
-"""Asynchronous SGD between regions: every local update is sent by itself.
+"""Asynchronous SGD between regions: every local update is sent separately.
 
 Idea: each region applies its own gradients at once and sends every one of them; the others apply
-them when they arrive. It is `asgd_ga` with an interval of 1, and the baseline of the literature.
+them on arrival. It is `asgd_ga` with an interval of 1, and the baseline of the literature.
 
-Rule: ``w_i <- w_i - u`` at home, ``w_j <- w_j - u`` (or ``u / M``) everywhere else.
+Rule: ``w_i <- w_i - u`` in the own region, ``w_j <- w_j - u`` (or ``u / M``) in all others.
 
 When: as a baseline; on links that carry a message per step without effort.
-``wait: always`` (the default) pays for each transfer in full, as a sender that blocks does;
+``wait: always`` (the default) pays for each transfer in full, as a blocking sender does;
 ``when_busy`` overlaps one transfer with one step.
 
 Source: asynchronous SGD over parameter servers in its plainest form; with plain SGD and all
@@ -30,7 +30,9 @@ class Asgd(Additive):
 
     kind: Literal["asgd"] = "asgd"
     wait: Literal["always", "when_busy"] = Field(
-        "always", description="stand still for every transfer, or overlap one with one step"
+        "always",
+        description="always: wait for every exchange; when_busy: overlap one exchange with one "
+        "step",
     )
 
     @property
@@ -39,9 +41,7 @@ class Asgd(Additive):
         return Traits(
             in_rounds=False,
             sends="change",
-            exchange=ExchangeTraits(
-                stands_still=additive.STANDS_STILL[self.wait], every=1, last="always"
-            ),
+            exchange=ExchangeTraits(blocking=additive.BLOCKING[self.wait], every=1, last="always"),
             averager=AveragerTraits(
                 adds_up=self.combine,
                 bound=self.staleness.bound,

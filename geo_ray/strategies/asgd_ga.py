@@ -1,8 +1,8 @@
 """Asynchronous SGD with gradient accumulation: send the sum of ``interval`` local updates.
 
-Idea: a region applies its own gradients at once and adds up what they did; every f steps the sum is
-sent, and what the other regions did in the meantime comes back in the answer. Nobody waits for
-anybody's training, only (if asked to) for the link.
+Idea: a region applies its own gradients at once and accumulates their effect. Every f steps the sum
+is sent, and the answer contains the changes of the other regions since the last one. A region never
+waits for the training of another one, and for the link only if configured.
 
 Rule: with ``u_t`` the change that the inner optimizer makes at step t (``eta * g_t`` for plain
 SGD), ``A_i = sum of u_t since the last message`` is sent, and every other region does
@@ -11,10 +11,9 @@ SGD), ``A_i = sum of u_t since the last message`` is sent, and every other regio
 has the same total weight as in averaging; ``sum`` applies each in full everywhere.
 
 When: regions of unequal speed, links too slow for a message per step, and a model that tolerates
-stale gradients. ``wait`` says what happens when a message is due:
-``always`` stand still until it is answered; ``when_busy`` train on, but stand still if the message
-before it is still open; ``never`` train on and let the sum grow, which is an interval that adapts
-itself to the link.
+stale gradients. ``wait`` applies when a message is due: ``always`` waits for the answer;
+``when_busy`` continues to train, but waits if the previous message is still open; ``never``
+continues and lets the sum grow, so the interval adapts to the link.
 
 Source: ASGD-GA of Cloudless-Training (arXiv 2303.05330) by name, from its abstract; the rule is
 reconstructed. Sending the optimizer's change instead of the raw gradient sum is ours: for plain
@@ -38,7 +37,11 @@ class AsgdGa(Additive):
 
     kind: Literal["asgd_ga"] = "asgd_ga"
     interval: int = Field(8, ge=1, description="local steps between two messages")
-    wait: additive.WaitRule = Field("never", description="what to do when a message is due")
+    wait: additive.WaitRule = Field(
+        "never",
+        description="always: wait for every exchange; when_busy: wait only while the previous "
+        "one is open; never: let the sum grow while the link is busy",
+    )
 
     @property
     def traits(self) -> Traits:
@@ -47,7 +50,7 @@ class AsgdGa(Additive):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still=additive.STANDS_STILL[self.wait],
+                blocking=additive.BLOCKING[self.wait],
                 every=self.interval,
                 last="always",
                 interval=self.interval,
@@ -62,5 +65,5 @@ class AsgdGa(Additive):
         )
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
-        """Send what was accumulated, when due."""
+        """Send the accumulated change when due."""
         return additive.outgoing(region, self.interval, self.wait)

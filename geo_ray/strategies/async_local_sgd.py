@@ -1,18 +1,18 @@
-"""Asynchronous local SGD: every region by itself, delayed Nesterov, steps by speed.
+"""Asynchronous local SGD: separate exchanges, delayed Nesterov, steps by speed.
 
-Idea: a region trains H steps, sends what it did, gets the outer model as it is then, and goes on;
-nobody waits for anybody. Two things make that as good as rounds: momentum that moves only once per
-N updates (`geo_ray.strategies.outer`), and local steps in proportion to speed
+Idea: a region trains H steps, sends its change, receives the present outer model, and continues; it
+waits for no other region. Two methods make the result as good as that of rounds: momentum that
+moves only once per N updates (`geo_ray.strategies.outer`), and local steps in proportion to speed
 (``by_speed``), so that updates of slow regions are as fresh as those of fast ones.
 
 Rule: on an update ``g = factor(lag) * rows_i / mean rows * Delta_i``, then delayed Nesterov;
 ``H_i = max(1, floor(H * v_i / v_fastest))``.
 
-When: regions of unequal speed; links that a message per H steps suits. Inner learning-rate
-schedules must go by the run's steps, not by a region's.
+When: regions of unequal speed; links that carry a message per H steps. Inner learning-rate
+schedules must follow the run's steps, not a region's.
 
-Trouble: a region that does not answer, or that leaves, is simply not heard of; one that returns
-gets everything that it missed in one answer. With ``staleness.bound`` the others wait for it.
+Failures: an unreachable or departed region simply sends no updates; one that returns receives all
+that it missed in one answer. With ``staleness.bound`` the others wait for it.
 
 Source: "Asynchronous Local-SGD Training for Language Modeling" (arXiv 2401.09135), reconstructed.
 Weights by samples and the bound are ours.
@@ -37,8 +37,10 @@ class AsyncLocalSgd(LocalSteps, OneByOne):
 
     kind: Literal["async_local_sgd"] = "async_local_sgd"
     interval: int = Field(32, ge=1, description="local steps of the fastest region (H)")
-    by_speed: bool = Field(True, description="slower regions take fewer local steps")
-    weights: Weights = Field("samples", description="weight of an update: alike, or by its samples")
+    by_speed: bool = Field(
+        True, description="slower regions take fewer local steps, in proportion to their speed"
+    )
+    weights: Weights = Field("samples", description="weight of an update: uniform, or by its rows")
     outer: DelayedNesterov = DelayedNesterov()
 
     @property
@@ -48,7 +50,7 @@ class AsyncLocalSgd(LocalSteps, OneByOne):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="always",
                 by_speed=self.by_speed,
@@ -65,7 +67,7 @@ class AsyncLocalSgd(LocalSteps, OneByOne):
         )
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """Take the update in; answer its sender with the outer model's change."""
+        """Apply the update; answer its sender with the outer model's change."""
         global_model.note_speed(averager, update)
         if update.num_samples > 0:
             weight = self.staleness.factor(update.lag)

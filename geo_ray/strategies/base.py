@@ -41,7 +41,7 @@ class Strategy(StrictModel):
     @property
     @abstractmethod
     def traits(self) -> Traits:
-        """All that others must know of the strategy."""
+        """Properties of the strategy for the rest of the system."""
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """Apply one combined gradient of the region's workers: one step of the inner optimizer.
@@ -65,13 +65,13 @@ class Strategy(StrictModel):
 
     @abstractmethod
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """Take in one update in the averager; answer no region, one region, or all.
+        """Apply one update in the averager; answer no region, one region, or all.
 
         The update's payload belongs to the caller again once the update is answered: keep a copy.
         """
 
     def on_release(self, averager: AveragerState) -> list[Reply]:
-        """Close what is open with the updates that are in it, and answer every waiting region.
+        """Close open rounds with the updates that they have, and answer every waiting region.
 
         Called, with the trait ``releases``, when a region has left and, after every update, while
         the run ends or members are about to change.
@@ -81,13 +81,13 @@ class Strategy(StrictModel):
     def on_finished(self, averager: AveragerState) -> list[Reply]:
         """Answer the regions that waited only for a region that has finished.
 
-        Called, with the trait ``frees``, when a region's final update is in: the region is in
+        Called, with the trait ``frees``, when a region's final update has arrived: the region is in
         `AveragerState.finished` now, and its update waits for those of all others.
         """
         return []
 
     def on_wake(self, averager: AveragerState) -> list[Reply]:
-        """Do what is due now that `AveragerState.wake_s` has come, which is cleared.
+        """Do what is due at `AveragerState.wake_s`, which is cleared.
 
         Called with the trait ``wakes``.
         """
@@ -124,7 +124,7 @@ class Rounds(Strategy):
     """The averager's side of strategies that answer when every region has sent its update."""
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """Hold the update until every region's is in, then close the round."""
+        """Hold the update until every region's has arrived, then close the round."""
         updates = averager.gather(update)
         return [] if updates is None else self.on_round(averager, updates)
 
@@ -141,7 +141,10 @@ class Rounds(Strategy):
 class GradientRounds(Rounds):
     """Rounds in which every region applies the same mean gradient, with its own optimizer."""
 
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
+    weights: Weights = Field(
+        "samples",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
+    )
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Apply the mean gradient, unless every region's was refused."""
@@ -158,7 +161,9 @@ class Overlapped(Rounds):
     """Rounds during which regions continue to train; see `geo_ray.strategies.local_steps`."""
 
     merge: local_steps.Merge = Field(
-        "overwrite", description="what becomes of the region's own progress since its last update"
+        "overwrite",
+        description="overwrite: take the outer model; correct: take it plus the local progress "
+        "since the last update",
     )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
@@ -170,12 +175,12 @@ class Overlapped(Rounds):
         local_steps.keep_reply(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Send the rest; the answer is the model of all."""
+        """Send the rest; the answer is the common model."""
         return local_steps.last_turn(region, self.merge)
 
 
 def shares_of(updates: Sequence[Update], weights: Weights) -> list[float]:
-    """Weights in a mean: by region, or by the rows behind each update; alike if none has rows."""
+    """Return the weights in a mean: by region, or by each update's rows; equal without rows."""
     total = sum(update.num_samples for update in updates)
     if weights == "uniform" or total == 0:
         return [1.0 / len(updates)] * len(updates)
@@ -183,7 +188,7 @@ def shares_of(updates: Sequence[Update], weights: Weights) -> list[float]:
 
 
 def weighted_mean(updates: Sequence[Update], weights: Weights) -> Tensor:
-    """The mean of payloads, summed in the given order so that the result is the same to the bit.
+    """Return the mean of payloads, summed in the given order so that the bits are reproducible.
 
     Args:
         updates: at least one; all payloads of one shape (P,).
@@ -198,7 +203,7 @@ def weighted_mean(updates: Sequence[Update], weights: Weights) -> Tensor:
 def mean_by(
     vectors: Sequence[Tensor], shares: Sequence[float], out_P: Tensor | None = None
 ) -> Tensor:
-    """The sum of vectors (P,), each times its share, in the given order; in ``out_P`` or anew."""
+    """Return the weighted sum of vectors (P,) in the given order; in ``out_P`` or a new tensor."""
     mean_P = torch.mul(vectors[0], shares[0], out=out_P)
     for vector_P, share in zip(vectors[1:], shares[1:], strict=True):
         mean_P.add_(vector_P, alpha=share)
@@ -211,7 +216,7 @@ def answer_all(
     payload_P: Tensor,
     weights: Weights | None = None,
 ) -> list[Reply]:
-    """The same payload to every region of a round, which this commits as one new version.
+    """Commit a round as one new version; answer every region with the same payload.
 
     Args:
         averager: the averager's state.

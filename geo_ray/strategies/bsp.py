@@ -1,15 +1,13 @@
-"""Bulk synchronous: every gradient is averaged over all regions before anybody applies it.
+"""Bulk synchronous SGD: every gradient is averaged over all regions before it is applied.
 
-Idea: one big data-parallel step over the WAN. All regions hold the same parameters after every
-step, so the result is that of one site with all the data; every step pays a full exchange.
+Idea: one data-parallel step over the WAN. All regions hold the same parameters after every step, so
+the result is that of one site with all the data. Every step pays a full exchange.
 
-Rule: ``g = sum_i q_i g_i``, then every region applies ``g`` with its own copy of one optimizer.
+Rule: ``g = sum_i q_i g_i``; every region applies ``g`` with its own copy of one optimizer.
 
-When: as the reference that others are measured against, on fast links, or when staleness is not
-tolerated at all.
+When: as the reference for other strategies, on fast links, or when staleness is not tolerated.
 
-Source: bulk synchronous parallel data-parallel SGD, as described in any text on the matter; the
-weights ``q_i`` are explicit here.
+Source: textbook bulk synchronous data-parallel SGD; the weights ``q_i`` are explicit here.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ class Bsp(GradientRounds):
         return Traits(
             in_rounds=True,
             sends="change",
-            exchange=ExchangeTraits(stands_still="always", every=1, last="never"),
+            exchange=ExchangeTraits(blocking="always", every=1, last="never"),
             averager=AveragerTraits(
                 round_mean=RoundMean(weights=self.weights, is_answer=True, skips_refused=True),
                 mean_gradient=self.weights == "samples",

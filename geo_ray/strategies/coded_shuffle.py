@@ -41,16 +41,16 @@ class Multicast:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """Who receives it."""
+        """Workers that receive it."""
         return tuple(worker for worker, _ in self.wants)
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """What is in it, each block once, ascending."""
+        """Blocks in it, each once, ascending."""
         return tuple(sorted({block for _, block in self.wants}))
 
     def block_of(self, worker: int) -> int:
-        """The block that a worker takes from it.
+        """Return the block that a worker decodes from it.
 
         Raises:
             ConfigError: the worker is not in this group.
@@ -65,21 +65,20 @@ class Multicast:
 
 
 def plan(caches: Sequence[Collection[int]], needs: Sequence[Collection[int]]) -> list[Multicast]:
-    """Who is sent what in one message.
+    """Plan which blocks are sent in one message.
 
-    A wish is a worker and a block that it needs and does not have; all wishes are met, each by one
-    group. Two fit in one group if they are of different workers, and are for the same block or
-    each worker has the other's. Groups grow one after another by the wish that leaves most others
-    fitting; the least number of groups would be much harder to find. There are never more groups
-    than blocks that somebody lacks. It takes time that grows with the square of the wishes: a
-    thousand are fine, so a block is a few hundred rows, not one.
+    A need is a worker and a block that it lacks; each need is met by exactly one group. Two fit in
+    one group if they are of different workers, and are for the same block or each worker has the
+    other's. Groups grow one after another by the need that leaves most others fitting; the minimum
+    would be much harder to find. There are never more groups than missing blocks. Time grows with
+    the square of the needs: a thousand are fine, so a block should have a few hundred rows.
 
     Args:
         caches: by worker, the blocks that it has.
-        needs: by worker, the blocks that it is to have.
+        needs: by worker, the blocks that it needs.
 
     Returns:
-        The groups; sender and receivers come to the same ones from the same arguments.
+        The groups; sender and receivers compute the same ones from the same arguments.
 
     Raises:
         ConfigError: not the same number of workers, or a block's number is negative.
@@ -109,26 +108,26 @@ def plan(caches: Sequence[Collection[int]], needs: Sequence[Collection[int]]) ->
     return groups
 
 
-def keep(had: Collection[int], dealt: Collection[int], room: int, seed: int) -> frozenset[int]:
-    """What a worker keeps after an epoch's blocks have come: those, and a draw of its older ones.
+def keep(had: Collection[int], dealt: Collection[int], capacity: int, seed: int) -> frozenset[int]:
+    """Choose a worker's cache for the next epoch: this epoch's blocks, and a draw of older ones.
 
     Args:
         had: blocks that it has cached before.
         dealt: blocks of the epoch; always kept.
-        room: blocks that it can hold.
+        capacity: blocks that it can hold.
         seed: of the draw; differs between workers and epochs.
 
     Raises:
         ConfigError: the epoch's blocks do not fit in, or the seed is negative.
     """
     kept = frozenset(dealt)
-    if len(kept) > room or seed < 0:
+    if len(kept) > capacity or seed < 0:
         raise ConfigError(
-            f"{len(kept)} blocks of an epoch, room for {room}, seed {seed}",
-            fix="Give the cache room for an epoch's blocks, and a seed of at least 0.",
+            f"{len(kept)} blocks of an epoch, capacity {capacity}, seed {seed}",
+            fix="Let the cache hold at least one epoch's blocks, and a seed of at least 0.",
         )
     older = sorted(set(had) - kept)
-    drawn = np.random.default_rng(seed).permutation(len(older))[: room - len(kept)]
+    drawn = np.random.default_rng(seed).permutation(len(older))[: capacity - len(kept)]
     return kept | {older[place] for place in drawn}
 
 
@@ -138,7 +137,7 @@ def _fit(has: Sequence[frozenset[int]], one: tuple[int, int], other: tuple[int, 
 
 
 def _fitting(fits: Sequence[int], wishes: int, place: int) -> int:
-    """How many of the wishes fit in one group with that at a place."""
+    """Return how many of the needs fit in one group with that at a place."""
     return (fits[place] & wishes).bit_count()
 
 
@@ -173,7 +172,7 @@ class ShuffleTraffic:
 
 
 def encode(group: Multicast, blocks: Mapping[int, bytes]) -> bytes:
-    """The message of a group: the xor of its blocks, shorter ones filled with zeros.
+    """Return the message of a group: the xor of its blocks, shorter ones padded with zeros.
 
     Args:
         group: of the plan.
@@ -189,11 +188,11 @@ def encode(group: Multicast, blocks: Mapping[int, bytes]) -> bytes:
 def decode(
     group: Multicast, worker: int, message: bytes, cached: Mapping[int, bytes], size_bytes: int
 ) -> bytes:
-    """The block that a worker takes from a message.
+    """Return the block that a worker decodes from a message.
 
     Args:
         group: of the plan.
-        worker: who decodes.
+        worker: the one that decodes.
         message: what `encode` made.
         cached: at least the group's other blocks.
         size_bytes: length of the wanted block, which the data's manifest tells.
@@ -213,7 +212,7 @@ def decode(
 
 
 def traffic(groups: Sequence[Multicast], sizes_bytes: Mapping[int, int]) -> ShuffleTraffic:
-    """Bytes of a plan with and without coding.
+    """Count the bytes of a plan with and without coding.
 
     Args:
         groups: the plan.

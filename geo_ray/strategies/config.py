@@ -48,7 +48,7 @@ else:
 
 
 def default_section(section: Mapping[str, object], base_dir: Path) -> dict[str, Any]:
-    """A ``strategy`` section with all defaults written out, as plain values.
+    """Return a ``strategy`` section with all defaults, as plain values.
 
     Args:
         section: with ``kind`` or ``use``.
@@ -64,21 +64,21 @@ def default_section(section: Mapping[str, object], base_dir: Path) -> dict[str, 
 
 
 class CodecConfig(StrictModel):
-    """How payloads are made small on their way between regions; none sends fp32 as it is."""
+    """Encoding of payloads between regions; without a codec they are sent as fp32."""
 
     up: AnyCodec | None = Field(None, description="updates, from a region to the averager")
-    down: AnyCodec | None = Field(None, description="replies, from the averager to a region")
+    down: AnyCodec | None = Field(None, description="answers, from the averager to a region")
 
     last_error: float | None = Field(
         None,
         ge=0.0,
         lt=1.0,
-        description="relative error that the last exchange may have, in which all that is owed is "
-        "paid; 0: full precision; null: 0.03 in rounds, else 0.0001",
+        description="largest relative error of the final exchange, which pays all residuals; 0: "
+        "full precision; null: 0.03 in rounds, else 0.0001",
     )
 
     def last_error_of(self, strategy: Strategy) -> float:
-        """The error that the last exchange may have.
+        """Return the error that the last exchange may have.
 
         A round has one answer, which leaves all regions equal whatever its error. Where each region
         has its own, they differ by what the answers have lost: so little that it is like rounding.
@@ -88,7 +88,7 @@ class CodecConfig(StrictModel):
         return _ERROR_IN_ROUNDS if strategy.traits.in_rounds else _ERROR_ONE_BY_ONE
 
     def check(self, strategy: Strategy, num_regions: int) -> None:
-        """Refuse codecs that make no sense with a strategy, or a strategy without its codec.
+        """Refuse codecs that do not fit a strategy, or a strategy without its codec.
 
         Args:
             strategy: the run's.
@@ -136,7 +136,7 @@ def _check_codec(key: str, codec: Codec, strategy: Strategy) -> None:
 
 
 def check_shards(strategy: Strategy, shards: Mapping[str, int]) -> None:
-    """Refuse regions whose model is cut, if the strategy needs it in one piece.
+    """Refuse regions with a sharded model, if the strategy needs it in one piece.
 
     Args:
         strategy: the run's.

@@ -1,21 +1,21 @@
-"""Delay-compensated ASGD: a late gradient is corrected for what happened since it was computed.
+"""Delay-compensated ASGD: a late gradient is corrected for the changes since it was computed.
 
-Idea: a region computes a gradient at parameters that are no more those of the averager when it
-arrives. To first order the right gradient differs by the Hessian times the distance; its diagonal
-is estimated by the gradient's own square.
+Idea: a region computes a gradient at parameters that differ from the averager's when it arrives. To
+first order the right gradient differs by the Hessian times the distance; the Hessian's diagonal is
+estimated by the gradient's own square.
 
 Rule: ``g~ = g + lambda g*g*(w_now - w_then)``, element by element, with ``w_then`` the version that
-this region was given (one per region); then the outer optimizer steps with ``g~``. ``adaptive``
+this region received (one per region); then the outer optimizer steps with ``g~``. ``adaptive``
 divides lambda by the root of a running mean of ``g*g``.
 
 When: asynchronous SGD whose staleness costs accuracy. Regions send mean gradients of ``interval``
 batches at one point, not local steps: a square of a sum of steps would have the wrong unit. The
 learning rate is that of ``outer``; ``optimizer`` is not used.
 
-Trouble: as `async_local_sgd`.
+Failures: as `async_local_sgd`.
 
-Source: DC-ASGD (Zheng et al., ICML 2017; arXiv 1609.08326), reconstructed; lambda 0.04 as MXNet's
-optimizer has it. MXNet keeps one earlier version for all, this keeps one per region.
+Source: DC-ASGD (Zheng et al., ICML 2017; arXiv 1609.08326), reconstructed; lambda 0.04 as in
+MXNet's optimizer. MXNet stores one earlier version for all, this one per region.
 """
 
 from __future__ import annotations
@@ -40,11 +40,19 @@ class DcAsgd(OneByOne):
     """Configuration and rule of `dc_asgd`."""
 
     kind: Literal["dc_asgd"] = "dc_asgd"
-    interval: int = Field(1, ge=1, description="gradients at one point per message")
-    compensation: float = Field(0.04, ge=0, description="lambda; 0 is plain asynchronous SGD")
-    adaptive: bool = Field(False, description="divide lambda by the root of the mean square")
-    decay: float = Field(0.95, ge=0, lt=1, description="adaptive: of the mean square")
-    outer: OuterConfig = Field(OuterSgd(lr=0.1), description="steps with each gradient")
+    interval: int = Field(
+        1, ge=1, description="gradients per message, computed at the same parameters"
+    )
+    compensation: float = Field(
+        0.04, ge=0, description="lambda, strength of the correction; 0 is plain asynchronous SGD"
+    )
+    adaptive: bool = Field(
+        False, description="divide lambda by the root of the mean square of gradients"
+    )
+    decay: float = Field(0.95, ge=0, lt=1, description="adaptive: decay of that mean square")
+    outer: OuterConfig = Field(
+        OuterSgd(lr=0.1), description="optimizer that applies each corrected gradient"
+    )
 
     @property
     def traits(self) -> Traits:
@@ -53,7 +61,7 @@ class DcAsgd(OneByOne):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="always",
                 interval=self.interval,
@@ -68,7 +76,7 @@ class DcAsgd(OneByOne):
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """Add it up; parameters change only by answers."""
+        """Accumulate the gradient; parameters change only by answers."""
         add_gradient(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
@@ -78,11 +86,11 @@ class DcAsgd(OneByOne):
         return Outgoing(take_mean(region), wait=True)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Go on from the outer model."""
+        """Continue from the outer model."""
         local_steps.adopt(region, reply)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Send the rest; the answer comes when all have."""
+        """Send the rest; the answer comes when all regions have."""
         return Outgoing(take_mean(region), wait=True)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
@@ -96,11 +104,11 @@ class DcAsgd(OneByOne):
         return self.answers(averager, update)
 
     def compensated(self, averager: AveragerState, grad_P: Tensor, moved_P: Tensor) -> Tensor:
-        """The gradient as it would about be at the present parameters, a new (P,).
+        """Return the gradient, corrected to first order for the present parameters, a new (P,).
 
         Args:
             averager: has the running mean square.
-            grad_P: as it came.
+            grad_P: the received gradient.
             moved_P: what was subtracted from the parameters since.
         """
         square_P = grad_P * grad_P

@@ -1,21 +1,21 @@
-"""Decoupled DiLoCo: a fragment is taken when enough regions have sent theirs.
+"""Decoupled DiLoCo: a fragment is updated when enough regions have sent theirs.
 
-Idea: like `diloco_streaming`, but the averager does not wait for all. A fragment's outer step is
-taken when K regions have reported and a time of grace has passed, with what is there; who comes
-later is taken in with the fragment's next step. Reports weigh by what is behind them.
+Idea: like `diloco_streaming`, but the averager does not wait for all regions. It takes a fragment's
+outer step when K regions have reported and a grace period has passed. Later reports join the
+fragment's next step. Reports are weighted by the rows behind them.
 
 Rule: weight ``rows^2 / steps``; outer Nesterov per fragment on the weighted mean, or with ``merge:
 rda`` on the mean direction times the mean norm: changes of several regions are nearly orthogonal,
-and their plain mean shrinks by ``1/sqrt(M)``. A region merges an answer when it comes: ``w_p <-
+and their plain mean shrinks by ``1/sqrt(M)``. A region merges an answer when it arrives: ``w_p <-
 alpha w_p + (1 - alpha) outer_p``, and counts from there.
 
-When: regions that stall or differ in speed, with transfers that must hide behind training.
-`rda` makes steps up to ``sqrt(M)`` longer: lower the outer learning rate with it.
+When: regions that stall or differ in speed, with transfers that must overlap training. `rda` makes
+steps up to ``sqrt(M)`` longer: lower the outer learning rate with it.
 
-Trouble: who does not answer is not waited for once K others spoke and ``grace_s`` is over, but for
-the last exchange, which needs everybody. A region whose link returns gets all it missed, fragment
-by fragment. One whose processes are lost is not waited for at all, from when it is declared lost,
-if `members.min` lets the run go on without it.
+Failures: once K regions have reported and ``grace_s`` is over, no other region is waited for,
+except in the last exchange, which needs all. A region whose link returns receives all that it
+missed, fragment by fragment. A lost region is not waited for at all, from when it is declared lost,
+if `members.min` lets the run continue without it.
 
 Source: Decoupled DiLoCo, from secondary summaries; reconstructed, not checked against the paper.
 Fragments are contiguous here, and `rda` is per fragment, not per tensor.
@@ -41,7 +41,7 @@ _CANCELLED: Final = 1e-5  # of unit directions' weighted sum
 
 
 def combined(changes: Sequence[Tensor], weights: Sequence[float], *, by_direction: bool) -> Tensor:
-    """The weighted mean of changes, plain or by direction.
+    """Return the weighted mean of changes, plain or by direction.
 
     Args:
         changes: at least one, fp32 (P,) each; they stay as they are.
@@ -74,12 +74,20 @@ class Decoupled(LocalSteps):
 
     kind: Literal["decoupled"] = "decoupled"
     interval: int = Field(24, ge=1, description="local steps between two reports of a fragment (H)")
-    fragments: int = Field(4, ge=2, le=256, description="parts of the model")
-    quorum: int = Field(1, ge=1, description="reports that a fragment's step needs (K)")
-    grace_s: float = Field(0.0, ge=0, description="how long a step waits for more than those")
-    merge: Literal["mean", "rda"] = Field("mean", description="how reports are combined")
-    alpha: float = Field(0.0, ge=0, lt=1, description="share of the local fragment that is kept")
-    outer: OuterConfig = Field(OuterNesterov(), description="what is made of the mean change")
+    fragments: int = Field(4, ge=2, le=256, description="number of parts of the model")
+    quorum: int = Field(
+        1, ge=1, description="reports that an outer step of a fragment requires (K)"
+    )
+    grace_s: float = Field(
+        0.0, ge=0, description="time that an outer step waits for further reports"
+    )
+    merge: Literal["mean", "rda"] = Field(
+        "mean", description="mean: weighted mean; rda: mean direction times mean length"
+    )
+    alpha: float = Field(0.0, ge=0, lt=1, description="weight of the local fragment in a merge")
+    outer: OuterConfig = Field(
+        OuterNesterov(), description="outer optimizer, applied to the mean change"
+    )
 
     @property
     def traits(self) -> Traits:
@@ -88,7 +96,7 @@ class Decoupled(LocalSteps):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="never",
+                blocking="never",
                 every=self._steps_apart,
                 last="always",
                 fragments=self.fragments,
@@ -119,7 +127,7 @@ class Decoupled(LocalSteps):
         return Outgoing(local_steps.anchor(region)[start:stop] - part_S, False, number)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Move the fragment; what was done since it was sent stays. The last one is taken whole."""
+        """Move the fragment and keep local progress since sending. The last one replaces it."""
         start, stop = region.fragments[reply.fragment]
         params_S, anchor_S = region.params_P[start:stop], local_steps.anchor(region)[start:stop]
         anchor_S.sub_(reply.payload_P)
@@ -131,11 +139,11 @@ class Decoupled(LocalSteps):
         params_S.copy_(sent_S.lerp_(anchor_S, 1.0 - self.alpha)).sub_(since_S)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
-        """The rest of all fragments."""
+        """Send the rest of all fragments."""
         return Outgoing(local_steps.delta(region), True, self.fragments)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """Hold it until its fragment's step is due; last words until all are in."""
+        """Hold a report until its fragment's step is due, final updates until all have arrived."""
         averager.waiting[update.region] = update
         if update.fragment < self.fragments:
             replies = self._reported(averager, update.fragment)
@@ -145,25 +153,25 @@ class Decoupled(LocalSteps):
         return self._take_rest(averager, reports) if whole else self._unstuck(averager)
 
     def on_finished(self, averager: AveragerState) -> list[Reply]:
-        """Take the steps for which only who has finished was missing."""
+        """Take the steps that waited only for a region that has finished."""
         found = [self._reported(averager, number) for number in range(self.fragments)]
         due = [replies for replies in found if replies is not None]
         return [reply for replies in due for reply in replies] if due else self._unstuck(averager)
 
     def on_release(self, averager: AveragerState) -> list[Reply]:
-        """Take the step of every fragment that somebody waits for."""
+        """Take the step of every fragment that a region waits for."""
         replies = [reply for n in range(self.fragments) for reply in self._fire(averager, n)]
         return replies + self._take_rest(averager, self._reports(averager, self.fragments))
 
     def on_wake(self, averager: AveragerState) -> list[Reply]:
-        """Take the steps whose time of grace is over."""
+        """Take the steps whose grace period is over."""
         due_s = {n: averager.numbers.get(f"due{n}") for n in range(self.fragments)}
         now = [number for number, at_s in due_s.items() if at_s and at_s <= averager.now_s]
         averager.wake_s = min((s for n, s in due_s.items() if s and n not in now), default=None)
         return [reply for number in now for reply in self._fire(averager, number)]
 
     def _reported(self, averager: AveragerState, fragment: int) -> list[Reply] | None:
-        """Take a fragment's step once its time of grace is over; None if reports are missing."""
+        """Take a fragment's step once its grace period is over; None if reports are missing."""
         reports, active = self._reports(averager, fragment), len(averager.active)
         if not reports or len(reports) < min(self.quorum, active):
             return None
@@ -174,7 +182,7 @@ class Decoupled(LocalSteps):
         return []
 
     def _unstuck(self, averager: AveragerState) -> list[Reply]:
-        """Some wait for a fragment and some for another: then nobody is left to wait for."""
+        """Take a step if all regions wait, for different fragments: no report can follow."""
         stuck = all(name in averager.waiting for name in averager.active)
         return self.on_release(averager) if stuck else []
 
@@ -193,7 +201,7 @@ class Decoupled(LocalSteps):
         return [global_model.answer(averager, report) for report in reports]
 
     def _take_rest(self, averager: AveragerState, reports: list[Update]) -> list[Reply]:
-        """Last words: each counts 1/M, and is answered with all that its sender has not heard."""
+        """Apply final updates by 1/M each; answer with the changes that the sender lacks."""
         for report in reports:
             del averager.waiting[report.region]
             for number, (start, stop) in enumerate(averager.fragments[:-1]):

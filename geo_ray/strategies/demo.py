@@ -1,18 +1,18 @@
-"""DeMo: momentum stays at home, only its fast components cross the WAN, and signs are applied.
+"""DeMo: momentum stays in the region; its largest frequency components cross the WAN.
 
-Idea: every region keeps its own momentum. At each step the largest components of the momentum, in
-the frequency domain of short chunks, are taken out of it, sent, and summed over the regions; every
-region steps by the sign of that sum. What is not sent stays in the momentum and may be sent later.
+Idea: every region has its own momentum. At each step the largest components of the momentum, in the
+frequency domain of short chunks, are removed from it, sent, and summed over the regions. Every
+region steps by the sign of that sum. The rest stays in the momentum and may be sent later.
 
 Rule: ``m <- beta m + g``; ``c = top-k of DCT(m)`` per chunk; ``m <- m - IDCT(c)``; ``w <- w - lr
 sign(IDCT(mean_i c_i))``. The inner optimizer applies the sign as its gradient: use ``sgd``.
 
-When: a message per step is wanted, and the link carries a few percent of a gradient. Give
-``codec.up`` and ``codec.down`` ``{kind: nonzeros}``, or zeros are sent as numbers. One parameter
-server shard per region: chunks must not depend on how the model is cut.
+When: every step shall send a message, and the link carries a few percent of a gradient. Set
+``codec.up`` and ``codec.down`` to ``{kind: nonzeros}``, else zeros are sent as numbers. Use one
+parameter server shard per region: chunks must not depend on how the model is sharded.
 
-Source: DeMo (arXiv 2411.19870), reconstructed from a summary. There chunks follow each tensor's
-shape and are two-dimensional; here they are of the flat parameters.
+Source: DeMo (arXiv 2411.19870), reconstructed from a summary. Its chunks follow each tensor's shape
+and are two-dimensional; here they are runs of the flat parameters.
 
 Shape legend: P = parameters of the model, N = chunks, C = elements of a chunk.
 """
@@ -38,9 +38,11 @@ class DeMo(GradientRounds):
     """Configuration and rule of `demo`."""
 
     kind: Literal["demo"] = "demo"
-    beta: float = Field(0.999, ge=0, lt=1, description="share of the momentum that is kept")
+    beta: float = Field(
+        0.999, ge=0, lt=1, description="fraction of the momentum that is kept per step"
+    )
     chunk: int = Field(64, ge=2, le=4096, description="elements of a chunk")
-    top: int = Field(8, ge=1, description="components of a chunk that are sent")
+    top: int = Field(8, ge=1, description="components that are sent per chunk")
 
     @property
     def traits(self) -> Traits:
@@ -48,12 +50,12 @@ class DeMo(GradientRounds):
         return Traits(
             in_rounds=True,
             sends="change",
-            exchange=ExchangeTraits(stands_still="always", every=1, last="never"),
+            exchange=ExchangeTraits(blocking="always", every=1, last="never"),
             region=RegionTraits(whole_model=True, unsent=(_MOMENTUM,)),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """Into the momentum; parameters change only by answers."""
+        """Add the gradient to the momentum; parameters change only by answers."""
         momentum_P = region.memory.setdefault(_MOMENTUM, torch.zeros_like(region.params_P))
         region.numbers[_REFUSED] = float(grad_P is None)
         if grad_P is not None:
@@ -71,24 +73,24 @@ class DeMo(GradientRounds):
         return Outgoing(sent_NC.reshape(-1)[: momentum_P.numel()].clone(), wait=True)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Step by the sign of what all regions sent."""
+        """Step by the sign of the sum over all regions."""
         if reply.num_samples > 0:
             region.apply_gradient(self.decoded(reply.payload_P).sign_())
 
     def decoded(self, parts_P: Tensor) -> Tensor:
-        """From components to parameters, a new (P,)."""
+        """Transform components to parameters, a new (P,)."""
         parts_NC = _chunks(parts_P, self.chunk)
         return (parts_NC @ dct(self.chunk, parts_P.device)).reshape(-1)[: parts_P.numel()]
 
 
 def _chunks(vector_P: Tensor, size: int) -> Tensor:
-    """As rows (N, C), the last one filled up with zeros."""
+    """Return the vector as rows (N, C), the last one padded with zeros."""
     return torch.nn.functional.pad(vector_P, (0, -vector_P.numel() % size)).reshape(-1, size)
 
 
 @cache
 def dct(size: int, device: torch.device) -> Tensor:
-    """The orthonormal DCT-II as a matrix (C, C): row k is the k-th cosine."""
+    """Return the orthonormal DCT-II as a matrix (C, C): row k is the k-th cosine."""
     k_C1 = torch.arange(size, dtype=torch.float64).reshape(-1, 1)
     n_1C = torch.arange(size, dtype=torch.float64).reshape(1, -1)
     matrix_CC = torch.cos(math.pi / size * (n_1C + 0.5) * k_C1) * math.sqrt(2.0 / size)

@@ -1,18 +1,18 @@
 """DiLoCo: many local steps with AdamW, then one outer step with Nesterov momentum.
 
-Idea: regions train apart for H steps, each with its own inner optimizer whose state never travels.
-The mean of what they did is a pseudo-gradient, on which the averager takes one step with momentum.
-So rounds may be hundreds of steps apart, at a small loss.
+Idea: regions train locally for H steps, each with its own inner optimizer, whose state is never
+sent. The mean of their changes is a pseudo-gradient, on which the averager takes one step with
+momentum. Rounds may therefore be hundreds of steps apart, at a small loss.
 
 Rule: ``Delta = sum_i q_i (w - w_i)``; ``m <- beta m + Delta``; ``w <- w - eta (Delta + beta m)``.
 With outer learning rate 1 and no momentum it is `sma`.
 
-``compute_share`` lets H follow the link. From the updates the averager knows how long a local step
-and an exchange take. The next power of two that spends at least this share of a round computing
-becomes H, once it asked for the same direction in several rounds in a row (ours).
+``compute_share`` adapts H to the link. The averager knows from the updates how long a local step
+and an exchange take. The next power of two that spends at least this fraction of a round computing
+becomes H, once several rounds in a row asked for the same direction (ours).
 
-When: regions of about equal speed and a slow link. Defaults (eta 0.7, beta 0.9) are for H from 30
-to 500; for small H lower the momentum, since steps add up to ``eta / (1 - beta)``.
+When: regions of about equal speed and a slow link. The defaults (eta 0.7, beta 0.9) are for H from
+30 to 500; lower the momentum for small H, because steps add up to ``eta / (1 - beta)``.
 
 Source: DiLoCo (arXiv 2311.08105), reconstructed.
 """
@@ -46,13 +46,13 @@ _INTERVAL, _VOTES = "paced/interval", "paced/votes"
 def paced_interval(
     averager: AveragerState, updates: Sequence[Update], share: float, first: int
 ) -> int:
-    """The interval of the next round.
+    """Return the interval of the next round.
 
     Args:
-        averager: keeps the present one.
+        averager: stores the present interval.
         updates: of the round that was just closed.
-        share: of a round that is to be spent computing, in (0, 1).
-        first: the interval until something is known.
+        share: fraction of a round that should be spent computing, in (0, 1).
+        first: the interval until something was measured.
     """
     present = int(averager.numbers.setdefault(_INTERVAL, float(first)))
     step_s = max(update.step_s for update in updates)
@@ -75,11 +75,22 @@ class DiLoCo(LocalSteps, Rounds):
 
     kind: Literal["diloco"] = "diloco"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
-    compute_share: float | None = Field(
-        None, gt=0, lt=1, description="let H follow the link, so that this share is computing"
+    weights: Weights = Field(
+        "samples",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
     )
-    outer: OuterConfig = Field(OuterNesterov(), description="what is made of the mean change")
+    compute_share: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="fraction of time that regions shall compute: adapts the interval to the "
+        "link; null: fixed interval",
+    )
+    outer: OuterConfig = Field(
+        OuterNesterov(),
+        description="outer optimizer, applied to the mean change; its defaults are for "
+        "intervals of 30 to 500",
+    )
 
     @property
     def traits(self) -> Traits:
@@ -90,7 +101,7 @@ class DiLoCo(LocalSteps, Rounds):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="rest",
                 interval=self.interval,
@@ -101,7 +112,7 @@ class DiLoCo(LocalSteps, Rounds):
         )
 
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
-        """Answer all with the outer model's change once every region is in."""
+        """Answer all with the outer model's change once every region has reported."""
         replies = outer_round(averager, updates, self.weights, self.outer)
         if self.compute_share is None:
             return replies

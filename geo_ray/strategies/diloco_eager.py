@@ -1,15 +1,15 @@
-"""DiLoCo with eager updates: the others' last changes, one's own newest, and no waiting.
+"""DiLoCo with eager updates: the newest own change, the others' previous ones, and no waiting.
 
-Idea: at a sync a region knows the mean of all changes of the round before, and its own change of
-this one. It replaces its own part of the mean by the fresh one, takes the outer step with that, and
-trains on, while this round's changes travel. Unlike `one_step_delay` it does not step back behind
-its own work.
+Idea: at a sync a region knows the mean of all changes of the previous round, and its own change of
+this one. It replaces its own part of the mean by the new change, takes the outer step with that,
+and continues to train while this round's changes are sent. Unlike in `one_step_delay`, the region
+never steps back behind its own work.
 
 Rule: ``D~_i(t) = mean(t-1) + q_i (Delta_i(t) - Delta_i(t-1))``, then the outer optimizer of
-`diloco` on ``D~_i`` with a state of its own in every region. Regions hold nearly, not exactly, the
+`diloco` on ``D~_i`` with a separate state in every region. Regions hold nearly, not exactly, the
 same outer parameters until the last exchange, which takes the weighted mean of all.
 
-When: as `one_step_delay`; better where regions are few, so that one's own part is large.
+When: as `one_step_delay`; better with few regions, where a region's own part is large.
 
 Source: "Eager Updates For Overlapped Communication and Computation in DiLoCo" (arXiv 2502.12996),
 reconstructed from a summary. The last exchange is ours.
@@ -40,8 +40,13 @@ class DiLoCoEager(LocalSteps, Rounds):
 
     kind: Literal["diloco_eager"] = "diloco_eager"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
-    outer: OuterConfig = Field(OuterNesterov(), description="what is made of the mean change")
+    weights: Weights = Field(
+        "samples",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
+    )
+    outer: OuterConfig = Field(
+        OuterNesterov(), description="outer optimizer, applied to the mean change"
+    )
 
     @property
     def traits(self) -> Traits:
@@ -50,21 +55,21 @@ class DiLoCoEager(LocalSteps, Rounds):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="when_late", every=self.interval, last="always", interval=self.interval
+                blocking="when_late", every=self.interval, last="always", interval=self.interval
             ),
             region=RegionTraits(eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """A local optimizer step."""
+        """Take a local optimizer step."""
         if _START not in region.memory:
             region.memory[_START] = region.params_P.clone()
         region.numbers.pop(_LAST, None)  # saved at its end, and goes on after all
         local_steps.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
-        """Every H steps the outer step, with what is known; then send one's own change."""
+        """Every H steps take the outer step with the known changes; then send the own change."""
         if region.since_send < self.interval:
             return None
         if region.link_busy:
@@ -75,7 +80,7 @@ class DiLoCoEager(LocalSteps, Rounds):
         return Outgoing(change_P.clone(), wait=False)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Keep the mean until the next sync; the last one is where all meet."""
+        """Keep the mean until the next sync; the last one is the common model."""
         if region.numbers.get(_LAST):
             anchor_P = local_steps.anchor(region)
             anchor_P.copy_(region.memory[_START]).sub_(reply.payload_P)
@@ -87,7 +92,7 @@ class DiLoCoEager(LocalSteps, Rounds):
         region.numbers[_SHARE] = reply.share
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Everything since the start of the run, for the mean of all regions; once."""
+        """Send the change since the start of the run, once, for the mean of all regions."""
         if region.numbers.get(_LAST):
             return None
         if _MEAN in region.memory:
@@ -97,12 +102,12 @@ class DiLoCoEager(LocalSteps, Rounds):
         return Outgoing(start_P - region.params_P, wait=True)
 
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
-        """Answer all with the mean, and each with its share in it, once every region is in."""
+        """Answer all with the mean and their weight in it, once every region has reported."""
         mean_P = weighted_mean(updates, self.weights)
         return answer_all(averager, updates, mean_P, self.weights)
 
     def _outer_step(self, region: RegionState, change_P: Tensor) -> None:
-        """From the last round's mean with this region's part renewed."""
+        """Step with the last round's mean, in which this region's part is replaced."""
         mean_P = region.memory.pop(_MEAN, None)
         own_P = region.memory.pop(_OWN, None)
         if mean_P is None or own_P is None:  # the first sync: only one's own is known

@@ -1,18 +1,18 @@
-"""Streaming DiLoCo: the model goes in fragments, one after another, behind the training.
+"""Streaming DiLoCo: fragments of the model are sent one after another while training continues.
 
-Idea: the model is cut into F fragments. Every H/F steps the next one is sent, so the link is busy
-all the time with a small message instead of idle and then blocked by a large one; the peak falls by
-F. The answer is merged tau steps later, whenever it came: regions do the same at the same step.
+Idea: the model is cut into F fragments. Every H/F steps the next one is sent, so the link carries a
+small message all the time instead of a large one now and then; the peak falls by F. The answer is
+merged tau steps later, whenever it arrived: all regions merge at the same step.
 
 Rule: for fragment p at its sync ``Delta_p = outer_p - w_p``; the outer optimizer of `diloco` on the
 mean, with a momentum per fragment; tau steps later ``w_p <- alpha w_p + (1 - alpha) outer_p``, or
 ``w_p <- outer_p + (w_p - w_p when sent)`` (``merge: correct``).
 
-When: the link carries a fragment in tau steps, but not a model in one. If the answer is not there
-after tau steps the region waits. ``tau`` must be below H/F, so that one request is open at a time.
+When: the link carries a fragment in tau steps, but not a model in one. A region waits if the answer
+is not there after tau steps. ``tau`` must be below H/F, so that one request is open at a time.
 
-Knobs: ``alpha`` 0.5 keeps half of what happened since; a small ``tau`` (up to 5 or 10) costs
-little. ``correct`` keeps exactly the steps since the sending, which is better where tau is a good
+Options: ``alpha`` 0.5 keeps half of the local change since sending; a small ``tau`` (up to 5 or 10)
+costs little. ``correct`` keeps exactly the steps since sending, which is better if tau is a large
 part of H. The last exchange is of the whole model and takes the plain mean.
 
 Source: "Streaming DiLoCo with overlapping communication" (arXiv 2501.18512), reconstructed.
@@ -39,13 +39,26 @@ class DiLoCoStreaming(LocalSteps, Rounds):
     """Configuration and rule of `diloco_streaming`."""
 
     kind: Literal["diloco_streaming"] = "diloco_streaming"
-    interval: int = Field(32, ge=1, description="local steps between two syncs of a fragment (H)")
-    fragments: int = Field(4, ge=2, le=256, description="parts of the model (F)")
-    tau: int = Field(2, ge=1, description="local steps that hide an exchange")
-    merge: Literal["mix", "correct"] = Field("mix", description="what is kept since the sending")
-    alpha: float = Field(0.5, ge=0, lt=1, description="mix: share of the local fragment")
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
-    outer: OuterConfig = Field(OuterNesterov(), description="what is made of the mean change")
+    interval: int = Field(
+        32, ge=1, description="local steps between two exchanges of the same fragment (H)"
+    )
+    fragments: int = Field(4, ge=2, le=256, description="number of parts of the model (F)")
+    tau: int = Field(
+        2, ge=1, description="local steps during which an exchange runs; below interval / fragments"
+    )
+    merge: Literal["mix", "correct"] = Field(
+        "mix",
+        description="mix: average of local and outer fragment; correct: outer fragment plus the "
+        "local steps since sending",
+    )
+    alpha: float = Field(0.5, ge=0, lt=1, description="mix: weight of the local fragment")
+    weights: Weights = Field(
+        "samples",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
+    )
+    outer: OuterConfig = Field(
+        OuterNesterov(), description="outer optimizer, applied to the mean change"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -63,7 +76,7 @@ class DiLoCoStreaming(LocalSteps, Rounds):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="when_late",
+                blocking="when_late",
                 every=self.interval / self.fragments,
                 last="always",
                 fragments=self.fragments,
@@ -75,7 +88,7 @@ class DiLoCoStreaming(LocalSteps, Rounds):
         )
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
-        """Merge tau steps after a sending; send the next fragment every H/F steps."""
+        """Merge tau steps after sending; send the next fragment every H/F steps."""
         anchor_P = local_steps.anchor(region)
         if region.since_send >= self.tau:
             if region.link_busy:
@@ -94,7 +107,7 @@ class DiLoCoStreaming(LocalSteps, Rounds):
         return Outgoing(anchor_P[start:stop] - region.params_P[start:stop], False, number)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Keep it until tau steps have passed; the last one is merged at once."""
+        """Keep the answer until tau steps have passed; the last one is merged at once."""
         if reply.fragment == self.fragments:
             local_steps.adopt(region, reply)
         else:
@@ -102,12 +115,12 @@ class DiLoCoStreaming(LocalSteps, Rounds):
             region.numbers[_PENDING] = float(reply.fragment)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
-        """The rest of all fragments."""
+        """Send the rest of all fragments."""
         self._merge(region)
         return Outgoing(local_steps.delta(region), True, self.fragments)
 
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
-        """Answer all with a fragment's change once every region's is there."""
+        """Answer all with a fragment's change once every region has reported."""
         fragment = updates[0].fragment
         if fragment == self.fragments:
             return outer_round(averager, updates, self.weights, OuterSgd())

@@ -1,23 +1,23 @@
-"""ESync: every site trains until just before the slowest arrives, so that nobody waits.
+"""ESync: every site trains until just before the slowest arrives, so that no site waits.
 
 Idea: in a round of local training the slowest site takes ``slowest_steps`` steps, and every other
 one as many as fit into the time that the slowest needs to compute and to send. All arrive together;
-fast sites do useful steps instead of standing still.
+fast sites train instead of waiting.
 
 Rule: ``T = max_i (slowest_steps * c_i + x_i)``; ``k_i = floor((T - x_i) / c_i)``, between 1 and
 ``max_steps``, with c the duration of a local step and x that of an exchange, both as last measured.
 Then ``w <- w - outer(mean_i (w - w_i))``, uniform by default whatever the number of steps.
 
 When: sites of unequal speed and a link that is not the bottleneck. Many local steps of a fast site
-between two rounds drift; with unlike data cap them (``max_steps``).
+between two rounds drift; limit them with ``max_steps`` if the sites' data differ.
 
-Durations are measured by each site's own clock, so clocks need not agree, and the budget of a round
-is told with its answer: no question per mini-batch. The first round is one of ``slowest_steps`` for
-everybody, since nothing is measured yet.
+Durations are measured by each site's own clock, so clocks need not agree. The answer of a round
+carries the budget of the next: no question per mini-batch. The first round has ``slowest_steps``
+for all sites, because nothing is measured yet.
 
-Trouble: a site whose link is cut holds the round until the link is back, or until a deadline ends
-the run; a round closes without a site that is lost, if the run goes on (`members.min`). A
-site that becomes slower makes one round late; the next has the new duration.
+Failures: a site whose link is down holds the round until the link is back, or until a deadline ends
+the run; a round closes without a site that is lost, if the run continues (`members.min`). A site
+that becomes slower makes one round late; the next has the new duration.
 
 Source: ESync (Li et al., IEEE Transactions on Services Computing), reconstructed from its public
 description and released code. Budgets per round, transfer time and the outer optimizer are ours.
@@ -46,9 +46,16 @@ class ESync(LocalSteps, Rounds):
 
     kind: Literal["esync"] = "esync"
     slowest_steps: int = Field(1, ge=1, description="local steps of the slowest site in a round")
-    max_steps: int = Field(1000, ge=1, description="most local steps of any site in a round")
-    weights: Weights = Field("uniform", description="weight of a site: alike, or by its samples")
-    outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
+    max_steps: int = Field(
+        1000, ge=1, description="largest number of local steps of a site in a round; limits drift"
+    )
+    weights: Weights = Field(
+        "uniform",
+        description="weight of a site: uniform is 1/M, samples is its fraction of the rows",
+    )
+    outer: OuterConfig = Field(
+        OuterSgd(), description="outer optimizer, applied to the mean change"
+    )
 
     @property
     def traits(self) -> Traits:
@@ -56,19 +63,19 @@ class ESync(LocalSteps, Rounds):
         return Traits(
             in_rounds=True,
             sends="change",
-            exchange=ExchangeTraits(stands_still="always", every=self.slowest_steps, last="rest"),
+            exchange=ExchangeTraits(blocking="always", every=self.slowest_steps, last="rest"),
             region=RegionTraits(ends_by_total_rows=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
-        """Answer all, each with its budget, once every site is in."""
+        """Answer all, each with its budget, once every site has reported."""
         budgets = self.budgets(updates)
         replies = outer_round(averager, updates, self.weights, self.outer)
         return [replace(reply, steps=budgets[reply.to]) for reply in replies]
 
     def budgets(self, updates: Sequence[Update]) -> dict[str, int]:
-        """Local steps of each site until all arrive together."""
+        """Return the local steps of each site so that all arrive together."""
         if any(update.step_s <= 0 for update in updates):
             return {update.region: self.slowest_steps for update in updates}
         until_s = max(self.slowest_steps * u.step_s + u.exchange_s for u in updates)

@@ -1,15 +1,15 @@
-"""FedAsync: every arriving model is mixed into the global one, old ones less.
+"""FedAsync: every arriving model is mixed into the global one, with less weight if it is old.
 
-Idea: a region trains, sends its model, gets the global one as it is then, and goes on. The averager
-moves the global model towards each model that arrives, by a share that falls with its age.
+Idea: a region trains, sends its model, receives the present global one, and continues. The averager
+moves the global model towards each arriving model, by a fraction that falls with its age.
 
 Rule: ``G <- (1 - a_s) G + a_s w_i`` with ``a_s = alpha * factor(lag)``.
 
-When: as the plain asynchronous baseline; many sites, each of which matters little. The global model
-forgets: with M sites an update has faded to ``(1 - alpha)^M`` after everybody has spoken once, so
-``alpha`` should fall with M. `async_local_sgd` adds changes up instead.
+When: as the plain asynchronous baseline; many sites of little weight each. The global model
+forgets: with M sites an update has faded to ``(1 - alpha)^M`` once all have reported, so ``alpha``
+should fall with M. `async_local_sgd` adds changes up instead.
 
-Trouble: as `async_local_sgd`.
+Failures: as `async_local_sgd`.
 
 Source: FedAsync (arXiv 1903.03934), reconstructed.
 """
@@ -32,9 +32,16 @@ class FedAsync(LocalSteps, OneByOne):
 
     kind: Literal["fedasync"] = "fedasync"
     interval: int = Field(8, ge=1, description="local steps between two exchanges")
-    by_speed: bool = Field(False, description="slower regions take fewer local steps")
-    alpha: float = Field(0.6, gt=0, le=1, description="share of a fresh model in the global one")
-    weights: Weights = Field("uniform", description="weight of an update: alike, or by its samples")
+    by_speed: bool = Field(
+        False, description="slower regions take fewer local steps, in proportion to their speed"
+    )
+    alpha: float = Field(
+        0.6,
+        gt=0,
+        le=1,
+        description="weight of a fresh model in the global one; lower it for many sites",
+    )
+    weights: Weights = Field("uniform", description="weight of an update: uniform, or by its rows")
     staleness: Staleness = Staleness(weight="poly")
 
     @property
@@ -44,7 +51,7 @@ class FedAsync(LocalSteps, OneByOne):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="always",
                 by_speed=self.by_speed,
@@ -60,7 +67,7 @@ class FedAsync(LocalSteps, OneByOne):
         )
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """Mix the model in; answer its sender with the global one's change."""
+        """Mix the model into the global one; answer its sender with the global model's change."""
         global_model.note_speed(averager, update)
         if update.num_samples > 0:
             share = self.alpha * self.staleness.factor(update.lag)

@@ -1,28 +1,28 @@
-"""FedAT: sites of about equal speed in rounds of their own; the tiers mix asynchronously.
+"""FedAT: sites of about equal speed work in rounds; the tiers mix asynchronously.
 
 Idea: sites are sorted by speed into tiers. Inside a tier a round of federated averaging waits only
-for sites of like speed; tiers never wait for each other. The global model is a weighted mean of the
-tiers' models, in which tiers that seldom report weigh as much as others report often, so that the
-data of slow sites are not drowned.
+for sites of similar speed; tiers never wait for each other. The global model is a weighted mean of
+the tiers' models. Tiers that report rarely get the weight of those that report often, so that the
+data of slow sites keep their influence.
 
 Rule: tier m's round gives ``w_m = mean_i w_i``; ``G = sum_m (T_(M+1-m) / T) w_m`` with ``T_m`` the
-rounds of tier m so far, tiers sorted from fast to slow; the tier's sites go on from G.
+rounds of tier m so far, tiers sorted from fast to slow; the tier's sites continue from G.
 
 When: many sites of very unequal speed, tiers of like data. If one kind of data is only in a slow
-tier, `fedgsync` weighs by data and not by speed.
+tier, use `fedgsync`, which weighs by data and not by speed.
 
-Until every site has reported a whole round, exchange included, nobody knows who is fast: all sites
-are one tier, and the global model is their mean. A site's first exchange is timed when its second
-round is in, so two rounds wait for everybody, and the second of them makes the tiers. They are made
-anew when some site's rounds were longer, or shorter, than those that it was sorted by, by more than
-a share ``retier_at``, three times in a row: one late packet changes nothing.
+Speeds are unknown until every site has reported a whole round, exchange included. Until then all
+sites are one tier, and the global model is their mean. A site's first exchange is timed when its
+second round arrives, so two rounds wait for all sites, and the second of them makes the tiers. They
+are made again when some site's rounds were longer, or shorter, than when it was sorted, by more
+than a fraction ``retier_at``, three times in a row: one late packet changes nothing.
 
-Trouble: a site whose link is cut holds its tier, and no other, until the link is back or a deadline
-ends the run; while there is one tier, it holds all. A tier goes on without a site that is lost, if
-the run does (`members.min`, or a standby for the averager's own).
+Failures: a site whose link is down holds its tier, and no other, until the link is back or a
+deadline ends the run; while there is one tier, it holds all. A tier continues without a site that
+is lost, if the run does (`members.min`, or a standby for the averager's region).
 
-Source: FedAT (arXiv 2010.05958), reconstructed; five tiers as there. When tiers are made and made
-anew is ours; its lossy coding of floats is a matter of codecs here.
+Source: FedAT (arXiv 2010.05958), reconstructed; five tiers as there. The rule for making tiers is
+ours; its lossy coding of floats is left to codecs.
 """
 
 from __future__ import annotations
@@ -52,12 +52,17 @@ class FedAt(LocalSteps):
 
     kind: Literal["fedat"] = "fedat"
     interval: int = Field(8, ge=1, description="local steps per round")
-    tiers: int = Field(5, ge=1, description="classes of speed; at most one per site")
+    tiers: int = Field(5, ge=1, description="number of speed tiers; at most one per site")
     retier_at: float = Field(
-        0.25, gt=0, description="change of a site's round, as a share, that sorts sites anew"
+        0.25,
+        gt=0,
+        description="relative change of a site's round time that rebuilds the tiers, if it "
+        "occurs three times in a row",
     )
     weights: SiteWeights = Field(
-        "data", description="within a tier: by data sets, by the round's rows, or alike"
+        "data",
+        description="weight within a tier: by the rows of data sets, by the rows of the round, "
+        "or uniform",
     )
 
     @property
@@ -67,7 +72,7 @@ class FedAt(LocalSteps):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="always",
                 interval=self.interval,
@@ -93,11 +98,11 @@ class FedAt(LocalSteps):
         return self._close(averager, self._full(averager))
 
     def on_release(self, averager: AveragerState) -> list[Reply]:
-        """Close what is open with whoever is in."""
+        """Close open rounds with the sites that have reported."""
         return self._close(averager, self._by_tier(averager)) if averager.waiting else []
 
     def _close(self, averager: AveragerState, tiers: dict[int, list[str]]) -> list[Reply]:
-        """Take in what is there of the given tiers, then answer those who are in."""
+        """Apply the updates of the given tiers, then answer their senders."""
         held = self._take_in(averager, tiers)
         if _TIERED in averager.numbers and self._have_times_moved(averager):
             self._sort(averager)
@@ -121,7 +126,7 @@ class FedAt(LocalSteps):
         return taken
 
     def _mix(self, averager: AveragerState) -> Tensor:
-        """The global model, as the distance from the start of the run (P,)."""
+        """Return the global model, as the distance from the start of the run (P,)."""
         known = [m for m in range(self.tiers) if f"tier{m}" in averager.memory]
         counts = [averager.numbers[f"count{m}"] for m in known]
         global_P = torch.zeros_like(averager.memory[f"tier{known[0]}"])
@@ -130,7 +135,7 @@ class FedAt(LocalSteps):
         return global_P
 
     def _note(self, averager: AveragerState, update: Update) -> None:
-        """Remember how long a whole round of the sender takes."""
+        """Record how long a whole round of the sender takes."""
         numbers, name = averager.numbers, update.region
         if update.steps == 0:
             return  # a last word without a round
@@ -152,7 +157,7 @@ class FedAt(LocalSteps):
         return any(abs(times) >= _PATIENCE for times in moved)
 
     def _sort(self, averager: AveragerState) -> None:
-        """Tiers of about equal size, by the time of a round."""
+        """Sort sites into tiers of about equal size, by the time of a round."""
         numbers, members = averager.numbers, averager.members
         if _TIERED not in numbers:  # what was one tier of all is none of those that begin
             for tier in range(self.tiers):
@@ -167,12 +172,12 @@ class FedAt(LocalSteps):
         numbers[_TIERED] = 1.0
 
     def _full(self, averager: AveragerState) -> dict[int, list[str]]:
-        """The tiers all of whose sites are in."""
+        """Return the tiers all of whose sites have reported."""
         tiers = self._by_tier(averager)
         return {m: names for m, names in tiers.items() if all(n in averager.waiting for n in names)}
 
     def _by_tier(self, averager: AveragerState) -> dict[int, list[str]]:
-        """Sites by tier, fast ones first; all in one while nobody is sorted."""
+        """Return sites by tier, fast ones first; one tier before sites are sorted."""
         found: dict[int, list[str]] = {}
         for name in averager.members:
             found.setdefault(int(averager.numbers.get(f"tier/{name}", 0.0)), []).append(name)

@@ -1,21 +1,22 @@
 """Federated averaging: K local steps in a sample of the sites, then the weighted mean of models.
 
-Idea: in every round a share of the sites trains K steps from the same model; the rest stand still.
-The outer model moves by the mean of what they did. With ``fraction`` 1, the default outer optimizer
-and ``weights: samples`` it is `sma`; with few sites per round it is what makes a thousand sites
-bearable.
+Idea: in every round a fraction of the sites trains K steps from the same model, while the others
+wait. The outer model moves by the mean of their changes. With ``fraction`` 1, the default outer
+optimizer and ``weights: samples`` it is `sma`; with few sites per round it scales to a thousand
+sites.
 
 Rule: ``w <- w - outer(sum_i q_i (w - w_i))`` over the sampled sites, ``q_i`` by the sizes of their
-data sets (or by the rows of the round, or alike), so that every row of data counts the same.
-The first round takes every site, since all begin with the same model; then ``ceil(fraction * M)``
-of them, drawn anew for every round from ``seed`` and the round's number.
+data sets (or by the rows of the round, or uniform), so that every row of data counts the same.
+The first round takes every site, because all begin with the same model; then ``ceil(fraction * M)``
+of them, drawn for every round from ``seed`` and the round's number.
 
-When: many sites, most of which may rest. For few regions `diloco` or `sma` say the same.
+When: many sites, most of which may rest. For few regions use `diloco` or `sma`.
 
-Trouble: a round waits for every chosen site. A site whose link is cut holds it until the link is
-back, or until a deadline ends the run. When a site is lost and the run goes on (`members.min`, or a
-standby for the averager's own), the round closes without it, and all who wait are answered. Whoever
-was not chosen trains a round unasked then, which counts with the round that is open when it comes.
+Failures: a round waits for every chosen site. A site whose link is down holds it until the link is
+back, or until a deadline ends the run. When a site is lost and the run continues (`members.min`, or
+a standby for the averager's region), the round closes without it, and all waiting sites are
+answered. Sites that were not chosen then train a round, which counts with the round that is open
+when it arrives.
 
 Source: FedAvg (McMahan et al., 2017; arXiv 1602.05629), reconstructed. Local epochs are steps
 here, as everywhere.
@@ -44,13 +45,24 @@ class FedAvg(LocalSteps):
 
     kind: Literal["fedavg"] = "fedavg"
     interval: int = Field(8, ge=1, description="local steps per round")
-    by_speed: bool = Field(False, description="slower sites take fewer local steps")
-    fraction: float = Field(1.0, gt=0, le=1, description="share of the sites in a round")
-    weights: SiteWeights = Field(
-        "data", description="weight of a site: by its data set, by the round's rows, or alike"
+    by_speed: bool = Field(
+        False, description="slower sites take fewer local steps, in proportion to their speed"
     )
-    outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
-    seed: int = Field(0, ge=0, description="of the draw of sites")
+    fraction: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="fraction of the sites that train in a round; the first round takes all",
+    )
+    weights: SiteWeights = Field(
+        "data",
+        description="weight of a site: by the rows of its data set, by the rows of the round, "
+        "or uniform",
+    )
+    outer: OuterConfig = Field(
+        OuterSgd(), description="outer optimizer, applied to the mean change"
+    )
+    seed: int = Field(0, ge=0, description="seed of the choice of sites")
 
     @property
     def traits(self) -> Traits:
@@ -59,7 +71,7 @@ class FedAvg(LocalSteps):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="always",
                 by_speed=self.by_speed,
@@ -71,7 +83,7 @@ class FedAvg(LocalSteps):
         )
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """Close the round when every chosen site is in; answer those of the next."""
+        """Close the round when every chosen site has reported; answer those of the next."""
         global_model.note_speed(averager, update)
         averager.waiting[update.region] = update
         if any(name not in averager.waiting for name in self._chosen(averager)):
@@ -79,7 +91,7 @@ class FedAvg(LocalSteps):
         return self._close(averager)
 
     def on_release(self, averager: AveragerState) -> list[Reply]:
-        """Close the round with whoever is in, and let everybody go on."""
+        """Close the round with the sites that have reported, and let all continue."""
         return self._close(averager, everybody=True) if averager.waiting else []
 
     def _chosen(self, averager: AveragerState) -> list[str]:

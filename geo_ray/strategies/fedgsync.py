@@ -1,31 +1,33 @@
 """FedGSync: rounds that wait for every kind of data, and not for every site.
 
-Idea: sites with like data stand in for each other. They are grouped by what their updates look like
-(see below); a round closes when every group has spoken, through its fastest, and every group counts
-by the rows of all. Slow sites are not waited for, nor are their data drowned.
+Idea: sites with like data represent each other. They are grouped by similarity of their updates
+(see below). A round closes when every group has reported, through its fastest sites, and every
+group counts by the rows of all its sites. Slow sites are not waited for, but their data count.
 
-Rule: a round closes when ``ceil(quorum * |g|)`` sites (at least one) of each group g are in, or at
-``deadline_s``; then ``G <- G - outer(sum_g q_g d_g)`` with ``q_g`` the group's share of all rows of
-data. A change that is ``lag`` rounds late weighs ``a_i = 1/(1 + lag)``; ``d_g = max(a_i) * sum(a_i
-D_i) / sum(a_i)`` over the sites that are in, so that one that is late neither drowns nor shrinks
-those in time. A group that nobody speaks for counts with its last ``d_g``, times ``absent`` per
-round in a row.
+Rule: a round closes when ``ceil(quorum * |g|)`` sites (at least one) of each group g have reported,
+or at ``deadline_s``; then ``G <- G - outer(sum_g q_g d_g)`` with ``q_g`` the group's fraction of
+all rows of data. A change that is ``lag`` rounds late weighs ``a_i = 1/(1 + lag)``; ``d_g =
+max(a_i) * sum(a_i D_i) / sum(a_i)`` over the sites that have reported, so that a late site neither
+dominates nor shrinks those in time. A group without reports counts with its last ``d_g``, times
+``absent`` per round in a row.
 
-However late, a change counts. With ``max_lag`` one that is later does not, and a site that is
-always later never contributes: set it only where others have data like such sites'.
+However late, a change counts. With ``max_lag`` later ones do not, and a site that is always later
+never contributes: set it only if others have similar data.
 
-When: many sites, unlike data, unequal speed. All alike: one group, hence asynchronous rounds with
-a quorum. A group of one slow site holds every round until the deadline: set one.
+When: many sites, unlike data, unequal speed. If all data are alike there is one group, hence
+asynchronous rounds with a quorum. A group of one slow site holds every round until the deadline:
+set one.
 
-Groups are made after the first round, which waits for everybody. Every ``regroup_every`` rounds
-each site's next update is looked at again, without waiting; when all have spoken, groups are made
-anew, and keep the number of the group that they share most sites with. With ``codec.up: dgt`` sites
-that close rounds send ``share_closing`` of their blocks reliably, the others ``share_extra``.
+Groups are made after the first round, which waits for all sites. Every ``regroup_every`` rounds
+each site's next update is examined again, without waiting; when all have reported, groups are
+made again, and keep the number of the group with which they have most sites in common. With
+``codec.up: dgt`` sites that close rounds send ``share_closing`` of their blocks reliably, the
+others ``share_extra``.
 
 Grouping: the updates of one round, all from the same parameters, are projected to a few hundred
-numbers each (signs and buckets drawn from a seed: a count sketch, which keeps angles), made unit
-vectors, reduced to their principal components, and clustered by K-means; the number of groups is
-the one with the best silhouette. With fewer than four sites there is one group. Updates reveal
+numbers each (signs and buckets drawn from a seed: a count sketch, which preserves angles), made
+unit vectors, reduced to their principal components, and clustered by K-means; the number of groups
+is the one with the best silhouette. With fewer than four sites there is one group. Updates reveal
 labels, so grouping is as private as sending updates is, and not more.
 
 Source: FedGSync's abstract: groups by principal components of gradients and K-means, group-weak
@@ -63,7 +65,7 @@ _TOLERABLE: Final = 0.1  # a silhouette below that says that there are no groups
 
 
 def sketch(change_P: Tensor, seed: int) -> Tensor:
-    """A vector's count sketch: fp32 (D,), the same for the same seed and P."""
+    """Return a vector's count sketch: fp32 (D,), the same for the same seed and P."""
     generator = torch.Generator().manual_seed(seed)
     buckets_P = torch.randint(_SKETCH_SIZE, change_P.shape, generator=generator)
     signs_P = torch.randint(2, change_P.shape, generator=generator) * 2 - 1
@@ -71,11 +73,11 @@ def sketch(change_P: Tensor, seed: int) -> Tensor:
 
 
 def group(sketches: Sequence[Tensor], most: int, seed: int) -> list[int]:
-    """A group number for each site; numbers go from 0 in the order of appearance.
+    """Return a group number for each site, from 0 in the order of appearance.
 
     Args:
         sketches: of the sites' updates, (D,) each.
-        most: groups at most.
+        most: largest number of groups.
         seed: of K-means.
     """
     if len(sketches) < _FEWEST:
@@ -101,9 +103,9 @@ def group(sketches: Sequence[Tensor], most: int, seed: int) -> list[int]:
 
 
 def matched(before: Sequence[int], now: Sequence[int]) -> list[int]:
-    """The groups of ``now`` under numbers of ``before``: as many sites as can be keep theirs.
+    """Renumber the groups of ``now`` so that as many sites as possible keep their number.
 
-    A group that has no counterpart gets the lowest number that is free.
+    A group without a counterpart gets the lowest free number.
 
     Args:
         before: a group number for each site.
@@ -121,7 +123,7 @@ def matched(before: Sequence[int], now: Sequence[int]) -> list[int]:
 
 
 def principal_components(rows_ND: Tensor) -> np.ndarray:
-    """Unit rows in as few principal directions as hold most of their variance (N, Q)."""
+    """Project unit rows to the principal directions that hold most of their variance (N, Q)."""
     norms_N1 = torch.linalg.vector_norm(rows_ND, dim=1, keepdim=True).clamp_min(1e-30)
     unit_ND = rows_ND / norms_N1
     centred_ND = unit_ND - unit_ND.mean(dim=0)
@@ -142,19 +144,52 @@ class FedGSync(LocalSteps):
 
     kind: Literal["fedgsync"] = "fedgsync"
     interval: int = Field(8, ge=1, description="local steps per round")
-    by_speed: bool = Field(False, description="slower sites take fewer local steps")
-    groups: int = Field(10, ge=1, description="groups at most; also at most half of the sites")
-    quorum: float = Field(0.0, ge=0, le=1, description="share of a group that a round waits for")
-    deadline_s: float | None = Field(None, gt=0, description="longest round after its first update")
-    max_lag: int | None = Field(
-        None, ge=0, description="rounds by which a change may be late; null: any"
+    by_speed: bool = Field(
+        False, description="slower sites take fewer local steps, in proportion to their speed"
     )
-    regroup_every: int = Field(50, ge=1, description="rounds until sites are looked at again")
-    absent: float = Field(0.5, ge=0, le=1, description="weight of an absent group's last mean")
-    share_closing: float = Field(0.8, gt=0, le=1, description="dgt: reliable, closing sites")
-    share_extra: float = Field(0.2, gt=0, le=1, description="dgt: reliable, other sites")
-    outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
-    seed: int = Field(0, ge=0, description="of sketches and K-means")
+    groups: int = Field(
+        10, ge=1, description="largest number of groups; also at most half of the sites"
+    )
+    quorum: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="fraction of each group that a round waits for; at least one site",
+    )
+    deadline_s: float | None = Field(
+        None,
+        gt=0,
+        description="longest time of a round after its first update; set it if a whole group "
+        "may be slow",
+    )
+    max_lag: int | None = Field(
+        None,
+        ge=0,
+        description="rounds by which a change may be late; later ones are ignored; null: any",
+    )
+    regroup_every: int = Field(50, ge=1, description="rounds until groups are formed again")
+    absent: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="factor for the last mean of a group without updates, per round in a row",
+    )
+    share_closing: float = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="with codec dgt: fraction of reliable blocks of sites that close rounds",
+    )
+    share_extra: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="with codec dgt: fraction of reliable blocks of all other sites",
+    )
+    outer: OuterConfig = Field(
+        OuterSgd(), description="outer optimizer, applied to the mean change"
+    )
+    seed: int = Field(0, ge=0, description="seed of sketches and K-means")
 
     @property
     def traits(self) -> Traits:
@@ -163,7 +198,7 @@ class FedGSync(LocalSteps):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="always",
                 by_speed=self.by_speed,
@@ -175,7 +210,7 @@ class FedGSync(LocalSteps):
         )
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """Close the round when every group has spoken."""
+        """Close the round when every group has reported."""
         averager.waiting[update.region] = update
         global_model.note_speed(averager, update)
         self._look_at(averager, update)
@@ -194,7 +229,7 @@ class FedGSync(LocalSteps):
         return replies
 
     def on_release(self, averager: AveragerState) -> list[Reply]:
-        """Close the round with whoever is in."""
+        """Close the round with the sites that have reported."""
         return self._close(averager) if averager.waiting else []
 
     def on_wake(self, averager: AveragerState) -> list[Reply]:
@@ -202,7 +237,7 @@ class FedGSync(LocalSteps):
         return self.on_release(averager)
 
     def members_of(self, averager: AveragerState) -> dict[int, list[str]]:
-        """Sites by group; one that is new belongs to the first."""
+        """Return sites by group; a new site belongs to the first."""
         found: dict[int, list[str]] = {}
         for name in averager.members:
             found.setdefault(int(averager.numbers.get(f"group/{name}", 0.0)), []).append(name)
@@ -215,14 +250,14 @@ class FedGSync(LocalSteps):
         return max(1, math.ceil(self.quorum * len(names)))
 
     def _look_at(self, averager: AveragerState, update: Update) -> None:
-        """Keep a sketch of each site's first update since it was due."""
+        """Store a sketch of each site's first update since regrouping is due."""
         grouped_at, key = averager.numbers.get(_GROUPED), _SKETCH_PREFIX + update.region
         is_due = grouped_at is None or averager.version - grouped_at >= self.regroup_every
         if is_due and update.num_samples > 0 and key not in averager.memory:
             averager.memory[key] = sketch(update.payload_P, self.seed)
 
     def _group(self, averager: AveragerState) -> None:
-        """Make groups, if there is a sketch of every site."""
+        """Form groups, if there is a sketch of every site."""
         numbers, memory, members = averager.numbers, averager.memory, averager.members
         if any(_SKETCH_PREFIX + name not in memory for name in members):
             return
@@ -260,7 +295,7 @@ class FedGSync(LocalSteps):
     def _mean(
         self, averager: AveragerState, number: int, updates: list[Update], like_P: Tensor
     ) -> Tensor:
-        """What a group did: as those say who are in, or else as it last was, fading."""
+        """Return a group's mean change: of its reports, or else its last one with less weight."""
         key = _mean_of(number)
         lags = {u.region: u.lag for u in updates}
         latest = math.inf if self.max_lag is None else self.max_lag
@@ -274,5 +309,5 @@ class FedGSync(LocalSteps):
 
 
 def _mean_of(number: int) -> str:
-    """Where the last mean of a group is kept."""
+    """Return the name of the last mean of a group."""
     return f"{_MEAN}{number}"

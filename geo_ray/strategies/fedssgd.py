@@ -1,15 +1,15 @@
 """Fully synchronous SGD over all sites: one large batch per round.
 
-Idea: every site computes ``accumulate`` gradients at the same parameters, their mean over all sites
-is one gradient of a very large batch, and every site applies it with its own copy of the same
-optimizer. Nothing is stale and nothing drifts, so it is the reference for accuracy; it is also the
-slowest, since it waits for the slowest site and the link in every round.
+Idea: every site computes ``accumulate`` gradients at the same parameters. Their mean over all sites
+is one gradient of a very large batch, which every site applies with its own copy of the same
+optimizer. No gradient is stale and models do not drift, so this strategy is the reference for
+accuracy. It is also the slowest, because each round waits for the slowest site and link.
 
 Rule: ``g = sum_i q_i (1/K) sum_k g_ik(w)``; every site applies ``g`` once.
 
-When: as the reference of other strategies. With ``accumulate`` 1 it is `bsp`.
+When: as the reference for other strategies. With ``accumulate`` 1 it is `bsp`.
 
-Source: FedSSGD is what FedGSync's evaluation compares with; the rule is textbook synchronous SGD,
+Source: FedSSGD is a baseline in FedGSync's evaluation; the rule is textbook synchronous SGD,
 reconstructed from the name.
 """
 
@@ -30,8 +30,13 @@ class FedSsgd(GradientRounds):
     """Configuration and rule of `fedssgd`."""
 
     kind: Literal["fedssgd"] = "fedssgd"
-    accumulate: int = Field(1, ge=1, description="gradients of a site per round")
-    weights: Weights = Field("samples", description="weight of a site: alike, or by its samples")
+    accumulate: int = Field(
+        1, ge=1, description="gradients of a site per round, at the same parameters"
+    )
+    weights: Weights = Field(
+        "samples",
+        description="weight of a site: uniform is 1/M, samples is its fraction of the rows",
+    )
 
     @property
     def traits(self) -> Traits:
@@ -39,11 +44,11 @@ class FedSsgd(GradientRounds):
         return Traits(
             in_rounds=True,
             sends="change",
-            exchange=ExchangeTraits(stands_still="always", every=self.accumulate, last="rest"),
+            exchange=ExchangeTraits(blocking="always", every=self.accumulate, last="rest"),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """Add it up; the parameters stay."""
+        """Accumulate the gradient; parameters do not change."""
         add_gradient(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
@@ -53,5 +58,5 @@ class FedSsgd(GradientRounds):
         return Outgoing(take_mean(region), wait=True)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Apply what has been added up, if the run ends within a round."""
+        """Apply the accumulated gradient if the run ends within a round."""
         return None if region.since_send == 0 else Outgoing(take_mean(region), wait=True)

@@ -1,17 +1,17 @@
-"""Gaia: only what matters crosses the WAN; what does not, waits until it adds up.
+"""Gaia: only significant changes cross the WAN; the others accumulate.
 
-Idea: a region applies its own changes at once and sends, of what it did since, only the elements
-that changed by more than a share of their value. The rest stays and grows until it matters. The
-threshold falls with time, so that late, small changes get through. How far regions may be apart is
-bounded by the mirror clock.
+Idea: a region applies its own changes at once. Of its changes since the last message it sends only
+the elements that changed by more than a fraction of their value. The rest accumulates until it is
+significant. The threshold falls with time, so that late, small changes are sent. The mirror clock
+bounds how far regions may be apart.
 
 Rule: with ``A`` the change since it was last sent, element j is sent if ``|A_j| > threshold /
 sqrt(t) * |w_j|``, t the region's step. All other regions apply it (``combine: mean``: each counts
 1/M everywhere). The mirror clock is ``staleness.bound``: a region that is so many messages ahead of
 the slowest waits.
 
-When: models whose changes are sparse (embeddings, click-through); use ``codec.up: {kind:
-nonzeros}`` and the same down, or zeros are sent as numbers. Where all elements change alike
+When: models whose changes are sparse (embeddings, click-through). Set ``codec.up: {kind:
+nonzeros}`` and the same down, otherwise zeros are sent as numbers. If all elements change alike,
 `asgd_ga` with a codec is simpler.
 
 The last exchange sends everything, so that no change is lost and all replicas agree.
@@ -37,8 +37,15 @@ class Gaia(Additive):
     """Configuration and rule of `gaia`."""
 
     kind: Literal["gaia"] = "gaia"
-    interval: int = Field(1, ge=1, description="local steps between two messages, or more if busy")
-    threshold: float = Field(0.01, ge=0, description="relative change that matters at step 1")
+    interval: int = Field(
+        1, ge=1, description="local steps between two messages; more if the link is busy"
+    )
+    threshold: float = Field(
+        0.01,
+        ge=0,
+        description="relative change of an element that is significant at step 1; falls with "
+        "the root of the step",
+    )
     staleness: Staleness = Staleness(bound=8)
 
     @property
@@ -48,7 +55,7 @@ class Gaia(Additive):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="never",
+                blocking="never",
                 every=self.interval,
                 last="always",
                 interval=self.interval,
@@ -63,7 +70,7 @@ class Gaia(Additive):
         )
 
     def after_step(self, region: RegionState) -> Outgoing | None:
-        """Send what matters by now, if the link is free."""
+        """Send the significant changes, if the link is free."""
         if not region.is_due(self.interval) or region.link_busy:
             return None
         base_P = region.memory["base"]

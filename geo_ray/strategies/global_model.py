@@ -98,13 +98,15 @@ class Staleness(StrictModel):
     """The ``staleness`` section of an asynchronous strategy."""
 
     bound: int | None = Field(
-        None, ge=1, description="exchanges by which a region may be ahead of the slowest"
+        None,
+        ge=1,
+        description="exchanges by which a region may be ahead of the slowest; null: no bound",
     )
     weight: Literal["none", "inverse", "sqrt", "poly", "hinge"] = Field(
-        "none", description="how much less an old update counts"
+        "none", description="function of the lag that lowers the weight of a late update"
     )
     a: float = Field(0.5, gt=0, description="exponent of poly, slope of hinge")
-    b: float = Field(4.0, ge=0, description="hinge: versions that cost nothing")
+    b: float = Field(4.0, ge=0, description="hinge: lag without a lower weight")
 
     def factor(self, lag: int) -> float:
         """Weight of an update that is ``lag`` versions old, at most 1."""
@@ -124,13 +126,13 @@ class OneByOne(Strategy):
     staleness: Staleness = Staleness()
 
     def answer(self, averager: AveragerState, update: Update) -> Reply:
-        """Answer one update that was taken in; of its payload only the size counts."""
+        """Answer one update that was applied; of its payload only the size counts."""
         return answer(averager, update)
 
     def answers(self, averager: AveragerState, update: Update) -> list[Reply]:
-        """Answer all regions that may continue, now that ``update`` is taken in.
+        """Answer all regions that may continue after ``update`` was applied.
 
-        Final updates are answered together, when all are taken in: then all regions end equal.
+        Final updates are answered together, when all were applied: then all regions end equal.
         """
         if update.final:
             finals = averager.gather(update)
@@ -168,7 +170,7 @@ _ROUNDING: Final = 1e-9  # of a whole number of steps that just fits
 
 
 def note_speed(averager: AveragerState, update: Update) -> None:
-    """Remember an update's measurements."""
+    """Record an update's measurements."""
     averager.numbers[f"step_s/{update.region}"] = update.step_s
     if update.num_samples:
         averager.numbers[f"rows/{update.region}"] = float(update.num_samples)
@@ -198,9 +200,9 @@ rows behind the updates, ``uniform`` alike."""
 def site_shares(
     averager: AveragerState, updates: Sequence[Update], weights: SiteWeights
 ) -> list[float]:
-    """What each update counts in a mean; together 1.
+    """Return each update's weight in a mean; their sum is 1.
 
-    Where sizes of data sets are asked for and not known, the rows behind the updates stand in.
+    If sizes of data sets are requested and unknown, the rows behind the updates are used.
     """
     if weights != "data":
         return shares_of(updates, weights)

@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 
 
 def cyclic_weights(num_workers: int, tolerate: int) -> Floats:
-    """Row i: the weights of worker i's partitions, i to i + tolerate, the largest 1 (N, N).
+    """Return in row i the weights of worker i's partitions, i to i + tolerate, at most 1 (N, N).
 
     Args:
         num_workers: N.
@@ -84,7 +84,7 @@ _EXACT: Final = 1e-8  # relative; what rounding leaves of an exact combination i
 
 @dataclass(frozen=True, slots=True)
 class GradientCode:
-    """Who computes what, with which weights.
+    """Assignment of partitions to workers, with weights.
 
     Attributes:
         encoding_NN: row i are worker i's weights; 0 where it does not have the partition.
@@ -118,11 +118,11 @@ class GradientCode:
         return tuple(partition for partition, weight in enumerate(self._row(worker)) if weight)
 
     def weights_of(self, worker: int) -> tuple[float, ...]:
-        """What they are multiplied with, in the same order."""
+        """Weights of these partitions, in the same order."""
         return tuple(weight for weight in self._row(worker) if weight)
 
     def encode(self, worker: int, grads: Sequence[Tensor]) -> Tensor:
-        """What a worker sends: the weighted sum of its gradients, a new (P,).
+        """Return a worker's message: the weighted sum of its gradients, a new (P,).
 
         Args:
             worker: its number.
@@ -173,10 +173,10 @@ class GradientCode:
         return self.decode(alive)[1] < _EXACT
 
     def combine(self, coded: Mapping[int, Tensor]) -> tuple[Tensor, float]:
-        """The sum of all partitions' gradients from what has arrived, a new (P,).
+        """Return the sum of all partitions' gradients from the arrived messages, a new (P,).
 
         Args:
-            coded: what came from which worker, (P,) each; at least one.
+            coded: messages by worker, (P,) each; at least one.
 
         Returns:
             The sum, in the vectors' type, and `decode`'s measure of what is missing.
@@ -194,9 +194,9 @@ class GradientCode:
 
 
 def fractional_repetition(num_workers: int, tolerate: int) -> GradientCode:
-    """Groups of ``tolerate + 1`` workers that all do the same; any one of each is enough.
+    """Make groups of ``tolerate + 1`` workers with equal work; one of each group suffices.
 
-    All weights are 0 or 1, so that no digit is lost, and more than ``tolerate`` workers may be
+    All weights are 0 or 1, so that no precision is lost, and more than ``tolerate`` workers may be
     missing as long as each group has one left.
 
     Args:
@@ -218,10 +218,10 @@ def fractional_repetition(num_workers: int, tolerate: int) -> GradientCode:
 
 
 def cyclic(num_workers: int, tolerate: int) -> GradientCode:
-    """Worker i has partitions i to i + tolerate, counted round.
+    """Assign partitions i to i + tolerate, modulo N, to worker i.
 
     Any counts do up to some forty workers. Decoding subtracts large numbers from each other as
-    ``tolerate`` grows; a code that would not be exact any more is refused.
+    ``tolerate`` grows; a code that would not be exact is refused.
 
     Args:
         num_workers: N.

@@ -1,4 +1,4 @@
-"""Hierarchical frequency aggregation: workers average often over the LAN, regions seldom.
+"""Hierarchical frequency aggregation: frequent averages of workers, rare averages of regions.
 
 Idea: each worker trains ``k1`` local steps, then the region's workers are averaged; after ``k2``
 such averages the regions are averaged over the WAN. Both levels are plain model averaging, at two
@@ -43,8 +43,13 @@ class Hfa(LocalSteps, Rounds):
     kind: Literal["hfa"] = "hfa"
     k1: int = Field(4, ge=1, description="local steps of a worker between two averages in a region")
     k2: int = Field(4, ge=1, description="averages in a region between two exchanges over the WAN")
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
-    outer: OuterConfig = Field(OuterSgd(), description="what is made of the regions' mean change")
+    weights: Weights = Field(
+        "samples",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
+    )
+    outer: OuterConfig = Field(
+        OuterSgd(), description="outer optimizer, applied to the mean change of the regions"
+    )
 
     @property
     def traits(self) -> Traits:
@@ -52,7 +57,7 @@ class Hfa(LocalSteps, Rounds):
         return Traits(
             in_rounds=True,
             sends="change",
-            exchange=ExchangeTraits(stands_still="always", every=self.k2, last="rest"),
+            exchange=ExchangeTraits(blocking="always", every=self.k2, last="rest"),
             region=RegionTraits(worker_steps=self.k1, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(
                 plain_outer=self.outer.plain, round_mean=RoundMean(weights=self.weights)
@@ -60,11 +65,11 @@ class Hfa(LocalSteps, Rounds):
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
-        """Take the workers' mean change; it is what parameters change by, and no gradient."""
+        """Apply the workers' mean change, which is not a gradient."""
         local_steps.anchor(region)
         if grad_P is not None:
             region.params_P.sub_(grad_P)
 
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
-        """Answer all with the outer model's change once every region is in."""
+        """Answer all with the outer model's change once every region has reported."""
         return outer_round(averager, updates, self.weights, self.outer)

@@ -36,38 +36,38 @@ def step(region: RegionState, grad_P: Tensor | None) -> None:
 
 
 def anchor(region: RegionState) -> Tensor:
-    """The outer parameters as the region knows them, live (P,)."""
+    """Return the region's copy of the outer parameters, live (P,)."""
     if ANCHOR not in region.memory:
         region.memory[ANCHOR] = region.params_P.clone()
     return region.memory[ANCHOR]
 
 
 def delta(region: RegionState) -> Tensor:
-    """What the region did since the anchor, as what is to be subtracted, a new (P,)."""
+    """Return the change since the anchor, to be subtracted, a new (P,)."""
     return anchor(region) - region.params_P
 
 
 def outgoing(region: RegionState, *, wait: bool = True) -> Outgoing:
-    """Send `delta`, made where it is sent from."""
+    """Send `delta`, computed in the memory that it is sent from."""
     anchor_P = anchor(region)
     if anchor_P.device.type != "cpu":
         return Outgoing(delta(region), wait)
-    room_P = region.room(anchor_P.numel())
-    return Outgoing(torch.sub(anchor_P, region.params_P, out=room_P), wait)
+    buffer_P = region.allocate(anchor_P.numel())
+    return Outgoing(torch.sub(anchor_P, region.params_P, out=buffer_P), wait)
 
 
 def outgoing_when_due(region: RegionState, interval: int) -> Outgoing | None:
-    """Send `delta` and stand still, after ``interval`` steps or as many as the averager said."""
+    """Send `delta` and wait, after ``interval`` steps or as many as the averager asked for."""
     return outgoing(region) if region.is_due(interval) else None
 
 
 def final_update(region: RegionState) -> Outgoing | None:
-    """The last exchange; none if the region stands on its anchor anyway."""
+    """Return the final update; None if the region equals its anchor."""
     return None if region.since_send == 0 else outgoing(region)
 
 
 def adopt(region: RegionState, reply: Reply) -> None:
-    """Move the anchor and go on from it."""
+    """Move the anchor and continue from it."""
     vectors = (anchor(region), region.params_P, reply.payload_P)
     # Each goes through memory once.
     pieces = (torch.split(vector_P, _PIECE) for vector_P in vectors)
@@ -82,8 +82,8 @@ _MARK, _PENDING, _LAST = "mark", "pending", "last"
 def overlapped_step(region: RegionState, grad_P: Tensor | None) -> None:
     """One step of the inner optimizer.
 
-    After the last word it is the first of a run that was saved at its end and goes on after all:
-    there will be another last word, about what is done from here.
+    After the final update it is the first step of a finished run that continues: another final
+    update will follow, with the changes from here on.
     """
     if region.numbers.pop(_LAST, 0.0):
         region.memory[_MARK] = region.params_P.clone()
@@ -91,7 +91,7 @@ def overlapped_step(region: RegionState, grad_P: Tensor | None) -> None:
 
 
 def keep_reply(region: RegionState, reply: Reply) -> None:
-    """Hold an answer until the next turn; that to the last word is merged at once."""
+    """Hold an answer until the next turn; the one to the final update is merged at once."""
     if region.numbers.get(_LAST):
         adopt(region, reply)
         if reply.continues:  # there will be another last word
@@ -102,7 +102,7 @@ def keep_reply(region: RegionState, reply: Reply) -> None:
 
 
 def turn(region: RegionState, merge: Merge, *, wait: bool = False) -> Outgoing:
-    """Send what was done since the mark; merge the answer that is held, if there is one."""
+    """Send the change since the mark; merge the held answer, if there is one."""
     anchor_P = anchor(region)
     change_P = region.memory.get(_MARK, anchor_P) - region.params_P
     pending_P = region.memory.pop(_PENDING, None)
@@ -116,7 +116,7 @@ def turn(region: RegionState, merge: Merge, *, wait: bool = False) -> Outgoing:
 
 
 def last_turn(region: RegionState, merge: Merge) -> Outgoing | None:
-    """The last word: once, also if a checkpoint came between and had it answered early."""
+    """Return the final update, once, also if a checkpoint had it answered early."""
     if region.numbers.get(_LAST):
         return None
     region.numbers[_LAST] = 1.0
@@ -127,7 +127,7 @@ _SUM, _COUNT = "sum", "count"
 
 
 def add_gradient(region: RegionState, grad_P: Tensor | None) -> None:
-    """Count a gradient; one that was refused (None) is none."""
+    """Add a gradient; a refused one (None) does not count."""
     if grad_P is None:
         return
     if _SUM in region.memory:
@@ -138,7 +138,7 @@ def add_gradient(region: RegionState, grad_P: Tensor | None) -> None:
 
 
 def take_mean(region: RegionState) -> Tensor:
-    """The mean of what was counted since the last call, or zero, as a tensor of one's own (P,)."""
+    """Return the mean of the gradients since the last call, or zero, as a new tensor (P,)."""
     count = region.numbers.pop(_COUNT, 0.0)
     sum_P = region.memory.pop(_SUM, None)
     return torch.zeros_like(region.params_P) if sum_P is None else sum_P.div_(count)

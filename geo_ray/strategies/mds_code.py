@@ -104,7 +104,7 @@ MOST_BLOCKS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class MdsCode:
-    """A code of ``n`` blocks of which any ``k`` are enough.
+    """A code of ``n`` blocks of which any ``k`` suffice.
 
     Attributes:
         k: blocks of the matrix.
@@ -128,7 +128,7 @@ class MdsCode:
         object.__setattr__(self, "weights_RK", tuple(map(tuple, rows)))
 
     def encode(self, matrix_MN: Tensor) -> list[Tensor]:
-        """What the n workers hold, fp64 (B, N) each, with B = M / k rounded up.
+        """Return the blocks of the n workers, fp64 (B, N) each, with B = M / k rounded up.
 
         Rows of zeros fill the last blocks. The first k are views of one copy of the matrix, or of
         the matrix itself if it is fp64 and needs no filling.
@@ -154,7 +154,7 @@ class MdsCode:
         return [part.view(block, columns) for part in (*parts, *coded)]
 
     def decode(self, results: Mapping[int, Tensor], rows: int) -> Tensor:
-        """The whole product from the answers that have arrived.
+        """Return the whole product from the arrived answers.
 
         Args:
             results: by worker, its block times the same vector, (B,), or matrix, (B, X); at least
@@ -181,7 +181,7 @@ class MdsCode:
         return torch.cat([blocks[worker] for worker in range(self.k)])[:rows]
 
     def _usable(self, results: Mapping[int, Tensor], rows: int) -> list[int]:
-        """The k workers whose answers are used, ascending."""
+        """Return the k workers whose answers are used, ascending."""
         if len(results) < self.k or not set(results) <= set(range(self.n)):
             raise ConfigError(
                 f"answers of workers {sorted(results)}; {self.k} of {self.n} are needed",

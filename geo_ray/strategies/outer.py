@@ -45,7 +45,7 @@ class OuterSgd(StrictModel):
 
     kind: Literal["sgd"] = "sgd"
     lr: float = Field(
-        1.0, gt=0, le=1e6, description="outer learning rate; 1: the mean of the models"
+        1.0, gt=0, le=1e6, description="outer learning rate; 1 gives the mean of the models"
     )
 
     @property
@@ -58,7 +58,9 @@ class OuterNesterov(StrictModel):
 
     kind: Literal["nesterov"] = "nesterov"
     lr: float = Field(0.7, gt=0, le=1e6, description="outer learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="share of the last step that is kept")
+    momentum: float = Field(
+        0.9, ge=0, lt=1, description="fraction of the momentum that is kept per step"
+    )
 
     @property
     def plain(self) -> Mapping[str, float | str]:
@@ -71,7 +73,7 @@ class OuterAdam(StrictModel):
 
     kind: Literal["adam"] = "adam"
     lr: float = Field(
-        1e-2, gt=0, le=1e6, description="outer learning rate: about the step per parameter"
+        1e-2, gt=0, le=1e6, description="outer learning rate, about the step per parameter"
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
@@ -88,7 +90,7 @@ OuterConfig = Annotated[OneOuter, Field(discriminator="kind")]
 
 
 class OptimizerMemory(Protocol):
-    """Where the optimizer's state lies: `RegionState` or `AveragerState`."""
+    """Holder of the optimizer's state: `RegionState` or `AveragerState`."""
 
     memory: dict[str, Tensor]
     numbers: dict[str, float]
@@ -105,14 +107,14 @@ def outer_change(
     """One step of the outer optimizer.
 
     Args:
-        config: which.
+        config: the optimizer.
         keeper: has its state, under names that begin with ``key``; changed in place.
         delta_P: the proposed change, fp32 (P,).
         key: one per independent optimizer (per fragment, say).
         in_place: ``delta_P`` may be overwritten; without, it stays as it is.
 
     Returns:
-        What is to be subtracted from the outer parameters, fp32 (P,): a new tensor, or ``delta_P``.
+        The change to subtract from the outer parameters, fp32 (P,): a new tensor, or ``delta_P``.
     """
     out_P = delta_P if in_place else torch.empty_like(delta_P)
     state = _StepState.next(config, keeper, delta_P, key)
@@ -131,7 +133,7 @@ def outer_round(
     """Answer all updates of a round with the outer optimizer's change of their mean."""
     shares, first_P = shares_of(updates, weights), updates[0].payload_P
     on_cpu = first_P.device.type == "cpu"
-    change_P = averager.room(first_P.numel()) if on_cpu else torch.empty_like(first_P)
+    change_P = averager.allocate(first_P.numel()) if on_cpu else torch.empty_like(first_P)
     state = _StepState.next(config, averager, first_P, key)
     for piece in _pieces(first_P):  # each goes through memory once
         parts = [update.payload_P[piece] for update in updates]
@@ -141,7 +143,7 @@ def outer_round(
 
 
 def _pieces(vector_P: Tensor) -> Iterator[slice]:
-    """Where a vector is cut, so that several operations on a piece find it in the cache.
+    """Return the pieces of a vector, so that several operations on a piece find it in the cache.
 
     All but the last are whole numbers of the widest registers: the bits are those of one piece.
     """
@@ -150,10 +152,10 @@ def _pieces(vector_P: Tensor) -> Iterator[slice]:
 
 @dataclass(frozen=True, slots=True)
 class _StepState:
-    """What one step of the outer optimizer needs, but for the change that is proposed.
+    """State of one step of the outer optimizer, without the proposed change.
 
     Attributes:
-        config: which.
+        config: the optimizer.
         moment_P: of what was proposed so far; nothing for `sgd`.
         square_P: of its squares; nothing but for `adam`.
         count: steps with this one, of `adam`.
@@ -179,7 +181,7 @@ class _StepState:
         return cls(config, moment_P, square_P, count)
 
     def change(self, delta: Tensor, piece: slice, out: Tensor) -> None:
-        """One piece of the step: ``out``, which may be ``delta``, gets what is to be subtracted."""
+        """Compute one piece of the change to subtract into ``out``, which may be ``delta``."""
         config = self.config
         if isinstance(config, OuterSgd):
             torch.mul(delta, config.lr, out=out)
@@ -206,9 +208,11 @@ class DelayedNesterov(StrictModel):
     """An outer optimizer for asynchronous updates."""
 
     lr: float = Field(0.7, gt=0, le=1e6, description="outer learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="share of the last step that is kept")
+    momentum: float = Field(
+        0.9, ge=0, lt=1, description="fraction of the momentum that is kept per step"
+    )
     period: int | None = Field(
-        None, ge=1, description="updates per step of the momentum (N); null: one per sender"
+        None, ge=1, description="updates per momentum step (N); null: the number of senders"
     )
 
     @property
@@ -217,7 +221,7 @@ class DelayedNesterov(StrictModel):
         return {"lr": 1.0, "momentum": 0.0} if self.momentum > 0 else None
 
     def change(self, keeper: OptimizerMemory, delta_P: Tensor, senders: int, key: str) -> Tensor:
-        """What is to be subtracted for one update.
+        """Return the change to subtract for one update.
 
         Args:
             keeper: has the state, under names that begin with ``key``; changed in place.

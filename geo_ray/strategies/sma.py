@@ -1,17 +1,16 @@
 """Synchronous model averaging between parameter servers, every ``interval`` local steps.
 
-Idea: regions train apart for f steps, then stand still until the weighted mean of their models is
-back, and all go on from it. Traffic per step falls by f; the price is a barrier, and drift between
-regions in between.
+Idea: regions train locally for f steps, then wait for the weighted mean of their models and
+continue from it. Traffic per step falls by f. The cost is a barrier, and drift between regions.
 
 Rule: every f steps ``w <- sum_i q_i w_i`` in every region, with ``q_i = 1/M`` or by samples.
 
-When: regions of about equal speed, a link that is slow but not hopeless, a wish for one model that
-all agree on after every round.
+When: regions of about equal speed, a slow link, and the need for one model that is equal in all
+regions after every round.
 
-Source: the "inter-PS model averaging" that Cloudless-Training (arXiv 2303.05330) names in its
-abstract; the rule is reconstructed, the paper's own formulae were not available.
-With ``interval`` 1 and plain SGD it equals synchronous data parallelism.
+Source: the "inter-PS model averaging" of Cloudless-Training (arXiv 2303.05330), named in its
+abstract; the rule is reconstructed. With ``interval`` 1 and plain SGD it equals synchronous data
+parallelism.
 """
 
 from __future__ import annotations
@@ -30,7 +29,10 @@ class Sma(Rounds):
 
     kind: Literal["sma"] = "sma"
     interval: int = Field(8, ge=1, description="local steps between two averages")
-    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
+    weights: Weights = Field(
+        "samples",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
+    )
 
     @property
     def traits(self) -> Traits:
@@ -39,7 +41,7 @@ class Sma(Rounds):
             in_rounds=True,
             sends="model",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="rest",
                 interval=self.interval,
@@ -55,15 +57,15 @@ class Sma(Rounds):
         return Outgoing(region.params_P.clone(), wait=True)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Go on from the mean."""
+        """Continue from the mean."""
         region.params_P.copy_(reply.payload_P)
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Average once more, unless the last step was a round anyway."""
+        """Average once more, unless the last step ended a round."""
         if region.since_send == 0:
             return None
         return Outgoing(region.params_P.clone(), wait=True)
 
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
-        """Answer all with the mean once every region's model is there."""
+        """Answer all with the mean once every region's model has arrived."""
         return answer_all(averager, updates, weighted_mean(updates, self.weights))

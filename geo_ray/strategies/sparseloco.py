@@ -1,14 +1,14 @@
 """SparseLoCo: long rounds whose changes are sent as a few large elements with error feedback.
 
-Idea: what a region did in H steps is made a hundred times smaller (per chunk of 4096 elements the
-64 largest, in two bits each), and what was not sent is kept, decays, and is sent later. No outer
-momentum: the feedback acts like one. A region whose change is far larger than the others' is cut
-down to their median, so that one of them cannot carry the model away.
+Idea: a region's change of H steps is made a hundred times smaller: per chunk of 4096 elements the
+64 largest, in two bits each. The rest is kept, decays, and is sent later. There is no outer
+momentum: the feedback acts like one. A region whose change is far larger than the others' is
+limited to their median norm, so that no single region can carry the model away.
 
 Rule: ``e <- 0.95 e + Delta``; ``q = code(e)``; ``e <- e - q``; ``w <- w - lr * mean_i clip(q_i)``.
 
 When: links of a few Mbit/s and models of many parameters, where `diloco` with int4 still waits. The
-codec does the first three parts: give ``codec.up: {kind: chunked_topk}``.
+codec does the first three parts: set ``codec.up: {kind: chunked_topk}``.
 
 Source: SparseLoCo (arXiv 2508.15706), reconstructed from a reading of its released code.
 """
@@ -35,9 +35,16 @@ class SparseLoCo(LocalSteps, Rounds):
 
     kind: Literal["sparseloco"] = "sparseloco"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
-    clip: bool = Field(True, description="cut changes down to the median norm of the regions'")
-    weights: Weights = Field("uniform", description="weight of a region: 1/M or by its samples")
-    outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
+    clip: bool = Field(
+        True, description="limit each region's change to the median norm of all regions"
+    )
+    weights: Weights = Field(
+        "uniform",
+        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
+    )
+    outer: OuterConfig = Field(
+        OuterSgd(), description="outer optimizer, applied to the mean change"
+    )
 
     @property
     def traits(self) -> Traits:
@@ -46,7 +53,7 @@ class SparseLoCo(LocalSteps, Rounds):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always",
+                blocking="always",
                 every=self.interval,
                 last="rest",
                 interval=self.interval,
@@ -57,14 +64,14 @@ class SparseLoCo(LocalSteps, Rounds):
         )
 
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
-        """Answer all with the mean of the clipped changes once every region is in."""
+        """Answer all with the mean of the clipped changes once every region has reported."""
         used = clipped(updates) if self.clip else updates
         mean_P = weighted_mean(used, self.weights)
         return answer_all(averager, updates, outer_change(self.outer, averager, mean_P))
 
 
 def clipped(updates: Sequence[Update]) -> list[Update]:
-    """The same updates, none with a larger norm than the median of those that are not zero."""
+    """Return the updates, limited to the median norm of those that are not zero."""
     norms = [float(torch.linalg.vector_norm(update.payload_P)) for update in updates]
     limit = statistics.median([norm for norm in norms if norm > 0] or [0.0])
     return [

@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """What a region wants to say now.
+    """A region's next message.
 
     Attributes:
         payload_P: fp32, owned by the message (never a view of live parameters).
@@ -32,7 +32,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The region must speak, but its last request is open: stand still until that is answered."""
+    """A message is due, but the last request is open: wait until that is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Reply:
 
     @classmethod
     def answering(cls, update: Update, payload_P: Tensor) -> Reply:
-        """The answer to ``update`` with a payload, and its number of rows."""
+        """Return the answer to ``update`` with a payload, and its number of rows."""
         return cls(update.region, payload_P, update.num_samples, update.final, update.fragment)
 
 
@@ -124,15 +124,16 @@ class RegionState:
     Attributes:
         params_P: the live fp32 parameters; strategies change them in place.
         apply_gradient: one step of the inner optimizer with the given gradient (P,).
-        memory: tensors that the strategy keeps from call to call; saved in checkpoints.
-        numbers: plain numbers that it keeps; saved too.
+        memory: tensors that the strategy stores between calls; saved in checkpoints.
+        numbers: plain numbers that it stores; saved too.
         fragments: where each part of the model lies in this slice, as (start, stop).
         step: gradients taken in since the start.
         since_send: gradients taken in since the last request.
         samples: rows behind those.
         link_busy: whether a request is open.
-        room: memory for a payload of so many fp32 that goes out at once; it may be where the bridge
-            reads it. It is the message's, and used again once that is answered.
+        allocate: returns memory for an outgoing payload of that many fp32 values, possibly in the
+            memory that the bridge reads. The message owns it; it is reused once the message is
+            answered.
         budget: local steps that the averager asked for until the next request; None: it did not.
     """
 
@@ -146,7 +147,7 @@ class RegionState:
     samples: int = 0
     link_busy: bool = False
     budget: int | None = None
-    room: Allocator = torch.empty
+    allocate: Allocator = torch.empty
 
     def is_due(self, interval: int) -> bool:
         """Whether an exchange is due: after as many steps as the averager asked for.
@@ -169,16 +170,16 @@ class AveragerState:
         version: number of commits: updates taken in, or rounds for strategies that work in rounds.
         waiting: updates of the open round by region.
         fragments: where each part of the model lies, as (start, stop).
-        finished: regions whose last word is in, which is held until those of all are: they have
-            nothing more to say, so nobody need wait for them.
+        finished: regions whose final update has arrived, which is held until those of all have. No
+            region needs to wait for them.
         stopping: whether every answer from now on tells its region to finish.
         now_s: time of the present event by the averager's clock.
         wake_s: when the strategy wants to be woken (`AveragerTraits.on_wake`); None: not at all.
-        room: memory for a vector of so many fp32 that is given to regions, such as the answer of a
-            round; its owner may have it from one that nobody holds any more.
+        allocate: returns memory for a vector of that many fp32 values that is sent to regions, such
+            as the answer of a round. Vectors without references are reused.
         data_rows: rows of every region's training data, as the manifest says; sites that share a
             region's rows have equal parts of them. Given when the averager is built, so it is not
-            in checkpoints. Empty where nobody said (a strategy that is tried by hand).
+            in checkpoints. Empty if unknown (a strategy in a test).
     """
 
     members: tuple[str, ...]
@@ -191,7 +192,7 @@ class AveragerState:
     stopping: bool = False
     now_s: float = 0.0
     wake_s: float | None = None
-    room: Allocator = torch.empty
+    allocate: Allocator = torch.empty
     data_rows: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -200,7 +201,7 @@ class AveragerState:
         return tuple(name for name in self.members if name not in self.finished)
 
     def gather(self, update: Update) -> list[Update] | None:
-        """Hold ``update`` until every live region has spoken.
+        """Hold ``update`` until every live region has reported.
 
         Returns:
             The round's updates in the order of their regions' names, or None if some are missing.

@@ -24,7 +24,7 @@ Sends = Literal["change", "model"]
 Combine = Literal["sum", "mean"]
 """How much a change counts in every region: 1, or 1/M."""
 
-StandsStill = Literal["always", "when_late", "never"]
+Blocking = Literal["always", "when_late", "never"]
 """Whether a region stands still for an exchange: for every one, only if the answer is not there
 when the next exchange (or the merge) is due, or never."""
 
@@ -45,7 +45,7 @@ class ExchangeTraits:
     combined change where workers take local steps of their own (`RegionTraits.worker_steps`).
 
     Attributes:
-        stands_still: see `StandsStill`. It is about the link and the other regions alike: whoever
+        blocking: see `Blocking`. It is about the link and the other regions alike: whoever
             waits for an answer waits for whatever holds it up.
         every: steps from one exchange to the next where nothing is late. With a slow link, or if
             the averager asks for it, there may be more. Not whole if it is rounded from exchange
@@ -63,7 +63,7 @@ class ExchangeTraits:
             is exchanged once. The planner may choose another. None: there is no such option.
     """
 
-    stands_still: StandsStill
+    blocking: Blocking
     every: float
     last: LastExchange
     fragments: int = 1

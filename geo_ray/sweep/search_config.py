@@ -17,32 +17,38 @@ KINDS = ("choice", "grid", "uniform", "loguniform", "randint", "lograndint", "va
 
 
 class Domain(StrictModel):
-    """Values of one key; exactly one kind of them, and when they count.
+    """The values of one key, of exactly one kind, and the condition under which they apply.
 
-    Lists count as tuples although it is strict: a single domain becomes a list of one before it is
-    read, and is then no JSON any more.
+    Lists are accepted as tuples in spite of strict mode: a single domain becomes a list before
+    validation, and is no longer JSON then.
     """
 
-    choice: tuple[Any, ...] | None = Field(None, strict=False, description="one of these, drawn")
+    choice: tuple[Any, ...] | None = Field(
+        None, strict=False, description="one of these, at random"
+    )
     grid: tuple[Any, ...] | None = Field(
         None,
         strict=False,
-        description="each of these, with every other grid's; `search.trials` times",
+        description="each of these, combined with every other grid; `search.trials` times",
     )
-    uniform: tuple[float, float] | None = Field(None, strict=False, description="from low to high")
+    uniform: tuple[float, float] | None = Field(
+        None, strict=False, description="a number from low to high"
+    )
     loguniform: tuple[float, float] | None = Field(
-        None, strict=False, description="from low to high, drawn by its logarithm; both above 0"
+        None,
+        strict=False,
+        description="a number from low to high, uniform in its logarithm; both above 0",
     )
     randint: tuple[int, int] | None = Field(
-        None, strict=False, description="a whole number, both ends included"
+        None, strict=False, description="an integer, both ends included"
     )
     lograndint: tuple[int, int] | None = Field(
-        None, strict=False, description="the same, drawn by its logarithm; both above 0"
+        None, strict=False, description="an integer, uniform in its logarithm; both above 0"
     )
-    value: Any = Field(None, description="this one: for what goes along with another key")
+    value: Any = Field(None, description="a fixed value, for a key that follows another one")
     when: dict[str, Any] = Field(
         default_factory=dict,
-        description="only where other keys have these values: one, or a list of which one is meant",
+        description="values of other keys that this domain requires; a list allows several",
     )
 
     @model_validator(mode="after")
@@ -66,19 +72,19 @@ class Domain(StrictModel):
 
     @property
     def kind(self) -> str:
-        """Which of the kinds it is."""
+        """The name of the kind."""
         return next(kind for kind in KINDS if kind in self.model_fields_set)
 
     @property
     def edges(self) -> tuple[JSONValue, ...]:
-        """Values that are tried out before anything starts: all listed ones, both ends."""
+        """Values that are validated before the search starts: all listed ones, or both ends."""
         if self.kind == "value":
             return (self.value,)
         return tuple(getattr(self, self.kind))
 
     @property
     def most(self) -> JSONValue:
-        """The largest of them by number; of what are no numbers, the last."""
+        """The largest number among them; the last value if there are none."""
         numbers = [each for each in self.edges if _is_number(each)]
         return max(numbers) if numbers else self.edges[-1]
 
@@ -119,45 +125,49 @@ ObjectiveName = Literal["time_to_target", "usd", "loss"]
 
 
 class SearchConfig(StrictModel):
-    """How the next values are found."""
+    """The search algorithm."""
 
     kind: Literal["random", "optuna", "hyperopt"] = Field(
-        "random", description="drawn at random (grids in full), or learned from trials before"
+        "random", description="random values (grids in full), or values learned from earlier trials"
     )
-    trials: int = Field(20, ge=1, description="how many; with grids: how often the whole grid")
-    seed: int = Field(0, ge=0, description="of what is drawn")
-    base_first: bool = Field(True, description="the base configuration is a trial, too: the first")
+    trials: int = Field(
+        20, ge=1, description="number of trials; with grids, repetitions of the whole grid"
+    )
+    seed: int = Field(0, ge=0, description="seed of the random values")
+    base_first: bool = Field(True, description="make the base configuration the first trial")
 
 
 class WholeSchedule(StrictModel):
-    """Every trial goes on to its end."""
+    """Every trial runs to its end."""
 
-    kind: Literal["none"] = "none"
+    kind: Literal["none"] = Field("none", description="stop no trial early")
 
 
 class AshaSchedule(StrictModel):
-    """Trials that are behind others at the same point are ended early."""
+    """Trials that are behind others at equal progress are stopped early."""
 
-    kind: Literal["asha"]
+    kind: Literal["asha"] = Field(description="stop trials that are behind")
     grace: float = Field(
         gt=0,
-        description="nobody is ended before: seconds of the run for time_to_target, USD for usd, "
-        "samples for loss",
+        description="progress before which no trial is stopped: seconds of the run for "
+        "time_to_target, USD for usd, samples for loss",
     )
-    rungs: int = Field(4, ge=1, le=20, description="how often who is behind is ended")
+    rungs: int = Field(4, ge=1, le=20, description="number of comparisons")
     factor: float = Field(
-        3.0, gt=1, description="one in so many goes on from a rung; the next is so far on"
+        3.0,
+        gt=1,
+        description="one of this many trials continues; also the ratio of successive comparisons",
     )
 
 
 class PbtSchedule(StrictModel):
-    """Trials that are behind go on from a copy of a better one, with its values changed a little.
+    """Trials that are behind continue from a copy of a better one, with slightly changed values.
 
-    For real trials; the keys that are searched must be such as a run can be resumed with.
+    Only for real trials; the searched keys must be keys with which a run can be resumed.
     """
 
-    kind: Literal["pbt"]
-    every: int = Field(2, ge=1, description="evaluations between two such moments")
+    kind: Literal["pbt"] = Field(description="population based training")
+    every: int = Field(2, ge=1, description="evaluations between replacements")
     quantile: float = Field(
         0.25,
         gt=0,
@@ -170,11 +180,12 @@ ScheduleConfig = Annotated[WholeSchedule | AshaSchedule | PbtSchedule, Field(dis
 
 
 class PricesConfig(StrictModel):
-    """What trials cost, for the objective `usd`."""
+    """Prices for the objective `usd`."""
 
-    worker_usd_per_h: dict[Name, float] = Field(description="of one worker, by region")
+    worker_usd_per_h: dict[Name, float] = Field(description="USD per hour of one worker, by region")
     egress_usd_per_gb: dict[Name, float] = Field(
-        default_factory=dict, description="of what leaves a region; a region that is absent: 0"
+        default_factory=dict,
+        description="USD per GB that leaves a region; 0 for regions that are not listed",
     )
 
     @model_validator(mode="after")
@@ -187,19 +198,22 @@ class PricesConfig(StrictModel):
 
 
 class TrialsConfig(StrictModel):
-    """What a trial is, and how many run at once."""
+    """The kind of trials, and how many run at the same time."""
 
     kind: Literal["simulated", "real"] = Field(
-        "simulated", description="on the virtual clock, or on real actors"
+        "simulated", description="in the simulator, or on real actors"
     )
     jobs: int | None = Field(
-        None, ge=1, description="at once; null: simulated ones one a core, real ones one"
+        None,
+        ge=1,
+        description="trials at the same time; null: one per core if simulated, one if real",
     )
     seeds: tuple[int, ...] = Field(
-        (1000,), description="runs of each; of several the median counts"
+        (1000,), description="seeds of the runs of each trial; the median counts"
     )
     cluster: ClusterConfig = Field(
-        LocalClusterConfig(), description="where trials run: made for the search, or existing"
+        LocalClusterConfig(),
+        description="cluster of real trials: local, made for the search, or existing",
     )
 
     @model_validator(mode="after")
@@ -210,23 +224,23 @@ class TrialsConfig(StrictModel):
 
 
 class TuningConfig(StrictModel):
-    """A search."""
+    """The file of `geo-ray tune`."""
 
-    name: Name = Field("tune", description="of the search, and of its directory")
+    name: Name = Field("tune", description="name of the search and of its directory")
     base: str | dict[str, Any] = Field(
-        description="the configuration that it starts from: a file, or its keys"
+        description="configuration to start from: a file or its keys"
     )
-    set: tuple[str, ...] = Field((), description="key.key=value each: changes in all trials")
+    set: tuple[str, ...] = Field((), description="changes in all trials, each key.key=value")
     space: dict[str, Domains] = Field(
-        description="what keys of the configuration may be; of a list, what has its `when` met"
+        description="domains by key; of a list, the one whose `when` holds applies"
     )
     objectives: tuple[ObjectiveName, ...] = Field(
-        ("time_to_target",), description="what is to be least; of several there is a front"
+        ("time_to_target",), description="what to minimise; several give a Pareto front"
     )
-    search: SearchConfig = Field(SearchConfig(), description="how the next values are found")
-    schedule: ScheduleConfig = Field(WholeSchedule(), description="who is ended early")
-    trials: TrialsConfig = Field(TrialsConfig(), description="what a trial is")
-    prices: PricesConfig | None = Field(None, description="what trials cost")
+    search: SearchConfig = Field(SearchConfig(), description="search algorithm")
+    schedule: ScheduleConfig = Field(WholeSchedule(), description="rule that stops trials early")
+    trials: TrialsConfig = Field(TrialsConfig(), description="kind, number and seeds of trials")
+    prices: PricesConfig | None = Field(None, description="prices for the objective usd")
 
     @model_validator(mode="after")
     def _check_compatible(self) -> Self:
@@ -247,8 +261,8 @@ class TuningConfig(StrictModel):
                 raise ValueError("`schedule.kind`: pbt is for real trials: trials.kind=real")
             if self.search.kind != "random" or has_grid:
                 raise ValueError(
-                    "`schedule.kind`: pbt looks by itself: search.kind=random, no grid"
+                    "`schedule.kind`: pbt searches by itself: use search.kind=random, no grid"
                 )
             if len(self.trials.seeds) > 1:
-                raise ValueError("`trials.seeds`: pbt changes a run that goes on: give one seed")
+                raise ValueError("`trials.seeds`: pbt changes a running trial: give one seed")
         return self

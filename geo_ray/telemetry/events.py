@@ -265,8 +265,8 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "gain": _number,
     },
     "region_left": {"region": _text, "name": _text},  # who goes on, without whom
-    "averager_moved": {"region": _text, "epoch": _whole},  # the averager lives there now
-    "standby_ready": {"region": _text, "name": _text, "epoch": _whole},  # it may take over
+    "averager_moved": {"region": _text, "term": _whole},  # the averager lives there now
+    "standby_ready": {"region": _text, "name": _text, "term": _whole},  # it may take over
     "stop_requested": {"cause": _text},
     "wan": {"src": _text, "dst": _text, "bytes_by_class": _table(_whole)},
     "run_finished": {"summary": _table(finite)},

@@ -92,7 +92,7 @@ svg.map g:hover path { stroke: var(--ink); } svg.map text.k { font-size: 12px;
   paint-order: stroke; stroke: var(--card); stroke-width: 4px; }
 .k-idle { stroke: var(--rule); } .k-load { stroke: var(--c4); opacity: 0.75; }
 .k-full { stroke: var(--c1); } .node { stroke: var(--card); stroke-width: 2; }
-.home { fill: none; stroke: var(--ink); stroke-width: 2; }
+.leader { fill: none; stroke: var(--ink); stroke-width: 2; }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--rule);
   border-radius: 6px; width: fit-content; max-width: 100%; }
 .tall { max-height: 640px; overflow-y: auto; }

@@ -74,11 +74,11 @@ def _center(view: MapView) -> str | None:
     if count < 4 or len(links) > 1.5 * count:
         return None
     degrees = Counter(name for link in links for name in link)
-    home = next((region.name for region in view.regions if region.is_home), None)
+    leader = next((region.name for region in view.regions if region.is_leader), None)
     if not degrees:
-        return home
+        return leader
     names = {region.name for region in view.regions}
-    center, degree = max(degrees.items(), key=lambda item: (item[1], item[0] == home, item[0]))
+    center, degree = max(degrees.items(), key=lambda item: (item[1], item[0] == leader, item[0]))
     return center if degree > count / 2 and center in names else None
 
 
@@ -146,12 +146,12 @@ def _region(region: MapRegion, place: Place, *, named: bool) -> str:
     x, y = place
     size = 13 if named else 6
     kind = _STATES.get(region.state, "m-left")
-    home = ", home of the averager" if region.is_home else ""
+    leader = ", averager" if region.is_leader else ""
     more = f", {region.detail}" if region.detail else ""
-    title = f"{region.name}: {region.state}{home}{more}"
-    ring = f'<circle class="home" cx="{x}" cy="{y}" r="{size + 5}"/>' if region.is_home else ""
+    title = f"{region.name}: {region.state}{leader}{more}"
+    ring = f'<circle class="leader" cx="{x}" cy="{y}" r="{size + 5}"/>' if region.is_leader else ""
     text = ""
-    if named or region.is_home:
+    if named or region.is_leader:
         # Beside the ring, away from its links; above and below it in the middle.
         side = (x - _WIDTH / 2) / (_WIDTH / 2)
         anchor = "middle" if abs(side) < 0.15 else "end" if side < 0 else "start"
@@ -172,8 +172,8 @@ def _legend(view: MapView) -> str:
     present = {_STATES.get(region.state, "m-left") for region in view.regions}
     swatch = '<svg width="14" height="12"><circle class="{}" cx="7" cy="6" r="5"/></svg>'
     items = [f"<li>{swatch.format(kind)}{text}</li>" for kind, text in _LEGEND if kind in present]
-    if any(region.is_home for region in view.regions):
-        ring = '<svg width="16" height="14"><circle class="home" cx="8" cy="7" r="6"/></svg>'
+    if any(region.is_leader for region in view.regions):
+        ring = '<svg width="16" height="14"><circle class="leader" cx="8" cy="7" r="6"/></svg>'
         items.append(f"<li>{ring}averager</li>")
     if any(link.fraction is not None and link.fraction >= _BUSY for link in view.links):
         line = (
@@ -187,15 +187,15 @@ def map_of_record(run: RunRecord) -> MapView:
     """Put regions and links of a run on a map."""
     totals = run.totals
     ranges = participation_of(run.changes).until(totals.elapsed_s)
-    home = None if totals.started is None else totals.started.fields.get("averager")
+    leader = None if totals.started is None else totals.started.fields.get("averager")
     for event in run.changes:
         if event.kind == "averager_moved":
-            home = event["region"]
+            leader = event["region"]
     regions = [
         MapRegion(
             name,
             ranges[name][-1].state if ranges.get(name) else "member",
-            name == home and len(totals.regions) > 1,
+            name == leader and len(totals.regions) > 1,
             f"{region.steps.step:,} steps, loss {number_text(region.steps.end_loss())}",
         )
         for name, region in totals.regions.items()

@@ -210,7 +210,7 @@ class RunTotals:
     noise: dict[str | None, Event] = field(default_factory=dict)  # newest by region; None: all
     stop_cause: str | None = None
     elapsed_s: float = 0.0
-    _home: str | None = None  # the averager's region
+    _leader: str | None = None  # the averager's region
     _began_s: float | None = None  # of a stretch that has no step yet
     _goes_on: bool = False  # resumed, and no exchange since
 
@@ -236,7 +236,7 @@ class RunTotals:
                 region.staleness = event["staleness"] or 0.0
                 sent = event["bytes_sent"] + event["bytes_received"]
                 before = event.fields.get("bytes_before")
-                if event["region"] != self._home:  # what the averager's region says stays there
+                if event["region"] != self._leader:  # what the averager's region says stays there
                     self.payload_after += sent
                     self.payload_before += sent if before is None else 2 * before
                 if event["round"] is not None:
@@ -251,7 +251,7 @@ class RunTotals:
             case "wan":
                 self.wan.feed(event["src"], event["dst"], event["bytes_by_class"])
             case "averager_moved":
-                self._home = event["region"]
+                self._leader = event["region"]
             case "stop_requested":
                 self.stop_cause = event["cause"]
             case "run_finished":
@@ -287,7 +287,7 @@ class RunTotals:
         self.started, self.stop_cause = event, None
         self.best = None  # a resumption says what is kept
         self.finished = self.failed = None
-        self._began_s, self._home = event.t_s, event.fields.get("averager")
+        self._began_s, self._leader = event.t_s, event.fields.get("averager")
         self._goes_on = bool(self.rounds)
         self.wan.restart()
         startup_s = event.fields.get("startup_s")

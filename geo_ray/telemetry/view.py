@@ -77,13 +77,13 @@ class MapRegion:
     Attributes:
         name: of the region.
         state: as in `RegionStatus`; ``member`` where no more is known.
-        is_home: whether the averager lives there.
+        is_leader: whether the averager lives there.
         detail: more about it, in words.
     """
 
     name: str
     state: str
-    is_home: bool = False
+    is_leader: bool = False
     detail: str = ""
 
 

@@ -28,6 +28,7 @@ from geo_ray.cloud.autoscaler.state import INSTANCE
 from geo_ray.data.prepare.config import Preparation
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.lab.topology import Topology
+from geo_ray.prices.price_book import PriceBook
 from geo_ray.runtime.actor import ACTOR
 from geo_ray.runtime.regions import REGION
 from geo_ray.scheduler.queue.config import QueueConfig
@@ -243,11 +244,11 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     ),
     "averager_moved": (
         "The averager runs in another region now.",
-        {"region": "the averager's region", "epoch": "leader term"},
+        {"region": "the averager's region", "term": "leader term"},
     ),
     "standby_ready": (
         "The averager has a hot standby again.",
-        {"region": "the averager's region", "name": "the standby's region", "epoch": "leader term"},
+        {"region": "the averager's region", "name": "the standby's region", "term": "leader term"},
     ),
     "stop_requested": ("A user or a signal asked the run to stop.", {}),
     "wan": (
@@ -326,6 +327,7 @@ _CONFIGURATIONS: Final[Mapping[str, tuple[str, type[BaseModel]]]] = {
     "Search": ("geo-ray tune", TuningConfig),
     "Data preparation": ("geo-ray data shard", Preparation),
     "WAN lab": ("geo-ray lab up", Topology),
+    "Prices": ("geo-ray prices", PriceBook),
 }
 
 _CONFIGURATION_HEAD: Final = """\

@@ -359,7 +359,7 @@ def payloads_are_as_large_as_it_says(strategy: Strategy) -> None:
 
 def regions_stand_still_as_it_says(strategy: Strategy) -> None:
     """For every exchange, for those that are late, or for none."""
-    expected = strategy.traits.exchange.stands_still
+    expected = strategy.traits.exchange.blocking
     fleet = Fleet(strategy, lag=3)
     exchange = strategy.traits.exchange
     steps = max(_LEAST, math.ceil(2 * exchange.every * exchange.fragments))

@@ -620,7 +620,7 @@ class RegionWork:
                 self.keep(lent)
         return [Assignment(worker, version, None, done=True) for worker in going]
 
-    def send_home(self, version: int, *, done: bool) -> list[Assignment]:
+    def finish_all(self, version: int, *, done: bool) -> list[Assignment]:
         """Send workers home: those that wait, and those that come back too late to count.
 
         Args:

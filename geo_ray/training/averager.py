@@ -669,7 +669,7 @@ class Averager:
         }
         control |= self._ending.export(self._books)
         control |= {"buffer_rows": buffer_rows} if buffers else {}
-        control |= {"view": self.view.export()} if self.view.epoch > 1 else {}
+        control |= {"view": self.view.export()} if self.view.generation > 1 else {}
         return changing, fixed, control
 
     def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
@@ -853,7 +853,7 @@ def stalled_regions(
 
     Args:
         still: the request that a region stands still for, or None, of all that are not done
-            (`Server.stands_still_for`).
+            (`Server.blocked_on`).
         unanswered: what `open_requests` gave; None also if that is not known.
     """
     waits = {region: seq for region, seq in still.items() if seq is not None}

@@ -31,13 +31,19 @@ class ElasticConfig(StrictModel):
     """Go on without workers that are lost or taken away, until they are replaced."""
 
     min_workers: int = Field(
-        1, ge=1, description="with fewer a region stands still; one of fewer workers needs all"
+        1,
+        ge=1,
+        description="workers below which a region pauses; a region with fewer configured "
+        "workers needs all",
     )
     batch: Literal["fixed", "follows"] = Field(
-        "fixed", description="those that are there compute everybody's rows, or only their own"
+        "fixed",
+        description="fixed: the remaining workers compute all rows; follows: only their own "
+        "partitions",
     )
     rate: Literal["same", "linear"] = Field(
-        "same", description="of the optimizer, in steps of fewer rows: linear goes by the rows"
+        "same",
+        description="learning rate in steps of fewer rows: unchanged, or in proportion to the rows",
     )
 
     def least(self, ranks: int) -> int:
@@ -92,28 +98,33 @@ class TrainConfig(StrictModel):
     """How long and how carefully to train."""
 
     steps: int = Field(
-        ge=1, le=10**12, description="steps of every region (async: pushes per worker)"
+        ge=1, le=10**12, description="steps of every region; with mode async, pushes per worker"
     )
     count: Literal["each", "total"] | None = Field(
         None,
-        description="whether each region takes `steps`, or all together as many rows as that were; "
-        "default: each, but total where regions take unequal numbers of steps between rounds",
+        description="each: every region takes `steps`; total: the run ends after as many rows "
+        "over all regions; null: each, or total where regions take unequal numbers of steps "
+        "between rounds",
     )
     mode: Literal["sync", "async"] = Field(
-        "sync", description="inside a region: combine one gradient per worker, or apply each alone"
+        "sync",
+        description="sync: combine one gradient per worker into a step; async: apply each push "
+        "as a step",
     )
     eval_every: int = Field(
         50, ge=0, le=10**12, description="steps between evaluations; 0: only at the end"
     )
     eval_batch_size: int = Field(256, ge=1, description="rows per evaluation batch")
     evaluate: Literal["outer", "live"] = Field(
-        "outer", description="the model that all regions agree on, or each region's own, mid-round"
+        "outer",
+        description="outer: the model that all regions agree on; live: each region's own, also "
+        "within a round",
     )
     statistics_batches: int = Field(
         16,
         ge=0,
-        description="batches of each region over which running statistics are made anew for the "
-        "final model and its evaluation; 0: those of the training steps are used",
+        description="batches per region from which running statistics are computed for the "
+        "final model and its evaluation; 0: keep those of the training steps",
     )
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a worker's gradient")
     clip_mean_norm: float | None = Field(
@@ -121,22 +132,23 @@ class TrainConfig(StrictModel):
     )
     target: Target | None = Field(None, description="stop early when this is reached")
     keep_best: KeepBest | None = Field(
-        None, description="keep the best evaluated model beside the last one"
+        None, description="store the best evaluated model in addition to the last one"
     )
     stragglers: StragglersConfig | None = Field(
-        None, description="do not wait for late workers of a region: spares, or coded gradients"
+        None,
+        description="do not wait for late workers of a region: spare workers or coded gradients",
     )
     max_refused_steps: int = Field(3, ge=1, description="refused steps in a row that end the run")
     elastic: ElasticConfig | None = Field(
-        None, description="go on while workers are missing; null: a step waits for each of them"
+        None, description="continue while workers are missing; null: a step waits for each of them"
     )
     max_worker_restarts: int = Field(
-        10, ge=0, description="replacements of workers in `restart_window_s`"
+        10, ge=0, description="replacements of workers within `restart_window_s`"
     )
     restart_window_s: float | None = Field(
         3600.0,
         gt=0,
-        description="seconds of which replacements are counted; null: those of the whole run",
+        description="window of that limit; null: the whole run",
     )
     noise_every: int | None = Field(
         None, ge=1, description="steps between measurements of gradient noise; null: 16"
@@ -144,8 +156,9 @@ class TrainConfig(StrictModel):
     step_timeout_s: float | None = Field(
         None,
         gt=0,
-        description="longest wait for others' training; null: as long as their processes and links "
-        "live, where a worker that takes 20 times as long as usual, and a minute, is replaced",
+        description="longest wait for the training of others; null: unlimited while their "
+        "processes and links live; a worker that takes 20 times as long as usual, and a "
+        "minute, is replaced",
     )
 
     def check(self, strategy: Strategy, workers: Mapping[str, int], *, even: bool) -> None:
@@ -204,20 +217,34 @@ AUTO: Final = "auto"
 class AveragerConfig(StrictModel):
     """Where the updates of the regions are combined."""
 
-    region: str | None = Field(None, description="region whose bridge hosts it; default: the first")
+    region: str | None = Field(
+        None, description="region whose bridge hosts the averager; default: the first"
+    )
     standby: str | None = Field(
-        None, description="region that takes over when that one is lost; auto: any region"
+        None, description="region that takes over if that one is lost; auto: any region"
     )
     next_standbys: tuple[str, ...] = Field(
         (),
-        description="who stands by after it has taken over or is gone, the best first; then the "
+        description="regions that become standby afterwards, in order of preference; then the "
         "nearest",
     )
     max_divergence: float = Field(
-        0.0, ge=0, description="norm of updates that the standby may lack; 0: it has all that count"
+        0.0,
+        ge=0,
+        description="norm of updates that the standby may lack; 0: it has every update that "
+        "counts; not in rounds",
     )
-    takeover_s: float = Field(5.0, gt=0, description="how long it must be lost until then")
-    rejoin_s: float = Field(30.0, gt=0, description="how long the lost region is waited for")
+    takeover_s: float = Field(
+        5.0,
+        gt=0,
+        description="time without a connection to the averager after which the standby takes over",
+    )
+    rejoin_s: float = Field(
+        30.0,
+        gt=0,
+        description="time that a lost averager's region may take to return; then the run "
+        "continues without its data",
+    )
 
     @property
     def named_standbys(self) -> tuple[str, ...]:
@@ -294,13 +321,13 @@ class MembersConfig(StrictModel):
     min: int | None = Field(
         None,
         ge=1,
-        description="a run goes on without lost regions while so many are left, the averager's "
-        "among them; null: it waits for every region that is lost, until that is back",
+        description="regions, the averager's among them, with which a run continues without "
+        "lost ones; null: it waits for every lost region",
     )
     rejoin: bool = Field(
         True,
-        description="regions that are lost are brought back by themselves, as copies of others; "
-        "where that cannot be, or if false, fewer than min end the run",
+        description="restore lost regions automatically, as copies of others; if that is "
+        "impossible or false, a run with fewer than min regions ends",
     )
     wait_s: float = Field(
         600.0,
@@ -310,11 +337,11 @@ class MembersConfig(StrictModel):
     )
     follow_plan: bool = Field(
         True,
-        description="a run that follows a plan changes its interval by itself, when others take "
-        "part and that pays; if false, it only says so",
+        description="let a run that follows a plan adapt its interval when the regions change "
+        "and it pays; false: only report it",
     )
     absent: tuple[str, ...] = Field(
-        (), description="regions that are not there at the start, and may join later"
+        (), description="regions that do not take part from the start and may join later"
     )
 
     def check(

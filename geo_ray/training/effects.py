@@ -152,7 +152,7 @@ class HandOver:
 
     Attributes:
         snapshot: with the number under which each shard holds its copy.
-        view: epoch of the view that they begin in.
+        view: generation of the view that they begin in.
     """
 
     snapshot: Snapshot

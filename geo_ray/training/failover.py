@@ -33,7 +33,7 @@ from geo_ray.training.command_log import (
     TakeIn,
     become_twin,
 )
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.replication import (
     EntryCommitted,
@@ -75,9 +75,9 @@ class AveragerRequest:
 
 @dataclass(frozen=True, slots=True)
 class AveragerAnswer:
-    """From the home of ``epoch``: an answer, its number in the log, how far the standby is."""
+    """From the home of ``term``: an answer, its number in the log, how far the standby is."""
 
-    epoch: int
+    term: int
     reply: ReplyMessage
     number: int
     stable: int
@@ -85,9 +85,9 @@ class AveragerAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AveragerRefusal:
-    """From the home of ``epoch``: update ``seq`` is refused."""
+    """From the home of ``term``: update ``seq`` is refused."""
 
-    epoch: int
+    term: int
     seq: int
     error: GeoRayError
 
@@ -97,12 +97,12 @@ class LogAppend:
     """To the standby: the next entry.
 
     Attributes:
-        epoch: of the home.
+        term: of the home.
         entry: the entry.
         counts: see `ShipEntry`; known at the sender only.
     """
 
-    epoch: int
+    term: int
     entry: LogEntry
     counts: bool = True
 
@@ -111,7 +111,7 @@ class LogAppend:
 class LogTwin:
     """To who is to stand by: the averager as it was after entry ``number``."""
 
-    epoch: int
+    term: int
     number: int
     twin: AveragerTwin
 
@@ -121,21 +121,21 @@ class LogAck:
     """To the averager: everything up to ``number`` is here.
 
     Attributes:
-        epoch: of the home.
+        term: of the home.
         number: of the newest entry.
         follows: whether there is an averager here that carries entries out; else nothing is here.
     """
 
-    epoch: int
+    term: int
     number: int
     follows: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class AveragerLost:
-    """To the standby: whether the home of ``epoch`` is lost."""
+    """To the standby: whether the home of ``term`` is lost."""
 
-    epoch: int
+    term: int
     lost: bool
 
 
@@ -143,7 +143,7 @@ class AveragerLost:
 class NewAverager:
     """From the new home; with the newest update of the receiver that is known there."""
 
-    epoch: int
+    term: int
     last: tuple[int, int]
 
 
@@ -301,7 +301,7 @@ class ReportLost:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Host the averager; `LivenessWatch.home` is this region already."""
+    """Host the averager; `LivenessWatch.leader` is this region already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,13 +320,13 @@ class LivenessWatch:
 
     Attributes:
         region: whose watch.
-        home: where the averager lives, as far as this region knows.
+        leader: where the averager lives, as far as this region knows.
         takeover_s: how long the home must be lost.
         rejoin_s: how long a new home waits for the region of one before.
     """
 
     region: str
-    home: AveragerHome
+    leader: AveragerLeader
     takeover_s: float
     rejoin_s: float
     _known: set[str] = field(default_factory=set)
@@ -337,7 +337,12 @@ class LivenessWatch:
     _dead: set[str] = field(default_factory=set)
 
     def tick(
-        self, now_s: float, connected: Collection[str], members: Collection[str], *, stands_by: bool
+        self,
+        now_s: float,
+        connected: Collection[str],
+        members: Collection[str],
+        *,
+        is_standby: bool,
     ) -> list[WatchEffect]:
         """Look who is connected.
 
@@ -345,7 +350,7 @@ class LivenessWatch:
             now_s: the present.
             connected: regions to which there is a connection.
             members: who takes part; not asked for elsewhere than at the home and the standby.
-            stands_by: whether this is the standby.
+            is_standby: whether this is the standby.
         """
         self._known |= set(connected)
         self._dead -= set(connected)
@@ -354,17 +359,17 @@ class LivenessWatch:
                 self._lost_s.pop(peer, None)
             else:
                 self._lost_s.setdefault(peer, now_s)
-        if self.region == self.home.region:
+        if self.region == self.leader.region:
             return self._give_up(now_s, members)
-        lost = self.is_lost(self.home.region, now_s, self.takeover_s)
-        self.on_vote(self.region, self.home.epoch, lost=lost)
-        if stands_by and lost and self._has_majority(members):
+        lost = self.is_lost(self.leader.region, now_s, self.takeover_s)
+        self.on_vote(self.region, self.leader.term, lost=lost)
+        if is_standby and lost and self._has_majority(members):
             return self._take_over(members)
         return self._report(lost=lost)
 
-    def on_vote(self, voter: str, epoch: int, *, lost: bool) -> None:
-        """A region has lost the home of ``epoch``, or has found it again."""
-        if epoch == self.home.epoch and voter != self.home.region:
+    def on_vote(self, voter: str, term: int, *, lost: bool) -> None:
+        """A region has lost the home of ``term``, or has found it again."""
+        if term == self.leader.term and voter != self.leader.region:
             (self._votes.add if lost else self._votes.discard)(voter)
 
     def on_report_dead(
@@ -372,7 +377,7 @@ class LivenessWatch:
         region: str,
         members: Collection[str],
         *,
-        stands_by: bool,
+        is_standby: bool,
         comes_back: bool = False,
     ) -> list[WatchEffect]:
         """Somebody has seen that ``region`` is dead.
@@ -380,26 +385,26 @@ class LivenessWatch:
         Args:
             region: which.
             members: who takes part, as for `tick`.
-            stands_by: whether this is the standby.
+            is_standby: whether this is the standby.
             comes_back: only its bridge is: if the averager lived there it moves, and the region is
                 waited for as one that may only be cut off.
         """
         if comes_back:
-            is_home = region == self.home.region
-            return self._take_over(members) if stands_by and is_home else []
+            is_leader = region == self.leader.region
+            return self._take_over(members) if is_standby and is_leader else []
         self._dead.add(region)
-        if self.region == self.home.region:
+        if self.region == self.leader.region:
             self._former.discard(region)
             return [GiveUpRegion(region)] if region in members else []
-        is_home = region == self.home.region
-        return self._take_over(members) if stands_by and is_home else []
+        is_leader = region == self.leader.region
+        return self._take_over(members) if is_standby and is_leader else []
 
-    def follow(self, home: AveragerHome) -> bool:
-        """The averager lives at ``home``; whether that is news."""
-        if home.epoch <= self.home.epoch:
+    def follow(self, leader: AveragerLeader) -> bool:
+        """The averager lives at ``leader``; whether that is news."""
+        if leader.term <= self.leader.term:
             return False
-        self._former = (self._former | {self.home.region}) - {home.region}
-        self.home = home
+        self._former = (self._former | {self.leader.region}) - {leader.region}
+        self.leader = leader
         self._votes.clear()
         self._told.clear()
         return True
@@ -411,13 +416,13 @@ class LivenessWatch:
 
     def _report(self, *, lost: bool) -> list[WatchEffect]:
         """Tell everybody whom that is news for; nobody who was not told takes it for lost."""
-        others = [name for name in sorted(self._known) if name != self.home.region]
+        others = [name for name in sorted(self._known) if name != self.leader.region]
         news = [name for name in others if self._told.get(name, False) != lost]
         self._told |= dict.fromkeys(news, lost)
         return [ReportLost(name, lost) for name in news]
 
     def _take_over(self, members: Collection[str]) -> list[WatchEffect]:
-        self.follow(AveragerHome(self.region, self.home.epoch + 1))
+        self.follow(AveragerLeader(self.region, self.leader.term + 1))
         return [TakeOver(), *self._give_up(0.0, members)]
 
     def _give_up(self, now_s: float, members: Collection[str]) -> list[WatchEffect]:
@@ -479,7 +484,7 @@ class StandbyEvent:
 
     what: Literal["took_over", "follows", "left", "appointed"]
     region: str
-    epoch: int
+    term: int
 
 
 StandbyEffect = SendMessage | AnswerOwn | RefuseOwn | EntryDone | StandbyEvent
@@ -530,9 +535,9 @@ class StandbyNode:
     _greeted: set[str] = field(default_factory=set)  # newcomers who know where the averager is
 
     @property
-    def home(self) -> AveragerHome:
+    def leader(self) -> AveragerLeader:
         """Where the averager lives that this region follows."""
-        return self.watch.home
+        return self.watch.leader
 
     @property
     def averager(self) -> Averager | None:
@@ -540,7 +545,7 @@ class StandbyNode:
         return None if self.primary is None else self.primary.averager
 
     @property
-    def stands_by(self) -> bool:
+    def is_standby(self) -> bool:
         """Whether this region may take over: nothing counts that it lacks."""
         shadow = self.shadow
         return shadow is not None and shadow.is_appointed and self.region in self.members
@@ -578,8 +583,8 @@ class StandbyNode:
         match message:
             case AveragerRequest() as request:
                 return self._requested(request) if _sender(request.op) == peer else []
-            case AveragerAnswer(epoch, reply, number, stable):
-                if AveragerHome(peer, epoch) != self.home:
+            case AveragerAnswer(term, reply, number, stable):
+                if AveragerLeader(peer, term) != self.leader:
                     return []
                 match self.caller.on_reply(reply, number, stable):
                     case TakeIn() as op:
@@ -587,18 +592,18 @@ class StandbyNode:
                     case ReplyMessage() as given:
                         return [AnswerOwn(given)]
                 return []
-            case AveragerRefusal(epoch, seq, error):
-                from_home = AveragerHome(peer, epoch) == self.home
-                return [RefuseOwn(seq, error)] if from_home and self.caller.refused(seq) else []
+            case AveragerRefusal(term, seq, error):
+                from_leader = AveragerLeader(peer, term) == self.leader
+                return [RefuseOwn(seq, error)] if from_leader and self.caller.refused(seq) else []
             case LogAppend() | LogTwin():
                 return self._logged(peer, message)
             case LogAck():
                 return self._acknowledged(peer, message)
-            case AveragerLost(epoch, lost):
-                self.watch.on_vote(peer, epoch, lost=lost)
+            case AveragerLost(term, lost):
+                self.watch.on_vote(peer, term, lost=lost)
                 return []
-            case NewAverager(epoch, last):
-                return self._follow(AveragerHome(peer, epoch), last)
+            case NewAverager(term, last):
+                return self._follow(AveragerLeader(peer, term), last)
 
     def tick(
         self, now_s: float, connected: Collection[str], rtts_s: Mapping[str, float] | None = None
@@ -611,7 +616,7 @@ class StandbyNode:
             rtts_s: shortest round trips, as far as there was one.
         """
         self._now_s = now_s
-        found = self.watch.tick(now_s, connected, self.members, stands_by=self.stands_by)
+        found = self.watch.tick(now_s, connected, self.members, is_standby=self.is_standby)
         return self._watched(found) + self._seek_standby(now_s, connected, rtts_s or {})
 
     def on_report_dead(self, region: str, *, comes_back: bool = False) -> list[StandbyEffect]:
@@ -619,7 +624,7 @@ class StandbyNode:
         if comes_back and region == self.standby:  # its copy of the averager is gone
             return self._release()
         found = self.watch.on_report_dead(
-            region, self.members, stands_by=self.stands_by, comes_back=comes_back
+            region, self.members, is_standby=self.is_standby, comes_back=comes_back
         )
         return self._watched(found)
 
@@ -633,37 +638,37 @@ class StandbyNode:
         ]
         if self.primary is not None:
             return [effect for request in asked for effect in self._requested(request)]
-        return [SendMessage(self.home.region, request) for request in asked]
+        return [SendMessage(self.leader.region, request) for request in asked]
 
-    def _follow(self, home: AveragerHome, last: tuple[int, int]) -> list[StandbyEffect]:
-        if not self.watch.follow(home):
+    def _follow(self, leader: AveragerLeader, last: tuple[int, int]) -> list[StandbyEffect]:
+        if not self.watch.follow(leader):
             return []
         # A home that was cut off is none any more.
         self.primary = self.shadow = self.standby = None
-        news = StandbyEvent("follows", home.region, home.epoch)
+        news = StandbyEvent("follows", leader.region, leader.term)
         return [news, *self._ask(self.caller.on_moved(last))]
 
     # ------------------------------------------------------------------ as the standby
 
     def _logged(self, peer: str, message: LogAppend | LogTwin) -> list[StandbyEffect]:
-        epoch, shadow = message.epoch, self.shadow
-        if epoch < self.home.epoch or self.primary is not None:
+        term, shadow = message.term, self.shadow
+        if term < self.leader.term or self.primary is not None:
             return []
-        is_home = AveragerHome(peer, epoch) == self.home
-        if isinstance(message, LogTwin) and is_home:
+        is_leader = AveragerLeader(peer, term) == self.leader
+        if isinstance(message, LogTwin) and is_leader:
             averager = self.make()
             become_twin(averager, message.twin)
             shadow = self.shadow = ShadowAverager(averager, message.number, is_appointed=False)
-            return [SendMessage(peer, LogAck(epoch, shadow.number))]
-        if shadow is None or not is_home or isinstance(message, LogTwin):
-            return [SendMessage(peer, LogAck(epoch, 0, follows=False))]
-        return [SendMessage(peer, LogAck(epoch, shadow.on_entry(message.entry)))]
+            return [SendMessage(peer, LogAck(term, shadow.number))]
+        if shadow is None or not is_leader or isinstance(message, LogTwin):
+            return [SendMessage(peer, LogAck(term, 0, follows=False))]
+        return [SendMessage(peer, LogAck(term, shadow.on_entry(message.entry)))]
 
     def _take_over(self) -> list[StandbyEffect]:
         shadow = self.shadow
         if shadow is None:
             return []
-        averager, epoch = shadow.averager, self.home.epoch
+        averager, term = shadow.averager, self.leader.term
         averager.took_over(self.region)
         self.primary = ReplicatedAverager(
             averager, self.bound, has_standby=False, number=shadow.number
@@ -671,12 +676,10 @@ class StandbyNode:
         self.shadow = self.standby = None
         self._repeated.clear()
         self._greeted = set(averager.view.members)
-        effects: list[StandbyEffect] = [StandbyEvent("took_over", self.region, epoch)]
+        effects: list[StandbyEffect] = [StandbyEvent("took_over", self.region, term)]
         view = averager.view  # who has left may not have heard that it has
         others = [name for name in (*view.members, *view.left) if name != self.region]
-        effects += [
-            SendMessage(other, NewAverager(epoch, averager.last(other))) for other in others
-        ]
+        effects += [SendMessage(other, NewAverager(term, averager.last(other))) for other in others]
         asked = self.caller.on_moved(averager.last(self.region))
         return effects + self._ask(asked)
 
@@ -689,7 +692,7 @@ class StandbyNode:
 
     def _acknowledged(self, peer: str, ack: LogAck) -> list[StandbyEffect]:
         primary = self.primary
-        if primary is None or ack.epoch != self.home.epoch or peer != self.standby:
+        if primary is None or ack.term != self.leader.term or peer != self.standby:
             return []
         if not ack.follows:  # it was started anew, or does not know this home yet
             return self._release()
@@ -715,7 +718,7 @@ class StandbyNode:
         self.standby = next_standby(self.preferred, able - {self.region}, rtts_s)
         if self.standby is None:
             return effects
-        copy = LogTwin(self.home.epoch, primary.number, primary.begin_twin())
+        copy = LogTwin(self.leader.term, primary.number, primary.begin_twin())
         return [*effects, SendMessage(self.standby, copy)]
 
     def _release(self) -> list[StandbyEffect]:
@@ -730,7 +733,7 @@ class StandbyNode:
 
     def _carry(self, steps: list[ReplicationStep]) -> list[StandbyEffect]:
         effects: list[StandbyEffect] = []
-        epoch, standby = self.home.epoch, self.standby
+        term, standby = self.leader.term, self.standby
         for step in steps:
             if isinstance(step, ShipEntry):
                 effects += self._ship(step)
@@ -740,7 +743,7 @@ class StandbyNode:
             for reply in step.outcome.replies:
                 self._settle(reply)
                 effects += self._answer(
-                    reply.to, AveragerAnswer(epoch, reply, step.number, step.stable)
+                    reply.to, AveragerAnswer(term, reply, step.number, step.stable)
                 )
         effects += self._greet()
         if standby is not None and standby == self.standby and standby not in self.members:
@@ -750,28 +753,28 @@ class StandbyNode:
     def _ship(self, step: ShipEntry) -> list[StandbyEffect]:
         if self.standby is None:
             return []
-        epoch = self.home.epoch
-        shipped = SendMessage(self.standby, LogAppend(epoch, step.entry, step.counts))
+        term = self.leader.term
+        shipped = SendMessage(self.standby, LogAppend(term, step.entry, step.counts))
         if not isinstance(step.entry.op, Appoint):
             return [shipped]
-        return [shipped, StandbyEvent("appointed", self.standby, epoch)]
+        return [shipped, StandbyEvent("appointed", self.standby, term)]
 
     def _greet(self) -> list[StandbyEffect]:
         """Tell newcomers where the averager is, if that is not where the configuration says."""
-        if self.primary is None or self.home.epoch == 1:
+        if self.primary is None or self.leader.term == 1:
             return []
-        averager, epoch = self.primary.averager, self.home.epoch
+        averager, term = self.primary.averager, self.leader.term
         joining = set(averager.view.joining)
         new = sorted(joining - self._greeted)
         self._greeted = (self._greeted & set(averager.view.members)) | joining
-        return [SendMessage(name, NewAverager(epoch, averager.last(name))) for name in new]
+        return [SendMessage(name, NewAverager(term, averager.last(name))) for name in new]
 
     def _refuse(self, step: EntryCommitted) -> list[StandbyEffect]:
         error = step.outcome.error
         if error is None or not isinstance(step.op, TakeIn):
             return []
         update = step.op.update
-        return self._answer(update.region, AveragerRefusal(self.home.epoch, update.seq, error))
+        return self._answer(update.region, AveragerRefusal(self.leader.term, update.seq, error))
 
     def _answer(self, to: str, answer: AveragerAnswer | AveragerRefusal) -> list[StandbyEffect]:
         own = to == self.region
@@ -784,11 +787,11 @@ class StandbyNode:
         for effect in found:
             match effect:
                 case ReportLost(to, lost):
-                    effects.append(SendMessage(to, AveragerLost(self.home.epoch, lost)))
+                    effects.append(SendMessage(to, AveragerLost(self.leader.term, lost)))
                 case TakeOver():
                     effects += self._take_over()
                 case GiveUpRegion(region):
-                    effects.append(StandbyEvent("left", region, self.home.epoch))
+                    effects.append(StandbyEvent("left", region, self.leader.term))
                     effects += self._release() if region == self.standby else []
                     effects += self.offer(Leave(region))
         return effects

@@ -24,19 +24,19 @@ from geo_ray.training.model_buffers import REGION_PREFIX
 from geo_ray.training.payload_encoding import REFERENCE
 
 
-class AveragerHome(NamedTuple):
+class AveragerLeader(NamedTuple):
     """The region whose bridge hosts the averager, and how often the averager has moved.
 
     There is one home at the start of a run, and one more with every takeover. Whoever knows a home
-    of a higher epoch follows no lower one.
+    of a higher term follows no lower one.
 
     Attributes:
         region: its name.
-        epoch: 1 for the home that the configuration names; grows by 1 with every takeover.
+        term: 1 for the home that the configuration names; grows by 1 with every takeover.
     """
 
     region: str
-    epoch: int = 1
+    term: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class View:
         joining: those of them that are not there yet.
         lost: those that took part until they were lost, in that order.
         left: those that took part until they were asked to leave, in that order.
-        epoch: 1 at the start of a run; grows by 1 with every change.
+        generation: 1 at the start of a run; grows by 1 with every change.
         giver: whose copies those begin as that are joining.
         since: the epochs from which on those take part that joined in this run, by region.
     """
@@ -57,7 +57,7 @@ class View:
     joining: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
-    epoch: int = 1
+    generation: int = 1
     giver: str = ""
     since: tuple[tuple[str, int], ...] = ()
 
@@ -66,7 +66,7 @@ class View:
 
         Args:
             region: who says it.
-            said_in: epoch of the view that it knew then; 0 if it did not say.
+            said_in: generation of the view that it knew then; 0 if it did not say.
 
         Raises:
             RegionLostError: it does no more: the others went on without it. Or it does again, and
@@ -84,14 +84,14 @@ class View:
         if region in (*self.lost, *self.left):
             raise RegionLostError(
                 f"region '{region}' takes part no more: the others went on without it (view "
-                f"{self.epoch})"
+                f"{self.generation})"
             )
         raise InvariantError(f"'{region}' is no member of this run")
 
     @property
     def told(self) -> int:
-        """The epoch as messages have it, which leave the first one out."""
-        return self.epoch if self.epoch > 1 else 0
+        """The generation as messages have it, which leave the first one out."""
+        return self.generation if self.generation > 1 else 0
 
     def without(self, region: str) -> View:
         """The next view: ``region`` is lost; the same one if it was before, or had left.
@@ -103,7 +103,7 @@ class View:
             return self
         self.check(region)
         gone = self._of(name for name in self.members if name != region)
-        return replace(gone, lost=(*self.lost, region), epoch=self.epoch + 1)
+        return replace(gone, lost=(*self.lost, region), generation=self.generation + 1)
 
     def changed(self, joins: Sequence[str], leaves: Sequence[str], giver: str = "") -> View:
         """The next view: some join, who may have taken part before, and some leave.
@@ -128,9 +128,9 @@ class View:
             joining=tuple(sorted({*then.joining, *joins})),
             lost=tuple(name for name in self.lost if name not in joins),
             left=(*[name for name in self.left if name not in joins], *leaves),
-            epoch=self.epoch + 1,
+            generation=self.generation + 1,
             giver=giver,
-            since=(*then.since, *((name, self.epoch + 1) for name in sorted(joins))),
+            since=(*then.since, *((name, self.generation + 1) for name in sorted(joins))),
         )
 
     def begun(self, region: str) -> View:
@@ -141,7 +141,7 @@ class View:
 
     def export(self) -> dict[str, object]:
         """Plain values for a checkpoint, in which nobody is joining."""
-        return {"epoch": self.epoch, "lost": list(self.lost), "left": list(self.left)}
+        return {"generation": self.generation, "lost": list(self.lost), "left": list(self.left)}
 
     def restored(self, saved: object) -> View:
         """This view, of a resumed run, after all changes of the run before.
@@ -156,11 +156,11 @@ class View:
             return self
         if not isinstance(saved, Mapping):
             raise CheckpointCorruptError(f"the averager's view is {saved!r:.100}")
-        epoch, lost, left = saved.get("epoch"), saved.get("lost"), saved.get("left", [])
-        if type(epoch) is not int or not isinstance(lost, list) or not isinstance(left, list):
+        generation, lost, left = saved.get("generation"), saved.get("lost"), saved.get("left", [])
+        if type(generation) is not int or not isinstance(lost, list) or not isinstance(left, list):
             raise CheckpointCorruptError(f"the averager's view is {saved!r:.100}")
         gone = [tuple(str(n) for n in names if n not in self.members) for names in (lost, left)]
-        return replace(self, lost=gone[0], left=gone[1], epoch=epoch)
+        return replace(self, lost=gone[0], left=gone[1], generation=generation)
 
     def _of(self, names: Iterable[str]) -> View:
         members = tuple(sorted(names))
@@ -216,7 +216,9 @@ class MemberChange:
         donor = giver if self.joins else None
         return [
             replace(
-                r, border=Border(view.epoch, r.to == donor, r.to in self.leaves), view=view.epoch
+                r,
+                border=Border(view.generation, r.to == donor, r.to in self.leaves),
+                view=view.generation,
             )
             for r in replies
         ]
@@ -227,14 +229,14 @@ def gathers(traits: Traits) -> bool:
     return not traits.in_rounds or traits.exchange.meets_by_last_words
 
 
-def giver_of(steps: Mapping[str, int], home: str) -> str:
+def giver_of(steps: Mapping[str, int], leader: str) -> str:
     """Whose copy newcomers had best begin as: of those with most left to do, the averager's region.
 
     Args:
         steps: of the members so far, where they do not all take the same.
-        home: where the averager lives.
+        leader: where the averager lives.
     """
-    return min(steps, key=lambda name: (steps[name], name != home, name))
+    return min(steps, key=lambda name: (steps[name], name != leader, name))
 
 
 class KeepsRegions(Protocol):

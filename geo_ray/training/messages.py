@@ -51,7 +51,7 @@ class UpdateMessage:
             None where that is not measured.
         buffers_E: what the region's model carries beside its parameters, uint8 (E,), at the moment
             of the update; no strategy or codec sees it.
-        view: epoch of the newest view that the sender has heard of; 0: of none but the first.
+        view: generation of the newest view that the sender has heard of; 0: of none but the first.
     """
 
     region: str
@@ -102,7 +102,7 @@ class Border:
     """After this answer all regions hold the same model, and those who take part are others.
 
     Attributes:
-        view: epoch of the view that begins (`geo_ray.training.membership`).
+        view: generation of the view that begins (`geo_ray.training.membership`).
         donates: the receiver copies its state after merging the answer; newcomers begin with it.
         leaves: the receiver takes part no more.
     """
@@ -148,7 +148,7 @@ class ReplyMessage:
         gather: say the last word after the step that is being computed, as at the end of a run:
             once all have, members change, and then training goes on.
         border: the answer with which members change; None: they do not.
-        view: epoch of the view in which it was given; 0: the first.
+        view: generation of the view in which it was given; 0: the first.
     """
 
     to: str

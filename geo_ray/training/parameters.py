@@ -350,16 +350,16 @@ class BufferLayout:
         return new_B
 
     def with_statistics(
-        self, home: str, vectors: Mapping[str, Tensor], rows: Mapping[str, float]
+        self, leader: str, vectors: Mapping[str, Tensor], rows: Mapping[str, float]
     ) -> Tensor:
         """A region's vector with means and variances over all regions.
 
         Args:
-            home: the region.
+            leader: the region.
             vectors: uint8 (B,) by region.
             rows: weights of the regions.
         """
-        new_B = vectors[home].clone()
+        new_B = vectors[leader].clone()
         stop = 8 * sum(entry.count for entry in self._variances)
         names = sorted(vectors)
         if stop and any(not torch.equal(vectors[n][:stop], new_B[:stop]) for n in names):

@@ -49,7 +49,7 @@ class RegionRequests:
         step_s: of one step, over those before the last update.
         exchange_s: of the last exchange, without what the averager held it.
         sent_at: steps applied before the newest request.
-        view: epoch of the newest view that answers were given in; 0: the first.
+        view: generation of the newest view that answers were given in; 0: the first.
     """
 
     seq: int = 0
@@ -507,7 +507,7 @@ class Server:
             self.wire.reopen(update)
 
     @property
-    def stands_still_for(self) -> int | None:
+    def blocked_on(self) -> int | None:
         """The number of the request without whose answer nothing happens here; None: something may.
 
         All workers are here and wait, and so does the region.
@@ -535,7 +535,7 @@ class Server:
         if self.phase in {"done", "halted"}:
             return [
                 *effects,
-                *self.work.send_home(self.version, done=self.phase == "done"),
+                *self.work.finish_all(self.version, done=self.phase == "done"),
             ]
         effects += self.work.goers(self.version)
         changed = self.work.news(self.version)

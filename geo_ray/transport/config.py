@@ -23,24 +23,28 @@ class LanConfig(StrictModel):
     )
     encrypt_payload: bool = Field(
         default=False,
-        description="Encrypt payloads, which are authenticated then whatever `digest_payload` "
-        "says; about 0.25 ms per MB at each end. Heads stay readable.",
+        description="Encrypt payloads, which also authenticates them; about 0.25 ms per MB at "
+        "each end. Heads stay readable.",
     )
     shared_memory: bool = Field(
         default=True, description="Pass tensors through memory when both ends share a host."
     )
-    max_meta_bytes: int = Field(default=256 * 1024, gt=0, description="Largest frame meta taken.")
+    max_meta_bytes: int = Field(
+        default=256 * 1024, gt=0, description="Largest frame meta that is accepted."
+    )
     max_payload_bytes: int = Field(
-        default=8 * 1024**3, gt=0, description="Largest frame payload taken."
+        default=8 * 1024**3, gt=0, description="Largest frame payload that is accepted."
     )
     handshake_timeout_s: float = Field(
         default=10.0, gt=0, description="A connection that is not authenticated by then is closed."
     )
     max_handshakes: int = Field(
-        default=32, gt=0, description="Connections that may be authenticating at the same time."
+        default=32, gt=0, description="Connections that may authenticate at the same time."
     )
     ack_timeout_s: float = Field(
-        default=30.0, gt=0, description="Bytes unacknowledged for that long end a connection."
+        default=30.0,
+        gt=0,
+        description="A connection with bytes unacknowledged for that long is closed.",
     )
 
     def limits(self) -> FrameLimits:
@@ -67,91 +71,103 @@ class TransportConfig(StrictModel):
     peer_timeout_s: float = Field(
         default=15.0,
         gt=0,
-        description="A peer silent for that long, beyond two missed heartbeats, counts as down.",
+        description="A peer that is unresponsive for that long, beyond two missed heartbeats, "
+        "is down.",
     )
     handshake_timeout_s: float = Field(
         default=10.0, gt=0, description="A connection that is not authenticated by then is closed."
     )
     connect_timeout_s: float = Field(
-        default=10.0, gt=0, description="For a TCP connect, which is tried anew every second."
+        default=10.0, gt=0, description="Timeout of a TCP connect, which is repeated every second."
     )
     reconnect_min_s: float = Field(
-        default=0.05, gt=0, description="First pause between attempts to connect; then it doubles."
+        default=0.05,
+        gt=0,
+        description="First pause between attempts to connect; it doubles with each.",
     )
-    reconnect_max_s: float = Field(default=1.0, gt=0, description="Longest such pause.")
+    reconnect_max_s: float = Field(
+        default=1.0, gt=0, description="Longest pause between attempts to connect."
+    )
     send_deadline_s: float = Field(
-        default=120.0, gt=0, description="How long a sender waits for room in the outbox."
+        default=120.0, gt=0, description="Longest time that a sender waits for space in the outbox."
     )
     max_outbox_messages: int = Field(
-        default=64, gt=0, description="Messages per peer that are not acknowledged yet."
+        default=64, gt=0, description="Unacknowledged messages per peer."
     )
     max_outbox_bytes: int = Field(
         default=2 * 1024**3,
         gt=0,
-        description="Their bytes; a single larger message passes when nothing else waits.",
+        description="Bytes of unacknowledged messages per peer; a single larger message passes "
+        "when nothing else waits.",
     )
     max_ahead_bytes: int = Field(
         default=256 * 1024**2,
         gt=0,
-        description="Of one lane's messages that were begun and not delivered: what the receiver "
-        "holds; a single larger message passes.",
+        description="Bytes per lane that are begun and not delivered, which the receiver must "
+        "hold; a single larger message passes.",
     )
     max_held_bytes: int | None = Field(
         default=None,
         gt=0,
-        description="Messages of all peers that a receiver holds before their handlers are called; "
-        "null: three quarters of its memory.",
+        description="Bytes of messages from all peers that a receiver holds before their "
+        "handlers are called; null: three quarters of its memory.",
     )
     chunk_bytes: int = Field(
         default=64 * 1024,
         ge=4096,
-        description="Messages are cut into chunks of at most that; of four times as much on fast "
-        "links, of 16 times between processes of one host as soon as they are seen to take that in "
-        "20 ms, never of more than 1 MiB.",
+        description="Largest chunk of a message; four times as much on fast links, 16 times "
+        "between processes of one host that receive it within 20 ms, at most 1 MiB.",
     )
     min_streams: int = Field(
-        default=1, ge=1, le=96, description="Data streams per pair of regions, at least."
+        default=1, ge=1, le=96, description="Smallest number of data streams per pair of regions."
     )
     max_streams: int = Field(
-        default=96, ge=1, le=96, description="Data streams per pair, at most; opened as they help."
+        default=96,
+        ge=1,
+        le=96,
+        description="Largest number of data streams per pair of regions; more are opened if "
+        "they raise goodput.",
     )
     max_stream_bytes: int = Field(
         default=64 * 1024**3,
         gt=0,
-        description="A stream that carried that much one way is replaced, and with it TLS's keys, "
-        "which are good for some 390 GB; at least 16777216.",
+        description="A stream that carried that much one way is replaced, which renews the TLS "
+        "keys (safe for about 390 GB); at least 16777216.",
     )
     max_stream_age_s: float = Field(
         default=3600.0,
         gt=0,
-        description="A stream is replaced at that age, and with it what both ends have shown of "
-        "their certificates; at least 10.",
+        description="A stream of that age is replaced, which checks certificates again; at "
+        "least 10.",
     )
-    max_meta_bytes: int = Field(default=64 * 1024, gt=0, description="Largest frame meta taken.")
+    max_meta_bytes: int = Field(
+        default=64 * 1024, gt=0, description="Largest frame meta that is accepted."
+    )
     max_payload_bytes: int = Field(
-        default=4 * 1024**3, gt=0, description="Largest frame payload taken."
+        default=4 * 1024**3, gt=0, description="Largest frame payload that is accepted."
     )
     max_handshakes: int = Field(
-        default=32, gt=0, description="Connections that may be authenticating at the same time."
+        default=32, gt=0, description="Connections that may authenticate at the same time."
     )
     tls: TlsMode = Field(
         default="auto",
-        description="Mutual TLS 1.3: auto wants it unless the peer's address is loopback; "
-        "required always, which tunnels with a loopback end need; off never, for regions that are "
-        "joined by a private network.",
+        description="Mutual TLS 1.3. auto: unless the peer's address is loopback; required: "
+        "always, for tunnels with a loopback end; off: never, for private networks.",
     )
     certs: str | None = Field(
         default=None,
-        description="Directory, on every bridge's host, with `regions/NAME/` as `geo-ray certs "
-        "issue` writes them; null: the run makes certificates of its own.",
+        description="Directory on every bridge's host with `regions/NAME/` as written by "
+        "`geo-ray certs issue`; null: the run makes its own certificates.",
     )
     congestion_control: str = Field(
-        default="bbr", description="Wanted of the kernel; left as it is where that has none such."
+        default="bbr",
+        description="TCP congestion control to request; the kernel's default if it is not "
+        "available.",
     )
     socket_buffer_bytes: int = Field(
         default=32 * 1024**2,
         ge=0,
-        description="Wanted socket buffers; used where the kernel's own growing yields less.",
+        description="Socket buffers to request if the kernel's automatic size is smaller.",
     )
     advertise_host: str | None = Field(
         default=None, description="Name or IP by which other regions reach this listener."

@@ -135,7 +135,7 @@ class ChunkSender:
         """
         session, flow = self._session, self._session.flow
         size_bytes, shares = flow.chunk_bytes(len(streams)), flow.shares(len(streams))
-        while control.has_room():
+        while control.has_capacity():
             chunk = None
             if flow.may_send(session.in_flight_bytes(CONTROL_LANE)):
                 chunk = self._next(CONTROL_LANE, size_bytes, now_s)
@@ -144,7 +144,7 @@ class ChunkSender:
             if chunk is None:
                 break
             self._hand(control, chunk, now_s)
-        ready = [stream for stream in streams if stream.has_room()]
+        ready = [stream for stream in streams if stream.has_capacity()]
         while ready:
             for stream in list(ready):
                 if not flow.may_send(session.in_flight_bytes(ALL_LANES)):
@@ -155,7 +155,7 @@ class ChunkSender:
                 if chunk is None:
                     return
                 self._hand(stream, chunk, now_s)
-                if not stream.has_room():
+                if not stream.has_capacity():
                     ready.remove(stream)
 
     def take_acks(self, meta: Meta, streams: Sequence[Stream], now_s: float) -> None:
@@ -227,12 +227,12 @@ class ChunkReceiver:
         self._attempt = attempt
         self._placing: dict[Stream, tuple[Piece, Callable[[], None]]] = {}
         self._acks: list[int] = []  # lane, number, offset
-        self._told: list[int] = []  # numbers up to which delivery was acknowledged to the peer
+        self._acknowledged: list[int] = []  # numbers up to which delivery was acknowledged
 
     @property
     def owes(self) -> bool:
         """Whether something is not acknowledged yet."""
-        return bool(self._acks) or self._told != self._session.delivered()
+        return bool(self._acks) or self._acknowledged != self._session.delivered()
 
     def place(self, stream: Stream, kind: FrameKind, meta: Meta, size_bytes: int) -> memoryview:
         """Return the buffer for a frame's payload; see `FrameReader`."""
@@ -260,11 +260,11 @@ class ChunkReceiver:
 
     def acknowledge(self, control: Stream) -> None:
         """Acknowledge the chunks that have arrived."""
-        told = self._session.delivered()
+        numbers = self._session.delivered()
         cut = 3 * _ACKS_PER_FRAME
-        while self._acks or told != self._told:
-            some, self._acks, self._told = self._acks[:cut], self._acks[cut:], told
-            meta: Meta = {"delivered": [*told], "chunks": [*some]}
+        while self._acks or numbers != self._acknowledged:
+            some, self._acks, self._acknowledged = self._acks[:cut], self._acks[cut:], numbers
+            meta: Meta = {"delivered": [*numbers], "chunks": [*some]}
             control.put(Frame(FrameKind.ACK, meta), TRANSPORT)
 
 
@@ -352,11 +352,11 @@ class Stream:
         """Whether all bytes were given to the kernel."""
         return not self._queue
 
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether another chunk may be put on it now."""
         if self.is_closed:
             return False
-        return not self._queue if self._shaper is None else self._shaper.has_room()
+        return not self._queue if self._shaper is None else self._shaper.has_capacity()
 
     def ready_in_s(self, *, has_chunk: bool) -> float:
         """Return the seconds until an emulated link can act again, which no selector can tell.
@@ -369,7 +369,7 @@ class Stream:
         wait_s = math.inf
         if self._queue and not self._is_blocked:
             wait_s = max(0.0, self._queue[0][0] - self._shaper.now_s())
-        return min(wait_s, self._shaper.room_in_s()) if has_chunk else wait_s
+        return min(wait_s, self._shaper.capacity_in_s()) if has_chunk else wait_s
 
     def limit_unsent(self, size_bytes: int) -> None:
         """See `sockets.limit_unsent`."""
@@ -467,7 +467,7 @@ class Stream:
         total = 0
         while total < _READ_BYTES or self._has_pending():
             try:
-                count = self.sock.recv_into(reader.room())
+                count = self.sock.recv_into(reader.space())
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
             except ssl.SSLEOFError as error:
@@ -589,7 +589,7 @@ class Connection:
         self._redial_at_s = 0.0
         self._spent: Stream | None = None  # to be replaced by another
         self._wish = 0  # number of streams that the peer asked for
-        self._told_wish = 0
+        self._sent_wish = 0
         self._heard_s = self._asked_s = self._turned_s = clock.now_s()
         self._finishing = self._finished = False
         self._selector = selectors.DefaultSelector()
@@ -853,8 +853,8 @@ class Connection:
         """Keep as many data streams as the side that wants more asks for."""
         mine = self._session.flow.streams
         if not self.dialed:
-            if mine != self._told_wish:
-                self._told_wish = mine
+            if mine != self._sent_wish:
+                self._sent_wish = mine
                 self._control.put(Frame(FrameKind.STREAMS, {"want": mine}), TRANSPORT)
             return
         if not self._has_met:

@@ -365,11 +365,11 @@ class YieldingRate:
         elif before_s is not None:
             passed_s = min(max(now_s - before_s, 1e-3), 2 * REPORT_S)
             if sent_bytes * 8e-6 / passed_s >= _IN_USE * self.mbps:
-                room = 1.0 - max(0.0, queue_s) / TARGET_QUEUE_S
+                headroom = 1.0 - max(0.0, queue_s) / TARGET_QUEUE_S
                 carried_mbps = self._carried_mbps
                 is_known = carried_mbps is None or self.mbps < _KNOWN * carried_mbps
                 gain = (_GROW if is_known else _GROW_SLOWLY) - 1.0
-                self.mbps = self._within(self.mbps * (1.0 + gain * room))
+                self.mbps = self._within(self.mbps * (1.0 + gain * headroom))
 
     def _within(self, mbps: float) -> float:
         return min(self._most_mbps, max(_LOWEST_MBPS, mbps))
@@ -380,15 +380,15 @@ class _Least:
 
     def __init__(self, memory_s: float) -> None:
         self._memory_s = memory_s
-        self._kept: deque[tuple[float, float]] = deque()
+        self._extremes: deque[tuple[float, float]] = deque()
 
     def add(self, now_s: float, value: float) -> None:
-        while self._kept and self._kept[-1][1] >= value:
-            self._kept.pop()
-        self._kept.append((now_s, value))
-        while now_s - self._kept[0][0] > self._memory_s:
-            self._kept.popleft()
+        while self._extremes and self._extremes[-1][1] >= value:
+            self._extremes.pop()
+        self._extremes.append((now_s, value))
+        while now_s - self._extremes[0][0] > self._memory_s:
+            self._extremes.popleft()
 
     @property
     def value(self) -> float:
-        return self._kept[0][1]
+        return self._extremes[0][1]

@@ -42,8 +42,8 @@ class LinkSpec(StrictModel):
         default=0.0,
         ge=0,
         lt=1,
-        description="Probability that a 1448-byte packet is lost; each hit 64 KiB chunk then "
-        "arrives one round trip later.",
+        description="Probability that a 1448-byte packet is lost; a 64 KiB chunk with a lost "
+        "packet arrives one round trip later.",
     )
     outages: tuple[tuple[float, float], ...] = Field(
         default=(),
@@ -249,26 +249,26 @@ class Shaper:
         with self._lock:
             return self._model.free_at_s - self.now_s()
 
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Return whether the link will soon be idle unless it is given more."""
-        return self.room_in_s() <= 0.0
+        return self.capacity_in_s() <= 0.0
 
-    def room_in_s(self) -> float:
-        """Return the seconds until `has_room` holds."""
+    def capacity_in_s(self) -> float:
+        """Return the seconds until `has_capacity` holds."""
         return max(0.0, self.backlog_s() - _HORIZON_S)
 
 
 def regroup(parts: Iterable[memoryview], size_bytes: int) -> Iterator[list[memoryview]]:
     """Yield the same bytes in groups of exactly ``size_bytes``; the last group may be shorter."""
     group: list[memoryview] = []
-    room = size_bytes
+    buffer = size_bytes
     for part in parts:
-        while part.nbytes >= room:
-            yield [*group, part[:room]]
-            part, group, room = part[room:], [], size_bytes
+        while part.nbytes >= buffer:
+            yield [*group, part[:buffer]]
+            part, group, buffer = part[buffer:], [], size_bytes
         if part.nbytes:
             group.append(part)
-            room -= part.nbytes
+            buffer -= part.nbytes
     if group:
         yield group
 

@@ -94,7 +94,7 @@ class Window:
         if self._held_bytes is not None:
             self.size_bytes = min(self.size_bytes, self._held_bytes)
 
-    def room_bytes(self, now_s: float) -> float:
+    def free_bytes(self, now_s: float) -> float:
         """How much may be under way now."""
         start_s, length_s = self._drain_s
         since_s = now_s - start_s
@@ -464,7 +464,7 @@ class FlowControl:
         """Return whether the window has room for a chunk."""
         if self._is_shaped or (self.is_on_host and in_flight_bytes < _ON_HOST_BYTES):
             return True
-        return in_flight_bytes < self.window.room_bytes(self._now_s)
+        return in_flight_bytes < self.window.free_bytes(self._now_s)
 
     def on_rtt(self, now_s: float, rtt_s: float) -> None:
         """Take in a heartbeat's round trip; the first one tells the distance of the peer."""

@@ -492,7 +492,7 @@ class LanConnection:
         self._memory: SharedBuffer | None = None
         self._scratch = memoryview(b"")
 
-    def room(self, size_bytes: int) -> memoryview:
+    def buffer(self, size_bytes: int) -> memoryview:
         """A buffer for an answer's payload; those of earlier requests are not needed any more."""
         return self._into(size_bytes, {})[:size_bytes]
 
@@ -546,7 +546,7 @@ class LanServer:
         key: the run's key, 16 to 64 bytes.
         handler: ``(connection, meta, payload or None) -> (meta, payload or None)``. May block for
             long. The payload is valid, and may be written to, until the connection's next payload
-            or `LanConnection.room`. An error
+            or `LanConnection.buffer`. An error
             of geo_ray's tree is raised again in the client; another one as InvariantError.
         on_close: called once per connection after its last request, in its thread.
         port: 0 takes any free one.

@@ -202,22 +202,22 @@ class _Extreme:
     def __init__(self, window_s: float, sign: int) -> None:
         self._window_s = window_s
         self._sign = sign
-        self._kept: deque[tuple[float, float]] = deque()
+        self._extremes: deque[tuple[float, float]] = deque()
 
     def add(self, now_s: float, value: float) -> None:
-        while self._kept and self._kept[-1][1] * self._sign <= value * self._sign:
-            self._kept.pop()
-        self._kept.append((now_s, value))
+        while self._extremes and self._extremes[-1][1] * self._sign <= value * self._sign:
+            self._extremes.pop()
+        self._extremes.append((now_s, value))
         self._forget(now_s)
 
     def value(self, now_s: float) -> float | None:
         """None if there was no value for that long."""
         self._forget(now_s)
-        return self._kept[0][1] if self._kept else None
+        return self._extremes[0][1] if self._extremes else None
 
     def _forget(self, now_s: float) -> None:
-        while self._kept and now_s - self._kept[0][0] > self._window_s:
-            self._kept.popleft()
+        while self._extremes and now_s - self._extremes[0][0] > self._window_s:
+            self._extremes.popleft()
 
 
 def spread(values: Sequence[float]) -> float | None:

@@ -119,7 +119,7 @@ class Outbox:
     def __len__(self) -> int:
         return sum(len(lane.entries) for lane in self._lanes)
 
-    def has_room(self, size_bytes: int) -> bool:
+    def has_capacity(self, size_bytes: int) -> bool:
         """Return whether a message with that payload fits."""
         fits = self.size_bytes + size_bytes <= self._max_bytes
         count = len(self)

@@ -543,11 +543,11 @@ class Session:
         check_sendable(longest, size_bytes, self._limits)
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or self._outbox.has_room(size_bytes), deadline_s
+                lambda: self._closed or self._outbox.has_capacity(size_bytes), deadline_s
             )
             if self._closed:
                 raise LinkDownError(f"the link to region {self.peer} is closed")
-            if not self._outbox.has_room(size_bytes):
+            if not self._outbox.has_capacity(size_bytes):
                 raise DeadlineExceededError(
                     f"no room for a {message.kind!r} message to region {self.peer} within "
                     f"{deadline_s} s (send_deadline_s): {len(self._outbox)} messages with "

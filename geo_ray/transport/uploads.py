@@ -36,22 +36,30 @@ class TransfersConfig(StrictModel):
     """Whether and how updates take turns on the way to the averager (asynchronous strategies)."""
 
     order: Literal["fifo", "shortest_first"] = Field(
-        "shortest_first", description="which waiting update goes next"
+        "shortest_first",
+        description="which waiting update is sent next: the oldest, or the one that arrives first",
     )
     max_staleness: int | None = Field(
-        None, ge=1, description="commits of others an update may be behind; null: no bound"
+        None,
+        ge=1,
+        description="commits of others that an update may be behind; null: no bound; not with ama",
     )
     averager_mbps: float | None = Field(
-        None, gt=0, description="what the averager's region can receive; null: learned"
+        None, gt=0, description="rate at which the averager's region can receive; null: learned"
     )
     small_bytes: int = Field(
-        64 * 1024, ge=0, description="updates up to this size are sent without asking first"
+        64 * 1024, ge=0, description="updates up to this size are sent without a request"
     )
     max_overtaken: int = Field(
-        16, ge=1, description="an update that was overtaken so often goes next whatever its size"
+        16,
+        ge=1,
+        description="an update that was overtaken that often is sent next whatever its size",
     )
     grant_s: float = Field(
-        30.0, gt=0, description="a transfer that takes longer no longer keeps others waiting"
+        30.0,
+        gt=0,
+        description="a transfer that takes longer (and twice its expected time) no longer "
+        "blocks others",
     )
     aggregate: bool = Field(
         False, description="sum waiting updates at a helper region (asgd and asgd_ga)"
@@ -231,18 +239,18 @@ def too_late(
         line: the updates, in any order.
         loss: returns what is lost with an update; where there is a choice, the least is given up.
     """
-    kept: list[WithSlack] = []
+    retained: list[WithSlack] = []
     given_up: list[UploadRequest] = []
     for slack, ask in _by_deadline(line):
-        before = sum(other.commits for _, other in kept)
-        kept.append((slack, ask))
-        while before > slack and (slack, ask) in kept:
-            victims = kept if slack >= 0 else kept[-1:]
+        before = sum(other.commits for _, other in retained)
+        retained.append((slack, ask))
+        while before > slack and (slack, ask) in retained:
+            victims = retained if slack >= 0 else retained[-1:]
             victim = min(
                 (k for k in victims if k[0] < math.inf),
                 key=lambda k: (loss(k[1]), k[1].key),
             )
-            kept.remove(victim)
+            retained.remove(victim)
             given_up.append(victim[1])
             before -= victim[1].commits
     return given_up
@@ -318,7 +326,7 @@ class Rates:
         rate = self.of(region)
         return 0.0 if rate is None else size_bytes * 8e-6 / rate
 
-    def has_room(self, region: str, others: list[str]) -> bool:
+    def has_capacity(self, region: str, others: list[str]) -> bool:
         """Return whether ``region`` may send while ``others`` do, without making them slower."""
         if not others:
             return True
@@ -532,13 +540,13 @@ class TransferScheduler:
         self._uploads[ask.key] = _Upload(ask, end_s if duration_s else math.inf, grant_s)
         rates.started(now_s, ask.key, ask.region, ask.size_bytes)
 
-    def _has_room(self, now_s: float, ask: UploadRequest) -> bool:
+    def _has_capacity(self, now_s: float, ask: UploadRequest) -> bool:
         """Return whether a grant sent now finds a free line, or pays although it does not."""
         rates = self.rates
         # Transfers that are nearly done will have ended when the grant arrives.
         arrives_s = now_s + rates.latency_s.get(ask.region, 0.0)
         others = [f for f in self._uploads.values() if f.end_s > arrives_s + _MOMENT_S]
-        if rates.has_room(ask.region, [f.ask.region for f in others]):
+        if rates.has_capacity(ask.region, [f.ask.region for f in others]):
             return True
         if self.config.order == "fifo" or rates.limit_mbps is None:
             return False
@@ -575,7 +583,7 @@ class TransferScheduler:
                 continue
             if not self._is_fair(waiting.ask, version):
                 continue
-            if waiting.here or self._has_room(now_s, waiting.ask):
+            if waiting.here or self._has_capacity(now_s, waiting.ask):
                 return waiting
             blocked = self._is_overdue(waiting)  # so that no other takes the capacity it waits for
         return None
@@ -644,13 +652,13 @@ class UploadPath:
     """The path to the averager.
 
     Attributes:
-        home: the averager's region.
+        leader: the averager's region.
         busy_s: how long it still receives granted updates.
         limit_mbps: what it can receive in all.
         duration_s: how long a transfer takes alone.
     """
 
-    home: str
+    leader: str
     busy_s: float
     limit_mbps: float
     duration_s: Duration
@@ -658,7 +666,7 @@ class UploadPath:
     def through_s(self, region: str, size_bytes: int, ready_s: float, free_s: float) -> float:
         """Return the end of a transfer that is ready, and has a free averager, at these times."""
         bottleneck_s = size_bytes * 8e-6 / self.limit_mbps
-        path_s = self.duration_s(region, self.home, size_bytes)
+        path_s = self.duration_s(region, self.leader, size_bytes)
         return max(max(ready_s, free_s) + bottleneck_s, ready_s + path_s)
 
 
@@ -739,7 +747,7 @@ def _best_helper(asks: Sequence[UploadRequest], path: UploadPath) -> tuple[str, 
     size_bytes = asks[0].size_bytes
     helper = min(
         (ask.region for ask in asks),
-        key=lambda h: (ready_s(h) + path.duration_s(h, path.home, size_bytes), h),
+        key=lambda h: (ready_s(h) + path.duration_s(h, path.leader, size_bytes), h),
     )
     return helper, ready_s(helper)
 
@@ -761,14 +769,14 @@ class HelperScheduler:
 
     Attributes:
         config: how to decide.
-        home: the averager's region.
+        leader: the averager's region.
         into_mbps: what regions receive from each other, by region that receives; learned.
         paused: form no groups; the open ones go on.
         line: the scheduler beneath.
     """
 
     config: TransfersConfig
-    home: str
+    leader: str
     into_mbps: dict[str, float] = field(default_factory=dict)
     paused: bool = False
     line: TransferScheduler = field(init=False)
@@ -881,7 +889,7 @@ class HelperScheduler:
         line, limit_mbps = self.line.waiting(), self.line.rates.limit_mbps
         if not self.config.aggregate or self.paused or len(line) < 2 or limit_mbps is None:
             return decisions
-        path = UploadPath(self.home, self.line.busy_s(now_s), limit_mbps, self._duration_s)
+        path = UploadPath(self.leader, self.line.busy_s(now_s), limit_mbps, self._duration_s)
         # The members must be told, the helper must ask, and its grant must come back.
         lead_s = _TRIPS * max(self.line.rates.latency_s.values(), default=0.0)
         for group in plan_groups(line, path):
@@ -907,7 +915,7 @@ class HelperScheduler:
 
     def _duration_s(self, src: str, dst: str, size_bytes: int) -> float:
         rates = self.line.rates
-        if dst == self.home:
+        if dst == self.leader:
             return rates.duration_s(src, size_bytes)
         # What a region can receive is learned at its first sum; until then its rate of sending
         # counts.

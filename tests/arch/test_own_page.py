@@ -1,4 +1,4 @@
-"""The page of custom strategies has examples that run, and names every field of the interface."""
+"""The page of custom strategies has examples that run; its reference names every field."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "guides" / "custom-strategies.md").read_text()
+GUIDE = (ROOT / "docs" / "guides" / "custom-strategies.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "strategy-interface.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["own_strategy.py", "own_codec.py"])
 def test_the_page_has_the_examples_which_tests_run(name: str) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
     assert (ROOT / "examples" / name).read_text() in blocks
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moto.server import ThreadedMotoServer
+from tests.support.ec2_frontend import Ec2Frontend
 
 from geo_ray.api.clusters import _asked
 from geo_ray.api.plan import PlanInputs
@@ -29,7 +30,7 @@ from geo_ray.cloud.cluster.state import ClusterState
 from geo_ray.cloud.cluster.status import ALL_ENDED, ToldStatus, read_status, tell_status
 from geo_ray.cloud.provider import Machine, MachineProvider, MachineState
 from geo_ray.cloud.terraform import read_stack
-from geo_ray.prices.price_book import dump_book, shipped_book
+from geo_ray.prices.price_book import bundled_book, dump_book
 from geo_ray.runs.lease import LeaseSeeker
 from geo_ray.storage.conditional_store import LocalConditionalStore
 from geo_ray.storage.uri import s3_uri
@@ -41,7 +42,6 @@ from tests.support.cloud_servers import (
     quota,
 )
 from tests.support.cvm_server import CvmServer
-from tests.support.ec2_front import Ec2Front
 from tests.support.s3_support import new_bucket
 
 RUN: dict[str, Any] = {
@@ -116,7 +116,7 @@ def aws_world(tmp_path: Path) -> Iterator[CloudWorld]:
     host, port = server.get_host_and_port()
     moto = f"http://{host}:{port}"
     regions = ("us-east-1", "eu-central-1")
-    front = Ec2Front(
+    front = Ec2Frontend(
         moto,
         prices=AwsAnswers(
             products=[instance_product(r, "m5.2xlarge", "0.4") for r in regions],
@@ -171,7 +171,7 @@ def tencent_world(tmp_path: Path) -> Iterator[CloudWorld]:
         )
     )
     book = tmp_path / "tencent.json"
-    shipped = shipped_book()
+    shipped = bundled_book()
     records = []
     for record in shipped.records:
         at = {"us-east-1": "ap-shanghai", "eu-central-1": "ap-tokyo"}.get(record.region)

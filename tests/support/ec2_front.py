@@ -26,7 +26,7 @@ NO_INSTANCES = (
 
 
 @dataclass
-class Ec2Front:
+class Ec2Frontend:
     """See the module.
 
     Attributes:

@@ -60,7 +60,7 @@ class Question:
         rates: its exchange rates.
         links: (from, to) -> (Mbit/s, round trip in seconds).
         num_params: of the model.
-        stands_still: whether the strategy's regions stand still for each exchange (always), only
+        blocking: whether the strategy's regions stand still for each exchange (always), only
             for one that is late (when_late), or never.
         last: whether there is an exchange after the last step: always, or for a rest of steps.
         fragments: parts of the model that are exchanged one by one.
@@ -79,7 +79,7 @@ class Question:
     rates: Sequence[Mapping[str, Any]]
     links: Mapping[tuple[str, str], tuple[float, float]]
     num_params: int
-    stands_still: str = "always"
+    blocking: str = "always"
     last: str = "rest"
     fragments: int = 1
     hidden_steps: float | None = None
@@ -275,7 +275,7 @@ def rented(question: Question, name: str) -> Iterator[Rented]:
 def loss_of(question: Question, interval: int, codec: str | None) -> float:
     if question.measured is not None:
         return measured_loss(question.measured, interval, codec)
-    late = 0.0 if question.stands_still == "always" else LOSS_OF_DELAY
+    late = 0.0 if question.blocking == "always" else LOSS_OF_DELAY
     return rough_loss(interval) + LOSS[codec] + late
 
 
@@ -379,13 +379,13 @@ def trained(
     for name, step_s in steps_s.items():
         one_s = one.seconds[name]
         counts[name] = rounds
-        if question.stands_still == "always":
+        if question.blocking == "always":
             if question.by_speed:
                 own = max(1, math.floor(every * min(steps_s.values()) / step_s + 1e-9))
                 counts[name] = exchanges_before_last(question, own, how.codec)
             late_s = counts[name] * one_s
             late_s += sum(each.seconds[name] - one_s for each in other)
-        elif question.stands_still == "when_late":
+        elif question.blocking == "when_late":
             hides = every if question.hidden_steps is None else question.hidden_steps
             since = min(hides, steps - rounds * every)
             late_s = (rounds - 1) * max(0.0, one_s - hides * step_s)
@@ -401,7 +401,7 @@ def trained(
                 late_s = max(0.0, one_s - (steps - begins) * step_s)
                 begins += max(every, takes)
         ends_s[name] = steps * step_s + late_s
-    if question.stands_still == "never" and question.bound is not None:
+    if question.blocking == "never" and question.bound is not None:
         min_interval_s = {
             name: step_s * max(every, math.ceil(one.seconds[name] / step_s - 1e-9))
             for name, step_s in steps_s.items()

@@ -29,18 +29,18 @@ STRATEGIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"kind": "async_local_sgd"},
         {"last": "always", "synchronous": False, "one_by_one": True, "by_speed": True},
     ),
-    ({"kind": "one_step_delay"}, {"stands_still": "when_late", "last": "always"}),
+    ({"kind": "one_step_delay"}, {"blocking": "when_late", "last": "always"}),
     (
         {"kind": "diloco_streaming", "fragments": 2, "tau": 1},
-        {"stands_still": "when_late", "last": "always", "fragments": 2, "hidden_steps": 1},
+        {"blocking": "when_late", "last": "always", "fragments": 2, "hidden_steps": 1},
     ),
     (
         {"kind": "asgd_ga"},
-        {"stands_still": "never", "last": "always", "synchronous": False, "one_by_one": True},
+        {"blocking": "never", "last": "always", "synchronous": False, "one_by_one": True},
     ),
     (
         {"kind": "asgd_ga", "staleness": {"bound": 2}},
-        {"stands_still": "never", "last": "always", "bound": 2, "one_by_one": True},
+        {"blocking": "never", "last": "always", "bound": 2, "one_by_one": True},
     ),
 ]
 

@@ -77,7 +77,7 @@ class Watched:
         self.on_gradient = inner.on_gradient
         self.after_step = inner.after_step
         self.on_finish = inner.on_finish
-        self._trains_on = inner.traits.exchange.stands_still != "always"
+        self._trains_on = inner.traits.exchange.blocking != "always"
         self.on_finished, self.on_wake = inner.on_finished, inner.on_wake
         self.traits = inner.traits
 
@@ -212,7 +212,7 @@ class Plane:
             elastic=self.setup.elastic,
             last_round_is_last_word=exchange.last != "always" and self.setup.wire.owes,
             has_last_word=exchange.last == "always",
-            never_waits=exchange.stands_still == "never",
+            never_waits=exchange.blocking == "never",
         )
         return Region(Server.over(shards, NUM_PARAMS, plan, self.setup.wire), shards)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moto.server import ThreadedMotoServer
+from tests.support.ec2_frontend import Ec2Frontend
 
 from geo_ray.cloud.aws import AwsProvider
 from geo_ray.cloud.local import (
@@ -49,7 +50,6 @@ from tests.support.cloud_servers import (
     tencent_error,
 )
 from tests.support.cvm_server import CvmServer
-from tests.support.ec2_front import Ec2Front
 
 CLUSTER = "contract"
 LONGEST_S = 300.0
@@ -198,7 +198,7 @@ def aws_bench(tmp_path: Path) -> Iterator[CloudBench]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    front = Ec2Front(
+    front = Ec2Frontend(
         f"http://{host}:{port}",
         prices=AwsAnswers(
             products=[instance_product(region, "m5.large", "0.096")],

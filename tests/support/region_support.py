@@ -39,7 +39,7 @@ from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import Averager
 from geo_ray.training.checkpoint_parts import HeldShard
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.parameters import digest
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.lan import LanClient, LanServer
@@ -164,17 +164,17 @@ class Site:
         self.endpoint.close(0.0)
         self.bridge.close()
 
-    def replace_bridge(self, home: AveragerHome | None = None) -> None:
-        """A new bridge in the place of one that was killed; the averager lives at ``home``."""
+    def replace_bridge(self, leader: AveragerLeader | None = None) -> None:
+        """A new bridge in the place of one that was killed; the averager lives at ``leader``."""
         world, name = self.world, self.region.name
-        home = home or AveragerHome(world.experiment.averager_region)
-        setting = replace(self._path_setting(), averager=None, home=home)
+        leader = leader or AveragerLeader(world.experiment.averager_region)
+        setting = replace(self._path_setting(), averager=None, leader=leader)
         self._bridge_attempt += 1
         identity = EndpointIdentity("test-run", name, self._bridge_attempt, KEY)
         self.bridge = open_bridge(identity, setting)
         self.endpoint = self.bridge.endpoint
         self.bridge_lan = self._serve(self.bridge.handle, self.bridge.on_close)
-        for who, whom in {(name, home.region), *world.dials()}:
+        for who, whom in {(name, leader.region), *world.dials()}:
             dialer, dialed = world.sites[who].bridge, world.sites[whom].bridge
             if name in (who, whom):
                 assert dialer is not None and dialed is not None
@@ -348,8 +348,8 @@ class InProcess:
 
     def dials(self) -> list[tuple[str, str]]:
         """Which region's bridge dials which."""
-        home = self.experiment.averager_region
-        pairs = [(name, home) for name in self.sites if name != home]
+        leader = self.experiment.averager_region
+        pairs = [(name, leader) for name in self.sites if name != leader]
         return pairs + dials(self.experiment)
 
     def run(self, *, shared: bool = True) -> list[str]:

@@ -27,7 +27,7 @@ from geo_ray.training.failover import (
     StandbyEvent,
     StandbyNode,
 )
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
 
@@ -177,7 +177,7 @@ class World:
         node = StandbyNode(
             name,
             Caller(lambda message: message.payload_P, keeps),
-            LivenessWatch(name, AveragerHome(first), TAKEOVER_S, REJOIN_S),
+            LivenessWatch(name, AveragerLeader(first), TAKEOVER_S, REJOIN_S),
             self._averager,
             preferred=(standby,),
             bound=self.setup.bound,
@@ -263,7 +263,7 @@ class World:
     def host(self) -> StandbyNode | None:
         """The averager's home of the highest epoch, if it lives."""
         alive = [n for name, n in self.nodes.items() if name not in self.dead and n.primary]
-        return max(alive, key=lambda n: n.home.epoch, default=None)
+        return max(alive, key=lambda n: n.leader.term, default=None)
 
     def successor(self) -> str | None:
         """Who may take over from `host`."""
@@ -273,7 +273,7 @@ class World:
         found = [
             name
             for name, node in self.nodes.items()
-            if node.stands_by and node.home == host.home and name not in self.dead
+            if node.is_standby and node.leader == host.leader and name not in self.dead
         ]
         assert len(found) <= 1, found
         return found[0] if found else None

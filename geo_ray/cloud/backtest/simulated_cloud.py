@@ -322,7 +322,7 @@ class SimWorld:
     finished_unix_s: float | None = None
     _team: frozenset[str] = frozenset()
     _left_unix_s: dict[str, float] = field(default_factory=dict)
-    _stands_s: float = 0.0
+    _stalled_s: float = 0.0
 
     # ------------------------------------------------------------------ for the autoscaler
 
@@ -367,12 +367,12 @@ class SimWorld:
         """Let the job go on until then."""
         passed_s = when_s - self.clock.now_s()
         speed = 0.0 if self.finished_unix_s is not None else self._speed()
-        stands_s = min(passed_s, self._stands_s)
-        self._stands_s -= stands_s
-        done_s = (passed_s - stands_s) * speed
+        stalled_s = min(passed_s, self._stalled_s)
+        self._stalled_s -= stalled_s
+        done_s = (passed_s - stalled_s) * speed
         left_s = self.job.work_s - self.done_s
         if self.finished_unix_s is None and speed and done_s >= left_s:
-            self.finished_unix_s = self.clock.now_s() + stands_s + left_s / speed
+            self.finished_unix_s = self.clock.now_s() + stalled_s + left_s / speed
             done_s = left_s
         self.done_s += done_s
         self.clock.advance_to_s(when_s)
@@ -401,7 +401,7 @@ class SimWorld:
             for machine_id in self._team - now:
                 if machine_id not in self._left_unix_s:
                     self.roll_back_s(self.job.lost_s)
-            self._stands_s = self.job.change_s
+            self._stalled_s = self.job.change_s
             self._team = now
         return min(self.job.most_speed, *shares)
 

@@ -34,7 +34,7 @@ from geo_ray.storage.places import PartPlaces
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import Averager, AveragerFactory
 from geo_ray.training.failover import Caller, LivenessWatch, StandbyNode
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
 from geo_ray.transport.endpoint import Endpoint
@@ -74,7 +74,7 @@ class PathSetting:
         timeout_s: longest wait of the region for an answer.
         saved: what the path's stage has left in the checkpoint from which the run goes on.
         run_dir: the run's directory.
-        home: where the averager lives; None: where the configuration says, at the start.
+        leader: where the averager lives; None: where the configuration says, at the start.
         make: builds an averager that has done nothing yet, for who is to stand by.
     """
 
@@ -86,7 +86,7 @@ class PathSetting:
     timeout_s: float
     saved: Mapping[str, Any] = field(default_factory=dict)
     run_dir: str = ""
-    home: AveragerHome | None = None
+    leader: AveragerLeader | None = None
     make: AveragerFactory | None = None
 
 
@@ -123,8 +123,8 @@ def build_path(setting: PathSetting, site: EndpointSite, failure: BridgeFailure)
     experiment = setting.experiment
     endpoint, region = site.endpoint, site.endpoint.identity.region
     choice = choose_path(experiment)
-    home = setting.home or AveragerHome(experiment.averager_region)
-    own = setting.averager if region == home.region else None
+    leader = setting.leader or AveragerLeader(experiment.averager_region)
+    own = setting.averager if region == leader.region else None
     output = AveragerOutput(setting.event_buffer, setting.places, failure)
     answers = Answers(region, setting.timeout_s, partial(_is_connected, endpoint))
     failure.listen(answers.end)
@@ -139,15 +139,15 @@ def build_path(setting: PathSetting, site: EndpointSite, failure: BridgeFailure)
 
     match choice.path:
         case "direct":
-            return DirectPath(endpoint, home, own, output, answers, stage)
+            return DirectPath(endpoint, leader, own, output, answers, stage)
         case "standby":
-            node = _standby_node(setting, region, home)
+            node = _standby_node(setting, region, leader)
             return StandbyPath(node, endpoint, output, answers, setting.event_buffer, stage)
         case "overlay":
             overlay = OverlaySetting(
                 region=region,
                 regions=experiment.present_names,
-                home=home.region,
+                leader=leader.region,
                 config=experiment.overlay,
                 num_params=setting.num_params,
                 seed=experiment.seed,
@@ -170,8 +170,8 @@ def averager_lives_in(experiment: Experiment, region: str) -> bool:
 
 def dials(experiment: Experiment) -> list[tuple[str, str]]:
     """Which region's bridge dials which, beside the averager's: (who, whom), each pair once."""
-    home, names = experiment.averager_region, sorted(experiment.present_names)
-    others = [name for name in names if name != home]
+    leader, names = experiment.averager_region, sorted(experiment.present_names)
+    others = [name for name in names if name != leader]
     sums_on_the_way = experiment.transfers is not None and experiment.transfers.aggregate
     may_move = experiment.averager.standby is not None
     if may_move or sums_on_the_way or experiment.overlay.kind != "star":
@@ -185,7 +185,7 @@ def _differential(experiment: Experiment) -> DifferentialCodec | None:
     return None if codec is None else codec.traits.differential
 
 
-def _standby_node(setting: PathSetting, region: str, home: AveragerHome) -> StandbyNode:
+def _standby_node(setting: PathSetting, region: str, leader: AveragerLeader) -> StandbyNode:
     """The part of ``region`` in an averager that may move."""
     experiment, averager = setting.experiment, setting.averager
     config, plan, standby = experiment.averager, wire_plan(experiment), experiment.first_standby
@@ -199,14 +199,14 @@ def _standby_node(setting: PathSetting, region: str, home: AveragerHome) -> Stan
         return open_coded(codec, message.coded, setting.num_params)
 
     keeps = config.max_divergence > 0 and experiment.strategy.traits.sends == "change"
-    watch = LivenessWatch(region, home, config.takeover_s, config.rejoin_s)
+    watch = LivenessWatch(region, leader, config.takeover_s, config.rejoin_s)
     preferred, bound = config.named_standbys, config.max_divergence
     node = StandbyNode(region, Caller(vector, keeps), watch, setting.make, preferred, bound)
-    if averager is not None and region == home.region:
+    if averager is not None and region == leader.region:
         has_standby = standby is not None
         node.primary = ReplicatedAverager(averager, bound, has_standby=has_standby)
         node.standby = standby
-    elif averager is not None and setting.home is None and region == standby:
+    elif averager is not None and setting.leader is None and region == standby:
         node.shadow = ShadowAverager(averager)
     return node
 

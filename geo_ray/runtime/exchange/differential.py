@@ -57,7 +57,7 @@ class DifferentialSender:
         codec: what the run is configured with.
         endpoint: this region's.
         channel: this region's.
-        home: the averager's region.
+        leader: the averager's region.
         address: of the averager's endpoint; datagrams go to the same host.
         clock: for pacing.
         emulated: the link model of the way there and the clock's time at its 0; None for none.
@@ -68,7 +68,7 @@ class DifferentialSender:
         codec: DifferentialCodec,
         endpoint: Endpoint,
         channel: UdpChannel,
-        home: str,
+        leader: str,
         address: Address,
         clock: Clock,
         emulated: tuple[LinkModel, float] | None = None,
@@ -76,7 +76,7 @@ class DifferentialSender:
         self._codec = codec
         self._endpoint = endpoint
         self._channel = channel
-        self._home = home
+        self._leader = leader
         self._host = address[0]
         self._clock = clock
         self._target: Address | None = None
@@ -125,7 +125,9 @@ class DifferentialSender:
         session, link_id = fields.data(message.meta, "session"), fields.text(message.meta, "link")
         port = fields.count(message.meta, "port")
         try:
-            _, key = self._endpoint.link_key(self._home, DATAGRAMS, outgoing=True, link_id=link_id)
+            _, key = self._endpoint.link_key(
+                self._leader, DATAGRAMS, outgoing=True, link_id=link_id
+            )
         except LinkDownError:  # the offer was for a connection that is no more
             self._ask()
             return
@@ -149,7 +151,7 @@ class DifferentialSender:
 
     def _ask(self) -> None:
         self._asked_s = self._clock.now_s()
-        notify(self._endpoint, self._home, "loose_ask", {})
+        notify(self._endpoint, self._leader, "loose_ask", {})
 
     def _send(self, datagram: bytes, band: int, bands: int) -> None:
         if self._shaper is not None:
@@ -158,12 +160,12 @@ class DifferentialSender:
             self._release(datagram, (bands - 1 - band) * 32 if self._codec.dscp else 0)
 
     def _release(self, datagram: bytes, tos: int = 0) -> None:
-        if self._target is not None and not self._endpoint.is_revoked(self._home):
+        if self._target is not None and not self._endpoint.is_revoked(self._leader):
             self._channel.send(datagram, self._target, tos)
 
     def _is_drained(self, timeout_s: float) -> bool:
         try:
-            self._endpoint.flush(self._home, timeout_s)
+            self._endpoint.flush(self._leader, timeout_s)
         except DeadlineExceededError:
             return False
         except LinkDownError:
@@ -172,7 +174,7 @@ class DifferentialSender:
         return True
 
     def _start_mbps(self) -> float:
-        stats = self._endpoint.stats().get(self._home)
+        stats = self._endpoint.stats().get(self._leader)
         known_mbps = None if stats is None else stats["estimate"].get("goodput_mbps")
         return known_mbps / 2 if known_mbps else _GUESS_MBPS
 
@@ -369,7 +371,7 @@ class Differential(UpdateStage):
     ) -> None:
         self._codec = codec
         self._site = site
-        self._home = path.home.region
+        self._leader = path.leader.region
         self._clock = SystemClock()
         self._receiver = DifferentialReceiver(codec, num_params, site.endpoint, path, saved)
         self._sender: DifferentialSender | None = None
@@ -403,7 +405,7 @@ class Differential(UpdateStage):
 
     def on_address(self, region: str, address: Address) -> None:
         """Lossy blocks go to the averager's region."""
-        if region != self._home:
+        if region != self._leader:
             return
         model = self._site.links.get(region)
         emulated = None if model is None else (model, self._site.run_start_s)
@@ -436,8 +438,8 @@ class Differential(UpdateStage):
         if self._sender is not None:
             sender = self._sender.sender
             found |= {"sent": asdict(sender.counts), "mbps": sender.mbps, "loss": sender.loss}
-            if self._home in links:
-                links[self._home]["bytes_sent"]["loose"] = sender.counts.bytes_sent
+            if self._leader in links:
+                links[self._leader]["bytes_sent"]["loose"] = sender.counts.bytes_sent
         return {"loose": found}
 
     def close(self) -> None:
@@ -451,9 +453,9 @@ class Differential(UpdateStage):
         self._receiver.on_ask(peer, self._channel)
 
     def _on_offer(self, peer: str, message: Message) -> None:
-        if self._sender is not None and peer == self._home:
+        if self._sender is not None and peer == self._leader:
             self._sender.on_offer(message)
 
     def _on_seen(self, peer: str, message: Message) -> None:
-        if self._sender is not None and peer == self._home:
+        if self._sender is not None and peer == self._leader:
             self._sender.on_seen(message)

@@ -56,7 +56,7 @@ from geo_ray.training.command_log import (
     execute,
 )
 from geo_ray.training.config import UNREACHABLE_S
-from geo_ray.training.membership import AveragerHome, View
+from geo_ray.training.membership import AveragerLeader, View
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields
@@ -168,12 +168,12 @@ class Answers:
         """Let the wait for update ``seq``, which the averager refused, raise ``error``."""
         self._put(seq, error)
 
-    def wait(self, seq: int, home: Callable[[], str]) -> ReplyMessage:
+    def wait(self, seq: int, leader: Callable[[], str]) -> ReplyMessage:
         """Return the answer to update ``seq`` once it is here.
 
         Args:
             seq: its number.
-            home: gives the averager's region, which may change.
+            leader: gives the averager's region, which may change.
 
         Raises:
             DeadlineExceededError: it did not come in time.
@@ -182,7 +182,7 @@ class Answers:
         """
         began_s = reached_s = time.monotonic()
         while (answer := self._look(seq)) is None:
-            now_s, peer = time.monotonic(), home()
+            now_s, peer = time.monotonic(), leader()
             if peer == self._region or self._is_reachable(peer):
                 reached_s = now_s
             elif now_s - reached_s > self._unreachable_s:
@@ -315,7 +315,7 @@ class UpdatePath(Protocol):
     """How one region's updates get to the averager; see the module's docstring."""
 
     @property
-    def home(self) -> AveragerHome:
+    def leader(self) -> AveragerLeader:
         """Where the averager lives at present."""
 
     @property
@@ -369,7 +369,7 @@ class StagedPath(Protocol):
     """What a stage may ask of its path; all but the first three at the averager's home only."""
 
     @property
-    def home(self) -> AveragerHome:
+    def leader(self) -> AveragerLeader:
         """Where the averager lives at present."""
 
     def send(self, to: str, message: Message) -> None:
@@ -604,7 +604,7 @@ class DirectPath:
 
     Args:
         endpoint: this region's.
-        home: where the averager lives.
+        leader: where the averager lives.
         averager: the averager, if that is here.
         output: takes what the averager leaves beside its answers.
         answers: where the own region's requests wait.
@@ -614,7 +614,7 @@ class DirectPath:
     def __init__(
         self,
         endpoint: Endpoint,
-        home: AveragerHome,
+        leader: AveragerLeader,
         averager: Averager | None,
         output: AveragerOutput,
         answers: Answers,
@@ -622,10 +622,10 @@ class DirectPath:
     ) -> None:
         self._endpoint = endpoint
         self._region = endpoint.identity.region
-        self.home = home
+        self.leader = leader
         self.answers = answers
-        if (averager is not None) != (self._region == home.region):
-            raise InvariantError(f"'{self._region}': the averager belongs to '{home.region}'")
+        if (averager is not None) != (self._region == leader.region):
+            raise InvariantError(f"'{self._region}': the averager belongs to '{leader.region}'")
         self._local: LocalAverager | None = None
         if averager is not None:
             self._local = LocalAverager(averager, output, self._deliver_all, self)
@@ -641,11 +641,11 @@ class DirectPath:
             self._take_in(update)
         else:
             self.stage.depart(update, self._ship, again=False)
-        return self.answers.wait(update.seq, lambda: self.home.region)
+        return self.answers.wait(update.seq, lambda: self.leader.region)
 
     def _ship(self, update: UpdateMessage) -> None:
         message = Message("update", update_meta(update), payload_bytes(update), "update")
-        self.send(self.home.region, message)
+        self.send(self.leader.region, message)
 
     # ------------------------------------------------------------------ for the controller
 
@@ -702,8 +702,8 @@ class DirectPath:
             update = read_update(message.meta, view_of(message.payload))
         except FrameError as error:  # who speaks otherwise ends itself, and nobody else
             log.error("an update of region '%s' cannot be read: %s", peer, error.message)
-            told = refusal_meta(fields.count(message.meta, "seq"), error)
-            self.send(peer, Message("refused", told, b"", "control"))
+            refusal = refusal_meta(fields.count(message.meta, "seq"), error)
+            self.send(peer, Message("refused", refusal, b"", "control"))
             return
         if update.region != peer:
             log.warning("region '%s' sent an update in the name of '%s'", peer, update.region)
@@ -711,11 +711,11 @@ class DirectPath:
         self._take_in(update)
 
     def _on_reply(self, peer: str, message: Message) -> None:
-        if peer == self.home.region:
+        if peer == self.leader.region:
             self.give(read_reply(message.meta, view_of(message.payload)))
 
     def _on_refused(self, peer: str, message: Message) -> None:
-        if peer == self.home.region:
+        if peer == self.leader.region:
             self.answers.fail(*read_refusal(message.meta))
 
     # ------------------------------------------------------------------ for the stage

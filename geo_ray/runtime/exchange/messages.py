@@ -158,15 +158,15 @@ class _Payload:
 
     def write(self, value: UpdateMessage | ReplyMessage) -> Meta:
         """See `ValueCodec`."""
-        told: Meta = {"coded": None, "against": value.against}
+        header: Meta = {"coded": None, "against": value.against}
         if value.coded is not None:
-            told = {"coded": value.coded.kind, "against": value.against}
-            told |= SIZES.write(sizes_of(value.coded))
+            header = {"coded": value.coded.kind, "against": value.against}
+            header |= SIZES.write(sizes_of(value.coded))
         if value.buffers_E.numel():
-            told[_BUFFERS] = value.buffers_E.numel()
+            header[_BUFFERS] = value.buffers_E.numel()
             if isinstance(value, ReplyMessage):
-                told[_WEIGHT] = value.buffers_weight
-        return told
+                header[_WEIGHT] = value.buffers_weight
+        return header
 
     def read(self, meta: Meta, payload: Buffer | None = None, **known: Any) -> dict[str, Any]:
         """See `ValueCodec`."""
@@ -196,8 +196,8 @@ class _Payload:
         if kind is not None:
             coded = read_coded(kind, SIZES.read(meta), payload)
             return found | {"coded": coded, "payload_P": torch.empty(0)}
-        if told := [name for name in SIZES.names if name in meta]:
-            raise FrameError(f"nothing is 'coded' says a header that has {', '.join(told)}")
+        if header := [name for name in SIZES.names if name in meta]:
+            raise FrameError(f"nothing is 'coded' says a header that has {', '.join(header)}")
         return found | {"payload_P": as_tensor(payload)}
 
 
@@ -303,10 +303,11 @@ def stats_message(
     """
     names = sorted(stats)
     arrays = [np.ascontiguousarray(stats[name], dtype=np.float64).reshape(-1) for name in names]
-    told = _Evaluation(version, rows, final, names, [array.size for array in arrays], model)
-    return {"op": "stats", **_EVALUATION.write(told)}, memoryview(np.concatenate(arrays).data).cast(
-        "B"
-    )
+    sizes = [array.size for array in arrays]
+    header = _Evaluation(version, rows, final, names, sizes, model)
+    return {"op": "stats", **_EVALUATION.write(header)}, memoryview(
+        np.concatenate(arrays).data
+    ).cast("B")
 
 
 def read_stats(meta: Meta, payload: Buffer | None) -> dict[str, list[float]]:

@@ -44,7 +44,7 @@ from geo_ray.strategies.base import Strategy
 from geo_ray.training.averager import Averager
 from geo_ray.training.command_log import Begun, ChangeMembers, ChangePace
 from geo_ray.training.config import UNREACHABLE_S
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.overlay.build import (
@@ -95,7 +95,7 @@ class OverlaySetting:
     Attributes:
         region: this region.
         regions: all of them.
-        home: the region of the coordinator and the averager.
+        leader: the region of the coordinator and the averager.
         config: the overlay.
         num_params: P.
         seed: of random decisions.
@@ -104,7 +104,7 @@ class OverlaySetting:
 
     region: str
     regions: Sequence[str]
-    home: str
+    leader: str
     config: AnyOverlay
     num_params: int
     seed: int = 0
@@ -136,10 +136,10 @@ class OverlayVectors:
         self._region = setting.region
         self._names = sorted(setting.regions)
         self._numbers = {name: number for number, name in enumerate(self._names)}
-        home = self._numbers[setting.home]
+        leader = self._numbers[setting.leader]
         self._me = self._numbers[setting.region]
-        if (commit is not None) != (self._me == home):
-            raise InvariantError(f"region '{setting.region}': only '{setting.home}' may commit")
+        if (commit is not None) != (self._me == leader):
+            raise InvariantError(f"region '{setting.region}': only '{setting.leader}' may commit")
         self._commit = commit
         self._on_failure = on_failure
         self._clock = clock or SystemClock()
@@ -147,11 +147,11 @@ class OverlayVectors:
         grid = grid_of(config, setting.num_params)
         links = links_of(config, num)
         self._seed_links(links, setting.links_mbps or {})
-        policy = build_policy(config, self._names, home, grid, links, setting.seed)
-        self._node = build_node(config, self._me, num, home, grid, fused=policy.fused)
+        policy = build_policy(config, self._names, leader, grid, links, setting.seed)
+        self._node = build_node(config, self._me, num, leader, grid, fused=policy.fused)
         self._coordinator: Coordinator | None = None
         if commit is not None:
-            self._coordinator = build_coordinator(home, policy, links, grid, setting.seed)
+            self._coordinator = build_coordinator(leader, policy, links, grid, setting.seed)
         self.fused = policy.fused
         self._tick_s = tick_s(config)
         self._endpoint = endpoint
@@ -457,7 +457,7 @@ class OverlayPath:
             self._local = LocalAverager(averager, output, self._unasked)
         self._endpoint = endpoint
         self._timeout_s = timeout_s
-        self.home = AveragerHome(setting.home)
+        self.leader = AveragerLeader(setting.leader)
         self.stage = UpdateStage()
         commit = None if self._local is None else self._commit
         self._failure = output.failure
@@ -517,7 +517,7 @@ class OverlayPath:
         return joined(self.vectors.routes(), {"refused": self._on_refused})
 
     def _on_refused(self, peer: str, message: Message) -> None:
-        if peer == self.home.region:
+        if peer == self.leader.region:
             _, error = read_refusal(message.meta)
             self.vectors.fail(error)
 

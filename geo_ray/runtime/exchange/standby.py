@@ -69,7 +69,7 @@ from geo_ray.training.failover import (
     StandbyMessage,
     StandbyNode,
 )
-from geo_ray.training.membership import AveragerHome, MemberChange
+from geo_ray.training.membership import AveragerLeader, MemberChange
 from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.replication import copied_update
 from geo_ray.transport.endpoint import Endpoint
@@ -188,64 +188,64 @@ _ENTRY: Final = Field(
     "entry", Record(LogEntry, "number", Field("op", _OPS), Field("now_s", number, default=0.0))
 )
 _SKIP: Final = Field("op", Record(Skip, Known("region"), "attempt seq"))
-_EPOCH: Final = "epoch=averager_epoch"
+_TERM: Final = "term=leader_term"
 _SHAPES: Final = {
     "update": _Shape(TakeIn, Record(AveragerRequest, Field("op", _TAKE_IN), "again"), "update"),
     "skip": _Shape(Skip, Record(AveragerRequest, _SKIP, again=True)),
     "reply": _Shape(
         AveragerAnswer,
-        Record(AveragerAnswer, _EPOCH, "number stable", Field("reply", REPLY)),
+        Record(AveragerAnswer, _TERM, "number stable", Field("reply", REPLY)),
         "reply",
     ),
-    "refused": _Shape(AveragerRefusal, Record(AveragerRefusal, _EPOCH, "seq", ERROR)),
-    "log": _Shape(LogAppend, Record(LogAppend, _EPOCH, _ENTRY), "standby", None),
+    "refused": _Shape(AveragerRefusal, Record(AveragerRefusal, _TERM, "seq", ERROR)),
+    "log": _Shape(LogAppend, Record(LogAppend, _TERM, _ENTRY), "standby", None),
     "log_twin": _Shape(
-        LogTwin, Record(LogTwin, _EPOCH, "number", Known("twin")), "standby", BACKGROUND
+        LogTwin, Record(LogTwin, _TERM, "number", Known("twin")), "standby", BACKGROUND
     ),
     "log_ack": _Shape(
         LogAck,
-        Record(LogAck, _EPOCH, "number", Field("follows", flag, default=True)),
+        Record(LogAck, _TERM, "number", Field("follows", flag, default=True)),
         "standby",
         CONTROL,
     ),
-    "averager_lost": _Shape(AveragerLost, Record(AveragerLost, _EPOCH, "lost"), lane=CONTROL),
+    "averager_lost": _Shape(AveragerLost, Record(AveragerLost, _TERM, "lost"), lane=CONTROL),
     # In one lane with the answers that follow, or they would come before it.
     "new_averager": _Shape(
         NewAverager,
-        Record(NewAverager, _EPOCH, Field("last", CountList("last_attempt", "last_seq"))),
+        Record(NewAverager, _TERM, Field("last", CountList("last_attempt", "last_seq"))),
     ),
 }
 _KIND_OF: Final = {shape.of: kind for kind, shape in _SHAPES.items()}
 KINDS: Final = tuple(_SHAPES)
 
 
-def standby_message(to: str, told: StandbyMessage, log_lane: int, *, bare: bool) -> Message:
+def standby_message(to: str, content: StandbyMessage, log_lane: int, *, bare: bool) -> Message:
     """A message for region ``to``.
 
     Args:
         to: who it is for.
-        told: what to send.
+        content: what to send.
         log_lane: lane of what the standby must have before it counts; of the rest of the log, and
             of the copy before it, it is the last one, and all other payloads have that of data.
         bare: whether such an entry about the standby's own update may go without the payload,
             because it is certain to be in its hands still.
     """
-    kind = _KIND_OF[type(told.op if isinstance(told, AveragerRequest) else told)]
+    kind = _KIND_OF[type(content.op if isinstance(content, AveragerRequest) else content)]
     shape = _SHAPES[kind]
     payload: Buffer = b""
-    match told:
+    match content:
         case AveragerRequest(TakeIn(update)):
             payload = payload_bytes(update)
         case AveragerAnswer(reply=reply):
             payload = payload_bytes(reply)
         case LogAppend(entry=entry, counts=counts):
             op, payload = _outgoing(entry.op, to if bare and counts else None)
-            told = replace(told, entry=replace(entry, op=op))
+            content = replace(content, entry=replace(entry, op=op))
             log_lane = log_lane if counts else BACKGROUND
         case LogTwin(twin=twin):
             payload = twin_bytes(twin)
     lane = log_lane if shape.lane is None else shape.lane
-    return Message(kind, shape.record.write(told), payload, shape.traffic, lane)
+    return Message(kind, shape.record.write(content), payload, shape.traffic, lane)
 
 
 def read_standby(peer: str, message: Message, find: Finder) -> StandbyMessage:
@@ -348,25 +348,25 @@ class StandbyPath:
             thread.start()
 
     @property
-    def home(self) -> AveragerHome:
+    def leader(self) -> AveragerLeader:
         """See `UpdatePath`."""
-        return self._node.home
+        return self._node.leader
 
     # ------------------------------------------------------------------ for the own region
 
     def exchange(self, update: UpdateMessage) -> ReplyMessage:
         """See `UpdatePath`; the region may use its buffer again when it is answered."""
         # A copy: a message to a home that was cut off may leave long after another one's answer.
-        kept = copied_update(update)
+        retained = copied_update(update)
         with self._changed:
-            asked = [AveragerRequest(op) for op in self._node.caller.submit(kept)]
-            is_home = self._node.primary is not None
-            if not is_home:
-                self._execute([SendMessage(self.home.region, request) for request in asked])
-        if is_home:
+            asked = [AveragerRequest(op) for op in self._node.caller.submit(retained)]
+            is_leader = self._node.primary is not None
+            if not is_leader:
+                self._execute([SendMessage(self.leader.region, request) for request in asked])
+        if is_leader:
             for request in asked:
                 self._arrived(self._node.region, request)
-        return self._answers.wait(update.seq, lambda: self.home.region)
+        return self._answers.wait(update.seq, lambda: self.leader.region)
 
     # ------------------------------------------------------------------ for the controller
 
@@ -410,7 +410,7 @@ class StandbyPath:
         with self._changed:
             node, primary = self._node, self._node.primary
             if primary is None:
-                return {"version": None, "stands_by": node.stands_by}
+                return {"version": None, "is_standby": node.is_standby}
             averager = primary.averager
             return {
                 "version": averager.state.version,
@@ -418,7 +418,7 @@ class StandbyPath:
                 "open": open_requests(averager),
                 "view": averager.view,
                 "pace": pace_of(averager.state),
-                "stands_by": False,
+                "is_standby": False,
             }
 
     def close(self) -> None:
@@ -479,8 +479,8 @@ class StandbyPath:
 
     def _on_message(self, peer: str, message: Message) -> None:
         with self._changed:
-            epoch = message.meta.get("averager_epoch")
-            if message.kind == "log" and isinstance(epoch, int) and epoch < self.home.epoch:
+            term = message.meta.get("leader_term")
+            if message.kind == "log" and isinstance(term, int) and term < self.leader.term:
                 return  # of a home that is none any more; what it is about may be gone as well
             try:
                 parsed = read_standby(peer, message, self._node.caller.find)
@@ -490,7 +490,7 @@ class StandbyPath:
                 # Who speaks otherwise ends itself, and nobody else.
                 log.error("an update of region '%s' cannot be read: %s", peer, error.message)
                 seq = fields.count(message.meta, "seq")
-                self._send(peer, AveragerRefusal(self.home.epoch, seq, error))
+                self._send(peer, AveragerRefusal(self.leader.term, seq, error))
                 return
         if isinstance(parsed, AveragerRequest):
             self._arrived(peer, parsed)
@@ -550,13 +550,13 @@ class StandbyPath:
     def _note(self, event: StandbyEvent) -> None:
         if event.what == "took_over":
             log.warning("region '%s' hosts the averager now", event.region)
-            self._event_buffer.add("averager_moved", epoch=event.epoch)
+            self._event_buffer.add("averager_moved", term=event.term)
         elif event.what == "left":
             log.warning("the run goes on without region '%s': its data are missing", event.region)
             self._event_buffer.add("region_left", name=event.region)
         elif event.what == "appointed":
             log.info("region '%s' stands by for the averager now", event.region)
-            self._event_buffer.add("standby_ready", name=event.region, epoch=event.epoch)
+            self._event_buffer.add("standby_ready", name=event.region, term=event.term)
             return
         self.stage.on_moved()
 

@@ -198,11 +198,11 @@ class UploadCoordinator:
         path: StagedPath,
         endpoint: Endpoint,
     ) -> None:
-        self._first_home = path.home.region
+        self._first_leader = path.leader.region
         self._path = path
         self._endpoint = endpoint
         self._looked_s = float("-inf")
-        self._line = HelperScheduler(config, self._first_home)
+        self._line = HelperScheduler(config, self._first_leader)
         self._here: dict[tuple[str, bool], _Here] = {}
         self._newest: dict[str, tuple[int, int]] = {}
         self._permissions: dict[str, bool] = {}
@@ -338,7 +338,7 @@ class UploadCoordinator:
     def _send_permission(self, region: str) -> None:
         """Whether a region need not wait for its next grant, if that is news for it."""
         is_open = self._line.is_quiet
-        if region != self._first_home and self._permissions.get(region, True) != is_open:
+        if region != self._first_leader and self._permissions.get(region, True) != is_open:
             self._permissions[region] = is_open
             self._tell(region, "permission", {"open": is_open})
 
@@ -436,11 +436,11 @@ class Transfers(UpdateStage):
             "ask": self.uploads.on_ask,
             "ask_sum": self.uploads.on_ask_sum,
             "sum": self.uploads.on_sum,
-            "grant": self._from_home(self._on_grant),
-            "permission": self._from_home(self._on_permission),
-            "gather": self._from_home(self._on_gather),
-            "grant_sum": self._from_home(self._on_grant_sum),
-            "bundle": self._from_home(self._on_bundle),
+            "grant": self._from_leader(self._on_grant),
+            "permission": self._from_leader(self._on_permission),
+            "gather": self._from_leader(self._on_gather),
+            "grant_sum": self._from_leader(self._on_grant_sum),
+            "bundle": self._from_leader(self._on_bundle),
             "transfer_part": self._on_part,
             "bundled": self._on_bundled,
         }
@@ -464,7 +464,7 @@ class Transfers(UpdateStage):
             at_once = self._open or update.size_bytes <= self._config.small_bytes
             self._pending[update.seq] = _Pending(update, ship, at_once)
         meta = ask_meta(ask_of(update, norm=norm, again=again), sent=at_once)
-        self._send_home(Message("ask", meta, b"", "control", CONTROL))
+        self._send_to_leader(Message("ask", meta, b"", "control", CONTROL))
         if at_once:
             ship(update)
 
@@ -551,7 +551,7 @@ class Transfers(UpdateStage):
             found.total_P = total_P
             found.arrived.clear()
         meta = SUM.write(Summed(group, found.asks))
-        self._try(self._path.home.region, Message("ask_sum", meta, b"", "control", CONTROL))
+        self._try(self._path.leader.region, Message("ask_sum", meta, b"", "control", CONTROL))
 
     def _on_grant_sum(self, meta: Meta, message: Message) -> None:
         group = fields.count(meta, "seq")
@@ -559,7 +559,7 @@ class Transfers(UpdateStage):
             found = self._groups.get(group)
         if found is not None and found.total_P is not None:
             parts = SUM.write(Summed(group, found.asks))
-            self._send_home(Message("sum", parts, as_bytes(found.total_P), "update"))
+            self._send_to_leader(Message("sum", parts, as_bytes(found.total_P), "update"))
 
     def _on_bundle(self, meta: Meta, message: Message) -> None:
         """One answer for all who were in a sum; what is in it is their business."""
@@ -573,15 +573,15 @@ class Transfers(UpdateStage):
 
     # ------------------------------------------------------------------ small things
 
-    def _from_home(self, handler: Callable[[Meta, Message], None]) -> Route:
+    def _from_leader(self, handler: Callable[[Meta, Message], None]) -> Route:
         def checked(peer: str, message: Message) -> None:
-            if peer == self._path.home.region:
+            if peer == self._path.leader.region:
                 handler(message.meta, message)
 
         return checked
 
-    def _send_home(self, message: Message) -> None:
-        self._path.send(self._path.home.region, message)
+    def _send_to_leader(self, message: Message) -> None:
+        self._path.send(self._path.leader.region, message)
 
     def _try(self, peer: str, message: Message) -> None:
         """A helper out of reach delays a sum until the upload coordinator gives it up; no more."""

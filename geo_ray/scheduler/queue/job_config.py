@@ -68,7 +68,7 @@ def spec_of(experiment: Experiment, base_dir: Path, hints: JobHints) -> JobSpec:
     steps = experiment.train.steps * max(1, experiment.worker_steps)
     least = experiment.members.min or len(regions)
     exchange = experiment.strategy.traits.exchange
-    hides = {"never": None, "when_late": exchange.every}.get(exchange.stands_still, 0.0)
+    hides = {"never": None, "when_late": exchange.every}.get(exchange.blocking, 0.0)
     fixed_s, row_s, lan_s = _steps(experiment, base_dir, num_params, hints.rows_per_s)
     return JobSpec(
         regions=regions,

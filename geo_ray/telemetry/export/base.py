@@ -15,9 +15,9 @@ from geo_ray.telemetry.totals import LinkTotals
 
 
 class OtlpConfig(StrictModel):
-    """Traces of rounds to a collector of OpenTelemetry, by OTLP over HTTP.
+    """Traces of rounds to an OpenTelemetry collector, by OTLP over HTTP.
 
-    What it wants for authentication is in OTEL_EXPORTER_OTLP_HEADERS, as for any program.
+    Authentication headers come from the variable OTEL_EXPORTER_OTLP_HEADERS.
     """
 
     kind: Literal["otlp"]
@@ -25,12 +25,14 @@ class OtlpConfig(StrictModel):
         str,
         Field(pattern=r"^https?://"),
         MessageWords("an address that begins with http:// or https://"),
-    ] = Field("http://127.0.0.1:4318/v1/traces", description="of the collector, with its path")
-    timeout_s: float = Field(5.0, gt=0, description="of a request")
+    ] = Field(
+        "http://127.0.0.1:4318/v1/traces", description="address of the collector with its path"
+    )
+    timeout_s: float = Field(5.0, gt=0, description="longest wait for a request in seconds")
 
 
 class TensorboardConfig(StrictModel):
-    """Scalars to files that TensorBoard shows."""
+    """Scalars to TensorBoard files."""
 
     kind: Literal["tensorboard"]
     dir: PathText | None = Field(
@@ -40,21 +42,21 @@ class TensorboardConfig(StrictModel):
 
 
 class MlflowConfig(StrictModel):
-    """Scalars to MLflow. Who may write there is in its own variables, as MLFLOW_TRACKING_TOKEN."""
+    """Scalars to MLflow. Credentials come from its variables, such as MLFLOW_TRACKING_TOKEN."""
 
     kind: Literal["mlflow"]
-    tracking_uri: str | None = Field(None, description="where; null: as MLFLOW_TRACKING_URI says")
-    experiment: str = Field("geo_ray", description="its experiment, which is made if need be")
+    tracking_uri: str | None = Field(None, description="address; null: MLFLOW_TRACKING_URI")
+    experiment: str = Field("geo_ray", description="experiment; created if it does not exist")
     every_s: float = Field(5.0, ge=0, description="seconds between two values of one scalar")
 
 
 class WandbConfig(StrictModel):
-    """Scalars to Weights & Biases. The key is in WANDB_API_KEY."""
+    """Scalars to Weights & Biases. The key comes from the variable WANDB_API_KEY."""
 
     kind: Literal["wandb"]
-    project: str = Field("geo_ray", description="its project")
+    project: str = Field("geo_ray", description="project")
     mode: Literal["online", "offline"] = Field(
-        "online", description="offline: to files in the run's directory, for `wandb sync`"
+        "online", description="offline: write files into the run's directory, for `wandb sync`"
     )
     every_s: float = Field(5.0, ge=0, description="seconds between two values of one scalar")
 
@@ -65,9 +67,11 @@ AnyExport = Annotated[
 
 
 class ObserveConfig(StrictModel):
-    """Who else is told of the run while it goes on."""
+    """Exports of a run while it is running."""
 
-    export: tuple[AnyExport, ...] = Field((), description="the programs; each may be there again")
+    export: tuple[AnyExport, ...] = Field(
+        (), description="exporters; a kind may be named several times"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,43 +54,43 @@ def links_of(config: AnyOverlay, num_regions: int) -> Links:
 
 
 def build_policy(
-    config: AnyOverlay, regions: Sequence[str], home: int, grid: Grid, links: Links, seed: int
+    config: AnyOverlay, regions: Sequence[str], leader: int, grid: Grid, links: Links, seed: int
 ) -> Policy:
     """The policy of a run.
 
     Args:
         config: kind and options; fits the regions, see `check_overlay`.
         regions: names, sorted.
-        home: number of the region that hosts the averager.
+        leader: number of the region that hosts the averager.
         grid: of the vector.
         links: what is known of links; shared with the coordinator.
         seed: of random decisions.
     """
     num, segments = len(regions), grid.count
     if isinstance(config, TsengineOverlay):
-        return Tsengine(links, home, grid, config, seed)
+        return Tsengine(links, leader, grid, config, seed)
     if isinstance(config, NetstormOverlay):
         storm = Netstorm(links, segments, config.roots or num, config.hysteresis)
         return PlannedPolicy(storm.trees, links, fused=True, probes=config.probes)
-    trees = partial(_static, config, tuple(regions), home, segments)
+    trees = partial(_static, config, tuple(regions), leader, segments)
     return PlannedPolicy(trees, links, fused=isinstance(config, RingOverlay))
 
 
 def build_node(
-    config: AnyOverlay, me: int, num_regions: int, home: int, grid: Grid, *, fused: bool
+    config: AnyOverlay, me: int, num_regions: int, leader: int, grid: Grid, *, fused: bool
 ) -> Node:
     """Region ``me``'s part in all rounds; ``fused`` is the policy's."""
     transfer = transfer_of(config)
     window = max(2, min(_MOST_PARTS, transfer.window_bytes // (4 * grid.segment)))
-    return Node(me, num_regions, home, grid, fused, window, transfer.stall_s)
+    return Node(me, num_regions, leader, grid, fused, window, transfer.stall_s)
 
 
 def build_coordinator(
-    home: int, policy: Policy, links: Links, grid: Grid, seed: int
+    leader: int, policy: Policy, links: Links, grid: Grid, seed: int
 ) -> Coordinator:
-    """The coordinator, beside the averager in region ``home``."""
+    """The coordinator, beside the averager in region ``leader``."""
     probe_segments = min(grid.count, max(2, -(-_PROBE_BYTES // (4 * grid.segment))))
-    return Coordinator(home, policy, links, probe_segments, seed)
+    return Coordinator(leader, policy, links, probe_segments, seed)
 
 
 def tick_s(config: AnyOverlay) -> float:
@@ -99,18 +99,18 @@ def tick_s(config: AnyOverlay) -> float:
 
 
 def _static(
-    config: AnyOverlay, regions: tuple[str, ...], home: int, num_segments: int, _rnd: int
+    config: AnyOverlay, regions: tuple[str, ...], leader: int, num_segments: int, _rnd: int
 ) -> list[Tree]:
     num = len(regions)
     if isinstance(config, BinaryOverlay):
-        return binary(num, home, num_segments)
+        return binary(num, leader, num_segments)
     if isinstance(config, RingOverlay):
         return ring(num, num_segments)
     if isinstance(config, RackOverlay):
         groups = (
-            square_groups(num, home)
+            square_groups(num, leader)
             if config.groups is None
             else [[regions.index(name) for name in group] for group in config.groups]
         )
-        return rack(num, home, num_segments, groups)
-    return star(num, home, num_segments)
+        return rack(num, leader, num_segments, groups)
+    return star(num, leader, num_segments)

@@ -18,17 +18,18 @@ class TransferOptions(StrictModel):
     segment_bytes: int = Field(
         default=128 * 1024,
         ge=4,
-        description="Forwarded as a whole. More than the model: whole messages, no pipelining.",
+        description="Part of a vector that is forwarded as a whole; larger than the model: "
+        "whole messages without pipelining.",
     )
     window_bytes: int = Field(
         default=4 * 1024 * 1024,
         gt=0,
-        description="Sent to one bridge and not acknowledged; at least the rate times round trip.",
+        description="Unacknowledged bytes to one bridge; at least rate times round trip.",
     )
     stall_s: float = Field(
         default=20.0,
         gt=0,
-        description="A transfer without progress for that long is given to somebody else.",
+        description="A transfer without progress for that long is reassigned to another bridge.",
     )
 
 
@@ -51,7 +52,7 @@ class RackOverlay(StrictModel):
     kind: Literal["rack"] = "rack"
     groups: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] | None = Field(
         default=None,
-        description="The regions of each group, its aggregator first; null: groups of about the "
+        description="Regions of each group, its aggregator first; null: groups of about the "
         "square root of the number of regions.",
     )
     transfer: TransferOptions = TransferOptions()
@@ -68,25 +69,24 @@ class TsengineOverlay(StrictModel):
     """Who is ready first merges first; the answer goes along the links that were fast before."""
 
     kind: Literal["tsengine"] = "tsengine"
-    buckets: int = Field(default=1, ge=1, le=64, description="Parts with a schedule of their own.")
+    buckets: int = Field(
+        default=1, ge=1, le=64, description="Parts of the vector with separate schedules."
+    )
     epsilon: float = Field(
-        default=0.05, ge=0, le=1, description="Share of decisions that are taken at random."
+        default=0.05, ge=0, le=1, description="Fraction of decisions that are random."
     )
     probes: int = Field(
         default=2,
         ge=0,
         le=64,
-        description="How often all regions measure one link each while they compute.",
+        description="Links that each region measures between rounds.",
     )
-    forget_rounds: int = Field(default=5, ge=1, description="Measurements older count no more.")
-    smoothing: float = Field(
-        default=0.5, gt=0, le=1, description="Weight of a new measurement against what was known."
-    )
+    forget_rounds: int = Field(default=5, ge=1, description="Measurements older than that expire.")
+    smoothing: float = Field(default=0.5, gt=0, le=1, description="Weight of a new measurement.")
     settle_s: float = Field(
         default=0.02,
         ge=0,
-        description="How long regions that become ready at about the same time are waited for "
-        "before partners are chosen.",
+        description="Regions that become ready within that time are planned together.",
     )
     transfer: TransferOptions = TransferOptions()
 
@@ -96,20 +96,18 @@ class NetstormOverlay(StrictModel):
 
     kind: Literal["netstorm"] = "netstorm"
     roots: int | None = Field(
-        default=None, ge=1, le=256, description="Most slices; null: one per region."
+        default=None, ge=1, le=256, description="Largest number of slices; null: one per region."
     )
     probes: int = Field(
         default=2,
         ge=0,
         le=64,
-        description="How often all regions measure one link each while they compute.",
+        description="Links that each region measures between rounds.",
     )
-    forget_rounds: int = Field(default=5, ge=1, description="Measurements older count no more.")
-    smoothing: float = Field(
-        default=0.5, gt=0, le=1, description="Weight of a new measurement against what was known."
-    )
+    forget_rounds: int = Field(default=5, ge=1, description="Measurements older than that expire.")
+    smoothing: float = Field(default=0.5, gt=0, le=1, description="Weight of a new measurement.")
     hysteresis: float = Field(
-        default=0.05, ge=0, description="Predicted gain below which the trees stay as they are."
+        default=0.05, ge=0, description="Predicted relative gain that new trees require."
     )
     transfer: TransferOptions = TransferOptions()
 

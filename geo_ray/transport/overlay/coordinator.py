@@ -81,7 +81,7 @@ class Coordinator:
     are in `out`.
 
     Attributes:
-        home: its region.
+        leader: its region.
         policy: decides.
         links: what is known of links.
         probe_segments: how much a probe sends.
@@ -90,7 +90,7 @@ class Coordinator:
         restarts: how often sums were begun anew.
     """
 
-    home: int
+    leader: int
     policy: Policy
     links: Links
     probe_segments: int = 2
@@ -261,7 +261,7 @@ class Coordinator:
         """Order a region to fetch the missing segments of a result from another."""
         if node in entry.whole or not entry.is_committed:
             return
-        usable = (entry.whole | {self.home}) - {node}
+        usable = (entry.whole | {self.leader}) - {node}
         good = usable - avoid - self.links.down
         good = {n for n in good if not self.links.is_broken(n, node)}
         mbps_NN = self.links.matrix()

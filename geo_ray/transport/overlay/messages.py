@@ -250,9 +250,9 @@ def read_part(message: Message) -> SegmentPart:
     return _PART.read(message.meta, data=view_of(message.payload))
 
 
-def control_message(told: ControlMessage) -> Message:
+def control_message(control: ControlMessage) -> Message:
     """Return a control message as a message of the transport."""
-    return Message(CONTROL_MESSAGE, _CONTROL.write(told), b"", "control", CONTROL)
+    return Message(CONTROL_MESSAGE, _CONTROL.write(control), b"", "control", CONTROL)
 
 
 def read_control(message: Message, sender: int, me: int, num_regions: int) -> ControlMessage:

@@ -85,7 +85,7 @@ class Pace:
         return self.sent - len(self._out)
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Return whether one more part may be sent."""
         # The limit may have shrunk below what is under way: ask, or no acknowledgement comes.
         return len(self._out) < self.limit or self._asked <= self.acked
@@ -104,7 +104,7 @@ class Pace:
 
     def ask(self, *, is_last: bool) -> bool:
         """Return whether the part just pushed asks for an acknowledgement."""
-        due = is_last or not self.has_room or self.sent - self._asked >= max(1, self.limit // 4)
+        due = is_last or not self.has_capacity or self.sent - self._asked >= max(1, self.limit // 4)
         if due:
             self._asked = self.sent
         return due
@@ -189,7 +189,7 @@ class _Round:
     vector: Vector
     contributed: bool = False
     commit: Commit | None = None
-    told_whole: bool = False
+    reported_whole: bool = False
     moved_s: float = 0.0  # time of the last arrival
 
 
@@ -212,7 +212,7 @@ class Node:
     Attributes:
         me: this region's number.
         num_regions: N.
-        home: the coordinator's region.
+        leader: the coordinator's region.
         grid: the vector's segments.
         fused: see `Policy`.
         window: parts under way to one region.
@@ -225,7 +225,7 @@ class Node:
 
     me: int
     num_regions: int
-    home: int
+    leader: int
     grid: Grid
     fused: bool
     window: int = 32
@@ -253,7 +253,7 @@ class Node:
         entry = self._round(rnd, now_s)
         entry.contributed = True
         entry.vector.contribute(own_P, weight)
-        self.out.append((self.home, Ready(rnd, about)))
+        self.out.append((self.leader, Ready(rnd, about)))
         self._check(rnd)
 
     def is_summed(self, rnd: int) -> bool:
@@ -288,8 +288,10 @@ class Node:
             self._on_ack(peer, message.count, now_s)
         elif isinstance(message, Want):
             self._on_want(peer, message)
-        elif peer != self.home:
-            raise FrameError(f"region {peer} sends {type(message).__name__}; only {self.home} may")
+        elif peer != self.leader:
+            raise FrameError(
+                f"region {peer} sends {type(message).__name__}; only {self.leader} may"
+            )
         elif isinstance(message, Orders):
             self._on_orders(message, now_s)
         elif isinstance(message, Fetch):
@@ -331,7 +333,7 @@ class Node:
         active = self._active.get(peer, [])
         for order in [o for o in active if o.last is not None and o.last <= pace.acked]:
             active.remove(order)
-            self.out.append((self.home, Sent(order.rnd, order.attempt, order.send, *pace.take())))
+            self.out.append((self.leader, Sent(order.rnd, order.attempt, order.send, *pace.take())))
 
     def _on_orders(self, orders: Orders, now_s: float) -> None:
         if orders.rnd <= self.finished - 1:
@@ -384,9 +386,9 @@ class Node:
     def next_part(self, peer: int, now_s: float) -> SegmentPart | None:
         """Return the next segment for a region and count it as sent; None if there is none now."""
         pace = self._pace(peer)
-        order = self._sendable(peer) if pace.has_room else None
+        order = self._sendable(peer) if pace.has_capacity else None
         if order is None:
-            if pace.has_room and self._is_sending(peer):
+            if pace.has_capacity and self._is_sending(peer):
                 pace.lacks(now_s)
             return None
         vector, index, send = self._rounds[order.rnd].vector, order.next, order.send
@@ -442,7 +444,7 @@ class Node:
             if pace.idle_s(now_s) <= max((self._patience_s(o.rnd) for o in active), default=0.0):
                 continue
             pace.excuse(now_s)
-            self.out += [(self.home, Stuck(rnd, peer)) for rnd in sorted({o.rnd for o in active})]
+            self.out += [(self.leader, Stuck(rnd, peer)) for rnd in sorted({o.rnd for o in active})]
             # The coordinator finds somebody else for a result. A sum waits for the coordinator.
             self._active[peer] = [o for o in active if o.send.phase == SUM]
         for rnd, entry in self._rounds.items():
@@ -450,7 +452,7 @@ class Node:
                 continue
             if now_s - entry.moved_s > self._patience_s(rnd):
                 entry.moved_s = now_s
-                self.out.append((self.home, Starved(rnd)))
+                self.out.append((self.leader, Starved(rnd)))
 
     def _patience_s(self, rnd: int) -> float:
         """Return how long a round's transfers may be silent: longer if it was begun anew often.
@@ -471,9 +473,9 @@ class Node:
         entry = self._rounds[rnd]
         if not entry.vector.is_whole:
             return
-        if not entry.told_whole:
-            entry.told_whole = True
-            self.out.append((self.home, Whole(rnd)))
+        if not entry.reported_whole:
+            entry.reported_whole = True
+            self.out.append((self.leader, Whole(rnd)))
         if entry.commit is None or not entry.contributed or rnd <= self.finished:
             return
         self.finished = rnd
@@ -485,7 +487,7 @@ class Node:
 
     def _restart(self, rnd: int, attempt: int) -> None:
         self._drop(lambda order: order.rnd == rnd and (self.fused or order.send.phase == SUM))
-        self._rounds[rnd].told_whole = False
+        self._rounds[rnd].reported_whole = False
         self._rounds[rnd].vector.restart(attempt)
 
     def _drop(self, is_void: Callable[[_ActiveSend], bool]) -> None:

@@ -409,6 +409,6 @@ class Tsengine:
 
     def close(self, rnd: int) -> None:
         """See `Policy.close`."""
-        for kept in (self._merges, self._spreads):
-            for key in [key for key in kept if key[0] == rnd]:
-                del kept[key]
+        for turns in (self._merges, self._spreads):
+            for key in [key for key in turns if key[0] == rnd]:
+                del turns[key]

@@ -62,7 +62,7 @@ class SendWindow:
         wanted = int(self.rate_mbps * 125_000 * self._ahead_s / (_MAX_MESSAGES - 8))
         return max(_MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, wanted))
 
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Return whether the next message may be sent now."""
         if len(self._sizes) >= _MAX_MESSAGES:
             return False

@@ -427,10 +427,10 @@ class ProbeSender:
             with self._changed:
                 self.progress = ProbeProgress("goodput", passed_s / total_s, window.rate_mbps)
                 self._raise_if_over()
-                if began_s + passed_s < ping_at_s and not window.has_room():
+                if began_s + passed_s < ping_at_s and not window.has_capacity():
                     self._changed.wait(min(_LOADED_PING_EVERY_S, total_s - passed_s))
                     continue
-                size_bytes = window.chunk_bytes if window.has_room() else 0
+                size_bytes = window.chunk_bytes if window.has_capacity() else 0
             if began_s + passed_s >= ping_at_s:
                 ping_at_s = max(ping_at_s + _LOADED_PING_EVERY_S, began_s + passed_s)
                 self._ping()
@@ -527,7 +527,7 @@ class ProbeSender:
                 if answer in self._answers:
                     return self._answers.pop(answer)
             self._send(question, meta or {"id": self._number}, CONTROL)
-        raise self._silent(question)
+        raise self._unanswered(question)
 
     def _wait_pings(self) -> None:
         with self._changed:
@@ -535,10 +535,10 @@ class ProbeSender:
                 lambda: not self._pings or self._is_over(), self._plan.timeout_s
             )
             if not is_done:
-                raise self._silent("a ping")
+                raise self._unanswered("a ping")
             self._raise_if_over()
 
-    def _silent(self, what: str) -> DeadlineExceededError:
+    def _unanswered(self, what: str) -> DeadlineExceededError:
         return DeadlineExceededError(
             f"region {self.peer} has not answered {what} within {self._plan.timeout_s} s",
             fix="Check that the link is up; on a very slow one wait longer (--timeout).",

@@ -91,7 +91,7 @@ Serve: TypeAlias = Callable[[socket.socket, str, Callable[[], None]], None]
 """Takes a socket, which it closes, its source, and what to call once the peer is authenticated."""
 
 _LOGGER = logging.getLogger(__name__)
-_SILENT_S: Final = 2.0  # until the first frame is complete
+_HELLO_TIMEOUT_S: Final = 2.0  # until the first frame is complete
 _TENURE_S: Final = 2.0  # several far round trips: so long a handshake may last, whoever waits
 _LOBBY: Final = 512  # connections without a thread
 _ACCEPTS: Final = 64  # in one turn of the loop
@@ -204,8 +204,8 @@ class AcceptPool:
             try:
                 sock.setblocking(False)
                 now_s = time.monotonic()
-                silent_s = min(_SILENT_S, self._timeout_s)
-                newcomer = _Newcomer(sock, source_of(str(address[0])), now_s + silent_s)
+                hello_timeout_s = min(_HELLO_TIMEOUT_S, self._timeout_s)
+                newcomer = _Newcomer(sock, source_of(str(address[0])), now_s + hello_timeout_s)
                 while self._lobby.is_full:
                     victim = self._lobby.victim(newcomer.source, now_s)
                     if victim is not None:

@@ -583,7 +583,7 @@ _SMALL_BYTES: Final = 4096
 class FrameReader:
     """Parses one connection's bytes; payloads are received straight into their place.
 
-    Usage: receive into `room()`, then call `took(n)`, which yields the complete frames.
+    Usage: receive into `space()`, then call `took(n)`, which yields the complete frames.
 
     Args:
         key: shared with the sender, who numbers its frames from 0 in their digests.
@@ -611,18 +611,18 @@ class FrameReader:
         """Whether a payload has begun and is not complete."""
         return self._payload is not None and self._filled < self._payload.nbytes
 
-    def room(self) -> memoryview:
+    def space(self) -> memoryview:
         """Return the buffer for the next bytes; never empty."""
         if self.is_within_payload and self._begin == self._end and self._payload is not None:
             return self._payload[self._filled :]
         if self._begin == self._end:
             self._begin = self._end = 0
         if self._end == len(self._small):
-            self._make_room()
+            self._make_space()
         return memoryview(self._small)[self._end :]
 
     def took(self, count: int) -> Iterator[tuple[Frame, int]]:
-        """Take in ``count`` bytes received into `room()`; yield the frames that are complete now.
+        """Take in ``count`` bytes received into `space()`; yield the frames that are complete now.
 
         Yields:
             A frame, and its bytes on the wire.
@@ -644,7 +644,7 @@ class FrameReader:
         if self._payload is not None:
             self._payload = np.empty(self._payload.nbytes, np.uint8).data
 
-    def _make_room(self) -> None:
+    def _make_space(self) -> None:
         held = bytes(self._small[self._begin : self._end])
         size = len(self._small) if self._begin else 2 * len(self._small)  # a long meta
         self._small = bytearray(max(size, _SMALL_BYTES))

@@ -59,7 +59,7 @@ def kill_at(step: int, pids: Callable[[], list[int]], killed: list[int]) -> Call
 def check_went_on(done: Trained, exact: bool) -> None:
     (lost,) = done.of("region_lost")
     assert lost["region"] == HUB
-    assert [(e["region"], e["epoch"]) for e in done.of("averager_moved")] == [(STANDBY, 2)]
+    assert [(e["region"], e["term"]) for e in done.of("averager_moved")] == [(STANDBY, 2)]
     assert [(e["region"], e["name"]) for e in done.of("region_left")] == [(STANDBY, HUB)]
     assert done.summary.faults["region_lost"] == 1
     (finished,) = done.of("run_finished")
@@ -110,7 +110,7 @@ def test_one_home_after_the_other_is_lost_and_comes_back(
     with pytest.raises(InterruptedRunError):
         train(config, tmp_path, begun=run, sink=sink, interruption=stop)
     events = events_of(run.path)
-    moved = [e["epoch"] for e in events if e.kind == "averager_moved"]
+    moved = [e["term"] for e in events if e.kind == "averager_moved"]
     assert moved == [2, 3]
     assert [e["region"] for e in events if e.kind == "region_lost"] == [HUB, STANDBY]
 
@@ -146,7 +146,7 @@ def test_its_bridge_alone_is_lost_and_the_region_goes_on_as_another(
     assert len(killed) == 1
     check_whole(done, simulate(experiment, tmp_path))  # nothing is lost
     assert [e["region"] for e in done.of("bridge_replaced")] == [HUB]
-    assert [(e["region"], e["epoch"]) for e in done.of("averager_moved")] == [(STANDBY, 2)]
+    assert [(e["region"], e["term"]) for e in done.of("averager_moved")] == [(STANDBY, 2)]
     assert not done.of("region_lost") and not done.of("region_left")
 
 
@@ -177,7 +177,7 @@ def test_the_averagers_region_leaves_with_all_it_has_done(
             request_member_change(run.path, MemberRequest(verb="drain", region=HUB))
 
     done = train(config, tmp_path, begun=run, sink=sink)
-    assert [(e["region"], e["epoch"]) for e in done.of("averager_moved")] == [(STANDBY, 2)]
+    assert [(e["region"], e["term"]) for e in done.of("averager_moved")] == [(STANDBY, 2)]
     assert [e["region"] for e in done.of("region_drained")] == [HUB]
     assert not done.of("region_lost") and not done.of("members_refused")
     (finished,) = done.of("run_finished")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from moto.server import ThreadedMotoServer
+from tests.support.ec2_frontend import Ec2Frontend
 
 from geo_ray.base.errors import CloudError, ProviderRefusedError, ProviderUnreachableError
 from geo_ray.cloud.secrets import KINDS, SecretStore, open_secrets
 from tests.support.cloud_servers import LoopbackCloud, as_caller, shows_no_secret
 from tests.support.cvm_server import CvmServer
-from tests.support.ec2_front import Ec2Front
 
 VALUE = "pa55-canary-ümläut\nsecond line"
 
@@ -45,7 +45,7 @@ def kind(
         server.start()
         try:
             host, port = server.get_host_and_port()
-            front = Ec2Front(f"http://{host}:{port}")
+            front = Ec2Frontend(f"http://{host}:{port}")
             front.reset()
             with LoopbackCloud(front) as cloud:
                 yield Kind(request.param, "us-east-1", cloud.url)

@@ -77,11 +77,12 @@ def test_the_examples_keep_every_promise(name, place):
 FINISH = "        return Outgoing(region.params_P.clone(), wait=True)\n\n    def on_round"
 AFTER = "        return Outgoing(region.params_P.clone(), wait=True)\n\n    def on_reply"
 ROUND = "    def on_round"
-ANSWER = '"""Answer all with the mean."""'
-MERGE = "region.params_P.lerp_(reply.payload_P, self.share)"
+ANSWER = '"""Reply to all regions with the mean."""'
+START = "region.params_P.lerp_(reply.payload_P, "
+MERGE = f"{START}self.fraction)"
 OUTSIDE = [
     ("class Halfway", "_SEEN: list[int] = []\n\n\nclass Halfway"),
-    (MERGE, f"_SEEN.append(1)\n            {MERGE[:-11]}1 / (2 + len(_SEEN) % 7))"),
+    (MERGE, f"_SEEN.append(1)\n            {START}1 / (2 + len(_SEEN) % 7))"),
 ]
 
 
@@ -115,7 +116,7 @@ OUTSIDE = [
          "traits: rounds answer all or nobody", "alone were answered"),
         ([("every=self.interval,", "every=self.interval + 1,")],
          "traits: exchanges are as many as it says", "its traits say"),
-        ([('stands_still="always"', 'stands_still="never"')],
+        ([('blocking="always"', 'blocking="never"')],
          "traits: regions stand still as it says", "stands still at once"),
         ([("params_P.clone(), wait=True)\n\n    def on_reply",
            "params_P.clone(), wait=False)\n\n    def on_reply")],
@@ -139,7 +140,7 @@ OUTSIDE = [
          "after the last exchange all regions are equal", "on_reply changes"),
         ([("    kind:", "    tags: list[int] = []\n    kind:")],
          "its options are frozen and strict", "option tags is a list"),
-        ([(MERGE, MERGE.replace("self.share", "hash('x') % 97 / 200"))],
+        ([(MERGE, MERGE.replace("self.fraction", "hash('x') % 97 / 200"))],
          "another process ends with the same bits", "other process"),
         ([(ANSWER, ANSWER + "\n        averager.members[4:] and averager.oh")],
          "four and five regions come to one model, too", "oh"),
@@ -218,12 +219,12 @@ def test_the_command_says_what_failed_and_ends_with_1(place, monkeypatch):
         ([("class Halfway(Rounds)", "class Halfway")], [], "no class of options"),
         ([('kind: Literal["halfway"] = "halfway"', 'kind: Literal["sma"] = "sma"')], [],
          "`kind` is 'sma'"),
-        ([("    share: float", "    use: float")], [], "'use' has the name of another key"),
+        ([("    fraction: float", "    use: float")], [], "'use' has the name of another key"),
         ([("        return Traits(", "        return self.nothing(")], [],
          r"changed.py:\d+: AttributeError"),
         ([], ["intervall=3"], "no option 'intervall'; did you mean 'interval'"),
         ([], ["interval=0"], "option.interval.*greater than or equal to 1"),
-        ([], ["share=yes"], "option.share"),
+        ([], ["fraction=yes"], "option.fraction"),
         ([("class Halfway", "class Other")], [], "'Halfway' of changed.py does not exist"),
         ([("from typing", "raise ValueError('no')\nfrom typing")], [], "ValueError: no"),
     ],
@@ -247,7 +248,7 @@ def test_what_is_neither_or_both_is_told(place):
 def test_wrong_options_are_answered_with_those_that_there_are(place):
     with pytest.raises(ConfigError, match="did you mean 'interval'") as caught:
         load(STRATEGY, ["intervall=3"], place)
-    assert "interval (default 4: local steps between two exchanges); share (" in caught.value.fix
+    assert "interval (default 4: local steps between two exchanges); fraction (" in caught.value.fix
 
 
 def test_a_file_that_is_not_there_is_named(place):
@@ -388,7 +389,7 @@ def test_it_is_simulated_and_compared(place):
     run = directory.create(experiment, place)
     summary = simulate(experiment, run, RunObserver())
     assert summary.strategy == "halfway" and "rounded" in str(summary.codec)
-    variant = parse_variant(f"{STRATEGY}:share=1.0:codec=int8", place)
+    variant = parse_variant(f"{STRATEGY}:fraction=1.0:codec=int8", place)
     made_of = experiment_of(Case(variant, 2.0, 0), place / "own.yaml", [], place / "out")
-    assert made_of.strategy.share == 1.0 and made_of.codec.down.kind == "int8"
+    assert made_of.strategy.fraction == 1.0 and made_of.codec.down.kind == "int8"
     assert made_of.optimizer.lr == 0.2

@@ -141,7 +141,7 @@ def test_what_refuses_a_resume_later_changes_nothing_either(place):
 @pytest.mark.parametrize(
     ("file", "line", "method"),
     [
-        ("own_strategy.py", "region.params_P.lerp_(reply.payload_P, self.share)", "on_reply"),
+        ("own_strategy.py", "region.params_P.lerp_(reply.payload_P, self.fraction)", "on_reply"),
         (
             "own_strategy.py",
             'return answer_all(averager, updates, weighted_mean(updates, "uniform"))',

@@ -12,7 +12,7 @@ import pytest
 from geo_ray.base.errors import GeoRayError
 from geo_ray.codecs.dgt import Dgt
 from geo_ray.runtime.exchange.differential import Differential, EndpointSite
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.messages import UpdateMessage
 from geo_ray.transport.security import cert_store
 from geo_ray.transport.udp import LossyLoad
@@ -22,10 +22,10 @@ BLOCK_BYTES = 1152
 
 
 @dataclass
-class HomePath:
+class LeaderPath:
     """What a stage asks of its path; here nothing fails."""
 
-    home: AveragerHome = field(default_factory=lambda: AveragerHome("us", 1))
+    leader: AveragerLeader = field(default_factory=lambda: AveragerLeader("us", 1))
 
     def refuse(self, update: UpdateMessage, error: GeoRayError) -> None:
         raise error
@@ -37,12 +37,12 @@ class HomePath:
 class Bridge:
     """A region's endpoint and its stage, which send real datagrams."""
 
-    def __init__(self, home: Path, region: str) -> None:
-        certificate = cert_store.files_of(home, region)
+    def __init__(self, leader: Path, region: str) -> None:
+        certificate = cert_store.files_of(leader, region)
         self.node = Node(region, certificate=certificate, tls="required")
         self.address = self.node.endpoint.listen()
         site = EndpointSite(self.node.endpoint, self.address, 0.0, {})
-        self.stage = Differential(Dgt(), 1000, site, HomePath(), {})
+        self.stage = Differential(Dgt(), 1000, site, LeaderPath(), {})
         self.node.handler = self._route
 
     def _route(self, message: object) -> None:
@@ -63,7 +63,7 @@ def load(seq: int) -> LossyLoad:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def leader(tmp_path: Path) -> Path:
     cert_store.init(tmp_path)
     for region in ("eu", "us"):
         cert_store.issue(tmp_path, region)
@@ -71,10 +71,10 @@ def home(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def sending(home: Path) -> Iterator[tuple[Bridge, Bridge]]:
+def sending(leader: Path) -> Iterator[tuple[Bridge, Bridge]]:
     """eu, whose lossy blocks arrive at us."""
     with leaving_nothing_behind():
-        eu, us = Bridge(home, "eu"), Bridge(home, "us")
+        eu, us = Bridge(leader, "eu"), Bridge(leader, "us")
         with running(eu.node, us.node):
             eu.node.join(us.node, us.address)
             eu.stage.on_address("us", us.address)
@@ -87,13 +87,13 @@ def sending(home: Path) -> Iterator[tuple[Bridge, Bridge]]:
 
 
 @pytest.mark.parametrize("is_linked", [True, False])
-def test_datagrams_of_a_revoked_region_are_strangers(home: Path, is_linked: bool) -> None:
+def test_datagrams_of_a_revoked_region_are_strangers(leader: Path, is_linked: bool) -> None:
     """Also where its connection had ended before its certificate was revoked."""
-    with sending(home) as (eu, us):
+    with sending(leader) as (eu, us):
         if not is_linked:
             eu.node.endpoint.close(1.0)
             until(lambda: not us.node.about("eu")["connected"])
-        cert_store.revoke(home, "eu")
+        cert_store.revoke(leader, "eu")
         until(lambda: us.node.endpoint.is_revoked("eu"))
         until(lambda: not us.node.about("eu")["connected"])
         eu.stage._sender.recall()
@@ -103,9 +103,9 @@ def test_datagrams_of_a_revoked_region_are_strangers(home: Path, is_linked: bool
         assert us.taken == before and not us.stage._channel._sessions
 
 
-def test_nothing_more_is_sent_to_a_revoked_home(home: Path) -> None:
-    with sending(home) as (eu, us):
-        cert_store.revoke(home, "us")
+def test_nothing_more_is_sent_to_a_revoked_home(leader: Path) -> None:
+    with sending(leader) as (eu, us):
+        cert_store.revoke(leader, "us")
         until(lambda: eu.node.endpoint.is_revoked("us"))
         eu.stage._sender.recall()
         before, counts = us.taken, eu.stage._sender.sender.counts
@@ -117,11 +117,11 @@ def test_nothing_more_is_sent_to_a_revoked_home(home: Path) -> None:
         assert us.taken == before
 
 
-def test_a_region_that_comes_back_with_another_key_may_send_again(home: Path) -> None:
-    with sending(home) as (eu, us):
-        cert_store.revoke(home, "eu")
+def test_a_region_that_comes_back_with_another_key_may_send_again(leader: Path) -> None:
+    with sending(leader) as (eu, us):
+        cert_store.revoke(leader, "eu")
         until(lambda: us.node.endpoint.is_revoked("eu"))
-        cert_store.issue(home, "eu", force=True)
+        cert_store.issue(leader, "eu", force=True)
         us.node.endpoint.wait_connected(["eu"], 60.0)
         assert not us.node.endpoint.is_revoked("eu")
         eu.stage._sender._ask()

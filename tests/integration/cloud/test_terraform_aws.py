@@ -12,6 +12,7 @@ from typing import Any
 import boto3
 import pytest
 from click.testing import CliRunner
+from tests.support.ec2_frontend import Ec2Frontend
 
 import geo_ray
 from geo_ray.api.clusters import up_offer
@@ -27,7 +28,6 @@ from geo_ray.planner.plan import load_plan
 from geo_ray.storage.uri import parse_s3
 from tests.support.cloud_servers import AwsAnswers, LoopbackCloud, instance_product
 from tests.support.cluster_support import RUN, machine_of, played_head
-from tests.support.ec2_front import Ec2Front
 from tests.support.policy_support import allows
 from tests.support.terraform_support import (
     ROOT,
@@ -272,7 +272,7 @@ def check_a_cluster_on_it(stack: TerraformStack, account: Account, tmp_path: Pat
         },
     }
     prices = AwsAnswers(products=[instance_product(at, "m5.2xlarge", "0.4") for at in AT.values()])
-    with LoopbackCloud(Ec2Front(account.endpoint, prices=prices)) as cloud:
+    with LoopbackCloud(Ec2Frontend(account.endpoint, prices=prices)) as cloud:
         endpoints = {"pricing": cloud.url, "ec2": cloud.url}
         places = {at: {"image_id": "ami-0stale"} for at in regions.values()}
         config["provider"] = {"aws": {"places": places, "endpoints": endpoints}}

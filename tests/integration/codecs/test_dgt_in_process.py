@@ -126,10 +126,10 @@ def test_bytes_of_datagrams_are_counted(tmp_path: Path) -> None:
         gate.open()
         for worker in workers:
             worker.result()
-        home = bridges["us-east"]
-        assert home is not None
+        leader = bridges["us-east"]
+        assert leader is not None
         for name in ("eu-west", "ap-south"):
             out = sent_bytes(name)
             eventually(
-                lambda n=name, b=out: home.status()["links"][n]["bytes_received"]["loose"] == b
+                lambda n=name, b=out: leader.status()["links"][n]["bytes_received"]["loose"] == b
             )

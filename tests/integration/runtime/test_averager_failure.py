@@ -134,7 +134,7 @@ def test_regions_that_nobody_will_answer_are_seen(
         assert bridge is not None
 
         def seen() -> tuple[dict[str, Any], dict[str, int]] | None:
-            still = {n: s.primary.status()["stands_still_for"] for n, s in world.sites.items()}
+            still = {n: s.primary.status()["blocked_on"] for n, s in world.sites.items()}
             unanswered = bridge.status()["open"]
             if unanswered is None or None in still.values():  # the averager or a region is at work
                 return None

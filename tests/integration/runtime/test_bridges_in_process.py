@@ -124,9 +124,9 @@ def kill_at(where: str, killer: Killer, monkeypatch: pytest.MonkeyPatch, most: i
     complete = Assembly.complete
 
     def completed(self: Assembly, piece: Piece, payload: Any) -> Any:
-        home = killer.site.world.sites[HOME].endpoint
+        leader = killer.site.world.sites[HOME].endpoint
         first = piece.message is not None and piece.message.kind == "update"
-        if home._sessions[FAR]._assembly is self and first and is_due():
+        if leader._sessions[FAR]._assembly is self and first and is_due():
             assert payload.nbytes < piece.size_bytes
             killer.strike()
         return complete(self, piece, payload)

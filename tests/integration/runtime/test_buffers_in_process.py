@@ -139,19 +139,19 @@ def test_a_replaced_worker_that_finds_undeclared_state_goes_on(tmp_path: Path) -
 
 
 def test_a_standby_takes_over_with_what_is_carried(tmp_path: Path) -> None:
-    home, standby, third = "us-east", "eu-west", "ap-south"
+    leader, standby, third = "us-east", "eu-west", "ap-south"
     config = config_of(
-        regions=[{"name": name} for name in (home, standby, third)],
+        regions=[{"name": name} for name in (leader, standby, third)],
         strategy={"kind": "sma", "interval": 2},
         train={"steps": 40, "eval_every": 0},
-        averager={"region": home, "standby": standby, "takeover_s": 0.3, "rejoin_s": 0.6},
+        averager={"region": leader, "standby": standby, "takeover_s": 0.3, "rejoin_s": 0.6},
     )
     gate = Gate(20)
     with InProcess(config, tmp_path, gate=gate) as world:
         workers = {name: site.start(0) for name, site in world.sites.items()}
         primary = world.sites[third].server
         eventually(lambda: primary.seq >= 5 or third in gate.reached, "the fifth exchange")
-        site = world.sites[home]
+        site = world.sites[leader]
         assert site.endpoint is not None and site.bridge is not None
         site.endpoint.close(0.0)
         site.bridge.close()

@@ -15,7 +15,7 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.runtime.bridge import Bridge
 from geo_ray.runtime.exchange.standby import StandbyPath
 from geo_ray.training.failover import AveragerAnswer, LogAppend, SendMessage, StandbyEffect
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 from tests.support.region_support import Gate, InProcess, eventually, experiment_of
 
 HOME, STANDBY, THIRD = "us-east", "eu-west", "ap-south"
@@ -85,9 +85,9 @@ class Killer:
         site, standby = world.sites[HOME], world.sites[STANDBY].bridge
         site.kill_bridge()
         standby.path.report_dead(HOME, comes_back=True)
-        home = AveragerHome(STANDBY, 2)
-        eventually(lambda: standby.path.home == home, "the takeover")
-        site.replace_bridge(home)
+        leader = AveragerLeader(STANDBY, 2)
+        eventually(lambda: standby.path.leader == leader, "the takeover")
+        site.replace_bridge(leader)
 
 
 @pytest.fixture
@@ -151,22 +151,22 @@ def test_bridges_of_three_homes_one_after_the_other(name: str, tmp_path: Path) -
     gate = Gate(6)
     with InProcess(config(ROUNDS[name]), tmp_path / "disturbed", gate=gate) as world:
         workers = [site.start(0) for site in world.sites.values()]
-        home = AveragerHome(HOME)
+        leader = AveragerLeader(HOME)
         for _ in range(3):
             name = eventually(lambda: who_stands_by(world), "a standby") or ""
-            dead, heir = world.sites[home.region], world.sites[name].bridge
+            dead, heir = world.sites[leader.region], world.sites[name].bridge
             dead.kill_bridge()
             assert heir is not None
-            heir.path.report_dead(home.region, comes_back=True)
-            home = AveragerHome(name, home.epoch + 1)
-            eventually(partial(moved, heir, home), "the takeover")
-            dead.replace_bridge(home)
+            heir.path.report_dead(leader.region, comes_back=True)
+            leader = AveragerLeader(name, leader.term + 1)
+            eventually(partial(moved, heir, leader), "the takeover")
+            dead.replace_bridge(leader)
         gate.open()
         for worker in workers:
             worker.result()
         assert {site.digest for site in world.sites.values()} == quiet
         world.check_books()
-        assert home.epoch == 4
+        assert leader.term == 4
 
 
 def test_the_bridge_of_the_standby_is_replaced(tmp_path: Path) -> None:
@@ -186,9 +186,9 @@ def test_the_bridge_of_the_standby_is_replaced(tmp_path: Path) -> None:
         bridge = world.sites[heir].bridge
         assert bridge is not None
         bridge.path.report_dead(HOME, comes_back=True)
-        home = AveragerHome(heir, 2)
-        eventually(lambda: bridge.path.home == home, "the takeover")
-        world.sites[HOME].replace_bridge(home)
+        leader = AveragerLeader(heir, 2)
+        eventually(lambda: bridge.path.leader == leader, "the takeover")
+        world.sites[HOME].replace_bridge(leader)
         gate.open()
         for worker in workers:
             worker.result()
@@ -196,13 +196,13 @@ def test_the_bridge_of_the_standby_is_replaced(tmp_path: Path) -> None:
         world.check_books()
 
 
-def moved(bridge: Bridge, home: AveragerHome) -> bool:
-    return bridge.path.home == home
+def moved(bridge: Bridge, leader: AveragerLeader) -> bool:
+    return bridge.path.leader == leader
 
 
 def who_stands_by(world: InProcess) -> str | None:
     bridges = {name: site.bridge for name, site in world.sites.items()}
-    found = (name for name, each in bridges.items() if each and each.status().get("stands_by"))
+    found = (name for name, each in bridges.items() if each and each.status().get("is_standby"))
     return next(found, None)
 
 
@@ -214,21 +214,21 @@ def test_the_averager_is_moved_while_its_bridge_lives(name: str, tmp_path: Path)
     gate = Gate(6)
     with InProcess(config(ROUNDS[name]), tmp_path / "moved", gate=gate) as world:
         workers = [site.start(0) for site in world.sites.values()]
-        home = AveragerHome(HOME)
+        leader = AveragerLeader(HOME)
         for _ in range(4):
             to = eventually(lambda: who_stands_by(world), "a standby") or ""
             heir = world.sites[to].bridge
             assert heir is not None
-            heir.path.report_dead(home.region, comes_back=True)
-            home = AveragerHome(to, home.epoch + 1)
+            heir.path.report_dead(leader.region, comes_back=True)
+            leader = AveragerLeader(to, leader.term + 1)
             for site in world.sites.values():
                 assert site.bridge is not None
-                eventually(partial(moved, site.bridge, home), "all know of it")
+                eventually(partial(moved, site.bridge, leader), "all know of it")
         gate.open()
         for worker in workers:
             worker.result()
         assert {site.digest for site in world.sites.values()} == quiet
         world.check_books()
-        heir = world.sites[home.region].bridge
+        heir = world.sites[leader.region].bridge
         assert heir is not None
         assert set(heir.path._node.averager.view.members) == {HOME, STANDBY, THIRD}

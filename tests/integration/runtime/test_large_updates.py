@@ -59,8 +59,8 @@ def test_an_update_is_made_where_the_bridge_reads_it(
         assert client.lies_there(request.update.payload_P)
         assert made[id(site.shards[0].state)] == [request.update.payload_P.data_ptr()]
         assert request.update.payload_P.any()
-        room_P = site.primary._room(request.update.payload_P.numel())
-        assert not client.lies_there(room_P)  # the update is needed until it is answered
+        buffer_P = site.primary._payload_buffer(request.update.payload_P.numel())
+        assert not client.lies_there(buffer_P)  # the update is needed until it is answered
         workers += start(world, OTHER if region == WAITS else WAITS)
         for worker in workers:
             worker.result()
@@ -76,7 +76,7 @@ def test_a_coded_update_is_not_made_where_uncoded_ones_lie(tmp_path: Path) -> No
         first, second = world.run()
         assert first == second
         for site in world.sites.values():
-            assert site.shards[0].state.room is torch.empty
+            assert site.shards[0].state.allocate is torch.empty
 
 
 @pytest.mark.parametrize("region", [WAITS, OTHER])

@@ -77,9 +77,9 @@ def test_most_parts_do_not_pass_the_averagers_region(tmp_path: Path) -> None:
         for name, site in world.sites.items():
             links = site.endpoint.stats().values()
             passed[name] = sum(sum(link["bytes_sent"].values()) for link in links)
-    home = world.experiment.averager_region
+    leader = world.experiment.averager_region
     # in a star it sends half of all bytes; here every region hands on about as much as it gets
-    assert passed[home] < 0.35 * sum(passed.values())
+    assert passed[leader] < 0.35 * sum(passed.values())
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda o: o["kind"])
@@ -125,8 +125,8 @@ def test_whoever_waits_for_a_round_is_told_when_a_bridge_closes(tmp_path: Path) 
 def test_links_are_measured_on_the_way(tmp_path: Path) -> None:
     with InProcess(experiment(OVERLAYS[3]), tmp_path) as world:
         world.run()
-        home = world.sites[world.experiment.averager_region]
-        measured = home.bridge.path.vectors.links_mbps()
+        leader = world.sites[world.experiment.averager_region]
+        measured = leader.bridge.path.vectors.links_mbps()
     assert measured and all(mbps > 0 for mbps in measured.values())
 
 
@@ -139,6 +139,6 @@ def test_what_was_measured_before_is_known_from_the_first_round(tmp_path: Path) 
     ]
     save_links(LinkTable(links=tuple(records)), RunDirectory(tmp_path, tmp_path).links)
     with InProcess(experiment(OVERLAYS[3]), tmp_path) as world:
-        home = world.sites[world.experiment.averager_region]
-        known = home.bridge.path.vectors.links_mbps()
+        leader = world.sites[world.experiment.averager_region]
+        known = leader.bridge.path.vectors.links_mbps()
     assert known == {record.pair: record.goodput_mbps for record in records}

@@ -117,10 +117,10 @@ def test_the_averager_is_lost_in_mid_run_and_the_others_finish(
         with pytest.raises(GeoRayError):
             workers[HOME].result()
         standby = world.sites[STANDBY]
-        assert standby.bridge.status()["home"] == (STANDBY, 2)
-        assert world.sites[THIRD].bridge.status()["home"] == (STANDBY, 2)
+        assert standby.bridge.status()["leader"] == (STANDBY, 2)
+        assert world.sites[THIRD].bridge.status()["leader"] == (STANDBY, 2)
         events = standby.event_buffer.take(100_000)
-        assert [e["epoch"] for e in events if e["kind"] == "averager_moved"] == [2]
+        assert [e["term"] for e in events if e["kind"] == "averager_moved"] == [2]
         assert [e["name"] for e in events if e["kind"] == "region_left"] == [HOME]
 
 
@@ -186,13 +186,13 @@ def test_a_home_that_was_only_cut_off_comes_back_as_an_ordinary_region(tmp_path:
         cut.begin()
         gate.open()
         eventually(
-            lambda: world.sites[THIRD].bridge.status()["home"] == (STANDBY, 2), "the takeover"
+            lambda: world.sites[THIRD].bridge.status()["leader"] == (STANDBY, 2), "the takeover"
         )
         cut.end()
         for worker in workers.values():
             assert worker.result() == STEPS
         check_equal(world, [HOME, STANDBY, THIRD], exact=True)
-        assert world.sites[HOME].bridge.status()["home"] == (STANDBY, 2)
+        assert world.sites[HOME].bridge.status()["leader"] == (STANDBY, 2)
 
 
 class Cut:
@@ -307,11 +307,11 @@ def test_turns_and_a_standby_together(tmp_path: Path) -> None:
 FOURTH = "sa-east"
 
 
-def stands_by(world: InProcess, name: str) -> bool:
+def is_standby(world: InProcess, name: str) -> bool:
     """Whether a region may take over now."""
     bridge = world.sites[name].bridge
     assert bridge is not None
-    return bridge.status()["stands_by"]
+    return bridge.status()["is_standby"]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[:1] + STRATEGIES[3:], ids=lambda s: s["kind"])
@@ -328,11 +328,11 @@ def test_one_home_after_the_other_is_lost(tmp_path: Path, strategy: dict[str, An
         workers = start_all(world)
         eventually(lambda: world.sites[THIRD].server.seq >= 5, "the fifth exchange")
         go_down(world.sites[HOME])
-        eventually(lambda: stands_by(world, FOURTH), "the next standby")
-        assert world.sites[STANDBY].bridge.status()["home"] == (STANDBY, 2)
+        eventually(lambda: is_standby(world, FOURTH), "the next standby")
+        assert world.sites[STANDBY].bridge.status()["leader"] == (STANDBY, 2)
         go_down(world.sites[STANDBY])
-        eventually(lambda: stands_by(world, THIRD), "the last standby")
-        assert world.sites[THIRD].bridge.status()["home"] == (FOURTH, 3)
+        eventually(lambda: is_standby(world, THIRD), "the last standby")
+        assert world.sites[THIRD].bridge.status()["leader"] == (FOURTH, 3)
         gate.open()
         for name in (THIRD, FOURTH):
             assert workers[name].result() == STEPS
@@ -352,7 +352,7 @@ def test_another_stands_by_when_the_standby_is_lost(tmp_path: Path) -> None:
         eventually(lambda: world.sites[THIRD].server.seq >= 3, "the third round")
         go_down(world.sites[STANDBY])
         world.sites[HOME].bridge.path.report_dead(STANDBY)
-        eventually(lambda: stands_by(world, THIRD) or stands_by(world, FOURTH), "another standby")
+        eventually(lambda: is_standby(world, THIRD) or is_standby(world, FOURTH), "another standby")
         go_down(world.sites[HOME])
         gate.open()
         for name in (THIRD, FOURTH):

@@ -90,12 +90,12 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
         averager, bridge = world.averager, world.sites[FAR].bridge
         assert averager is not None and bridge is not None
         if what == "a view that is over":
-            averager.view = replace(averager.view, epoch=3, since=((FAR, 3),))
+            averager.view = replace(averager.view, generation=3, since=((FAR, 3),))
         with pytest.raises(kind, match=words):
             bridge.path.exchange(make(world, tmp_path))
         assert averager.failure is None and averager.last(FAR) == (0, 0)
         if what == "a view that is over":
-            averager.view = replace(averager.view, epoch=1, since=())
+            averager.view = replace(averager.view, generation=1, since=())
         assert world.run() == undisturbed
         world.check_books()
 
@@ -176,8 +176,8 @@ def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
 
 @pytest.mark.parametrize("wrong", ["another CA", "another region", "another key", "nothing"])
 def test_who_is_not_linked_says_why_before_it_is_let_in(wrong: str, newcomer: Newcomer) -> None:
-    home = newcomer.bridge(HOME, newcomer.good(HOME))
-    home.expect(FAR)
+    leader = newcomer.bridge(HOME, newcomer.good(HOME))
+    leader.expect(FAR)
     certificate, key = newcomer.good(FAR), KEY
     if wrong == "another CA":
         certificate = Authority.create("a stranger's CA").issue(FAR)
@@ -186,7 +186,7 @@ def test_who_is_not_linked_says_why_before_it_is_let_in(wrong: str, newcomer: Ne
     elif wrong == "another key":
         key = b"x" * 32
     bridge = newcomer.bridge(FAR, certificate, key)
-    bridge.connect(HOME, home.endpoint.advertised)
+    bridge.connect(HOME, leader.endpoint.advertised)
     if wrong == "nothing":
         bridge.await_link(HOME, 20.0)
         return

@@ -15,12 +15,12 @@ from geo_ray.planner.config import SpotConfig
 from geo_ray.planner.fleet import Offer, RegionFleet
 from geo_ray.planner.plan import Machines, RegionPlan
 from geo_ray.planner.search import RentalPool
-from geo_ray.prices.price_book import shipped_book
+from geo_ray.prices.price_book import bundled_book
 from geo_ray.runs.plan_inputs import ModelSize, section_of, site_of
 from geo_ray.runs.replanning import with_running
 
 EXPERIMENT = load_tree(Path(__file__).parents[3] / "configs" / "planned.yaml", [], Experiment)
-BOOK = shipped_book()
+BOOK = bundled_book()
 MARKETS = st.sampled_from([("on_demand",), ("spot",), ("on_demand", "spot")])
 
 

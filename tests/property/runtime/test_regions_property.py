@@ -69,16 +69,22 @@ class World:
         self.regions = Regions(self.policy, sorted(self.present))
         self.starting: set[str] = set()
         self.view = View(tuple(sorted(self.present)))
-        self.home, self.standby = "us", "eu"
+        self.leader, self.standby = "us", "eu"
         self.now_s = 0.0
         self.is_ending = False
         self.wanted: dict[str, bool] = {}  # whether a user wants it, by the newest request
 
     def now(self) -> RunSituation:
         is_up = self.standby in self.present
-        needed = frozenset() if is_up else frozenset({self.home})
+        needed = frozenset() if is_up else frozenset({self.leader})
         return RunSituation(
-            self.now_s, self.home, self.standby, is_up, needed, self.is_ending, bool(self.starting)
+            self.now_s,
+            self.leader,
+            self.standby,
+            is_up,
+            needed,
+            self.is_ending,
+            bool(self.starting),
         )
 
     def on(self, event: Event) -> None:
@@ -102,7 +108,7 @@ class World:
                     if region in self.view.members and len(self.view.members) > 1:
                         self.view = self.view.changed((), (region,))
                 case MoveAverager(region):
-                    assert region == self.home and self.standby in self.present
+                    assert region == self.leader and self.standby in self.present
                     self.move()
                 case Release(region):
                     assert region not in self.present
@@ -111,7 +117,7 @@ class World:
         self.check()
 
     def lose(self, region: str) -> None:
-        if region == self.home:
+        if region == self.leader:
             if self.standby not in self.present:
                 return  # the run ends
             self.move()
@@ -121,7 +127,7 @@ class World:
         self.on(RegionGone(region))
 
     def move(self) -> None:
-        self.home, self.standby = self.standby, self.home
+        self.leader, self.standby = self.standby, self.leader
         self.on(AveragerMoved())
 
     def end_join(self, region: str, *, has_joined: bool) -> None:

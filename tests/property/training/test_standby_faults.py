@@ -100,7 +100,7 @@ def test_the_averager_dies_at_any_point(setup: Setup, seed: int, events: int, se
     alive = world.survivors()
     assert alive == list(world.names[1:])
     if "took_over" in what:
-        assert {world.nodes[name].home.region for name in alive} == {world.names[1]}
+        assert {world.nodes[name].leader.region for name in alive} == {world.names[1]}
 
 
 @settings(max_examples=300, deadline=None)
@@ -112,10 +112,10 @@ def test_links_are_cut_and_heal(setup: Setup, seed: int, events: int, data: st.D
     ticks = data.draw(st.integers(0, int(TAKEOVER_S + REJOIN_S / 3)))
     world = cut_and_heal(setup, seed, events, cut, ticks)
     assert world.survivors() == list(world.names)  # everybody was waited for
-    epochs = {node.home.epoch for node in world.nodes.values()}
-    assert len(epochs) == 1 and epochs <= {1, 2}
+    terms = {node.leader.term for node in world.nodes.values()}
+    assert len(terms) == 1 and terms <= {1, 2}
     homes = [name for name, node in world.nodes.items() if node.primary is not None]
-    assert homes == [world.names[max(epochs) - 1]]
+    assert homes == [world.names[max(terms) - 1]]
 
 
 @settings(max_examples=300, deadline=None)
@@ -159,7 +159,7 @@ def test_all_hosts_but_the_last_die_one_after_the_other() -> None:
     world.run_out()
     world.check_end()
     assert hosts[:2] == ["a", "b"] and len(set(hosts)) == 4
-    assert world.host().home.epoch == 5
+    assert world.host().leader.term == 5
 
 
 @pytest.mark.parametrize(("steps", "seed", "events"), [(4, 156691, 26), (3, 78344, 24)])

@@ -189,7 +189,7 @@ class TrainingPlane(RuleBasedStateMachine):
     def somebody_can_go_on(self) -> None:
         """No order of events whatever looks as if nothing could happen any more."""
         still = {
-            name: region.server.stands_still_for
+            name: region.server.blocked_on
             for name, region in self.plane.regions.items()
             if region.server.phase != "done"
         }

@@ -426,19 +426,19 @@ OLD: list[tuple[str, Any, bytes]] = [
     (
         "standby",
         LogAppend(3, LogEntry(12, TakeSum((OLD_PART,), torch.tensor([4.0, 4.5])))),
-        b"\x88\xaeaverager_epoch\x03\xa6number\x0c\xa4what\xa3sum\xa7regions\x91"
+        b"\x88\xableader_term\x03\xa6number\x0c\xa4what\xa3sum\xa7regions\x91"
         b"\xa1b\xa8attempts\x91\x01\xa4seqs\x91\x03\xadbase_versions\x91\x05"
         b"\xaasize_bytes\x00",
     ),
     (
         "standby",
         LogAppend(3, LogEntry(12, Stop())),
-        b"\x83\xaeaverager_epoch\x03\xa6number\x0c\xa4what\xa4stop",
+        b"\x83\xableader_term\x03\xa6number\x0c\xa4what\xa4stop",
     ),
     (
         "standby",
         NewAverager(4, (2, 7)),
-        b"\x83\xaeaverager_epoch\x04\xaclast_attempt\x02\xa8last_seq\x07",
+        b"\x83\xableader_term\x04\xaclast_attempt\x02\xa8last_seq\x07",
     ),
     (
         "overlay",

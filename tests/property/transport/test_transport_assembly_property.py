@@ -49,7 +49,7 @@ class Pair:
     def say(self, draw: random.Random) -> None:
         lane = draw.randrange(LANES)
         payload = draw.randbytes(draw.choice((0, 1, 6, 7, 8, 20, 50, 100)))
-        if self.outbox.has_room(len(payload)):
+        if self.outbox.has_capacity(len(payload)):
             number = len(self.said[lane])
             self.outbox.add(Message("test", {"n": number}, payload, "update", lane))
             self.said[lane].append(payload)

@@ -44,7 +44,7 @@ class OutboxBooks(RuleBasedStateMachine):
     def add(self, lane: int, size: int) -> None:
         held = sum(len(sizes) for sizes in self.sizes) - sum(self.delivered)
         fits = held == 0 or (held < 8 and self._size_bytes() + size <= 200)
-        assert self.outbox.has_room(size) == fits
+        assert self.outbox.has_capacity(size) == fits
         if fits:
             self.sizes[lane].append(size)
             message = Message("test", {}, bytes(size), "update", lane)

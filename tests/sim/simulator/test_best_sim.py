@@ -51,9 +51,9 @@ def test_regions_that_are_said_to_agree_do(
     told: list[Evaluation] = []
     real = EvalNotes.take
 
-    def spy(notes: EvalNotes, finished: list[Evaluation], t_s: float, home: str) -> str | None:
+    def spy(notes: EvalNotes, finished: list[Evaluation], t_s: float, leader: str) -> str | None:
         told.extend(finished)
-        return real(notes, finished, t_s, home)
+        return real(notes, finished, t_s, leader)
 
     monkeypatch.setattr(EvalNotes, "take", spy)
     regions = [{"name": "us-east", "workers": 2}, {"name": "eu-west"}]

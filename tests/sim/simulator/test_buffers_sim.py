@@ -175,11 +175,7 @@ def test_a_resume_begins_with_the_values_of_the_cut(data_dir, kind: str) -> None
         assert torch.equal(model_buffers.present_B, primary.tensors["buffers/present"])
     resumed.go()
     traits = STRATEGIES[kind]().traits
-    if (
-        traits.in_rounds
-        and traits.exchange.stands_still == "always"
-        and not config.counts_total_rows
-    ):
+    if traits.in_rounds and traits.exchange.blocking == "always" and not config.counts_total_rows:
         assert resumed.digests() == whole.digests()
         for name, buffers_B in whole.result.buffers_B.items():
             assert torch.equal(resumed.result.buffers_B[name], buffers_B)

@@ -118,8 +118,8 @@ def test_a_resumed_run_is_one_that_the_run_could_have_been(data_dir, kind: str, 
             assert ledger.applied == whole.world.regions[name].server.ledger.applied
     if together:
         assert resumed.world.averager.samples >= config.rows
-    stands_still = STRATEGIES[kind]().traits.exchange.stands_still == "always"
-    if STRATEGIES[kind]().traits.in_rounds and stands_still and not together:
+    blocking = STRATEGIES[kind]().traits.exchange.blocking == "always"
+    if STRATEGIES[kind]().traits.in_rounds and blocking and not together:
         assert resumed.digests() == whole.digests()
 
 

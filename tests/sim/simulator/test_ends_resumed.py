@@ -130,7 +130,7 @@ def case(seed: int, data_dir: Path) -> None:
     again.go()
     check(again)
     exchange, traits = config.strategy.traits.exchange, config.strategy.traits
-    if not more and traits.in_rounds and exchange.stands_still == "always":
+    if not more and traits.in_rounds and exchange.blocking == "always":
         lossy = config.codec.up is not None and config.codec.up.traits.differential is not None
         if not (lossy or config.counts_total_rows):
             assert again.digests() == first.digests()

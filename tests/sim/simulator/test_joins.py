@@ -82,7 +82,7 @@ def test_a_region_leaves_loses_nothing_and_comes_back(data_dir: Path, kind: str)
     check_members_ended(run, set(REGIONS))
     ledger = run.world.regions["b"].server.work.ledger  # no row twice, none left out
     assert ledger.applied == ledger.cursor and not ledger.discarded
-    assert run.world.averager.view.epoch == 3
+    assert run.world.averager.view.generation == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +120,7 @@ def test_a_run_with_a_newcomer_is_saved_and_goes_on(data_dir: Path, kind: str) -
     resumed.world.restore(cut)
     resumed.go()
     check_members_ended(resumed, set(REGIONS))
-    assert resumed.world.averager.view.epoch == 2
+    assert resumed.world.averager.view.generation == 2
     assert killed.result is not None and resumed.result is not None
     if STRATEGIES[kind]().traits.in_rounds:  # others go by the times of a new beginning
         both = killed.result.params_P["d"], resumed.result.params_P["d"]

@@ -63,7 +63,7 @@ def check_members_ended(run: Run, members: set[str]) -> None:
 def check_ended(run: Run, lost: list[str]) -> None:
     """The others did all their work, without those that were lost."""
     check_members_ended(run, set(REGIONS) - set(lost))
-    assert run.world.averager.view.epoch == 1 + len(lost)
+    assert run.world.averager.view.generation == 1 + len(lost)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -96,7 +96,7 @@ def test_a_run_that_lost_a_region_is_saved_and_goes_on_without_it(data_dir, kind
     cut = killed.world.checkpoints[1]
     assert sorted(cut.regions) == ["a", "b", "d"]
     resumed = resumed_without(killed.config, data_dir, cut)
-    assert resumed.world.averager.view.epoch == 2
+    assert resumed.world.averager.view.generation == 2
     check_ended(resumed, ["c"])
 
 

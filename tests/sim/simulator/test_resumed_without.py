@@ -20,7 +20,7 @@ KINDS = sorted(STRATEGIES)
 STILL = [
     kind
     for kind in KINDS
-    if (traits := STRATEGIES[kind]().traits).in_rounds and traits.exchange.stands_still == "always"
+    if (traits := STRATEGIES[kind]().traits).in_rounds and traits.exchange.blocking == "always"
 ]
 """Those whose order of updates is no question of time."""
 EVEN = {"step_s": 0.3, "link": {"rate_mbps": 20, "delay_s": 0.04}}
@@ -63,11 +63,11 @@ def test_the_others_go_on_from_any_cut(data_dir: Path, kind: str, seed: int) -> 
     draw = Random(f"{kind}/{seed}")
     absent = tuple(sorted(draw.sample(REGIONS, draw.choice((1, 1, 2, 3)))))
     there = [name for name in REGIONS if name not in absent]
-    home = "a" if "a" in there else draw.choice(there)
+    leader = "a" if "a" in there else draw.choice(there)
     cut = cut_of(config, data_dir, draw.uniform(0.02, 0.95) * whole_s)
-    run = resumed(without(config, absent, region=home), data_dir, cut)
+    run = resumed(without(config, absent, region=leader), data_dir, cut)
     view = run.world.averager.view
-    assert (view.members, view.left, view.epoch) == (tuple(there), absent, 2)
+    assert (view.members, view.left, view.generation) == (tuple(there), absent, 2)
     run.go()
     check_members_ended(run, set(there))
     for name in there:
@@ -124,7 +124,7 @@ def test_a_cut_in_which_it_had_left_or_joined(data_dir: Path, kind: str) -> None
     assert sorted(cut.regions) == ["a", "c", "d"]
     run = resumed(without(config, ("b", "d")), data_dir, cut)
     view = run.world.averager.view
-    assert (view.members, view.left, view.epoch) == (("a", "c"), ("b", "d"), 4)
+    assert (view.members, view.left, view.generation) == (("a", "c"), ("b", "d"), 4)
     check_members_ended(run.go(), {"a", "c"})
 
 
@@ -157,8 +157,8 @@ def test_both_copies_of_the_averager_are_the_same_afterwards(data_dir: Path) -> 
     config = experiment(**sections_of("fedasync"))
     cut = cut_of(config, data_dir, 1.0)
     states = [
-        resumed(without(config, ("b",), region=home), data_dir, cut).world.averager.export()
-        for home in ("a", "d")
+        resumed(without(config, ("b",), region=leader), data_dir, cut).world.averager.export()
+        for leader in ("a", "d")
     ]
     (one, one_control), (other, other_control) = states
     assert one_control == other_control and one.keys() == other.keys()

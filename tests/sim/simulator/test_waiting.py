@@ -36,7 +36,7 @@ class Watch:
         world = self._run.world
         scheduler = world._scheduler
         servers = {name: region.server for name, region in world.regions.items()}
-        still = {n: s.stands_still_for for n, s in servers.items() if s.phase != "done"}
+        still = {n: s.blocked_on for n, s in servers.items() if s.phase != "done"}
         self.policy.check_goes_on(scheduler.now_s, still, open_requests(world.averager))
         self.longest_s = max(self.longest_s, self.policy.stalled(scheduler.now_s) or 0.0)
         self.looks += 1

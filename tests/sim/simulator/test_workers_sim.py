@@ -75,7 +75,7 @@ def test_with_a_fixed_batch_a_run_ends_as_if_all_had_been_there(
     check_ended(run)
     assert run.of("worker_lost") and run.of("worker_replaced") and run.of("team")
     traits = run.config.strategy.traits
-    by_time = traits.exchange.stands_still != "always" or traits.region.ends_by_total_rows
+    by_time = traits.exchange.blocking != "always" or traits.region.ends_by_total_rows
     if traits.in_rounds and not by_time:
         assert run.digests() == quiet.digests()
         assert [e["samples"] for e in run.of("step", "a")] == [

@@ -58,7 +58,7 @@ from geo_ray.cloud.cluster.up import _forget
 from geo_ray.cloud.provider import Availability, LaunchRequest, Machine, MachineState, Market, Pool
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.plan import Plan
-from geo_ray.prices.price_book import shipped_book
+from geo_ray.prices.price_book import bundled_book
 from geo_ray.runs.lease import LEASE_KEY
 from geo_ray.runs.planning import Sources, make_plan
 from geo_ray.storage.conditional_store import MAX_RECORD_BYTES
@@ -101,7 +101,7 @@ def plan() -> Plan:
 
 def asked(plan: Plan, where: Path, cloud: str | None = "local", **changes: Any) -> AskedCluster:
     changes = {"provider.state": str(where)} | changes
-    found = asked_cluster(experiment(**changes), plan, shipped_book(), cloud, NOW_S)
+    found = asked_cluster(experiment(**changes), plan, bundled_book(), cloud, NOW_S)
     return replace(found, record=found.record.model_copy(update={"id": ID}))
 
 
@@ -157,7 +157,7 @@ def test_the_local_cloud_sells_what_the_plan_may_rent_at_the_books_prices(
 ) -> None:
     found = asked(plan, tmp_path)
     assert found.catalog is not None
-    book = shipped_book()
+    book = bundled_book()
     for pool in found.record.target.pools():
         (offer,) = [each for each in found.catalog.offers if each.pool == pool]
         price = book.instance("aws", pool.region, pool.type, pool.market.value)

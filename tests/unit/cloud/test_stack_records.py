@@ -23,7 +23,7 @@ from geo_ray.cloud.provider import Availability, LaunchRequest, Machine, Machine
 from geo_ray.cloud.terraform import TerraformStack
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.planner.plan import Plan
-from geo_ray.prices.price_book import shipped_book
+from geo_ray.prices.price_book import bundled_book
 from geo_ray.runs.planning import Sources, make_plan
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -89,7 +89,7 @@ def asked(
     plan: Plan, on: TerraformStack | None = None, section: dict[str, Any] | None = None
 ) -> AskedCluster:
     found = experiment(**({} if section is None else {"provider": section}))
-    return asked_cluster(found, plan, shipped_book(), None, NOW_S, on or stack())
+    return asked_cluster(found, plan, bundled_book(), None, NOW_S, on or stack())
 
 
 def test_what_the_stack_says_is_the_clusters(plan: Plan) -> None:

@@ -24,7 +24,7 @@ from geo_ray.cloud.cluster.spec import asked_cluster
 from geo_ray.cloud.provider import Availability, LaunchRequest, Market, Pool
 from geo_ray.experiment.autoscale import AutoscaleConfig
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.prices.price_book import shipped_book
+from geo_ray.prices.price_book import bundled_book
 from geo_ray.runs.planning import Sources, make_plan
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "cluster_local.yaml"
@@ -41,7 +41,7 @@ class Scene:
         })  # fmt: skip
         experiment = load_tree(CONFIG, items, Experiment)
         plan = make_plan(experiment, CONFIG.parent, "optimal", Sources()).plan
-        found = asked_cluster(experiment, plan, shipped_book(), "local", time.time())
+        found = asked_cluster(experiment, plan, bundled_book(), "local", time.time())
         self.record, self.state = found.record, found.state
         self.state.make()
         self.state.write(self.record, None)

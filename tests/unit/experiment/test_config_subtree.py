@@ -32,7 +32,7 @@ def paths(key: str) -> list[str]:
 def test_a_key_has_its_type_limits_default_and_meaning() -> None:
     assert shown("train.steps") == [
         "train.steps: int (>= 1, <= 1000000000000), required",
-        "    steps of every region (async: pushes per worker)",
+        "    steps of every region; with mode async, pushes per worker",
     ]
     assert shown("train.clip_norm")[0] == "train.clip_norm: float | null (> 0), default: null"
     assert shown("plan.batch_sizes")[0].startswith("plan.batch_sizes: list of int (>= 1) | null (")

@@ -46,7 +46,7 @@ def plan_of(**changes) -> Plan:
     fields = {
         "policy": "test",
         "regions": tuple(
-            RegionPlan(region=name, machines=(machines,), step_s=0.5, stands_usd_per_h=1.8)
+            RegionPlan(region=name, machines=(machines,), step_s=0.5, fixed_usd_per_h=1.8)
             for name in ("east", "west")
         ),
         "averager": "east",

@@ -341,7 +341,7 @@ def test_impossible_limits_are_named_and_whoever_does_as_told_has_a_plan():
         optimal(Request(**lossy))
     assert optimal(Request(**{**lossy, **_fixes(found.value)})).regions
     empty = scenario(1)
-    sites = [Site("r0", [], empty.sites[0].stands_usd), *empty.sites[1:]]
+    sites = [Site("r0", [], empty.sites[0].fixed_usd), *empty.sites[1:]]
     with pytest.raises(PlanInfeasibleError, match="r0"):
         optimal(Request(**{**_fields(empty), "sites": sites}))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from geo_ray.planner.config import no_plan_section
-from geo_ray.prices.price_book import shipped_book
+from geo_ray.prices.price_book import bundled_book
 
 
 def places(*regions: str) -> dict[str, str]:
@@ -25,7 +25,7 @@ def test_more_regions_than_places_still_get_one_each() -> None:
 
 
 def test_every_place_has_prices_of_machines_and_traffic() -> None:
-    records = shipped_book().records
+    records = bundled_book().records
     for at in set(places(*(f"r{number}" for number in range(30))).values()):
         here = [each for each in records if each.region == at]
         assert any(each.item == "egress" for each in here), at

@@ -15,12 +15,12 @@ from geo_ray.base.errors import CurrencyError, PriceBookError, PriceUnknownError
 from geo_ray.prices.price import AgeTier, ExchangeRate, PriceRecord, VolumeTier
 from geo_ray.prices.price_book import (
     PriceBook,
+    bundled_book,
     dump_book,
     known_book,
     load_book,
     own_files,
     parse_book,
-    shipped_book,
 )
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -294,7 +294,7 @@ def test_a_file_that_is_named_must_be_there(
 
 
 def test_the_snapshot_has_the_figures_of_its_sources() -> None:
-    known = shipped_book()
+    known = bundled_book()
     on_demand = {
         ("us-east-1", "c5a.2xlarge"): 0.308,
         ("ap-south-1", "c5a.2xlarge"): 0.188,
@@ -325,7 +325,7 @@ def test_the_snapshot_has_the_figures_of_its_sources() -> None:
 
 
 def test_the_snapshot_invents_nothing() -> None:
-    known = shipped_book()
+    known = bundled_book()
     assert {r.cloud for r in known.records} == {"aws"}
     assert {r.fetched_at.date() for r in known.records} == {date(2026, 11, 20)}
     assert not known.rates
@@ -345,5 +345,5 @@ def test_age_counts_from_the_day_of_the_source_and_not_from_its_copy() -> None:
 
 
 def test_the_shipped_prices_are_of_the_days_of_their_sources() -> None:
-    old = {record.source[:8]: record.dated.year for record in shipped_book().records}
+    old = {record.source[:8]: record.dated.year for record in bundled_book().records}
     assert old == {"Skyplane": 2022, "SkyPilot": 2025}

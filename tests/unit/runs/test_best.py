@@ -187,10 +187,10 @@ def test_who_watches_the_run_writes_no_model(tmp_path: Path) -> None:
     class Slow:
         candidates, best, check = keeper.candidates, None, keeper.check
 
-        def consider(self, done, home):
+        def consider(self, done, leader):
             may_write.wait()
             writers.add(threading.current_thread().name)
-            return keeper.consider(done, home)
+            return keeper.consider(done, leader)
 
     def emit(kind: str, t_s: float, **fields: object) -> Event:
         events.append(conform(kind, t_s, fields))

@@ -274,7 +274,7 @@ def test_a_region_is_lost_and_comes_back(run: RunDirectory) -> None:
         begin(log)
         write_steps(log, first=1, last=2)
         log.write("region_lost", 3.0, region="us", cause="its bridge is gone")
-        log.write("averager_moved", 3.0, region="eu", epoch=2)
+        log.write("averager_moved", 3.0, region="eu", term=2)
         eu, us = reader.read().regions
         assert (eu.state, eu.lost_cause) == ("computing", None)
         assert (us.state, us.lost_cause, us.samples_per_s) == ("lost", "its bridge is gone", 0.0)

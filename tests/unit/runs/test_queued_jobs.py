@@ -145,7 +145,7 @@ def test_who_is_there_takes_part_and_nobody_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("averager", "there", "home", "standbys"),
+    ("averager", "there", "leader", "standbys"),
     [
         ("{}", "us-east ap-south", "us-east", ()),
         ("{standby: auto}", "us-east", "us-east", ("auto",)),
@@ -160,13 +160,13 @@ def test_who_is_there_takes_part_and_nobody_else() -> None:
     ],
 )  # fmt: skip
 def test_who_is_absent_or_hosts_the_averager_does_not_stand_by(
-    averager: str, there: str, home: str, standbys: tuple[str, ...]
+    averager: str, there: str, leader: str, standbys: tuple[str, ...]
 ) -> None:
     overrides = ("members.absent=[]", f"averager={averager}")
-    made = tree_of(dict.fromkeys(there.split(), 1), home, *overrides)
+    made = tree_of(dict.fromkeys(there.split(), 1), leader, *overrides)
     config = made.averager
     found = () if config.standby is None else (config.standby, *config.next_standbys)
-    assert made.averager_region == home and found == standbys
+    assert made.averager_region == leader and found == standbys
 
 
 def test_a_job_of_data_anywhere_has_all_regions_of_the_queue() -> None:

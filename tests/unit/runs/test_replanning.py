@@ -64,7 +64,7 @@ def test_a_run_that_goes_as_planned_stays(plan):
         region.batch_sizes for region in plan.regions
     ]
     assert (kept.steps, kept.base_steps) == (plan.steps, plan.base_steps)
-    start_usd = plan.seconds["start"] / 3600 * (plan.usd_per_h + plan.stands_usd_per_h)
+    start_usd = plan.seconds["start"] / 3600 * (plan.usd_per_h + plan.fixed_usd_per_h)
     assert kept.total_usd == pytest.approx(0.75 * (plan.total_usd - start_usd), rel=0.02)
 
 

@@ -43,7 +43,7 @@ from geo_ray.storage.manifest import AVERAGER_PART, shard_part_name
 from geo_ray.storage.parts import write_part
 from geo_ray.telemetry.event_log import EventLog
 from geo_ray.telemetry.events import Event
-from geo_ray.training.membership import AveragerHome, View
+from geo_ray.training.membership import AveragerLeader, View
 
 Key = tuple[str, str]
 HOME = "us"  # the last by name, and the last of the configuration
@@ -181,7 +181,7 @@ def test_of_regions_lost_together_the_averagers_goes_first(run: Run) -> None:
     run.controller._poll()
     lost = [event.fields["region"] for event in run.events if event.kind == "region_lost"]
     assert lost == [HOME, "eu"]
-    assert run.actors.home.region == "asia"
+    assert run.actors.leader.region == "asia"
     assert run.told("report_dead") == [
         ("asia", "report_dead", HOME),
         ("asia", "report_dead", "eu"),
@@ -200,7 +200,7 @@ def test_who_was_lost_is_reported_again_to_an_averager_that_has_moved(run: Run) 
     run.controller._poll()
     assert run.told("report_dead") == [(HOME, "report_dead", "eu")]
     run.calls.clear()
-    moved = {"home": AveragerHome("asia", 2), "stands_by": False}
+    moved = {"leader": AveragerLeader("asia", 2), "is_standby": False}
     run.controller._follow_averager({("bridge", "asia"): {"status": moved}})
     assert run.told("report_dead") == [("asia", "report_dead", "eu")]
     run.calls.clear()
@@ -354,7 +354,7 @@ def test_a_bridge_that_lives_but_is_not_reached_is_taken_for_dead(run: Run) -> N
     assert "eu" not in run.actors.bridges
     assert run.kinds() == ["bridge_requested"]  # the region goes on
     reached(HOME, AWAY_S + 1)
-    assert run.actors.home.region == "asia"
+    assert run.actors.leader.region == "asia"
     assert ("asia", "report_dead", HOME, "True") in run.calls
     run.actors.standby = None
     reached("asia", AWAY_S + 1)  # the averager lives there now, and nobody stands by
@@ -383,7 +383,7 @@ def test_workers_that_came_back_with_their_region_are_not_replaced(
     watch._sent_away = {("eu", 1): sent}
     back = [GroupWorker("eu", rank, 2, None, ref=f"work {rank}") for rank in (0, 1)]
     run.actors.workers = {("eu", worker.rank): worker for worker in back}
-    watch._home(back[1], 7)
+    watch._leader(back[1], 7)
     assert back[1].steps == 7 and not replaced, "it has done its work"
     run.actors.workers["eu", 0].steps = 7
     watch.collect(0.0)
@@ -531,7 +531,7 @@ def test_for_a_notice_the_averager_moves_before_its_region_leaves(run: Run) -> N
     _look(run, view)
     assert ("asia", "report_dead", HOME, "True") in run.calls
     assert not run.told("change_members")
-    moved = {"home": AveragerHome("asia", 2), "stands_by": False}
+    moved = {"leader": AveragerLeader("asia", 2), "is_standby": False}
     run.controller._follow_averager({("bridge", "asia"): {"status": moved}})
     run.controller.members.tick({("bridge", "asia"): {"view": view}})
     assert run.told("change_members")[0][:4] == ("asia", "change_members", "()", f"('{HOME}',)")

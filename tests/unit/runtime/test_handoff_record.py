@@ -14,7 +14,7 @@ from geo_ray.runtime import actor_group
 from geo_ray.runtime.actor_group import ActorGroup, GroupWorker
 from geo_ray.runtime.launcher import GoneRegions, Handoff, HandoffRecord, ProcessSpec
 from geo_ray.runtime.spec import RunSpec
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 
 REGIONS = [{"name": "eu", "ps_shards": 2, "workers": 2}, {"name": "us"}]
 
@@ -110,15 +110,15 @@ def filled(asked: list[tuple[object, ...]]) -> tuple[ActorGroup, Launcher]:
 def test_the_next_group_is_the_same_and_waits_for_the_same_workers() -> None:
     asked: list[tuple[object, ...]] = []
     before, launcher = filled(asked)
-    before.standby, before.former_homes = "us", {"us"}
-    before.home = AveragerHome("eu", 4)
+    before.standby, before.former_leaders = "us", {"us"}
+    before.leader = AveragerLeader("eu", 4)
     before.note(10.0, GoneRegions(("us",)), is_changing=False)
     record = launcher.records[-1]
     after, _ = group_of(asked, 2)
     after.go_on_as(Handoff(record, {("eu", 1): 5}, 9), record)
     assert after.servers() == before.servers()
-    assert [after.home, after.standby, after.former_homes] == [
-        AveragerHome("eu", 4), "us", {"us"},
+    assert [after.leader, after.standby, after.former_leaders] == [
+        AveragerLeader("eu", 4), "us", {"us"},
     ]  # fmt: skip
     assert after.shard_addresses == before.shard_addresses
     assert after.bridge_addresses == before.bridge_addresses

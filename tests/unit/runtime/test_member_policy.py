@@ -21,7 +21,7 @@ REGIONS: list[dict[str, Any]] = [{"name": "us"}, {"name": "eu"}, {"name": "ap"}]
 
 
 def refusal(tmp_path: Path, verb: Any, region: str, **more: Any) -> str | None:
-    told = {"members": ("eu", "us"), "pending": (), "home": "us", "standby": None}
+    told = {"members": ("eu", "us"), "pending": (), "leader": "us", "standby": None}
     told["is_ending"] = False
     told |= {name: more.pop(name) for name in list(more) if name in told and name != "members"}
     told["members"] = more.pop("there", told["members"])

@@ -16,7 +16,7 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory as rundir
 from geo_ray.runs.planning import Sources, make_plan
 from geo_ray.runs.replanning import MembersPlan, can_follow, free_of, plan_of_members
-from geo_ray.runtime.replanning import HomeNow, PlanFor, PlanWatch, ReplanPolicy
+from geo_ray.runtime.replanning import CurrentLeader, PlanFor, PlanWatch, ReplanPolicy
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog
 from geo_ray.telemetry.events import conform
 
@@ -42,11 +42,11 @@ class Run:
     def plan_for(
         self,
         members: Collection[str],
-        home: str,
+        leader: str,
         interval: int | None = None,
         standby: str | None = None,
     ) -> MembersPlan:
-        return plan_of_members(self.run, self.experiment, members, home, interval, standby)
+        return plan_of_members(self.run, self.experiment, members, leader, interval, standby)
 
 
 class Loop:
@@ -85,9 +85,9 @@ def _no_prices_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_it_is_told_what_is_best_for_those_who_are_left(tmp_path: Path) -> None:
     run, loop = Run(tmp_path, slower=4.0), Loop()
     watch = watch_of(ReplanPolicy(60.0, 600.0), run.plan_for, loop)
-    watch.tick(ALL, HomeNow("us"), 0.0)
+    watch.tick(ALL, CurrentLeader("us"), 0.0)
     for now_s in range(1, 100):
-        watch.tick(("eu", "asia"), HomeNow("eu"), float(now_s))
+        watch.tick(("eu", "asia"), CurrentLeader("eu"), float(now_s))
         if watch._open is not None:
             watch._open[1].exception()
     watch.close()
@@ -103,9 +103,9 @@ def test_it_is_told_what_is_best_for_those_who_are_left(tmp_path: Path) -> None:
 def test_a_run_without_a_plan_is_left_alone(tmp_path: Path) -> None:
     loop = Loop()
     watch = watch_of(ReplanPolicy(0.0, 0.0), None, loop)
-    watch.tick(ALL, HomeNow("us"), 0.0)
-    watch.tick(("us",), HomeNow("us"), 1.0)
-    watch.home_moved()
+    watch.tick(ALL, CurrentLeader("us"), 0.0)
+    watch.tick(("us",), CurrentLeader("us"), 1.0)
+    watch.leader_moved()
     watch.close()
     assert not loop.events and not loop.told and not loop.paced and not loop.moves
 
@@ -143,16 +143,16 @@ def test_an_interval_that_is_far_from_the_best_is_changed_as_the_run_goes(tmp_pa
     assert again.as_it_goes is not None and not again.as_it_goes.changed
 
     def plan_for(
-        members: Collection[str], home: str, interval: int | None, standby: str | None
+        members: Collection[str], leader: str, interval: int | None, standby: str | None
     ) -> MembersPlan:
-        return run.plan_for(members, home, interval or 1)
+        return run.plan_for(members, leader, interval or 1)
 
     watch = watch_of(ReplanPolicy(0.0, 5.0), plan_for, loop)
     for now_s in range(40):
-        watch.tick(ALL if now_s < 10 else ("us", "eu"), HomeNow("us"), float(now_s))
+        watch.tick(ALL if now_s < 10 else ("us", "eu"), CurrentLeader("us"), float(now_s))
         if watch._open is not None:
             watch._open[1].exception()
-    watch.home_moved()  # the new one may not have heard it
+    watch.leader_moved()  # the new one may not have heard it
     watch.close()
     assert len(loop.paced) == 2 and loop.paced[0] == loop.paced[1] > 1 and not loop.moves
     assert [e["kind"] for e in loop.events].count("interval_changed") == 1
@@ -173,14 +173,14 @@ def test_a_run_that_is_resumed_with_a_pace_is_planned_anew_for_those_who_are_the
     run, asked = Run(tmp_path), list[tuple[tuple[str, ...], int | None]]()
 
     def plan_for(
-        members: Collection[str], home: str, interval: int | None, standby: str | None
+        members: Collection[str], leader: str, interval: int | None, standby: str | None
     ) -> MembersPlan:
         asked.append((tuple(members), interval))
-        return run.plan_for(members, home, interval)
+        return run.plan_for(members, leader, interval)
 
     watch = watch_of(ReplanPolicy(60.0, 600.0), plan_for, Loop())
     for now_s in range(200):
-        watch.tick(ALL, HomeNow("us"), float(now_s), None if now_s < 3 else 512)
+        watch.tick(ALL, CurrentLeader("us"), float(now_s), None if now_s < 3 else 512)
         if watch._open is not None:
             watch._open[1].exception()
     watch.close()
@@ -194,20 +194,20 @@ def test_an_answer_for_others_than_those_who_are_there_by_now_is_dropped(tmp_pat
     planned = Run(tmp_path).plan_for(("us", "eu"), "us", 1)
 
     def plan_for(
-        members: Collection[str], home: str, interval: int | None, standby: str | None
+        members: Collection[str], leader: str, interval: int | None, standby: str | None
     ) -> MembersPlan:
-        asked.append((tuple(members), home))
+        asked.append((tuple(members), leader))
         assert may_answer.wait(60.0)
         return planned
 
     policy = ReplanPolicy(0.0, 5.0)
     watch = watch_of(policy, plan_for, loop)
-    us, eu = HomeNow("us"), HomeNow("eu")
+    us, eu = CurrentLeader("us"), CurrentLeader("eu")
     looks = [(ALL, us), (("us", "eu"), us), (ALL, us)]  # back before there was an answer
     looks += [(("us", "eu"), us)] * 4 + [(("us", "eu"), eu)] * 12
-    for now_s, (members, home) in enumerate(looks):
+    for now_s, (members, leader) in enumerate(looks):
         may_answer.clear()
-        watch.tick(members, home, float(now_s))
+        watch.tick(members, leader, float(now_s))
         may_answer.set()
         if watch._open is not None:
             watch._open[1].result()
@@ -226,13 +226,13 @@ def test_the_averager_moves_to_its_standby_where_that_is_better(tmp_path: Path) 
     assert alone is not None and alone.plan.averager == "asia"
 
     def plan_for(
-        members: Collection[str], home: str, interval: int | None, standby: str | None
+        members: Collection[str], leader: str, interval: int | None, standby: str | None
     ) -> MembersPlan:
-        return run.plan_for(members, home, 1, standby)
+        return run.plan_for(members, leader, 1, standby)
 
     watch = watch_of(ReplanPolicy(0.0, 5.0), plan_for, loop)
     for now_s in range(40):
-        watch.tick(("us", "asia") if now_s else ALL, HomeNow("asia", "us"), float(now_s))
+        watch.tick(("us", "asia") if now_s else ALL, CurrentLeader("asia", "us"), float(now_s))
         if watch._open is not None:
             watch._open[1].exception()
     watch.close()

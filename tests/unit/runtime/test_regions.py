@@ -63,11 +63,13 @@ def regions(policy: MemberPolicy) -> Regions:
     return Regions(policy, ("eu", "us"))
 
 
-def after(regions: Regions, *events: Event, home: str = "us", now_s: float = 0.0) -> list[Action]:
+def after(regions: Regions, *events: Event, leader: str = "us", now_s: float = 0.0) -> list[Action]:
     """The actions that follow from the last event, without lines for the user."""
     actions: list[Action] = []
     for event in events:
-        actions = regions.next(event, RunSituation(now_s, home, "eu", is_standby_up=home == "us"))
+        actions = regions.next(
+            event, RunSituation(now_s, leader, "eu", is_standby_up=leader == "us")
+        )
     return [each for each in actions if not isinstance(each, Say)]
 
 
@@ -116,8 +118,8 @@ def test_the_averager_moves_before_its_region_leaves(regions: Regions) -> None:
     assert after(regions, asked("drain", "us"))[1:] == []
     assert after(regions, AveragerSeen(), now_s=10.0) == [MoveAverager("us")]
     assert after(regions, AveragerSeen(), now_s=11.0) == [], "it is not asked each time"
-    assert after(regions, AveragerSeen(), home="eu") == [AskToLeave("us")]
-    assert after(regions, AveragerMoved(), home="us") == [
+    assert after(regions, AveragerSeen(), leader="eu") == [AskToLeave("us")]
+    assert after(regions, AveragerMoved(), leader="us") == [
         Answer("drain", "us", refusal="the averager lives in 'us' now")
     ]
     assert regions["us"].state is MembershipState.MEMBER

@@ -118,7 +118,7 @@ def test_a_model_that_no_store_takes_comes_from_its_server(
     params_P = torch.arange(1000, dtype=torch.float32)
     buffers_B = torch.arange(77, dtype=torch.uint8)
     servers = {"eu": Server(params_P + 1, None), "us": Server(params_P, buffers_B)}
-    actors: Any = SimpleNamespace(home=SimpleNamespace(region="us"), primaries=servers)
+    actors: Any = SimpleNamespace(leader=SimpleNamespace(region="us"), primaries=servers)
     tries: list[object] = []
 
     def refuse(*words: object) -> None:

@@ -39,8 +39,8 @@ def test_an_averager_that_has_moved_is_asked_for_by_its_new_region() -> None:
     began_s = time.monotonic()
     answers = Answers("eu", 1e6, lambda peer: peer == "asia", unreachable_s=0.4)
     threading.Timer(1.5, answers.give, [reply(1)]).start()
-    home = lambda: "us" if time.monotonic() - began_s < 0.2 else "asia"  # noqa: E731
-    assert answers.wait(1, home).seq == 1
+    leader = lambda: "us" if time.monotonic() - began_s < 0.2 else "asia"  # noqa: E731
+    assert answers.wait(1, leader).seq == 1
 
 
 def test_a_limit_that_is_configured_holds() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runtime.process_watch import is_replaceable
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 
 HOME, STANDBY, THIRD = "us-east", "eu-west", "ap-south"
 WITH_STANDBY = {"averager": {"standby": STANDBY}}
@@ -17,7 +17,7 @@ LAGGING = {
     "averager": {"standby": STANDBY, "max_divergence": 0.5},
     "strategy": {"kind": "asgd_ga"},
 }
-MOVED = AveragerHome(STANDBY, 2)
+MOVED = AveragerLeader(STANDBY, 2)
 
 
 def experiment(**sections: Any) -> Experiment:
@@ -34,25 +34,25 @@ def experiment(**sections: Any) -> Experiment:
 
 
 @pytest.mark.parametrize(
-    ("sections", "home", "standby", "replaceable"),
+    ("sections", "leader", "standby", "replaceable"),
     [
-        ({}, AveragerHome(HOME), None, {STANDBY, THIRD}),
-        (WITH_STANDBY, AveragerHome(HOME), STANDBY, {HOME, STANDBY, THIRD}),
-        (WITH_STANDBY, AveragerHome(HOME), None, {STANDBY, THIRD}),
-        (LAGGING, AveragerHome(HOME), STANDBY, {STANDBY, THIRD}),
+        ({}, AveragerLeader(HOME), None, {STANDBY, THIRD}),
+        (WITH_STANDBY, AveragerLeader(HOME), STANDBY, {HOME, STANDBY, THIRD}),
+        (WITH_STANDBY, AveragerLeader(HOME), None, {STANDBY, THIRD}),
+        (LAGGING, AveragerLeader(HOME), STANDBY, {STANDBY, THIRD}),
         (WITH_STANDBY, MOVED, THIRD, {HOME, STANDBY, THIRD}),
         (WITH_STANDBY, MOVED, None, {HOME, THIRD}),
-        ({"overlay": {"kind": "ring"}}, AveragerHome(HOME), None, set()),
-        ({"transfers": {}}, AveragerHome(HOME), None, set()),
-        ({"codec": {"up": {"kind": "dgt"}}}, AveragerHome(HOME), None, set()),
-        ({"codec": {"up": {"kind": "topk"}}}, AveragerHome(HOME), None, {STANDBY, THIRD}),
+        ({"overlay": {"kind": "ring"}}, AveragerLeader(HOME), None, set()),
+        ({"transfers": {}}, AveragerLeader(HOME), None, set()),
+        ({"codec": {"up": {"kind": "dgt"}}}, AveragerLeader(HOME), None, set()),
+        ({"codec": {"up": {"kind": "topk"}}}, AveragerLeader(HOME), None, {STANDBY, THIRD}),
     ],
 )
 def test_what_a_bridge_keeps_decides(
-    sections: dict[str, Any], home: AveragerHome, standby: str | None, replaceable: set[str]
+    sections: dict[str, Any], leader: AveragerLeader, standby: str | None, replaceable: set[str]
 ) -> None:
     if "transfers" in sections or "codec" in sections:
         sections = {"strategy": {"kind": "asgd_ga"}} | sections
     asked = experiment(**sections)
     names = (HOME, STANDBY, THIRD)
-    assert {n for n in names if is_replaceable(asked, n, home, standby)} == replaceable
+    assert {n for n in names if is_replaceable(asked, n, leader, standby)} == replaceable

@@ -139,7 +139,7 @@ def test_what_a_log_says_of_time_is_left_out_where_it_says_nothing() -> None:
     """As headers were before there was any."""
     log = LogAppend(3, LogEntry(12, Stop()))
     assert standby_message("a", log, DATA, bare=True).meta == {
-        "averager_epoch": 3,
+        "leader_term": 3,
         "number": 12,
         "what": "stop",
     }
@@ -160,7 +160,7 @@ def test_the_standbys_own_update_is_not_sent_back_to_it() -> None:
 
 FIELDS = [
     *(
-        "averager_epoch",
+        "leader_term",
         "number",
         "stable",
         "what",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geo_ray.base.errors import PriceUnknownError, ScheduleInputError
-from geo_ray.prices.price_book import shipped_book
+from geo_ray.prices.price_book import bundled_book
 from geo_ray.scheduler.policies.pd_ors import PdOrsPolicy
 from geo_ray.scheduler.replay import replay_jobs
 from geo_ray.scheduler.schedule import check_schedule
@@ -15,7 +15,7 @@ MACHINE, AT = "aws:p4d.24xlarge", ("us-east-1", "eu-west-1")
 
 
 def test_a_whole_machine_costs_what_the_book_says() -> None:
-    book = shipped_book()
+    book = bundled_book()
     offers = book_offers(book, MACHINE, AT)
     cluster = made_up_cluster(LoadShape(8, 4, 10, spot_fraction=0.5), 1, offers)
     assert cluster.net.names == AT
@@ -39,11 +39,11 @@ def test_a_whole_machine_costs_what_the_book_says() -> None:
 @pytest.mark.parametrize("machine", ["p4d.24xlarge", "aws:x99", "moon:rover"])
 def test_machines_that_nobody_knows(machine: str) -> None:
     with pytest.raises(ScheduleInputError, match="nothing is known"):
-        book_offers(shipped_book(), machine, AT)
+        book_offers(bundled_book(), machine, AT)
 
 
 def test_regions_that_nobody_knows_or_twice() -> None:
     with pytest.raises(PriceUnknownError):
-        book_offers(shipped_book(), MACHINE, ("us-east-1", "atlantis"))
+        book_offers(bundled_book(), MACHINE, ("us-east-1", "atlantis"))
     with pytest.raises(ScheduleInputError, match="twice"):
-        book_offers(shipped_book(), MACHINE, ("us-east-1", "us-east-1"))
+        book_offers(bundled_book(), MACHINE, ("us-east-1", "us-east-1"))

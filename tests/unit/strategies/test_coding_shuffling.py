@@ -108,14 +108,14 @@ def test_bytes_are_counted_with_and_without_coding() -> None:
 
 
 def test_the_epochs_blocks_are_kept_and_older_ones_drawn() -> None:
-    kept = keep(range(20), [50, 51], room=8, seed=0)
+    kept = keep(range(20), [50, 51], capacity=8, seed=0)
     assert {50, 51} < kept
     assert len(kept) == 8
     assert kept - {50, 51} <= set(range(20))
-    assert keep(range(20), [50, 51], room=8, seed=0) == kept
-    assert any(keep(range(20), [50, 51], room=8, seed=seed) != kept for seed in range(1, 5))
-    assert keep({1}, {2}, room=9, seed=0) == {1, 2}
-    assert keep({1, 2}, {2}, room=1, seed=0) == {2}
+    assert keep(range(20), [50, 51], capacity=8, seed=0) == kept
+    assert any(keep(range(20), [50, 51], capacity=8, seed=seed) != kept for seed in range(1, 5))
+    assert keep({1}, {2}, capacity=9, seed=0) == {1, 2}
+    assert keep({1, 2}, {2}, capacity=1, seed=0) == {2}
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_the_epochs_blocks_are_kept_and_older_ones_drawn() -> None:
         lambda: decode(PAIR, 0, b"a", {0: b"a"}, 2),
         lambda: decode(PAIR, 0, b"a", {0: b"a"}, -1),
         lambda: traffic([PAIR], {0: 1}),
-        lambda: keep([], [1, 2], room=1, seed=0),
-        lambda: keep([], [1], room=1, seed=-1),
+        lambda: keep([], [1, 2], capacity=1, seed=0),
+        lambda: keep([], [1], capacity=1, seed=-1),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Callable[[], object]) -> None:

@@ -41,7 +41,7 @@ def rounds(config: OneOuter, size: int, averager: AveragerState) -> list[Tensor]
 def test_pieces_give_the_bits_of_the_whole(
     config: OneOuter, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces = AveragerState(REGIONS, room=ReusedMemory().tensor)
+    pieces = AveragerState(REGIONS, allocate=ReusedMemory().tensor)
     found = rounds(config, size, pieces)
     delta_P = torch.randn(size)
     found.append(outer_change(config, pieces, delta_P))
@@ -56,7 +56,7 @@ def test_pieces_give_the_bits_of_the_whole(
 
 def test_an_answer_lies_where_the_one_before_lay_once_nobody_holds_that() -> None:
     size = 2**18
-    averager = AveragerState(("here",), room=ReusedMemory().tensor)
+    averager = AveragerState(("here",), allocate=ReusedMemory().tensor)
 
     def answer() -> Tensor:
         update = Update("here", torch.randn(size), 1)

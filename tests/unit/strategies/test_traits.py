@@ -11,7 +11,7 @@ from geo_ray.strategies.config import AnyStrategy
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.strategies.traits import ExchangeTraits, RoundMean
 
-STANDS_STILL = {
+BLOCKING = {
     "always": "bsp asgd sma fedavg fedssgd esync hfa diloco sparseloco demo fedasync fedat "
     "fedgsync async_local_sgd dc_asgd",
     "when_late": "nbsync diloco_streaming diloco_eager one_step_delay",
@@ -26,12 +26,12 @@ def traits_of(kind: str, **options):
 def test_whether_regions_stand_still_by_default():
     found: dict[str, set[str]] = {}
     for kind, each in STRATEGIES.items():
-        found.setdefault(each().traits.exchange.stands_still, set()).add(kind)
-    assert found == {told: set(kinds.split()) for told, kinds in STANDS_STILL.items()}
+        found.setdefault(each().traits.exchange.blocking, set()).add(kind)
+    assert found == {told: set(kinds.split()) for told, kinds in BLOCKING.items()}
 
 
 def test_options_change_what_a_strategy_says():
-    waits = {wait: traits_of("asgd_ga", wait=wait).exchange.stands_still
+    waits = {wait: traits_of("asgd_ga", wait=wait).exchange.blocking
              for wait in ("always", "when_busy", "never")}  # fmt: skip
     assert waits == {"always": "always", "when_busy": "when_late", "never": "never"}
     assert traits_of("diloco").averager.round_mean is not None
@@ -55,7 +55,7 @@ def test_options_change_what_a_strategy_says():
     ],
 )
 def test_exchanges_of_so_many_steps(every, last, steps, count):
-    assert ExchangeTraits(stands_still="always", every=every, last=last).count(steps) == count
+    assert ExchangeTraits(blocking="always", every=every, last=last).count(steps) == count
 
 
 def test_bytes_each_way_are_those_of_a_fragment():

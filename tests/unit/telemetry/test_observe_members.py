@@ -29,7 +29,7 @@ def history() -> list[Event]:
         event("run_resumed", 20.0),
         event("region_joined", 20.0, region="b", view=3, round=2, step=4, bytes=8, took_s=1.0),
         event("region_joined", 25.0, region="c", view=4, round=2, step=4, bytes=8, took_s=1.0),
-        event("averager_moved", 26.0, region="b", epoch=2),
+        event("averager_moved", 26.0, region="b", term=2),
         event("region_drained", 30.0, region="c"),
         event("run_failed", 40.0, code="X", message="m", fix="f"),
         begun("a", "b", t_s=50.0),
@@ -79,7 +79,7 @@ def test_what_happens_at_a_moment_is_marked() -> None:
     found = participation_of(
         [
             begun("a", "b"),
-            event("averager_moved", 1.0, region="b", epoch=2),
+            event("averager_moved", 1.0, region="b", term=2),
             event("bridge_replaced", 2.0, region="a", cause="gone", took_s=3.0),
             event("join_failed", 3.0, region="c", cause="no node"),
             event("run_actor_attached", 4.0, token=2, downtime_s=5.5),

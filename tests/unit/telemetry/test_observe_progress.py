@@ -135,8 +135,8 @@ def test_who_leaves_where_the_averager_goes_and_who_stands_by_is_told() -> None:
     stream = io.StringIO()
     progress = Progress(4, REGIONS, Console(file=stream, width=200), plain=True)
     rows: list[Row] = [
-        ("averager_moved", 1.0, {"region": "west", "epoch": 2}),
-        ("standby_ready", 2.0, {"region": "west", "name": "east", "epoch": 2}),
+        ("averager_moved", 1.0, {"region": "west", "term": 2}),
+        ("standby_ready", 2.0, {"region": "west", "name": "east", "term": 2}),
         ("region_drained", 3.0, {"region": "east", "cause": "asked"}),
         ("region_drained", 3.5, {"region": "west", "cause": "notice"}),
         ("run_resumed", 4.0, {}),

@@ -90,7 +90,7 @@ def test_only_payloads_that_cross_count_as_coded() -> None:
         exchange("west", 1, 1.0, bytes_sent=300, bytes_received=1000, bytes_before=1000),
     ]
     assert summarise(events(rows)).payload_bytes == {"before": 2000, "after": 1300}
-    rows.append(("averager_moved", 1.5, {"region": "west", "epoch": 2}))
+    rows.append(("averager_moved", 1.5, {"region": "west", "term": 2}))
     rows.append(exchange("west", 2, 2.0, bytes_sent=300, bytes_received=1000, bytes_before=1000))
     rows.append(exchange("east", 2, 2.0, bytes_sent=100, bytes_received=1000, bytes_before=1000))
     assert summarise(events(rows)).payload_bytes == {"before": 4000, "after": 2400}

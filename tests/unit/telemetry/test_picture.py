@@ -144,9 +144,9 @@ def test_a_note_is_a_line_with_what_one_must_know() -> None:
 # ------------------------------------------------------------------ the map
 
 
-def view_of(count: int, links: list[tuple[int, int]], home: int = 0) -> MapView:
+def view_of(count: int, links: list[tuple[int, int]], leader: int = 0) -> MapView:
     names = [f"r{i}" for i in range(count)]
-    regions = tuple(MapRegion(name, "computing", i == home) for i, name in enumerate(names))
+    regions = tuple(MapRegion(name, "computing", i == leader) for i, name in enumerate(names))
     return MapView(regions, tuple(MapLink(names[a], names[b], 1.0, 10) for a, b in links))
 
 
@@ -180,11 +180,11 @@ def test_the_map_of_a_report_has_what_the_log_says(tmp_path) -> None:
     made.begin()
     made.go_on(10)
     made.write(("region_lost", 20.5, {"region": "ap-south", "cause": "gone"}))
-    made.write(("averager_moved", 20.6, {"region": "eu-west", "epoch": 2}))
+    made.write(("averager_moved", 20.6, {"region": "eu-west", "term": 2}))
     made.go_on(1, without=("ap-south",))
     made.close()
     view = map_of_record(record(read_events(made.path / "events.jsonl")))
-    assert {r.name: (r.state, r.is_home) for r in view.regions} == {
+    assert {r.name: (r.state, r.is_leader) for r in view.regions} == {
         "us-east": ("member", False),
         "eu-west": ("member", True),
         "ap-south": ("lost", False),
@@ -210,7 +210,7 @@ def test_the_map_of_a_status_says_how_regions_stand() -> None:
         spent=SpentStatus(seconds=1.0, wan_bytes=0, usd=None),
     )
     view = map_of(status, ())
-    assert [(r.name, r.state, r.is_home) for r in view.regions] == [
+    assert [(r.name, r.state, r.is_leader) for r in view.regions] == [
         ("east", "computing", True),
         ("west", "lost", False),
     ]

@@ -30,7 +30,7 @@ from geo_ray.training.failover import (
     SendMessage,
     StandbyNode,
 )
-from geo_ray.training.membership import AveragerHome, MemberChange
+from geo_ray.training.membership import AveragerLeader, MemberChange
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
 
@@ -64,7 +64,7 @@ class World:
         node = StandbyNode(
             name,
             Caller(lambda message: message.payload_P, keeps=False),
-            LivenessWatch(name, AveragerHome("a"), 5.0, 30.0),
+            LivenessWatch(name, AveragerLeader("a"), 5.0, 30.0),
             lambda: averager(self.kind),
             preferred=("b",),
         )
@@ -119,14 +119,14 @@ class World:
     def host(self) -> StandbyNode:
         return max(
             (n for n in self.nodes.values() if n.primary and n.region not in self.dead),
-            key=lambda n: n.home.epoch,
+            key=lambda n: n.leader.term,
         )
 
     def ask(self, change: MemberChange) -> None:
         host = self.host()
         self.execute(host.region, host.offer(ChangeMembers(change)))
 
-    def kill_home(self) -> None:
+    def kill_leader(self) -> None:
         dead = self.host().region
         self.dead.add(dead)
         for name in sorted(set(ALL) - self.dead):
@@ -146,10 +146,12 @@ def test_the_home_is_lost_at_every_point_of_a_change(kind: str, change: MemberCh
         for _ in range(when):
             world.deliver()
         changed = bool(change.joins) and "d" in world.host().members
-        world.kill_home()
+        world.kill_leader()
         view = world.host().averager.view
-        assert (("d" in view.members) if change.joins else ("c" in view.left)) == (view.epoch > 2)
-        done_before += view.epoch > 2 or changed
+        assert (("d" in view.members) if change.joins else ("c" in view.left)) == (
+            view.generation > 2
+        )
+        done_before += view.generation > 2 or changed
         for _ in range(400):
             host = world.host().averager
             is_done = "d" in host.view.members if change.joins else "c" in host.view.left

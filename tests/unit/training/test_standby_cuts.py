@@ -20,7 +20,7 @@ from geo_ray.training.failover import (
     StandbyMessage,
     StandbyNode,
 )
-from geo_ray.training.membership import AveragerHome
+from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
 
@@ -36,7 +36,7 @@ def node(region: str) -> StandbyNode:
     return StandbyNode(
         region,
         Caller(lambda message: message.payload_P, keeps=True),
-        LivenessWatch(region, AveragerHome("a", 1), 5, 30),
+        LivenessWatch(region, AveragerLeader("a", 1), 5, 30),
         averager,
         bound=1e9,
         primary=ReplicatedAverager(averager(), bound=1e9) if region == "a" else None,

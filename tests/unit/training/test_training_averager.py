@@ -21,8 +21,8 @@ def make(strategy, members=("a", "b"), goal=""):
     return Averager(strategy, 2, AveragerState(tuple(members)), goal=goal)
 
 
-def update(region, seq, values=(1.0, 2.0), samples=8, epoch=1, final=False):
-    return UpdateMessage(region, epoch, seq, 0, samples, torch.tensor(values), final)
+def update(region, seq, values=(1.0, 2.0), samples=8, attempt=1, final=False):
+    return UpdateMessage(region, attempt, seq, 0, samples, torch.tensor(values), final)
 
 
 def test_a_round_is_answered_when_all_have_spoken():
@@ -41,7 +41,7 @@ def test_a_repeated_update_changes_nothing_and_gets_its_answer_again():
     again = state.on_update(update("a", 1))
     assert again == first
     assert torch.equal(state.state.memory["outbox/b"], outbox)
-    assert state.on_update(update("a", 1, epoch=0)) == []  # of an earlier incarnation
+    assert state.on_update(update("a", 1, attempt=0)) == []  # of an earlier incarnation
 
 
 def test_a_repeat_while_the_round_is_open_is_no_second_vote():
@@ -217,19 +217,19 @@ def test_who_begins_as_a_copy_of_a_later_incarnation_is_heard(later):
     state = make(Sma(), ("a", "b", "c"))
     for name in ("b", "c"):
         state.leave(name)
-    for number, (name, giver, epoch) in enumerate(
+    for number, (name, giver, attempt) in enumerate(
         [("b", "a", 2 + later), ("c", "b", 3 - later)], start=1
     ):
         state.change(MemberChange((name,), (), giver))
         known = [("a", 1), ("b", 2 + later)][:number]
         for member, own in known:
-            state.on_update(update(member, number, epoch=own))
+            state.on_update(update(member, number, attempt=own))
         assert name in state.view.members
         state.begun(name)
-        assert state.last(name)[0] < epoch
+        assert state.last(name)[0] < attempt
     replies = []
     for member, own in [("a", 1), ("b", 2 + later), ("c", 3 - later)]:
-        replies += state.on_update(update(member, 3, epoch=own))
+        replies += state.on_update(update(member, 3, attempt=own))
     assert {reply.to for reply in replies} == {"a", "b", "c"}
-    assert state.on_update(update("c", 3, epoch=3 - later)), "a repetition is answered again"
-    assert state.on_update(update("c", 9, epoch=1)) == [], "of before it was lost"
+    assert state.on_update(update("c", 3, attempt=3 - later)), "a repetition is answered again"
+    assert state.on_update(update("c", 9, attempt=1)) == [], "of before it was lost"

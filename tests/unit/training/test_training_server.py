@@ -216,7 +216,7 @@ def test_a_checkpoint_is_of_its_moment_and_has_the_open_request():
     assert again.phase == "waiting" and repeated.blocking
     assert again.wire.encode(repeated.update) is repeated.update  # as it was coded
     assert torch.equal(repeated.update.payload_P, sent.payload_P)
-    assert (repeated.update.epoch, repeated.update.seq) == (sent.epoch, sent.seq)
+    assert (repeated.update.attempt, repeated.update.seq) == (sent.attempt, sent.seq)
     assert answers(again.join(0)) == {}
     assert answers(again.on_reply(reply_to(repeated, torch.zeros(NUM_PARAMS))))
 

@@ -18,7 +18,7 @@ def test_every_change_counts_once_and_nobody_is_forgotten(losses: list[str]) -> 
     for region in losses:
         before, view = view, view.without(region)
         assert (view is before) == (region in before.lost)
-        assert view.epoch == before.epoch + (region not in before.lost)
+        assert view.generation == before.generation + (region not in before.lost)
     assert list(view.lost) == list(dict.fromkeys(losses))
     assert sorted((*view.members, *view.lost)) == list(NAMES)
     assert list(view.members) == sorted(view.members)
@@ -26,7 +26,7 @@ def test_every_change_counts_once_and_nobody_is_forgotten(losses: list[str]) -> 
     saved = json.loads(json.dumps(view.export()))
     assert View(view.members).restored(saved) == view
     again = View(NAMES).restored(saved)
-    assert (again.members, again.lost, again.epoch) == (NAMES, (), view.epoch)
+    assert (again.members, again.lost, again.generation) == (NAMES, (), view.generation)
 
 
 def test_who_takes_part_no_more_and_who_never_did_are_told_apart() -> None:
@@ -44,7 +44,9 @@ def test_a_run_in_which_nothing_changed_saved_nothing() -> None:
     assert View(NAMES).restored(None) == View(NAMES)
 
 
-@pytest.mark.parametrize("saved", [3, [], {}, {"epoch": "2", "lost": []}, {"epoch": 2, "lost": 1}])
+@pytest.mark.parametrize(
+    "saved", [3, [], {}, {"generation": "2", "lost": []}, {"generation": 2, "lost": 1}]
+)
 def test_what_makes_no_sense_is_refused(saved: object) -> None:
     with pytest.raises(CheckpointCorruptError, match="view"):
         View(NAMES).restored(saved)

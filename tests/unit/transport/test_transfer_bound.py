@@ -19,8 +19,8 @@ def ask(region: str, *, parts: int = 0, final: bool = False) -> UploadRequest:
 def some_order_works(line, first: int = 0) -> bool:
     def works(order) -> bool:
         before = first
-        for room, one in order:
-            if before > room:
+        for space, one in order:
+            if before > space:
                 return False
             before += one.commits
         return True

@@ -55,10 +55,10 @@ def _feed(reader: FrameReader, raw: bytes, sizes: itertools.cycle[int]) -> list[
     found: list[tuple[Frame, int]] = []
     at = 0
     while at < len(raw):
-        room = reader.room()
-        assert room.nbytes
-        piece = raw[at : at + min(next(sizes), room.nbytes)]
-        room[: len(piece)] = piece
+        space = reader.space()
+        assert space.nbytes
+        piece = raw[at : at + min(next(sizes), space.nbytes)]
+        space[: len(piece)] = piece
         at += len(piece)
         found += reader.took(len(piece))
     return found
@@ -102,9 +102,9 @@ def test_a_payload_is_received_in_its_place_and_what_follows_is_not() -> None:
     head_bytes = len(raw) - 9000 - DIGEST_BYTES
     _feed(reader, raw[:head_bytes], itertools.cycle([1]))
     assert taker.asked == [9000] and reader.is_within_payload
-    room = reader.room()
-    assert room.nbytes == 9000  # the digest does not fit in
-    room[:] = raw[head_bytes : head_bytes + 9000]
+    space = reader.space()
+    assert space.nbytes == 9000  # the digest does not fit in
+    space[:] = raw[head_bytes : head_bytes + 9000]
     assert not list(reader.took(9000)) and not reader.is_within_payload
     assert taker.places[0] == BYTES[:9000]
     assert _feed(reader, raw[-DIGEST_BYTES:], itertools.cycle([5]))[0][0].payload == BYTES[:9000]
@@ -160,7 +160,7 @@ def test_lies_about_lengths_are_found_before_anything_is_allocated(field: str, l
     with pytest.raises(FrameError):
         _feed(reader, bytes(raw), itertools.cycle([1 << 20]))
     assert not taker.asked  # nobody was asked for a place
-    assert reader.room().nbytes <= 1 << 17
+    assert reader.space().nbytes <= 1 << 17
 
 
 @pytest.mark.parametrize(

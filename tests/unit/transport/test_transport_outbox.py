@@ -29,15 +29,15 @@ def _drain(outbox: Outbox, chunk_bytes: int = 100, lanes: range = ALL) -> list[C
 
 def test_room_is_bounded_by_messages_and_bytes_but_one_message_always_fits() -> None:
     outbox = Outbox(2, 100, 10**9)
-    assert outbox.has_room(10**9)
+    assert outbox.has_capacity(10**9)
     outbox.add(_message(0, 1000))
-    assert not outbox.has_room(0)
+    assert not outbox.has_capacity(0)
     _drain(outbox)
     outbox.delivered(DATA, 1)
     outbox.add(_message(1, 60))
-    assert outbox.has_room(40) and not outbox.has_room(41)
+    assert outbox.has_capacity(40) and not outbox.has_capacity(41)
     outbox.add(_message(2, 0))
-    assert not outbox.has_room(0)
+    assert not outbox.has_capacity(0)
     assert len(outbox) == 2 and outbox.size_bytes == 60
 
 

@@ -269,7 +269,7 @@ def test_the_window_finds_the_rate_of_any_link() -> None:
         under_way: list[tuple[float, int]] = []
         most = 0
         while now_s < 20 * rtt_s + 20:
-            while window.has_room():
+            while window.has_capacity():
                 size = window.chunk_bytes
                 under_way.append((link.transfer(now_s, size) + rtt_s, size))
                 window.sent(size)
@@ -289,7 +289,7 @@ def test_the_window_finds_the_rate_of_any_link() -> None:
 def test_the_window_does_not_believe_nonsense() -> None:
     window = SendWindow(0.1)
     window.arrived(0.0, 10**12)
-    assert window.rate_mbps is None and window.has_room()
+    assert window.rate_mbps is None and window.has_capacity()
     window.sent(1000)
     window.arrived(1.0, 1000)
     window.arrived(2.0, 500)

@@ -172,7 +172,7 @@ def test_the_longest_acknowledgement_is_taken_whatever_metas_are(bench: Bench) -
     reader = FrameReader(KEY, FrameLimits(ACK_META_BYTES, 0), lambda *_: memoryview(b""))
     frames: list[Frame] = []
     while len(frames) < 2:
-        frames += [frame for frame, _ in reader.took(far.recv_into(reader.room()))]
+        frames += [frame for frame, _ in reader.took(far.recv_into(reader.space()))]
     assert max(len(encode_meta(frame.meta)) for frame in frames) > 0.5 * ACK_META_BYTES
 
 
@@ -221,7 +221,7 @@ def test_a_stream_that_keeps_copies_sends_what_the_buffer_was(bench: Bench) -> N
     reader = FrameReader(KEY, FrameLimits(), lambda *_: memoryview(place))
     found: list[Frame] = []
     for _ in itertools.count():
-        found += [frame for frame, _ in reader.took(far.recv_into(reader.room()))]
+        found += [frame for frame, _ in reader.took(far.recv_into(reader.space()))]
         if found:
             break
         stream.write()

@@ -35,7 +35,7 @@ def test_a_shaped_stream_releases_frames_whole_in_order_and_not_before_the_model
         stream = Stream(left, 1, Greeting({}, {}, KEY, KEY), shaper, 0)
         for frame in sent:
             stream.put(frame, "update")
-        assert not stream.is_idle and not stream.has_room()
+        assert not stream.is_idle and not stream.has_capacity()
         while not stream.is_idle:
             assert stream.write()
             time.sleep(min(0.01, stream.ready_in_s(has_chunk=False)))

@@ -13,9 +13,9 @@ from geo_ray.cloud.backtest.replay import FAILOVER, ON_DEMAND, OURS, SPOT, WAYS,
 from geo_ray.cloud.backtest.simulated_cloud import SimJob, forever
 from geo_ray.cloud.provider import Market, Pool
 from geo_ray.experiment.autoscale import AutoscaleConfig, RetryConfig
-from geo_ray.prices.price_book import shipped_book
+from geo_ray.prices.price_book import bundled_book
 
-BOOK = shipped_book()
+BOOK = bundled_book()
 CONFIG = AutoscaleConfig(every_s=60.0, retry=RetryConfig(resend_s=60.0))
 SHORT = SimJob(3 * 3600.0)
 ROUGH = DayKind(hours=24, jumps_per_day=12.0, least_sold_out_per_day=6, most_sold_out_per_day=30)

@@ -157,14 +157,14 @@ def test_it_is_as_fast_as_the_other_model_of_the_same_links(
 ) -> None:
     """That one computes lines by fair shares, sends one part at a time, and has its own clock."""
     run = simulated(**sections(overlay, train={"steps": 2, "eval_every": 0}))
-    config, home = run.config.overlay, NAMES.index(HOME)
+    config, leader = run.config.overlay, NAMES.index(HOME)
     grid, links = grid_of(config, NUM_PARAMS), links_of(config, len(NAMES))
-    policy = build_policy(config, NAMES, home, grid, links, run.config.seed)
+    policy = build_policy(config, NAMES, leader, grid, links, run.config.seed)
     lines = Lines.capped(len(NAMES), 1e9, DELAY_S)
     lines.pair_NN[:] = RATE_MBPS
     model = OverlayModel(
         lines,
-        build_coordinator(home, policy, links, grid, run.config.seed),
+        build_coordinator(leader, policy, links, grid, run.config.seed),
         grid,
         4 * SEGMENT + FRAME_BYTES,
     )

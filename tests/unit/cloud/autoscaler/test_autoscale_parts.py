@@ -20,7 +20,7 @@ from geo_ray.cloud.provider import Market, Pool
 from geo_ray.experiment.autoscale import AutoscaleConfig
 from geo_ray.planner.config import MachineConfig, PlanConfig, RegionOffer
 from geo_ray.planner.plan import Machines, Plan, RegionPlan
-from geo_ray.prices.price_book import shipped_book
+from geo_ray.prices.price_book import bundled_book
 from geo_ray.ray_cluster import labels
 from geo_ray.storage.conditional_store import LocalConditionalStore
 
@@ -78,7 +78,7 @@ def section(**changes: object) -> PlanConfig:
 
 def test_a_target_is_the_plan_with_the_limits_of_its_section() -> None:
     config = AutoscaleConfig(zones={"us": ("us-east-1a", "us-east-1b")})
-    found = target_of(plan(), section(), config, shipped_book(), 1000.0)
+    found = target_of(plan(), section(), config, bundled_book(), 1000.0)
     us, eu = found.regions
     assert (us.at, us.rows_per_s, us.zones, us.floor) == (
         "us-east-1",
@@ -97,24 +97,24 @@ def test_a_target_is_the_plan_with_the_limits_of_its_section() -> None:
 
 def test_substitutes_and_floors_are_as_configured() -> None:
     config = AutoscaleConfig(substitutes=True, floor="averager")
-    found = target_of(plan(), section(), config, shipped_book(), 0.0)
+    found = target_of(plan(), section(), config, bundled_book(), 0.0)
     us, eu = found.regions
     assert [kind.type for kind in us.kinds] == ["g5.xlarge", "g6.2xlarge"]
     assert (us.floor, eu.floor) == (0, 1)
     assert us.server is not None
     assert us.server.markets == (Market.ON_DEMAND, Market.SPOT)
-    bare = target_of(plan(), section(), AutoscaleConfig(floor="none"), shipped_book(), 0.0)
+    bare = target_of(plan(), section(), AutoscaleConfig(floor="none"), bundled_book(), 0.0)
     assert [region.floor for region in bare.regions] == [0, 0]
 
 
 def test_a_plan_of_another_configuration_is_refused() -> None:
     other = section(regions={"us": section().regions["us"]})
     with pytest.raises(ConfigError, match="region 'eu'"):
-        target_of(plan(), other, AutoscaleConfig(), shipped_book(), 0.0)
+        target_of(plan(), other, AutoscaleConfig(), bundled_book(), 0.0)
     offer = RegionOffer(cloud="aws", at="us-east-1", machines=section().regions["us"].machines[1:])
     other = section(regions={"us": offer, "eu": offer})
     with pytest.raises(ConfigError, match=r"g5\.xlarge"):
-        target_of(plan(), other, AutoscaleConfig(), shipped_book(), 0.0)
+        target_of(plan(), other, AutoscaleConfig(), bundled_book(), 0.0)
 
 
 def test_a_floor_that_no_machine_could_be_is_refused() -> None:
@@ -124,8 +124,8 @@ def test_a_floor_that_no_machine_could_be_is_refused() -> None:
     for floor in ("servers", "averager"):
         config = AutoscaleConfig(floor=floor)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=r"autoscale\.floor .* plan\.regions\.eu"):
-            target_of(plan(), other, config, shipped_book(), 0.0)
-    assert target_of(plan(), other, AutoscaleConfig(floor="none"), shipped_book(), 0.0)
+            target_of(plan(), other, config, bundled_book(), 0.0)
+    assert target_of(plan(), other, AutoscaleConfig(floor="none"), bundled_book(), 0.0)
 
 
 # ------------------------------------------------------------------ what is learned

@@ -45,7 +45,7 @@ def test_the_limit_follows_rate_times_round_trip() -> None:
     pace.rtt_s = 0.3
     now_s, limits = 0.0, []
     for _ in range(8):  # a path that takes whatever is sent: doubles until the window
-        while pace.has_room:
+        while pace.has_capacity:
             pace.push(PART, now_s)
             pace.ask(is_last=False)
         now_s += 0.4
@@ -77,10 +77,10 @@ def test_whatever_the_answers_there_is_always_room_or_a_question_under_way() -> 
         now_s, asked = 0.0, 0
         for _ in range(300):
             now_s += random.choice([0.0, 0.001, 0.5])
-            if random.random() < 0.7 and pace.has_room:
+            if random.random() < 0.7 and pace.has_capacity:
                 pace.push(PART, now_s)
                 if pace.ask(is_last=False):
                     asked = pace.sent
             elif asked > pace.acked:
                 pace.ack(asked, now_s)
-            assert pace.has_room or asked > pace.acked, seed
+            assert pace.has_capacity or asked > pace.acked, seed
