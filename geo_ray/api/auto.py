@@ -1,13 +1,13 @@
-"""`strategy: {kind: auto}`: the configuration is completed from measurements before it is read.
+"""`strategy: {kind: auto}`: completes a configuration from measurements before it is validated.
 
-``auto`` is no strategy of its own. Its section says what may be given up; strategy, interval and
-codec are put in its place, as the user could have written them, and the reason is told.
+The section ``auto`` states the acceptable loss. It is replaced by a strategy, an interval and a
+codec, written as a user would write them, and the reason is reported.
 
-The advisor's losses are those of other tasks. So a choice is tried before it is taken, where the
-task brings its data and the trial is cheap: a few rounds are simulated, and the same steps of
-synchronous training. A choice that makes too little of the progress is vetoed. How long the trial
-takes depends on the choice: an averager with momentum overshoots only after about ten rounds, and
-one that applies changes as they are shows within four rounds whether the model trains.
+The advisor's loss estimates come from other tasks. Therefore a choice is tried in a simulation
+of a few rounds, and compared with the same steps of synchronous training, if the task provides
+its data and the trial is cheap. A choice with too little progress is vetoed. The length of the
+trial depends on the choice: an averager with momentum overshoots only after about ten rounds, and
+one that applies changes directly shows within four rounds whether the model trains.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _MOST_KEPT: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class _TrialRule:
-    """How a choice is tried.
+    """The trial of a choice.
 
     Attributes:
-        rounds: that are simulated.
-        least_progress: the decrease of the training loss that a choice must reach, as a share of
-            that of synchronous training.
+        rounds: simulated rounds.
+        least_progress: minimum decrease of the training loss, as a fraction of the decrease of
+            synchronous training.
     """
 
     rounds: int
@@ -68,16 +68,16 @@ _WITH_MOMENTUM: Final = _TrialRule(10, 0.75)
 _AS_IT_IS: Final = _TrialRule(4, 0.25)  # the first rounds of a delayed or local optimizer are slow
 
 _trials: dict[str, tuple[bool, str]] = {}
-"""The results of this process by configuration: one that is loaded again is not tried again."""
+"""Results of this process by configuration, so that a configuration is tried once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What was chosen, and why.
+    """The choice and its reason.
 
     Attributes:
-        choice: the candidate.
-        reason: a paragraph.
+        choice: the chosen candidate.
+        reason: explanation, as a paragraph.
     """
 
     choice: Choice
@@ -94,16 +94,16 @@ def load_experiment(
     """Read a configuration; complete it if its strategy is ``auto``.
 
     Args:
-        path: a YAML file, or what `source.text_of` made.
+        path: a YAML file, or the result of `source.text_of`.
         overrides: as for ``--set``.
-        base_dir: where relative paths start; default: the file's directory.
+        base_dir: base of relative paths; default: the file's directory.
         may_change: as for `load_tree`.
 
     Returns:
-        The experiment, and the advice if there was any to give.
+        The experiment, and the advice if the strategy was ``auto``.
 
     Raises:
-        ConfigError: the file is wrong, or there are no measurements to go by.
+        ConfigError: the file is invalid, or measurements are missing.
     """
     text = read_text(path)
     tree = apply_overrides(parse_yaml(text, str(path)), overrides)
@@ -118,7 +118,7 @@ def load_experiment(
     if keys.get("codec"):
         raise ConfigError(
             f"{path}: strategy auto chooses the codec too, but `codec` is given",
-            fix="Leave out `codec`, or name a strategy.",
+            fix="Omit `codec`, or choose a strategy.",
         )
     plain = [*overrides, "strategy={kind: bsp}"]
     known = load_text(text, plain, Experiment, str(path), where=where)
@@ -134,7 +134,7 @@ def load_experiment(
         if is_good:
             return experiment, Advice(choice, " ".join([explain(choice, situation), *notes]))
         vetoed += [(choice.family, choice.interval)]
-        if len(vetoed) >= _MOST_VETOES:  # synchronous training is what the trials compare with
+        if len(vetoed) >= _MOST_VETOES:  # the trials compare with synchronous training
             vetoed += [(c.family, c.interval) for c in candidates(situation) if c.interval > 1]
 
 
@@ -143,7 +143,7 @@ class ChoiceTrial:
 
     Args:
         plain: the configuration with synchronous training.
-        base_dir: where relative paths in it start.
+        base_dir: base of its relative paths.
     """
 
     def __init__(self, plain: Experiment, base_dir: Path) -> None:
@@ -156,16 +156,16 @@ class ChoiceTrial:
         """Try a choice.
 
         Args:
-            experiment: the configuration with it.
-            choice: what was chosen.
+            experiment: the configuration with the choice.
+            choice: the choice.
 
         Returns:
-            Whether it may be taken, and a sentence about the trial.
+            Whether the choice is accepted, and a sentence about the trial.
         """
         if choice.interval == 1:
             return True, ""
         if experiment.data.generate is None:
-            return True, "It was not tried in a simulation: the rows are in their regions."
+            return True, "It was not tried in a simulation, because the rows are in their regions."
         key = _digest(experiment, self._base_dir)
         if key not in _trials:
             if len(_trials) >= _MOST_KEPT:
@@ -181,7 +181,10 @@ class ChoiceTrial:
         rows = experiment.rows * steps // experiment.train.steps
         num_params = parameter_count(self._task, experiment.seed)
         if rows * num_params > _MOST_WORK:
-            return True, "It was not tried in a simulation, which would take long for this model."
+            return (
+                True,
+                "It was not tried in a simulation, because that would take long for this model.",
+            )
         use_one_thread()
         if not self._plain_losses:
             self._plain_losses[0] = self._loss_of(model_start(self._task, experiment.seed).buffer())
@@ -192,7 +195,7 @@ class ChoiceTrial:
         name = f"{choice.family} with {choice.interval} steps per exchange"
         if not start - found >= rule.least_progress * (start - plain):
             return False, (
-                f"{name} was tried and left out: {steps} simulated steps bring the training loss "
+                f"{name} was tried and rejected: {steps} simulated steps bring the training loss "
                 f"from {start:.3g} to {found:.3g}, synchronous training to {plain:.3g}."
             )
         return True, (
@@ -201,7 +204,7 @@ class ChoiceTrial:
         )
 
     def _loss_after(self, experiment: Experiment, steps: int) -> float:
-        """The loss of the model after so many steps; infinite if it diverges on the way."""
+        """Return the loss of the model after the steps; infinite if it diverges."""
         train = experiment.train.model_copy(
             update={"steps": steps, "eval_every": 0, "target": None, "keep_best": None}
         )
@@ -218,14 +221,14 @@ class ChoiceTrial:
         return self._loss_of(torch.cat([*parts, result.params_P[leader]]))
 
     def _loss_of(self, buffer: torch.Tensor) -> float:
-        """The mean loss of training rows, with what a worker's buffer holds."""
+        """Return the mean loss of training rows with the state in a worker's buffer."""
         worker = _worker(self._plain, self._task, buffer)
         result = worker.step(*_first_rows(self._plain, self._task, _TRIAL_LOSS_ROWS))
         return math.inf if result.loss is None else result.loss
 
 
 def _digest(experiment: Experiment, base_dir: Path) -> str:
-    """Return a digest of what a trial depends on."""
+    """Return a digest of the inputs of a trial."""
     tree = experiment.model_dump(mode="json", exclude={"name", "run", "cluster", "checkpoint"})
     files = {name: sha256_hex((base_dir / name).read_bytes()) for name in own_files(experiment)}
     known = [tree, str(base_dir.absolute()), files]  # a file may be edited between two loads
@@ -233,12 +236,12 @@ def _digest(experiment: Experiment, base_dir: Path) -> str:
 
 
 def _unrecorded(kind: str, t_s: float, **fields: object) -> Event:
-    """An event of a trial, which is written nowhere."""
+    """Ignore an event of a trial."""
     return Event(kind, t_s, fields)
 
 
 def measure(experiment: Experiment, wanted: AutoConfig, base_dir: Path) -> Situation:
-    """What the advisor needs: from the emulation, the link table, or a few steps done here.
+    """Collect the advisor's inputs: from the emulation, the link table, or measured steps.
 
     Raises:
         ConfigError: no link is known.
@@ -272,17 +275,17 @@ def _known(links: LinkTable, experiment: Experiment) -> LinkTable:
     holes = [f"{src} to {dst}" for src, dst in pairs if links.find(src, dst) is None]
     if holes:
         raise ConfigError(
-            f"strategy auto: nothing is known of the links {', '.join(holes)}",
+            f"strategy auto: unknown links: {', '.join(holes)}",
             fix="Measure them with `geo-ray probe`, or give their rates under `emulate`.",
         )
     return links
 
 
 def _step_s(experiment: Experiment, task: Task) -> float:
-    """Seconds of a step on this machine (median): machines are taken to be like it."""
-    if not isinstance(task, SelfContained):  # rows of a manifest are for its regions to read
+    """Return the median seconds of a step on this machine, which represents all machines."""
+    if not isinstance(task, SelfContained):  # only the regions read rows of a manifest
         raise ConfigError(
-            "strategy auto: how long a step takes is not known",
+            "strategy auto: the duration of a step is unknown",
             fix="Give strategy.step_s in seconds, or emulate.step_s.",
         )
     use_one_thread()
@@ -297,7 +300,7 @@ def _step_s(experiment: Experiment, task: Task) -> float:
 
 
 def _worker(experiment: Experiment, task: Task, buffer: torch.Tensor) -> Worker:
-    """A worker with what a buffer holds: model buffers, then parameters."""
+    """Build a worker from a buffer of model buffers and parameters."""
     return Worker(
         task,
         buffer,
@@ -309,7 +312,7 @@ def _worker(experiment: Experiment, task: Task, buffer: torch.Tensor) -> Worker:
 
 
 def _first_rows(experiment: Experiment, task: Task, rows: int) -> tuple[Columns, Span]:
-    """The first training rows of a task that brings its data."""
+    """Return the first training rows of a self-contained task."""
     train = checked_dataset(cast(SelfContained, task), experiment.seed).train
     columns = {name: column[:rows] for name, column in train.items()}
     return columns, Span(0, num_rows(columns))

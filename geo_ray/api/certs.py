@@ -16,18 +16,18 @@ from geo_ray.transport.security.certs import CA_DAYS, REGION_DAYS
 
 
 def init_certs(directory: FilePath, *, days: float = CA_DAYS, force: bool = False) -> Path:
-    """Make the deployment's certificate authority (CA); keep its ``ca.key`` to yourself.
+    """Create the certificate authority (CA) of a deployment; keep its ``ca.key`` private.
 
     Args:
-        directory: where; made if it is not there.
+        directory: directory of the deployment; created if missing.
         days: validity.
-        force: replace a CA; every region needs a new certificate then.
+        force: replace an existing CA; every region then needs a new certificate.
 
     Returns:
-        The CA's certificate.
+        Path of the CA certificate.
 
     Raises:
-        CertificateError: there is a CA already, or nothing can be written.
+        CertificateError: a CA exists already, or a file cannot be written.
     """
     cert_store.init(Path(directory), days, force=force)
     return cert_store.ca_path(Path(directory))
@@ -41,20 +41,21 @@ def issue_cert(
     hosts: Sequence[str] = (),
     force: bool = False,
 ) -> Path:
-    """Make the key and the certificate of a region.
+    """Create the key and certificate of a region.
 
     Args:
-        directory: the deployment's.
-        region: its name.
+        directory: directory of the deployment.
+        region: name of the region.
         days: validity.
-        hosts: names or IPs to mention; they are not checked.
-        force: replace what the region has.
+        hosts: host names or IPs in the certificate; informative only.
+        force: replace an existing key and certificate.
 
     Returns:
-        The folder to be copied to the host of the region's bridge.
+        The folder to copy to the host of the region's bridge.
 
     Raises:
-        CertificateError: the region has one already, there is no CA, or nothing can be written.
+        CertificateError: the region has a certificate, the CA is missing, or a file cannot be
+            written.
     """
     return Path(cert_store.issue(Path(directory), region, days, hosts, force=force).cert).parent
 
@@ -64,8 +65,8 @@ class CertificateList:
     """Certificates of a deployment, the CA's first.
 
     Attributes:
-        entries: whose, from when to when, and what is wrong.
-        at: when they were looked at.
+        entries: owner, validity and defect of each certificate.
+        at: time of the check.
     """
 
     entries: tuple[CertificateEntry, ...]
@@ -73,11 +74,11 @@ class CertificateList:
 
     @property
     def bad(self) -> tuple[CertificateEntry, ...]:
-        """Those that cannot be used now."""
+        """Certificates that are not valid now."""
         return tuple(entry for entry in self.entries if not entry.is_usable(self.at))
 
     def table(self) -> Table:
-        """A row per certificate."""
+        """Return a row per certificate."""
         rows = [
             {
                 "certificate": entry.name,
@@ -92,7 +93,7 @@ class CertificateList:
         return Table(rows)
 
     def __repr__(self) -> str:
-        return f"<Certificates: {len(self.bad)} of {len(self.entries)} cannot be used>"
+        return f"<Certificates: {len(self.bad)} of {len(self.entries)} not valid>"
 
     def _repr_html_(self) -> str:
         rows = [
@@ -103,10 +104,10 @@ class CertificateList:
 
 
 def certs(directory: FilePath) -> CertificateList:
-    """List the certificates of a deployment and say which can be used.
+    """List the certificates of a deployment and their validity.
 
     Raises:
-        CertificateError: one cannot be read.
+        CertificateError: a certificate cannot be read.
     """
     return CertificateList(tuple(cert_store.entries(Path(directory))), dt.datetime.now(dt.UTC))
 
@@ -114,19 +115,19 @@ def certs(directory: FilePath) -> CertificateList:
 def renew_certs(
     directory: FilePath, regions: Sequence[str] = (), *, days: float = REGION_DAYS
 ) -> Mapping[str, Path]:
-    """Give certificates of regions new dates; their keys stay.
+    """Renew certificates of regions; their keys do not change.
 
     Args:
-        directory: the deployment's.
-        regions: whose; none: all that are not revoked.
+        directory: directory of the deployment.
+        regions: names of the regions; empty: all regions that are not revoked.
         days: validity.
 
     Returns:
-        By region, the certificate to be copied to the host of its bridge.
+        By region, the certificate to copy to the host of its bridge.
 
     Raises:
-        CertificateError: there is nothing to renew, one that is named is revoked, or nothing can
-            be written.
+        CertificateError: no certificate exists, a named one is revoked, or a file cannot be
+            written.
     """
     place = Path(directory)
     names = regions or [
@@ -136,20 +137,20 @@ def renew_certs(
 
 
 def revoke_cert(directory: FilePath, region: str) -> tuple[Path, ...]:
-    """Shut a region out: no certificate counts that it was ever issued.
+    """Revoke all certificates of a region.
 
-    Bridges notice within seconds of the list's arrival on their hosts, and end the links that they
-    have with the region.
+    Bridges apply the revocation within seconds after the list arrives on their hosts, and close
+    their links to the region.
 
     Args:
-        directory: the deployment's, with the CA's key.
-        region: its name.
+        directory: directory of the deployment, with the CA's key.
+        region: name of the region.
 
     Returns:
-        The lists, to be copied to the hosts of the bridges.
+        The revocation lists to copy to the hosts of the bridges.
 
     Raises:
-        CertificateError: there is nothing to revoke, or nothing can be written.
+        CertificateError: there is no certificate, or a file cannot be written.
     """
     return tuple(cert_store.revoke(Path(directory), region))
 
@@ -157,18 +158,18 @@ def revoke_cert(directory: FilePath, region: str) -> tuple[Path, ...]:
 def rotate_ca(
     directory: FilePath, *, days: float = CA_DAYS, finish: bool = False
 ) -> tuple[str, ...]:
-    """Replace the CA while runs go on: first both count, then only the new one.
+    """Replace the CA of active runs: first both CAs are valid, then only the new one.
 
     Args:
-        directory: the deployment's.
+        directory: directory of the deployment.
         days: validity of the new CA.
-        finish: end it: all regions have certificates of the new CA by now.
+        finish: finish the rotation, after all regions have certificates of the new CA.
 
     Returns:
-        The regions to whose bridge's host ``ca.pem`` is to be copied.
+        The regions whose bridge hosts need the new ``ca.pem``.
 
     Raises:
-        CertificateError: there is no CA, it is too early, or nothing can be written.
+        CertificateError: there is no CA, it is too early to finish, or a file cannot be written.
     """
     place = Path(directory)
     names = cert_store.finish_rotation(place) if finish else cert_store.rotate_ca(place, days)
@@ -176,16 +177,16 @@ def rotate_ca(
 
 
 def renew_ca(directory: FilePath, *, days: float = CA_DAYS) -> tuple[str, ...]:
-    """Give the CA new dates; certificates that it issued stay valid.
+    """Renew the CA; certificates that it issued stay valid.
 
     Args:
-        directory: the deployment's.
+        directory: directory of the deployment.
         days: validity.
 
     Returns:
         The regions whose bridges need the new ``ca.pem``.
 
     Raises:
-        CertificateError: there is no CA, or nothing can be written.
+        CertificateError: there is no CA, or a file cannot be written.
     """
     return tuple(cert_store.renew_ca(Path(directory), days))

@@ -1,6 +1,7 @@
 """`check` and `check_run`: checks that start no run.
 
-Does a strategy, codec or task keep its contract; could a run start, and with which resources.
+`check` runs the contract checks of a strategy, codec or task. `check_run` checks whether a run
+could start, and lists its resources.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ from geo_ray.testing.run import checked, load
 
 @dataclass(frozen=True, repr=False)
 class PromiseCheck:
-    """What the checks of a strategy, a codec or a task found.
+    """Results of the contract checks of a strategy, a codec or a task.
 
     Attributes:
-        name: of the class.
-        findings: one per promise.
+        name: name of the class.
+        findings: result of each check.
     """
 
     name: str
@@ -60,17 +61,17 @@ class PromiseCheck:
 
     @property
     def broken(self) -> tuple[Finding, ...]:
-        """Those of promises that are not kept."""
+        """Failed checks."""
         return tuple(finding for finding in self.findings if finding.why is not None)
 
     def table(self) -> Table:
-        """A row per promise; ``why`` is null where it is kept."""
+        """Return a row per check; ``why`` is null if the check passed."""
         rows = [{"promise": finding.promise, "why": finding.why} for finding in self.findings]
         return Table(rows, {"promise": str, "why": str})
 
     def __repr__(self) -> str:
         passed = len(self.findings) - len(self.broken)
-        return f"<PromiseCheck {self.name}: {passed} of {len(self.findings)} promises kept>"
+        return f"<PromiseCheck {self.name}: {passed} of {len(self.findings)} checks passed>"
 
     def _repr_html_(self) -> str:
         rows = [(finding.promise, finding.why or "kept") for finding in self.findings]
@@ -83,17 +84,18 @@ def check(
     *,
     base_dir: FilePath | None = None,
 ) -> PromiseCheck:
-    """Put a strategy, a codec or a task to the checks that those of the library pass.
+    """Run the contract checks of the library on a strategy, a codec or a task.
 
     Args:
-        name: ``path/to/file.py:Class`` of your own, ``package.module:Class``, or a name of the
-            library.
-        options: of the class, by name, or ``key=value`` each; a short interval makes it quick.
-        base_dir: where a relative path starts; default: the working directory.
+        name: ``path/to/file.py:Class`` of a custom class, ``package.module:Class``, or the name of
+            a built-in class.
+        options: options of the class, by name or as ``key=value``; a short interval makes the
+            checks fast.
+        base_dir: base of a relative path; default: the working directory.
 
     Raises:
-        ConfigError: there is no such class, or it cannot be used.
-        TaskError: it is a task that cannot be built.
+        ConfigError: the class does not exist, or cannot be used.
+        TaskError: the task cannot be built.
     """
     subject = load(name, override_items(options), Path(base_dir or Path.cwd()))
     return PromiseCheck(name, tuple(checked(subject)))
@@ -104,15 +106,14 @@ _FLOAT_BYTES: Final = 4
 
 @dataclass(frozen=True, repr=False)
 class RunCheck:
-    """A run that could start as far as this machine can tell; the cluster was not asked.
+    """A run that could start, as far as this machine can check; the cluster was not queried.
 
     Attributes:
-        experiment: its configuration.
-        num_params: of its model.
-        demands: what it would ask of each region.
+        experiment: configuration of the run.
+        num_params: number of parameters of the model.
+        demands: requested resources by region.
         rows: training rows by region.
-        absent: what it would ask of those that are not there at first (`members.absent`), once
-            they join.
+        absent: requested resources of initially absent regions (`members.absent`), once they join.
     """
 
     experiment: Experiment
@@ -122,7 +123,7 @@ class RunCheck:
     absent: tuple[RegionDemand, ...] = ()
 
     def table(self) -> Table:
-        """A row per region: its rows, what the run would ask for there, and whether at first."""
+        """Return a row per region: rows, requested resources, and whether it is absent at first."""
         rows = [
             {
                 "region": demand.region,
@@ -160,20 +161,20 @@ def check_run(
     progress: ShowProgress = False,
     base_dir: FilePath | None = None,
 ) -> RunCheck:
-    """Check configuration, certificates, task, data and evaluation of a run, and start nothing.
+    """Check configuration, certificates, task, data and evaluation of a run; start nothing.
 
-    What is probably a mistake is logged as a warning, as `geo_ray.train` does. Data that the task
-    makes are made for a moment, in a temporary directory.
+    Likely mistakes are logged as warnings, as in `geo_ray.train`. Generated data are written to a
+    temporary directory and removed.
 
     Args:
         config: as for `geo_ray.train`.
-        overrides: changes of single keys, by dotted key.
-        plan: to follow.
-        progress: say on standard error what was decided.
+        overrides: changed values by dotted key.
+        plan: a plan to use.
+        progress: print decisions on standard error.
         base_dir: as for `geo_ray.train`.
 
     Raises:
-        GeoRayError: whatever would keep `geo_ray.train` from starting, apart from the cluster.
+        GeoRayError: `geo_ray.train` could not start, for a reason other than the cluster.
     """
     followed = None if plan is None else plan_to_follow(plan)
     notify = RunWatch(progress).notify
@@ -207,9 +208,9 @@ def check_run(
 
 
 def _check_metrics_here(experiment: Experiment, task: Task, manifest: Manifest) -> None:
-    """Hold the metrics that a run goes by against those of the rows, if all rows are here.
+    """Check the metrics that control a run against the rows, if all rows are on this machine.
 
-    Rows in a bucket are read in their region alone, by the workers of a run.
+    Rows in a bucket are read only by workers in their region.
 
     Raises:
         GeoRayError: as for `check_evaluation`.
@@ -227,33 +228,33 @@ def _check_metrics_here(experiment: Experiment, task: Task, manifest: Manifest) 
 
 
 def _check_place(experiment: Experiment, num_params: int) -> None:
-    """Refuse a run directory that cannot be written, or has no room for the model.
+    """Reject a run directory that cannot be written, or is too small for the model.
 
     Raises:
-        RunDirectoryError: says which.
+        RunDirectoryError: names the cause.
     """
     root = Path(experiment.run.dir).absolute()
     if is_s3(experiment.run.dir):
         return
     there = next(path for path in (root, *root.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise RunDirectoryError(f"run.dir: {root} cannot be made or written")
+        raise RunDirectoryError(f"run.dir: {root} cannot be created or written")
     own_store = experiment.checkpoint.store is None and experiment.checkpoint.every_s is not None
     copies = 1 + (experiment.checkpoint.keep + 1 if own_store else 0)
     needed = copies * num_params * _FLOAT_BYTES
     free = shutil.disk_usage(there).free
     if free < needed:
         raise RunDirectoryError(
-            f"run.dir: {root} has {bytes_text(free)} free, and the model with its checkpoints "
-            f"takes at least {bytes_text(needed)}"
+            f"run.dir: {root} has {bytes_text(free)} free, but the model and its checkpoints "
+            f"need at least {bytes_text(needed)}"
         )
 
 
 def _check_gpus(experiment: Experiment) -> None:
-    """Refuse to reserve GPUs on a machine that has too few; on a local cluster.
+    """Reject a reservation of more GPUs than this machine has, on a local cluster.
 
     Raises:
-        ConfigError: naming the keys.
+        ConfigError: names the keys.
     """
     wanted = sum(each.workers * each.gpus_per_worker for each in experiment.present)
     if experiment.cluster.kind != "local" or wanted == 0:
@@ -262,13 +263,13 @@ def _check_gpus(experiment: Experiment) -> None:
     if wanted > count:
         raise ConfigError(
             f"gpus_per_worker: the workers reserve {wanted:g} GPUs, and this machine has {count}",
-            fix="Set gpus_per_worker to 0 in every region and device to cpu, or run on a cluster "
-            "that has them: `cluster: {kind: existing}`.",
+            fix="Set gpus_per_worker to 0 in every region and device to cpu, or use a cluster with "
+            "GPUs: `cluster: {kind: existing}`.",
         )
 
 
 def needs_table(found: RunCheck) -> FittedTable:
-    """What the run would ask of each region."""
+    """Return the requested resources by region."""
     table = FittedTable("region", box=SIMPLE_HEAD)
     for heading in ("training rows", "processes", "CPUs", "GPUs"):
         table.add_column(heading, justify="right")

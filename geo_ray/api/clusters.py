@@ -43,12 +43,12 @@ TERRAFORM: Final = "terraform"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class UpCluster:
-    """A cluster that is up.
+    """A cluster.
 
     Attributes:
-        record: what it is.
-        state: where it is written down.
-        report: how it stands.
+        record: specification of the cluster.
+        state: location of its state.
+        report: its current state.
     """
 
     record: ClusterRecord
@@ -71,7 +71,7 @@ class UpCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process on this computer needs to reach it: only of a local cluster."""
+        """Environment variables for processes of this computer; only for a local cluster."""
         if self.record.clouds != (LOCAL,):
             return {}
         return {
@@ -83,7 +83,7 @@ class UpCluster:
 
     @property
     def token_command(self) -> str | None:
-        """What prints the token of a cluster in a cloud."""
+        """Command that prints the token of a cluster in a cloud."""
         return None if self.record.clouds == (LOCAL,) else secret_command(self.record)
 
 
@@ -100,28 +100,28 @@ def up(
     notify: Notify = lambda _: None,
     base_dir: FilePath | None = None,
 ) -> UpCluster:
-    """Make the cluster of a configuration, or complete one that was begun.
+    """Create the cluster of a configuration, or complete an unfinished one.
 
     Args:
-        config: a file, a mapping, or what `load_config` gave; with a section `plan`.
-        overrides: changes of single keys, by dotted key.
-        provider: where all machines are: local, aws or tencent; default: as plan.regions says;
-            terraform: in the stack of `from_terraform`.
-        plan: what should run; default: one is made.
-        policy: who decides it then.
-        inputs: where its numbers come from.
-        from_terraform: a stack of infra/terraform, whose head, networks, secrets and rights are
-            used: the directory in which `terraform apply` ran, or a file with what `terraform
-            output -json` printed there. The autoscaler owns the counts of machines.
-        longest_s: longest wait for the plan's machines; they come later, too.
-        notify: told each step.
+        config: a file, a mapping, or a result of `load_config`; with a section `plan`.
+        overrides: changed values by dotted key.
+        provider: provider of all machines: local, aws or tencent; default: as in plan.regions;
+            terraform: the stack of `from_terraform`.
+        plan: the plan to use; default: a new plan.
+        policy: planning policy, without ``plan``.
+        inputs: inputs of the plan.
+        from_terraform: a stack of infra/terraform, whose head, networks, secrets and permissions
+            are used: the directory of `terraform apply`, or a file with the output of `terraform
+            output -json`. The autoscaler owns the numbers of machines.
+        longest_s: maximum seconds to wait for the plan's machines; later machines still join.
+        notify: called with each step.
         base_dir: as for `geo_ray.train`.
 
     Raises:
-        ConfigError: the configuration asks for no cluster that can be.
-        TerraformOutputsError: there is no stack, or it is not of this release.
-        ClusterStateError: the cluster is being taken down, or was made of another configuration.
-        GeoRayError: whatever else keeps it from being made.
+        ConfigError: the configuration does not describe a valid cluster.
+        TerraformOutputsError: there is no stack, or it belongs to another release.
+        ClusterStateError: the cluster is being deleted, or has another configuration.
+        GeoRayError: the cluster cannot be created for another reason.
     """
     stack = _stack(provider, from_terraform)
     asked = _asked(config, overrides, provider, plan, policy, inputs, base_dir, notify, stack=stack)
@@ -144,16 +144,16 @@ def up_offer(
     from_terraform: FilePath | None = None,
     base_dir: FilePath | None = None,
 ) -> ClusterOffer:
-    """What `up` would rent, at which prices, and what else there is; nothing is started.
+    """Return the machines that `up` would rent, their prices and alternatives; start nothing.
 
     Args:
-        config: as for `up`, as are the others.
-        overrides: changes of single keys.
-        provider: where all machines are.
-        plan: what should run.
-        policy: who decides it, if it is not given.
-        inputs: where its numbers come from.
-        from_terraform: the stack that it is made on.
+        config: as for `up`.
+        overrides: changed values by dotted key.
+        provider: provider of all machines.
+        plan: the plan to use.
+        policy: planning policy, without ``plan``.
+        inputs: inputs of the plan.
+        from_terraform: the stack of the cluster.
         base_dir: as for `geo_ray.train`.
     """
     stack = _stack(provider, from_terraform)
@@ -166,13 +166,13 @@ def up_offer(
 
 
 def cluster_status(cluster: FilePath) -> ClusterReport:
-    """How a cluster stands: machines, money, plan against actual, decisions.
+    """Return the state of a cluster: machines, cost, planned and actual machines, decisions.
 
     Args:
-        cluster: its folder below ``provider.state``, or the configuration that it was made of.
+        cluster: its directory below ``provider.state``, or its configuration.
 
     Raises:
-        ClusterStateError: there is none.
+        ClusterStateError: the cluster does not exist.
         CloudError: the cloud does not answer.
     """
     state = cluster_at(cluster)
@@ -184,16 +184,16 @@ def cluster_status(cluster: FilePath) -> ClusterReport:
 def down(
     cluster: FilePath, *, at_once: bool = False, notify: Notify = lambda _: None
 ) -> EndedCluster:
-    """End a cluster: runs are saved, machines ended, the cloud asked for anything that is left.
+    """Delete a cluster: save its runs, terminate its machines, and check that nothing is left.
 
     Args:
         cluster: as for `cluster_status`.
-        at_once: do not wait for runs to save and machines to drain.
-        notify: told each step.
+        at_once: do not wait for runs to be saved and machines to drain.
+        notify: called with each step.
 
     Raises:
-        ClusterStateError: there is none.
-        MachinesLeftError: something of it is still there.
+        ClusterStateError: the cluster does not exist.
+        MachinesLeftError: a part of the cluster still exists.
         CloudError: the cloud refuses.
     """
     state = cluster_at(cluster)
@@ -201,7 +201,7 @@ def down(
         return end_cluster(state, notify, at_once=at_once)
     except KeyboardInterrupt:
         raise InterruptedRunError(
-            f"{state.name} is not down: what is left of it costs money",
+            f"{state.name} is not deleted: its remains cost money",
             fix=f"Repeat `geo-ray down {state.shown}`.",
         ) from None
 
@@ -209,16 +209,19 @@ def down(
 def _half_made(state: ClusterState) -> InterruptedRunError:
     found, _ = state.read()
     if found is None or found.phase == "down":
-        return InterruptedRunError(f"nothing of {state.name} was begun", fix="Repeat `geo-ray up`.")
+        return InterruptedRunError(
+            f"no part of {state.name} was created", fix="Repeat `geo-ray up`."
+        )
     return InterruptedRunError(
-        f"{state.name} is half made, and goes on without this command: its machines are rented and "
+        f"{state.name} is incomplete and continues without this command: its machines are rented "
+        "and "
         "cost money",
-        fix=f"Complete it by the same command, or end it: `geo-ray down {state.shown}`.",
+        fix=f"Complete it with the same command, or delete it: `geo-ray down {state.shown}`.",
     )
 
 
 def cluster_at(cluster: FilePath) -> ClusterState:
-    """The state of a cluster by its folder or its configuration."""
+    """Return the state of a cluster, given its directory or its configuration."""
     name = os.fspath(cluster)
     if not is_s3(name) and name.endswith((".yaml", ".yml")):
         experiment = load_tree(Path(name), (), Experiment, read_only=True)
@@ -245,14 +248,14 @@ def _asked(
         experiment = load_tree(source, override_items(overrides), Experiment)
         if not dry and experiment.cluster.kind == "local":
             raise ConfigError(
-                "cluster.kind is local: a run of this configuration would start a cluster of its "
-                "own, beside the one that is made here",
+                "cluster.kind is local: a run of this configuration would start a local cluster "
+                "instead of using this one",
                 fix="Add `cluster: {kind: existing}`.",
             )
         cloud = None if stack is not None else provider
         state = state_asked(experiment, cloud, stack)
         if not dry:
-            state.read()  # whether it can be, before what takes longer
+            state.read()  # fail early if it cannot be read
         sources = (inputs or PlanInputs()).sources()
         if plan is None:
             notify("planning")
@@ -280,7 +283,7 @@ def _notify_plan(plan: Plan, notify: Notify) -> None:
 
 
 def offers_of(stack: TerraformStack) -> dict[str, RegionOffer]:
-    """Return the section `plan.regions`; speeds, rows and prices are not Terraform's to know."""
+    """Return the section `plan.regions`, without speeds, rows and prices."""
     return {
         name: RegionOffer(
             cloud=place.cloud,
@@ -299,7 +302,7 @@ def offers_of(stack: TerraformStack) -> dict[str, RegionOffer]:
 
 
 def inventory_tree(stack: TerraformStack) -> dict[str, JSONValue]:
-    """Return the sections `cluster`, `run` and `plan` that the stack knows, without defaults."""
+    """Return the sections `cluster`, `run` and `plan` from the stack, without defaults."""
     regions: dict[str, JSONValue] = {
         name: offer.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         for name, offer in offers_of(stack).items()
@@ -313,16 +316,16 @@ def inventory_tree(stack: TerraformStack) -> dict[str, JSONValue]:
 
 @dataclass(frozen=True, repr=False)
 class Inventory:
-    """What a stack says of itself.
+    """Contents of a Terraform stack.
 
     Attributes:
-        stack: all of it.
+        stack: all outputs of the stack.
     """
 
     stack: TerraformStack
 
     def table(self) -> Table:
-        """A row per region and type of machine."""
+        """Return a row per region and machine type."""
         rows = [
             {
                 "region": name,
@@ -346,22 +349,23 @@ class Inventory:
         return html_view(repr(self)[1:-1], found.column_names, rows)
 
     def config(self) -> dict[str, JSONValue]:
-        """Sections of a configuration: `cluster`, `run` and `plan`."""
+        """Return the configuration sections `cluster`, `run` and `plan`."""
         return inventory_tree(self.stack)
 
     def yaml(self) -> str:
-        """The same as text."""
+        """Return these sections as text."""
         return write_yaml(self.config())
 
 
 def inventory(from_terraform: FilePath) -> Inventory:
-    """Read what a stack of infra/terraform offers.
+    """Read the outputs of a stack of infra/terraform.
 
     Args:
-        from_terraform: the directory in which `terraform apply` ran, or a file with what
-            `terraform output -json` printed there.
+        from_terraform: the directory of `terraform apply`, or a file with the output of `terraform
+            output -json`.
 
     Raises:
-        TerraformOutputsError: there is none, it was not applied, or it is not of this release.
+        TerraformOutputsError: the stack does not exist, was not applied, or belongs to another
+            release.
     """
     return Inventory(read_stack(Path(from_terraform)))

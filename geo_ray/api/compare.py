@@ -53,12 +53,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, repr=False)
 class ComparisonResult:
-    """Several strategies on one workload, best first.
+    """Results of several strategies on one workload, best first.
 
     Attributes:
-        comparison: its rows, and all runs with their evaluations.
-        path: its directory, with every run.
-        page_path: the HTML page about it.
+        comparison: rows of the table, and all runs with their evaluations.
+        path: directory with all runs.
+        page_path: the HTML page.
     """
 
     comparison: Comparison
@@ -67,25 +67,26 @@ class ComparisonResult:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """One per strategy, best first."""
+        """Rows of the comparison, one per strategy, best first."""
         return tuple(self.comparison.rows)
 
     @property
     def best(self) -> Row:
-        """The first of them."""
+        """The best row."""
         return self.comparison.rows[0]
 
     def table(self) -> Table:
-        """A row per strategy, best first; of what runs differ in, the median, low and high.
+        """Return a row per strategy, best first, with median, low and high over the runs.
 
-        ``standing`` says whether the runs tell it from the best: `geo_ray.sweep.compare.standing`.
+        ``standing`` states whether the runs distinguish it from the best; see
+        `geo_ray.sweep.compare.standing`.
         """
         return Table(
             [_flat(row) | {"standing": self.comparison.standing(row)} for row in self.rows]
         )
 
     def points(self) -> Table:
-        """A row per evaluation of every run that counts."""
+        """Return a row per evaluation of every measured run."""
         rows = [
             {
                 "strategy": run.label,
@@ -145,26 +146,26 @@ def compare(
 ) -> ComparisonResult:
     """Run one workload with several strategies, each with its best learning rate.
 
-    Simulated, unless ``real``: seconds are then predictions.
+    Runs are simulated unless ``real`` is set; seconds are then predictions.
 
     Args:
-        config: a file, a mapping, or what `load_config` gave.
+        config: a file, a mapping, or a result of `load_config`.
         strategies: each ``KIND:KEY=VALUE:...``, such as ``diloco:interval=16:codec=int4``.
-        overrides: changes of single keys in all runs.
-        plan: whose workers, batches, averager and prices to take.
-        seeds: runs of each that count.
-        rates: factors on the learning rate that each may choose from; a single one: no choice.
-        real: train on the cluster; rates are still simulated.
-        out: directory of everything; default: ``RUN.DIR/compare-NAME``.
-        resume: go on with what lies in that directory.
-        jobs: simulated runs side by side; default: as many as there are cores.
-        progress: say on standard error which run has ended.
+        overrides: changed values in all runs.
+        plan: a plan whose workers, batches, averager and prices are used.
+        seeds: measured runs per strategy.
+        rates: factors for the learning rate; each strategy uses its best one.
+        real: train on the cluster; learning rates are still tuned in simulation.
+        out: output directory; default: ``RUN.DIR/compare-NAME``.
+        resume: continue the comparison in that directory.
+        jobs: parallel simulated runs; default: number of cores.
+        progress: report finished runs on standard error.
         base_dir: as for `geo_ray.train`.
 
     Raises:
-        ConfigError: an argument is wrong; names it.
+        ConfigError: an argument is invalid; names it.
         RunDirectoryError: the directory exists, and ``resume`` is not set.
-        GeoRayError: whatever ends the comparison early.
+        GeoRayError: the comparison ends early.
     """
     _check_numbers(seeds, jobs, rates)
     source = source_of(config, base_dir)
@@ -172,10 +173,10 @@ def compare(
     texts = strategies.split(",") if isinstance(strategies, str) else strategies
     variants = tuple(parse_variant(text, source.parent) for text in texts)
     if not variants:
-        raise ConfigError("strategies: there are none", fix="Name one at least, such as 'sma'.")
+        raise ConfigError("strategies: empty", fix="Give at least one, such as 'sma'.")
     twice = _repeated([variant.label for variant in variants])
     if twice is not None:
-        raise ConfigError(f"strategies: {twice} is there twice", fix="Name each strategy once.")
+        raise ConfigError(f"strategies: {twice} is listed twice", fix="List each strategy once.")
     experiment = load_tree(source, changes, Experiment)
     for note in override_notes(source, changes):
         _log.warning("%s", note)
@@ -190,7 +191,7 @@ def compare(
     if directory.exists() and not resume:
         raise RunDirectoryError(
             f"{directory} exists",
-            fix="Go on with it by --resume (resume=True), or name another directory with --out "
+            fix="Continue it with --resume (resume=True), or choose another directory with --out "
             "(out=...).",
         )
     wanted = ComparisonPlan(
@@ -220,24 +221,24 @@ def compare(
 
 def _check_numbers(seeds: int, jobs: int | None, rates: Sequence[float]) -> None:
     if seeds < 1:
-        raise ConfigError(f"seeds: {seeds} runs of each", fix="Ask for one at least.")
+        raise ConfigError(f"seeds: {seeds} runs of each", fix="Use at least one.")
     if jobs is not None and jobs < 1:
-        raise ConfigError(f"jobs: {jobs} runs side by side", fix="Ask for one at least.")
+        raise ConfigError(f"jobs: {jobs} parallel runs", fix="Use at least one.")
     if not rates:
-        raise ConfigError("rates: there are none", fix="Give one at least, such as 1.0.")
+        raise ConfigError("rates: empty", fix="Give at least one, such as 1.0.")
     for rate in rates:
         if not (math.isfinite(rate) and rate > 0):
             raise ConfigError(
-                f"rates: {rate} is no factor on a learning rate",
+                f"rates: {rate} is not a factor of a learning rate",
                 fix="Give finite positive numbers, such as 0.5, 1.0 and 2.0.",
             )
     twice = _repeated(list(rates))
     if twice is not None:
-        raise ConfigError(f"rates: {twice} is there twice", fix="Name each factor once.")
+        raise ConfigError(f"rates: {twice} is listed twice", fix="List each factor once.")
 
 
 def _repeated(values: Sequence[T]) -> T | None:
-    """The first value that is there more than once."""
+    """Return the first duplicate value, or None."""
     return next((value for value in values if values.count(value) > 1), None)
 
 
@@ -254,12 +255,12 @@ def _flat(row: Row) -> dict[str, object]:
 
 @dataclass(frozen=True, repr=False)
 class LossProfileResult:
-    """What intervals and codecs cost a task in loss.
+    """Measured loss of intervals and codecs.
 
     Attributes:
-        profile: everything that was measured.
-        path: the file that has it.
-        left_out: why an interval or codec was not measured.
+        profile: all measurements.
+        path: file of the profile.
+        left_out: reasons why an interval or codec was not measured.
     """
 
     profile: LossProfile
@@ -267,9 +268,9 @@ class LossProfileResult:
     left_out: tuple[str, ...] = ()
 
     def table(self) -> Table:
-        """A row per interval and codec: mean of the relative loss, and the upper end that counts.
+        """Return a row per interval and codec: mean relative loss, and the upper bound for plans.
 
-        Codecs are compared with the same interval without codec, intervals with plain training.
+        Codecs are compared with the same interval without a codec, intervals with plain training.
         """
         found = differences(self.profile)
         return Table(
@@ -286,7 +287,7 @@ class LossProfileResult:
         )
 
     def loss(self, interval: int, codec: str | None = None) -> float:
-        """The relative loss that a plan counts for an interval, in local steps, and a codec."""
+        """Return the relative loss that plans use for an interval, in local steps, and a codec."""
         return MeasuredLoss.of(self.profile).loss(interval, codec, trains_on=False)
 
     def __repr__(self) -> str:
@@ -305,16 +306,16 @@ class LossProfileResult:
 
 @dataclass(frozen=True, slots=True)
 class LossGrid:
-    """What `profile_loss` is to measure.
+    """Measurements of `profile_loss`.
 
     Attributes:
-        intervals: in steps; default: the configured one, and those of the section ``plan`` or 1,
-            4, 16 and 64, as far as at least two fit into the steps.
-        codecs: None for none; default: those that a plan chooses among.
+        intervals: intervals in steps; default: the configured one, and those of the section
+            ``plan`` or 1, 4, 16 and 64, if at least two of them fit into the steps.
+        codecs: codecs, None for no codec; default: those that a plan chooses from.
         steps: local steps of each run.
-        seeds: runs of each.
-        jobs: runs side by side; default: as many as there are cores.
-        fresh: measure again what an earlier measurement of the very same has.
+        seeds: runs per point.
+        jobs: parallel runs; default: number of cores.
+        fresh: repeat existing measurements.
     """
 
     intervals: Sequence[int] | None = None
@@ -334,20 +335,20 @@ def profile_loss(
     progress: ShowProgress = False,
     base_dir: FilePath | None = None,
 ) -> LossProfileResult:
-    """Measure what long intervals and codecs cost in loss, by short simulated runs, for `plan`.
+    """Measure the loss of long intervals and codecs with short simulated runs, for `plan`.
 
     Args:
-        config: a file, a mapping, or what `load_config` gave.
-        overrides: changes of single keys.
-        grid: what to measure; what an earlier measurement of the very same has is not repeated.
-        out: the file; default: ``RUN.DIR/profiles/loss/NAME.json``.
-        progress: say on standard error how far it is.
+        config: a file, a mapping, or a result of `load_config`.
+        overrides: changed values by dotted key.
+        grid: points to measure; identical existing measurements are reused.
+        out: output file; default: ``RUN.DIR/profiles/loss/NAME.json``.
+        progress: report progress on standard error.
         base_dir: as for `geo_ray.train`.
 
     Raises:
-        ConfigError: there is nothing to measure, or no plan for this strategy or codec.
-        ProfileError: nothing can be compared.
-        GeoRayError: whatever ends a run early; what was measured is kept.
+        ConfigError: there is nothing to measure, or plans do not support the strategy or codec.
+        ProfileError: no points can be compared.
+        GeoRayError: a run ends early; finished measurements are saved.
     """
     grid = grid or LossGrid()
     _check(grid)
@@ -382,24 +383,24 @@ def profile_loss(
                 f"{len(cases.all) - len(todo)} of {len(cases.all)} are known from {file.writes}"
             )
         if not experiment.strategy.traits.in_rounds and not experiment.links():
-            watch.notify("no links are emulated: updates come as on links that take no time")
+            watch.notify("no links are emulated: updates arrive without delay")
         found = known if len(todo) < len(cases.all) else None
         title = f"Measuring loss, {cases.steps} steps each"
         with progress_bar(title, len(todo) * grid.seeds, "runs", progress) as advance:
             for found in measure_loss(task, known, partial(advance, 1)):
-                file.keep(found)  # after each case: an interrupt loses few
+                file.keep(found)  # after each case, so that an interrupt loses little
         file.finish()
-    assert found is not None, "there is an interval at least"  # noqa: S101
+    assert found is not None, "there is at least one interval"  # noqa: S101
     return LossProfileResult(found, path, cases.left_out)
 
 
 def _check(grid: LossGrid) -> None:
     if grid.seeds < 2:
         raise ConfigError(
-            f"seeds: with {grid.seeds} nothing can be said of noise", fix="Give 2 or more."
+            f"seeds: {grid.seeds} are too few to estimate noise", fix="Give 2 or more."
         )
     if grid.steps < 1 or (grid.jobs or 1) < 1:
-        raise ConfigError("steps and jobs: they are positive", fix="Give whole numbers.")
+        raise ConfigError("steps and jobs: must be positive", fix="Give whole numbers.")
     if grid.intervals is not None and (not grid.intervals or min(grid.intervals) < 1):
         raise ConfigError(
             f"intervals: {list(grid.intervals)} are not positive", fix="Give whole numbers."

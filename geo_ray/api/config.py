@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 FilePath: TypeAlias = str | os.PathLike[str]
 Config: TypeAlias = "FilePath | Mapping[str, Any] | Experiment"
-"""A YAML file, a mapping of its keys, or what `load_config` gave."""
+"""A YAML file, a mapping of its keys, or a result of `load_config`."""
 
 Overrides: TypeAlias = Mapping[str, Any] | Sequence[str]
-"""Values by dotted key, or a list of ``key.key=value`` as ``--set`` takes them."""
+"""Values by dotted key, or a list of ``key.key=value`` as for ``--set``."""
 
 NamedTask: TypeAlias = "str | Mapping[str, Any] | TaskConfig"
-"""What ``use`` says in a configuration's section ``task``, or the keys of that section."""
+"""Value of ``use`` in the section ``task`` of a configuration, or the keys of that section."""
 
 
 def load_config(
@@ -42,12 +42,12 @@ def load_config(
 
     Args:
         config: a file, a mapping, or an experiment.
-        overrides: changes of single keys.
-        base_dir: where relative paths in it start; default: the directory of a file, else the
-            working directory.
+        overrides: changed values by dotted key.
+        base_dir: base of relative paths; default: the directory of a file, else the working
+            directory.
 
     Raises:
-        ConfigError: naming every key that is wrong.
+        ConfigError: names every invalid key.
     """
     from geo_ray.api.auto import load_experiment
 
@@ -56,14 +56,14 @@ def load_config(
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON Schema of a configuration, for editors and for reading."""
+    """Return the JSON Schema of a configuration, for editors and documentation."""
     from geo_ray.experiment.experiment import Experiment
 
     return json_schema(Experiment)
 
 
 def source_of(config: Config, base_dir: FilePath | None = None) -> ConfigSource:
-    """What reads a configuration, wherever it comes from; see `load_config`."""
+    """Return the reader of a configuration from any source; see `load_config`."""
     if not isinstance(config, (str, os.PathLike)):
         return text_of(config, Path(base_dir or Path.cwd()).absolute())
     path = Path(config)
@@ -73,10 +73,10 @@ def source_of(config: Config, base_dir: FilePath | None = None) -> ConfigSource:
 
 
 def task_config(task: NamedTask) -> TaskConfig:
-    """The section ``task`` of a configuration.
+    """Return the section ``task`` of a configuration.
 
     Raises:
-        ConfigError: it has wrong keys or values.
+        ConfigError: a key or value is invalid.
     """
     from geo_ray.data.tasks.load import TaskConfig
 
@@ -86,7 +86,7 @@ def task_config(task: NamedTask) -> TaskConfig:
 
 @contextmanager
 def preserving_threads() -> Iterator[None]:
-    """Give the caller's process its number of PyTorch threads back; runs compute on one."""
+    """Restore the number of PyTorch threads of the process afterwards; runs compute on one."""
     import torch
 
     before = torch.get_num_threads()
@@ -100,32 +100,30 @@ STARTERS = ("quickstart", "csv", "language_model", "own")
 _SHARED = {
     "quickstart": ("quickstart.yaml", "planned.yaml", "auto.yaml", "cluster.yaml"),
 }
-"""Configurations that come with geo_ray and go into a starter's ``configs``."""
+"""Configurations of geo_ray that are copied into a starter's ``configs``."""
 
-_CODE = ".in"  # Python files are kept under another name: they are no part of the library
+_CODE = ".in"  # Python files have another name, because they are not part of the library
 
 
 def init_project(
     directory: FilePath = ".", starter: str = "quickstart", *, force: bool = False
 ) -> tuple[Path, ...]:
-    """Write a project that runs: configuration, task and README.
+    """Write a project that runs without changes: configuration, task and README.
 
     Args:
-        directory: where; made if it is not there.
+        directory: directory of the project; created if missing.
         starter: one of `STARTERS`: quickstart, csv, language_model or own.
-        force: replace files that are there.
+        force: replace existing files.
 
     Returns:
-        The files written.
+        The written files.
 
     Raises:
-        ConfigError: there is no such starter, or a file is there already.
+        ConfigError: the starter does not exist, or a file exists already.
         RunDirectoryError: a file cannot be written.
     """
     if starter not in STARTERS:
-        raise ConfigError(
-            f"there is no starter {starter!r}", fix=f"Choose among {', '.join(STARTERS)}."
-        )
+        raise ConfigError(f"no starter {starter!r}", fix=f"Choose among {', '.join(STARTERS)}.")
     root = resources.files("geo_ray") / "cli" / "starters"
     files = _files_below(root / starter)
     for name in _SHARED.get(starter, ()):
@@ -134,13 +132,13 @@ def init_project(
     taken = [path for path in texts if path.exists()]
     if taken and not force:
         raise ConfigError(
-            f"{taken[0]} is there already", fix="Name another directory, or add --force."
+            f"{taken[0]} exists already", fix="Choose another directory, or add --force."
         )
     for path, source in texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunDirectoryError(f"cannot make {path.parent}: {error.strerror}") from error
+            raise RunDirectoryError(f"cannot create {path.parent}: {error.strerror}") from error
         save_text(path, source.read_text(encoding="utf-8"))
     return tuple(texts)
 

@@ -1,4 +1,4 @@
-"""Shards of regions: `shard_data`, `check_data` and `merge_data`."""
+"""Functions on shards of regions: `shard_data`, `check_data` and `merge_data`."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ _KINDS = {"region": str, "split": str, "path": str, "rows": int, "bytes": int}
 
 @dataclass(frozen=True, slots=True)
 class SourceFiles:
-    """A user's own files, and how their rows become those of a task.
+    """A user's files, and how their rows are mapped to those of a task.
 
     Attributes:
-        source: their folder, or the address of it.
-        read: what the files do not say themselves.
-        prepare: a preparation file, which says how the task's columns are made of theirs; None
-            takes them as they are.
-        stats: statistics of all regions, for ``prepare``: a file, or what `merge_data_stats` gave.
-        heldout: the fraction of the rows that is kept for evaluation.
+        source: directory or address of the files.
+        read: reading options that the files do not determine.
+        prepare: a preparation file that maps columns to those of the task; None: no preparation.
+        stats: statistics of all regions, for ``prepare``: a file, or a result of
+            `merge_data_stats`.
+        heldout: fraction of held-out rows for evaluation.
     """
 
     source: FilePath
@@ -105,8 +105,8 @@ class SourceFiles:
     def __post_init__(self) -> None:
         if self.stats is not None and self.prepare is None:
             raise ConfigError(
-                "there are statistics, and no preparation that says what they are for",
-                fix="Name a preparation file, too, or leave the statistics out.",
+                "statistics are given without a preparation that uses them",
+                fix="Also give a preparation file, or omit the statistics.",
             )
 
 
@@ -115,11 +115,11 @@ class RegionData:
     """Shards of regions, and the manifest that lists them.
 
     Attributes:
-        manifest: what is where.
-        path: of the manifest, or its address.
-        counts: what preparing the rows did; None if they were taken as they are.
-        notes: what a user should know, such as that a column is constant.
-        left_out: files, folders and lines of the input that were not read, with the reasons.
+        manifest: the manifest.
+        path: path or address of the manifest.
+        counts: counters of the preparation; None without preparation.
+        notes: hints for the user, such as a constant column.
+        left_out: skipped files, folders and lines of the input, with reasons.
     """
 
     manifest: Manifest
@@ -129,7 +129,7 @@ class RegionData:
     left_out: tuple[LeftOut, ...] = ()
 
     def table(self) -> Table:
-        """A row per shard."""
+        """Return a row per shard."""
         return Table([_row(shard) for shard in self.manifest.shards], _KINDS)
 
     def __repr__(self) -> str:
@@ -160,19 +160,19 @@ def shard_data(
     """Write a task's data as Parquet shards, each region's in its own directory or store.
 
     Args:
-        task: as a configuration names it: what ``use`` says, or ``{"use": ..., "options": {...}}``.
-            A relative path to a file starts in the working directory.
-        regions: their names; or by name the address of each one's own store.
-        out: directory or address of the manifest, and of the stores of regions that have no own.
-        files: your own files; None for a task that brings its data.
-        split: how rows are shared out: ``iid``, ``ratio``, ``dirichlet``, ``by_label``.
-        rows_per_shard: at most.
-        seed: fixes the split, the order of rows, and which are held out.
-        force: replace a manifest that is there.
+        task: as in a configuration: the value of ``use``, or ``{"use": ..., "options": {...}}``.
+            A relative path is relative to the working directory.
+        regions: names of the regions, or store addresses by name.
+        out: directory or address of the manifest, and of the stores of regions without a store.
+        files: your files; None for a self-contained task.
+        split: division of the rows: ``iid``, ``ratio``, ``dirichlet``, ``by_label``.
+        rows_per_shard: maximum rows per shard.
+        seed: seed of the split, the order of rows, and the held-out rows.
+        force: replace an existing manifest.
         progress: as for `geo_ray.train`.
 
     Raises:
-        ConfigError: the inputs do not fit together, or there is a manifest already.
+        ConfigError: the arguments contradict each other, or a manifest exists already.
         TaskLoadError: the task cannot be loaded.
         DataError: the files cannot be read or do not fit the task, or a store cannot be written.
     """
@@ -189,7 +189,7 @@ def shard_data(
     if open_store(place).exists(MANIFEST_NAME) and not force:
         raise ConfigError(
             f"--out: {place} already has a manifest",
-            fix="Choose another place, or add --force (force=True).",
+            fix="Choose another destination, or add --force (force=True).",
         )
     named = task_config(task)
     loaded = load_task(named, Path.cwd())
@@ -223,14 +223,14 @@ def shard_data(
 
 
 def merge_data(manifests: Sequence[FilePath], out: FilePath) -> RegionData:
-    """Make one manifest of several that were written apart, each in its own region.
+    """Merge manifests that were written separately, each in its region.
 
     Args:
-        manifests: their paths or addresses.
-        out: where the merged one goes, and beside it the preparation that they share.
+        manifests: paths or addresses of the manifests.
+        out: destination of the merged manifest, and of the preparation that they share.
 
     Raises:
-        ManifestError: one cannot be read, or they contradict each other.
+        ManifestError: a manifest cannot be read, or they contradict each other.
         StoreError: a store does not answer, or cannot be written.
     """
     uris = [os.fspath(uri) for uri in manifests]
@@ -246,11 +246,11 @@ def merge_data(manifests: Sequence[FilePath], out: FilePath) -> RegionData:
 
 @dataclass(frozen=True, repr=False)
 class DataCheck:
-    """What was found of every shard of a manifest.
+    """Verification results of the shards of a manifest.
 
     Attributes:
-        manifest: what they should be.
-        verdicts: one per shard.
+        manifest: the manifest.
+        verdicts: result for each shard.
     """
 
     manifest: Manifest
@@ -258,21 +258,21 @@ class DataCheck:
 
     @property
     def bad(self) -> tuple[Verdict, ...]:
-        """Those of shards that must not be used."""
+        """Results of shards that must not be used."""
         return tuple(verdict for verdict in self.verdicts if verdict.error is not None)
 
     def raise_if_bad(self) -> None:
-        """Raise the error of the first bad shard, if there is one.
+        """Raise the error of the first bad shard, if any.
 
         Raises:
-            DataError: what is wrong with it.
+            DataError: the defect of the shard.
         """
         for verdict in self.bad:
             if verdict.error is not None:
                 raise verdict.error
 
     def table(self) -> Table:
-        """A row per shard; ``error`` is null where it is whole."""
+        """Return a row per shard; ``error`` is null if the shard is valid."""
         rows = [
             _row(verdict.shard)
             | {"error": None if verdict.error is None else verdict.error.message}
@@ -297,12 +297,12 @@ def check_data(
     """Verify size, hash, schema and rows of every shard of a manifest.
 
     Args:
-        manifest: its path or address.
-        region: only this region's shards; None for all, which reads across regions.
+        manifest: path or address of the manifest.
+        region: verify only this region's shards; None: all, which reads across regions.
         progress: as for `geo_ray.train`.
 
     Raises:
-        ManifestError: it cannot be read, or has no such region.
+        ManifestError: the manifest cannot be read, or has no such region.
     """
     loaded = load_manifest(os.fspath(manifest))
     total = sum(shard.bytes for shard in shards_to_check(loaded, region))
@@ -319,7 +319,7 @@ def _row(shard: DataShard) -> dict[str, object]:
 
 
 def _saved(manifest: Manifest, preparation: bytes | None, target: str) -> Manifest:
-    """Write a manifest, and beside it the preparation that its rows were made with."""
+    """Write a manifest, and next to it the preparation of its rows."""
     if preparation is not None:
         ref = save_preparation(preparation, target)
         manifest = manifest.model_copy(update={"preparation": ref})
@@ -329,7 +329,7 @@ def _saved(manifest: Manifest, preparation: bytes | None, target: str) -> Manife
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows to train on and to hold out, and how they were made."""
+    """Training rows, held-out rows, and their preparation."""
 
     parts: dict[str, Columns]
     preparation: Preparation | None = None
@@ -344,8 +344,8 @@ def _own_data(task: Task, use: str, seed: int) -> _Rows:
 
     if not isinstance(task, SelfContained):
         raise ConfigError(
-            f"--task: {use} brings no data of its own",
-            fix="Name your files with --input (files=SourceFiles(...)).",
+            f"--task: {use} is not self-contained",
+            fix="Give your files with --input (files=SourceFiles(...)).",
         )
     made = checked_dataset(task, seed)
     return _Rows({"train": made.train, "heldout": made.heldout})
@@ -387,19 +387,19 @@ def _statistics(stats: FilePath | DataStatistics | None) -> Statistics | None:
 
 
 _UNKNOWABLE: tuple[Kind, ...] = ("inexact", "is_list", "is_single")
-"""What a preparation refuses or not by the types of the task's columns."""
+"""Types of the task's columns, against which a preparation is checked."""
 
 
 @dataclass(frozen=True, repr=False)
 class DataSurvey:
-    """What a folder of files has, and how it could be prepared.
+    """Columns of a folder of files, and how to prepare them.
 
     Attributes:
-        survey: rows, files, and what was seen of each column.
-        treatments: what is usual for each column.
-        wanted: columns of the task that the files are for, if one was named, with their types.
-        options: options of reading without which the usual treatments would be refused.
-        label: the column that has, or most likely has, the class of each row.
+        survey: rows, files, and facts about each column.
+        treatments: usual treatment of each column.
+        wanted: columns of the task with their types, if a task was given.
+        options: reading options that the usual treatments require.
+        label: column that is, or most likely is, the class of each row.
     """
 
     survey: Survey
@@ -410,20 +410,20 @@ class DataSurvey:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Files, folders and lines that were not read, with the reasons."""
+        """Skipped files, folders and lines, with reasons."""
         return tuple(self.survey.left_out)
 
     def raise_if_bad(self) -> None:
-        """Raise the error of the first file that cannot be read, if there is one.
+        """Raise the error of the first unreadable file, if any.
 
         Raises:
-            DataError: what is wrong with it.
+            DataError: the defect of the file.
         """
         if self.survey.unreadable:
             raise self.survey.unreadable[0]
 
     def table(self) -> Table:
-        """A row per column; ``different`` is null where there are too many values to count."""
+        """Return a row per column; ``different`` is null if there are too many values to count."""
         kinds = {"column": str, "type": str, "no_value": int, "different": int}
         rows = [
             {
@@ -439,7 +439,7 @@ class DataSurvey:
         return Table(rows, kinds | {"treatment": str, "remark": str})
 
     def treatment_text(self, column: str) -> str:
-        """The usual treatment of a column, as a preparation file has it."""
+        """Return the usual treatment of a column in the syntax of preparation files."""
         source = self.treatments[column].source
         return f"{column}: leave it out" if source is None else source_text(source)
 
@@ -472,29 +472,27 @@ def inspect_data(
     force: bool = False,
     progress: ShowProgress = False,
 ) -> DataSurvey:
-    """Look at the columns of files: types, missing values, and usual treatments.
+    """Inspect the columns of files: types, missing values, and usual treatments.
 
     Args:
-        source: their folder, or the address of it.
-        read: what the files do not say themselves.
-        task: what they are for; needed by ``draft``.
-        draft: write a first preparation file for the task there.
-        force: replace a file that is there.
+        source: directory or address of the files.
+        read: reading options that the files do not determine.
+        task: task of the files; required by ``draft``.
+        draft: path at which to write an initial preparation file for the task.
+        force: replace an existing file.
         progress: as for `geo_ray.train`.
 
     Raises:
-        ConfigError: there is a preparation file already.
+        ConfigError: the preparation file exists already.
         TaskLoadError: the task cannot be loaded.
         ShardMissingError: there are no files.
     """
     path = None if draft is None else Path(draft)
     if path is not None and task is None:
-        raise ConfigError(
-            "a draft is made for the columns of a task, and none is named", fix="Name the task."
-        )
+        raise ConfigError("a draft requires a task", fix="Give the task.")
     if path is not None and path.exists() and not force:
         raise ConfigError(
-            f"--draft: {path} is already there",
+            f"--draft: {path} exists already",
             fix="Choose another name, or add --force (force=True).",
         )
     named = loaded = None
@@ -521,14 +519,14 @@ def inspect_data(
 
 @dataclass(frozen=True, slots=True)
 class WantedStatistics:
-    """What a region tells of its columns.
+    """Selection of a region's statistics.
 
     Attributes:
-        prepare: a preparation file: only the columns whose statistics it needs.
-        columns: only these columns; none: all.
-        words: columns whose words are counted, too. Words are data: they leave the region.
-        at_least: words that fewer rows have are left out.
-        extremes: tell the least and greatest numbers, which are values of single rows.
+        prepare: a preparation file: only columns whose statistics it needs.
+        columns: only these columns; empty: all.
+        words: columns whose words are counted. Words are data and leave the region.
+        at_least: omit words that fewer rows have.
+        extremes: include minimum and maximum, which are values of single rows.
     """
 
     prepare: FilePath | None = None
@@ -540,7 +538,7 @@ class WantedStatistics:
     def __post_init__(self) -> None:
         if self.columns and self.prepare is not None:
             raise ConfigError(
-                "--columns and --prepare both say which columns", fix="Give one of them."
+                "--columns and --prepare both select columns", fix="Give only one of them."
             )
         if self.at_least < 1:
             raise ConfigError(
@@ -548,24 +546,25 @@ class WantedStatistics:
             )
 
     def names(self) -> tuple[str, ...] | None:
-        """The columns to look at; None for all.
+        """Return the columns to read; None for all.
 
         Raises:
-            ConfigError: the preparation needs none, or words that are not to be told.
+            ConfigError: the preparation needs no statistics, or words that are not included.
         """
         if self.prepare is None:
             return tuple(dict.fromkeys((*self.columns, *self.words))) if self.columns else None
         needs = needs_of(load_preparation(Path(self.prepare)))
         if not needs.columns and not self.words:
             raise ConfigError(
-                f"{self.prepare} needs no statistics", fix="Leave this step and --stats out."
+                f"{self.prepare} needs no statistics", fix="Omit this step and --stats."
             )
         if absent := [name for name in needs.words if name not in self.words]:
             raise ConfigError(
                 f"{self.prepare} needs the words of {', '.join(absent)}, which are data of this "
                 "region",
-                fix=f"If they may leave it, add --values {','.join(absent)}; words that fewer rows "
-                "have than --at-least stay here. Otherwise use vocabulary: {hash: N} or "
+                fix="If they may leave the region, add --values "
+                f"{','.join(absent)}; words in fewer rows than --at-least stay there. "
+                "Otherwise use vocabulary: {hash: N} or "
                 "{file: FILE}.",
             )
         return tuple(dict.fromkeys((*needs.columns, *self.words)))
@@ -573,27 +572,27 @@ class WantedStatistics:
 
 @dataclass(frozen=True, repr=False)
 class DataStatistics:
-    """What is known of the columns of one region, or of several together.
+    """Statistics of the columns of one region, or of several.
 
     Attributes:
-        statistics: of each column, and why some have none.
-        left_out: files, folders and lines that were not read, with the reasons.
+        statistics: statistics of each column, or the reason why it has none.
+        left_out: skipped files, folders and lines, with reasons.
     """
 
     statistics: Statistics
     left_out: tuple[LeftOut, ...] = ()
 
     def save(self, path: FilePath) -> Path:
-        """Write the file that `merge_data_stats` and `SourceFiles.stats` take.
+        """Write the file for `merge_data_stats` and `SourceFiles.stats`.
 
         Raises:
-            ConfigError: it cannot be written.
+            ConfigError: the file cannot be written.
         """
         save_statistics(self.statistics, Path(path))
         return Path(path)
 
     def table(self) -> Table:
-        """A row per column; of one that has no numbers, mean and deviation are null."""
+        """Return a row per column; mean and deviation are null for columns without numbers."""
         kinds = {"column": str, "kind": str, "no_value": int, "numbers": int}
         rows = [
             {
@@ -638,18 +637,18 @@ def data_stats(
     read: ReadOptions | None = None,
     progress: ShowProgress = False,
 ) -> DataStatistics:
-    """Gather statistics of a region's columns: counts, means, deviations; no rows.
+    """Compute statistics of a region's columns: counts, means and deviations, but no rows.
 
     Args:
-        source: folder or address of the files.
-        region: whose they are.
-        wanted: of which columns, and how much is told.
-        read: what the files do not say themselves.
+        source: directory or address of the files.
+        region: region of the files.
+        wanted: selection of columns and statistics.
+        read: reading options that the files do not determine.
         progress: as for `geo_ray.train`.
 
     Raises:
-        ConfigError: a wanted column is not in the files, or words are needed and not to be told.
-        DataError: the files cannot all be read, or the preparation refuses some of their values.
+        ConfigError: a selected column is not in the files, or required words are not included.
+        DataError: a file cannot be read, or the preparation rejects some values.
     """
     wanted = wanted or WantedStatistics()
     names = wanted.names()
@@ -681,13 +680,13 @@ def data_stats(
 
 
 def merge_data_stats(parts: Sequence[FilePath | DataStatistics]) -> DataStatistics:
-    """Make statistics of all regions of those of single ones; no row is looked at.
+    """Merge the statistics of regions; no row is read.
 
     Args:
-        parts: one per region: files, or what `data_stats` gave.
+        parts: one per region: files, or results of `data_stats`.
 
     Raises:
-        ConfigError: there are none, one cannot be read, or a region is in two of them.
+        ConfigError: there are none, one cannot be read, or two contain the same region.
     """
     loaded = [
         part.statistics if isinstance(part, DataStatistics) else load_statistics(Path(part))

@@ -35,16 +35,16 @@ _GAP: Final = "  "
 
 
 class Table:
-    """Rows with the same columns; immutable. A value is an int, a float, a text or None.
+    """An immutable table; a value is an int, a float, a string or None.
 
-    ``print(table)`` shows at most 20 rows in 80 columns; a notebook shows all of them. `to_pylist`
-    gives the rows as dictionaries, `to_arrow` and `to_pandas` convert them. Programs that speak
-    Arrow's C stream interface, such as polars and duckdb, take a table as it is.
+    ``print(table)`` shows at most 20 rows in 80 columns; a notebook shows all rows. `to_pylist`
+    returns the rows as dictionaries, `to_arrow` and `to_pandas` convert them. Libraries with
+    Arrow's C stream interface, such as polars and duckdb, accept a table directly.
 
     Args:
         rows: values by column.
-        kinds: int, float or str by column; needed where a column may have only nulls, or where
-            there may be no rows. Without it, the columns are those of the rows.
+        kinds: int, float or str by column; required if a column may contain only nulls, or if
+            there may be no rows. Default: derived from the rows.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Table:
         return len(self._rows)
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """The rows, each as a dictionary by column."""
+        """Return the rows as dictionaries by column."""
         return [dict(row) for row in self._rows]
 
     def to_arrow(self) -> Any:
-        """The same as a ``pyarrow.Table``."""
+        """Return the table as a ``pyarrow.Table``."""
         import pyarrow as pa
 
         if self._kinds is None:
@@ -80,7 +80,7 @@ class Table:
         return pa.Table.from_pylist(self.to_pylist(), schema=schema)
 
     def to_pandas(self) -> Any:
-        """The same as a ``pandas.DataFrame``; needs pandas."""
+        """Return the table as a ``pandas.DataFrame``; requires pandas."""
         return self.to_arrow().to_pandas()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
@@ -97,11 +97,11 @@ class Table:
     @overload
     def __getitem__(self, key: str) -> list[Any]: ...
     def __getitem__(self, key: int | str) -> dict[str, Any] | list[Any]:
-        """A row by its number, or the values of a column by its name."""
+        """Return a row by its number, or the values of a column by its name."""
         if isinstance(key, int):
             return dict(self._rows[key])
         if key not in self._names:
-            raise KeyError(f"there is no column {key!r}; there are {', '.join(self._names)}")
+            raise KeyError(f"no column {key!r}; the columns are {', '.join(self._names)}")
         return [row[key] for row in self._rows]
 
     def __eq__(self, other: object) -> bool:
@@ -147,7 +147,7 @@ class _Column:
         self._is_right = bool(numbers) and all(isinstance(v, (int, float)) for v in numbers)
         self.width = max(map(len, (self.name, *self._cells)))
         self.is_empty = all(v is None or v != v for v in values)  # NaN differs from itself
-        # A number that is cut off would be another number, and a name another column.
+        # Numbers and names are never truncated, because that would change them.
         longest = max(map(len, self._cells), default=0) if self._is_right else 0
         self.least = min(self.width, max(longest, len(self.name), _LEAST_CELL))
 
@@ -168,12 +168,12 @@ class _Column:
 
 
 def _fit(columns: list[_Column]) -> list[str]:
-    """Narrow the widest columns until a line fits, and take out some if it does not.
+    """Narrow the widest columns until a line fits, and remove columns if necessary.
 
-    Those without any value are taken out first, then the last ones.
+    Columns without values are removed first, then the last ones.
 
     Returns:
-        Names of the columns that were taken out, in their order.
+        Names of the removed columns, in order.
     """
     names = [each.name for each in columns]
     while columns:
@@ -203,7 +203,7 @@ _FIRST_LINE_S = 2.0
 _LINE_EVERY_S = 10.0
 
 Advance: TypeAlias = Callable[[float], None]
-"""Moves the work's end nearer by an amount."""
+"""Callback that advances the progress by an amount."""
 
 
 @contextmanager
@@ -213,9 +213,9 @@ def progress_bar(
     """Show progress while the block runs.
 
     Args:
-        title: what is being done.
-        total: how much there is.
-        unit: of what.
+        title: description of the work.
+        total: amount of work.
+        unit: unit of the amount.
         shown: as for `geo_ray.train`.
     """
     console = console_of_progress()
@@ -238,7 +238,7 @@ def progress_bar(
 
 @contextmanager
 def reading_files(files: int, shown: ShowProgress) -> Iterator[Callable[[float, int], None]]:
-    """Progress while files are read; gives what readers call with (files read, rows)."""
+    """Show progress while files are read; yields a callback for (files read, rows)."""
     done = 0.0
     with progress_bar("Reading files", files, "files", shown) as advance:
 
@@ -252,7 +252,7 @@ def reading_files(files: int, shown: ShowProgress) -> Iterator[Callable[[float, 
 
 
 class _Lines:
-    """Progress as lines: nothing for what is done quickly."""
+    """Progress in lines; prints nothing for fast work."""
 
     def __init__(self, title: str, total: float, unit: str) -> None:
         self._title = title
@@ -275,22 +275,22 @@ def _ignore_amount(amount: float) -> None:
 
 
 class OnEvent(Protocol):
-    """A function that is given every event of a run."""
+    """Callback for every event of a run."""
 
     def __call__(self, event: Event, /) -> None:
-        """Take one event; an exception ends the run."""
+        """Process an event; an exception ends the run."""
 
 
 ShowProgress: TypeAlias = bool | Literal["plain"]
-"""True: as the command line shows a run, on standard error; "plain": in lines; False: not."""
+"""True: live display on standard error; "plain": in lines; False: no display."""
 
 
 class Watched(RunObserver):
-    """Receives the progress of one run and shows nothing; `_Shown` shows it.
+    """Receives the progress of a run and shows nothing; `_Shown` shows it.
 
     Args:
-        on_event: given a copy of every event; what the caller does to it changes nothing.
-        note: shown when the run begins.
+        on_event: called with a copy of every event.
+        note: text shown when the run begins.
     """
 
     def __init__(self, on_event: OnEvent | None = None, note: str = "") -> None:
@@ -334,18 +334,19 @@ class _Shown(Watched):
 
 @dataclass(frozen=True, slots=True)
 class RunWatch:
-    """What the caller asked for.
+    """Display options of the caller.
 
     Attributes:
-        progress: whether people are shown the run.
-        on_event: given a copy of every event, in the caller's thread; what it raises ends the run.
+        progress: whether to show the run.
+        on_event: called with a copy of every event in the caller's thread; an exception ends the
+            run.
     """
 
     progress: ShowProgress = False
     on_event: OnEvent | None = None
 
     def notify(self, text: str) -> None:
-        """Say a line to people, if they are shown the run."""
+        """Print a line, if progress is shown."""
         if self.progress:
             console_of_progress().print(
                 printable(text), highlight=False, markup=False, soft_wrap=True
@@ -353,7 +354,7 @@ class RunWatch:
 
     @property
     def observer(self) -> RunObserver:
-        """Receives the progress of several runs: phases are lines, events are not shown."""
+        """Observer for several runs: shows phases in lines, and no events."""
         return _PhaseLines(self)
 
     @contextmanager
@@ -383,5 +384,5 @@ class _PhaseLines(Watched):
 
 
 def console_of_progress() -> Console:
-    """Standard error for people; if they close it, nothing else ends."""
+    """Return the console on standard error; closing the stream ends nothing else."""
     return Console(file=outliving(sys.stderr))

@@ -1,4 +1,4 @@
-"""A run for other programs: `watch`, a live page, and `export_events`."""
+"""Live views and exports of a run: `watch`, `follow_view` and `export_events`."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from geo_ray.telemetry.view import RunView
 
 
 def export_events(run: FilePath, to: Sequence[Mapping[str, Any] | str]) -> int:
-    """Hand on all events that a run has written so far, one program after the other.
+    """Export all events that a run has written so far to other programs.
 
-    Times of day are counted back from when the log was last written, also those of a simulation.
+    Times of day are relative to the last write of the log, also for a simulation.
 
     Args:
-        run: its directory, or its address in a bucket.
+        run: directory of the run, or its address in a bucket.
         to: the programs, each as an entry of `observe.export`: a mapping, or YAML.
 
     Returns:
-        How many events.
+        Number of exported events.
 
     Raises:
         RunDirectoryError: there is no run, or its events cannot be read.
-        ConfigError: an entry is wrong, or its package is not installed.
-        ConnectionError: a program does not take them.
+        ConfigError: an entry is invalid, or its package is not installed.
+        ConnectionError: a program does not accept the events.
     """
     parts = [each if isinstance(each, str) else json.dumps(dict(each)) for each in to]
     text = "export: [" + ", ".join(parts) + "]"
@@ -77,7 +77,7 @@ _SLICE_EVENTS = 100_000
 
 
 class LivePage:
-    """A page that is served until `close`, or until the end of the ``with`` block."""
+    """A live page, served until `close`, or until the end of the ``with`` block."""
 
     def __init__(self, run: FilePath, port: int, every_s: float, machines: FilePath | None) -> None:
         page_state = PageState()
@@ -95,27 +95,27 @@ class LivePage:
 
     @property
     def url(self) -> str:
-        """Where it is; whoever has this address may look."""
+        """Address of the page; it grants access."""
         return self._server.url
 
     @property
     def watchers(self) -> int:
-        """How many watch at this moment."""
+        """Number of connected clients."""
         return self._server.watchers
 
     def wait(self) -> None:
-        """Wait until it is closed by another thread, or for Ctrl-C."""
+        """Wait until another thread closes the page, or for Ctrl-C."""
         self._over.wait()
 
     def close(self) -> None:
-        """Serve it no more; a second call does nothing."""
+        """Stop serving the page; idempotent."""
         self._over.set()
         if self._poller is not None:
             self._poller.close()
         self._server.close()
 
     def __repr__(self) -> str:
-        # The address holds a token, and outputs of notebooks are kept.
+        # The address contains a token, and notebooks save their outputs.
         state = "closed" if self._over.is_set() else f"{self.watchers} watching"
         return f"<LivePage of {printable(self._name)}: {state}; its address is .url>"
 
@@ -146,23 +146,24 @@ def watch(
     every_s: float = 1.0,
     machines: FilePath | None = None,
 ) -> LivePage:
-    """Serve a live page about a run: its regions and links, members, curves, money, machines.
+    """Serve a live page of a run: regions and links, members, curves, cost and machines.
 
-    Of a queue: its jobs over time, as they were and as they are planned, and its regions.
+    For a queue, the page shows past and planned jobs over time, and its regions.
 
-    On this machine alone, to who has the page's address, which holds a token. The run may begin
-    later, or have ended; nothing in it is changed, and who watches takes nothing from it.
+    The page is served on this machine only; its address contains a token, which grants access.
+    The run may start later, or have ended. The page only reads the run and does not slow it down.
 
     Args:
-        run: its directory, or its address in a bucket; or a queue's folder or configuration.
-        port: to serve on; 0: any that is free.
-        every_s: seconds between two looks while somebody watches; of a run in a bucket five times
-            as many. While nobody does, ten times as many.
+        run: directory of the run, or its address in a bucket; or the directory or configuration of
+            a queue.
+        port: port of the page; 0: any free port.
+        every_s: seconds between two updates while a client is connected; five times as many for a
+            run in a bucket, and ten times as many without clients.
         machines: directory or ``s3://`` address with the journal of the run's autoscaler; default:
-            where the run's lease is.
+            the location of the run's lease.
 
     Raises:
-        PortInUseError: another process has the port.
+        PortInUseError: another process uses the port.
     """
     return LivePage(run, port, every_s, machines)
 
@@ -170,15 +171,15 @@ def watch(
 def follow_view(
     run: FilePath, *, every_s: float = 2.0, machines: FilePath | None = None
 ) -> Iterator[RunView | GeoRayError]:
-    """Give what the live page shows, as values, again and again, until nobody drives the run.
+    """Yield the contents of the live page as values, until the run is no longer active.
 
     Args:
         run: as for `watch`.
-        every_s: seconds from one to the next.
+        every_s: seconds between two values.
         machines: as for `watch`.
 
     Yields:
-        What is shown; while there is no run, the error that says so.
+        The view of the run, or the error while there is no run.
     """
     reader, clock = LiveReader(_finder(run), _machines_in(machines)), SystemClock()
     while True:

@@ -38,14 +38,14 @@ from geo_ray.sweep.profile import corners, hardware, measure, missing
 
 @dataclass(frozen=True, repr=False)
 class PlanResult:
-    """What would run where, how long it takes and what it costs.
+    """A plan: machines and settings, with predicted time and cost.
 
     Attributes:
-        name: of the configuration.
-        plan: the decision, with every term of time and money.
-        front: plans that nothing beats in both; empty unless asked for.
-        reason: why this one.
-        changed: for a run that follows a plan: whether another one pays.
+        name: name of the configuration.
+        plan: the plan, with every term of time and cost.
+        front: the Pareto front of time and cost; empty unless requested.
+        reason: why this plan was chosen.
+        changed: for a run that follows a plan: whether another plan pays off.
     """
 
     name: str
@@ -61,14 +61,14 @@ class PlanResult:
 
     @property
     def usd(self) -> float:
-        """Predicted dollars of the job."""
+        """Predicted cost of the job in USD."""
         return self.plan.total_usd
 
     def save(self, path: FilePath) -> Path:
         """Write the plan for `geo_ray.train` and `geo-ray train --plan`.
 
         Raises:
-            RunDirectoryError: it cannot be written.
+            RunDirectoryError: the file cannot be written.
         """
         return save_text(Path(path), self.plan.model_dump_json(indent=2) + "\n")
 
@@ -76,12 +76,12 @@ class PlanResult:
         """Write its machines as the variable `workers` of a stack of infra/terraform.
 
         Raises:
-            RunDirectoryError: it cannot be written.
+            RunDirectoryError: the file cannot be written.
         """
         return save_text(Path(path), tfvars_text(self.plan))
 
     def table(self) -> Table:
-        """A row per region and type of machine."""
+        """Return a row per region and machine type."""
         rows = [
             {"region": region.region, **machines.model_dump(), "step_s": region.step_s}
             for region in self.plan.regions
@@ -90,14 +90,14 @@ class PlanResult:
         return Table(rows)
 
     def terms(self) -> Table:
-        """A row per term of time and money."""
+        """Return a row per term of time and cost."""
         rows = [(term, "s", value) for term, value in self.plan.seconds.items()]
         rows += [(term, "USD", value) for term, value in self.plan.usd.items()]
         return Table([{"term": term, "unit": unit, "value": value} for term, unit, value in rows])
 
     def __repr__(self) -> str:
         totals = f"{duration_text(self.seconds)}, {self.usd:.2f} USD"
-        exchange = f"an exchange every {self.plan.interval} steps"
+        exchange = f"exchange every {self.plan.interval} steps"
         return f"<Plan {self.plan.policy}: {totals}, averager {self.plan.averager}, {exchange}>"
 
     def _repr_html_(self) -> str:
@@ -120,10 +120,10 @@ FollowedPlan: TypeAlias = FilePath | Plan | PlanResult
 
 
 def plan_to_follow(plan: FollowedPlan) -> Plan:
-    """The plan of a file, or of what `plan` gave.
+    """Return the plan in a file or in a result of `plan`.
 
     Raises:
-        PlanError: the file is no plan.
+        PlanError: the file is not a plan.
     """
     if isinstance(plan, PlanResult):
         return plan.plan
@@ -132,14 +132,14 @@ def plan_to_follow(plan: FollowedPlan) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """Where a plan's numbers come from, beside the configuration.
+    """Inputs of a plan, in addition to the configuration.
 
     Attributes:
-        prices: files of your prices; of several the later count more.
-        links: a link table of `probe`; default: the emulated links, or the profile's.
-        profile: what `geo_ray.profile` measured; default: one of this model below ``run.dir``.
-        extrapolate: go beyond what the profile has measured.
-        loss: what `profile_loss` measured; default: one of this task below ``run.dir``.
+        prices: price files; later files override earlier ones.
+        links: a link table of `probe`; default: the emulated links, or those of the profile.
+        profile: a profile of `geo_ray.profile`; default: one of this model below ``run.dir``.
+        extrapolate: allow values outside the measured range.
+        loss: a loss profile of `profile_loss`; default: one of this task below ``run.dir``.
     """
 
     prices: Sequence[FilePath] = ()
@@ -149,7 +149,7 @@ class PlanInputs:
     loss: FilePath | None = None
 
     def sources(self) -> Sources:
-        """The same for the planner."""
+        """Return these inputs for the planner."""
         return Sources(
             tuple(Path(price) for price in self.prices),
             None if self.links is None else Path(self.links),
@@ -168,19 +168,19 @@ def plan(
     front: bool = False,
     base_dir: FilePath | None = None,
 ) -> PlanResult:
-    """Choose machines, averager, interval and codec by time and money; nothing is started.
+    """Choose machines, averager, interval and codec by time and cost; start nothing.
 
     Args:
-        config: a file, a mapping, or what `load_config` gave; it has a section ``plan``.
-        overrides: changes of single keys, by dotted key.
-        policy: rule that chooses the plan; see docs/guides/planning.md.
-        inputs: prices, links and profile to go by.
-        front: also find the plans that nothing beats in both time and money.
+        config: a file, a mapping, or a result of `load_config`, with a section ``plan``.
+        overrides: changed values by dotted key.
+        policy: planning policy; see docs/guides/planning.md.
+        inputs: prices, links and profile.
+        front: also compute the Pareto front of time and cost.
         base_dir: as for `geo_ray.train`.
 
     Raises:
-        PlanInfeasibleError: no plan keeps every constraint; says what would do.
-        GeoRayError: whatever else keeps a plan from being made.
+        PlanInfeasibleError: no plan meets every constraint; names a sufficient change.
+        GeoRayError: a plan cannot be made for another reason.
     """
     with preserving_threads():
         source = source_of(config, base_dir)
@@ -199,23 +199,23 @@ def replan(
     age_h: float | None = None,
     base_dir: FilePath | None = None,
 ) -> PlanResult:
-    """Plan what is left of a run that follows a plan: whether a change pays.
+    """Plan the rest of a run that follows a plan: whether a change pays off.
 
     Args:
         run: the run, or its directory.
         config: its configuration, as for `plan`.
-        overrides: changes of single keys.
+        overrides: changed values by dotted key.
         inputs: as for `plan`.
-        age_h: hours since the run's first machines were rented, where prices fall with age;
-            default: as long as its starts and the run have lasted, pauses not counted.
+        age_h: hours since the run's first machines were rented, for prices that decrease with age;
+            default: the duration of its starts and the run, without pauses.
         base_dir: as for `geo_ray.train`.
 
     Raises:
         ConfigError: the age is not a number of hours.
-        GeoRayError: whatever else keeps a plan from being made.
+        GeoRayError: a plan cannot be made for another reason.
     """
     if age_h is not None and not 0 <= age_h < math.inf:
-        raise ConfigError(f"age_h: {age_h} is no age", fix="Give hours, 0 or more.")
+        raise ConfigError(f"age_h: {age_h} is not an age", fix="Give hours, 0 or more.")
     with preserving_threads():
         source = source_of(config, base_dir)
         experiment = load_tree(source, override_items(overrides), Experiment)
@@ -227,22 +227,22 @@ def replan(
 
 @dataclass(frozen=True, repr=False)
 class ProfileResult:
-    """How long steps and exchanges take.
+    """Measured durations of steps and exchanges.
 
     Attributes:
-        profile: everything that was measured.
-        path: the file that has it.
+        profile: all measurements.
+        path: file of the profile.
     """
 
     profile: Profile
     path: Path
 
     def table(self) -> Table:
-        """A row per region, machine, number of workers and rows."""
+        """Return a row per region, machine, number of workers and rows."""
         return Table([point.model_dump() for point in self.profile.steps])
 
     def exchanges(self) -> Table:
-        """A row per codec."""
+        """Return a row per codec."""
         return Table([point.model_dump() for point in self.profile.exchanges])
 
     def __repr__(self) -> str:
@@ -261,16 +261,16 @@ class ProfileResult:
 
 @dataclass(frozen=True, slots=True)
 class ProfileGrid:
-    """What a profile is to measure.
+    """Measurements of a profile.
 
     Attributes:
         workers: numbers of workers per region; default: 1 and all.
         batch_sizes: rows per worker; default: a quarter and all.
-        codecs: of exchanges, None for none; default: the configuration's.
+        codecs: codecs of exchanges, None for no codec; default: the configuration's.
         machines: instance type by region, where several could be rented.
-        steps: of each run.
-        full: every combination instead of three extremes.
-        fresh: measure again what an earlier profile has.
+        steps: steps of each run.
+        full: measure every combination instead of three extremes.
+        fresh: repeat measurements of an earlier profile.
     """
 
     workers: Sequence[int] = ()
@@ -292,20 +292,20 @@ def profile(
     progress: ShowProgress = False,
     base_dir: FilePath | None = None,
 ) -> ProfileResult:
-    """Measure a job by short runs of itself on real actors, for `plan`.
+    """Measure a job with short runs on real actors, for `plan`.
 
     Args:
-        config: a file, a mapping, or what `load_config` gave.
-        overrides: changes of single keys, by dotted key.
-        grid: what to measure; what an earlier profile of the same model has is not repeated.
-        out: the file; default: ``RUN.DIR/profiles/NAME.json``.
-        on_event: given every event of every run.
-        progress: say on standard error what is being done.
+        config: a file, a mapping, or a result of `load_config`.
+        overrides: changed values by dotted key.
+        grid: points to measure; measurements of an earlier profile of the same model are reused.
+        out: output file; default: ``RUN.DIR/profiles/NAME.json``.
+        on_event: called with every event of every run.
+        progress: report progress on standard error.
         base_dir: as for `geo_ray.train`.
 
     Raises:
-        InterruptedRunError: by Ctrl-C; what was measured is kept.
-        GeoRayError: whatever ends a run early.
+        InterruptedRunError: by Ctrl-C; finished measurements are saved.
+        GeoRayError: a run ends early.
     """
     began_unix_s = command_began_unix_s()
     grid = grid or ProfileGrid()
@@ -333,7 +333,7 @@ def profile(
         profiles = measure(experiment, source.parent, todo, labels, known, grid.steps, *observer)
         with closing(profiles):
             for found in profiles:
-                save_profile(found, path)  # after each run: an interrupt loses one at most
+                save_profile(found, path)  # after each run, so that an interrupt loses at most one
     return ProfileResult(found, path)
 
 

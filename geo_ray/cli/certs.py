@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _DAYS = click.FloatRange(min=0, min_open=True, max=36500)
 _argument = click.argument("named", metavar="[DIR]", required=False, type=_DIRECTORY)
-_option = click.option("--dir", "directory", type=_DIRECTORY, help="The deployment's, too.")
+_option = click.option("--dir", "directory", type=_DIRECTORY, help="The same as DIR.")
 
 
-@click.group(short_help="Make the certificates by which regions know each other.")
+@click.group(short_help="Manage the certificates of a deployment.")
 def certs() -> None:
-    """Make the certificates by which regions know each other (mutual TLS)."""
+    """Manage the certificates of a deployment, for mutual TLS between regions."""
 
 
 def _directory(named: Path | None, directory: Path | None) -> Path:
-    """The deployment's, whichever way it was named."""
+    """Return the deployment's directory, given as an argument or as ``--dir``."""
     if named is not None and directory is not None and named != directory:
-        raise click.UsageError(f"two directories: {named}, and --dir {directory}")
+        raise click.UsageError(f"two directories given: {named} and --dir {directory}")
     found = named or directory
     if found is None:
-        raise click.UsageError("name the deployment's directory: --dir DIR")
+        raise click.UsageError("give the deployment's directory: --dir DIR")
     return found
 
 
@@ -41,7 +41,7 @@ def _directory(named: Path | None, directory: Path | None) -> Path:
 @click.option("--days", type=_DAYS, default=3650, show_default=True, help="Validity of the CA.")
 @click.option("--force", is_flag=True, help="Replace a CA; every region needs a new certificate.")
 def init(named: Path | None, directory: Path | None, days: float, force: bool) -> None:
-    """Make the deployment's CA in DIR. Keep DIR/ca.key to yourself."""
+    """Create the deployment's CA in DIR. Keep DIR/ca.key private."""
     from geo_ray.api.certs import init_certs
 
     made = init_certs(_directory(named, directory), days=days, force=force)
@@ -54,9 +54,13 @@ def init(named: Path | None, directory: Path | None, days: float, force: bool) -
 @_option
 @click.option("--days", type=_DAYS, default=365, show_default=True, help="Validity.")
 @click.option(
-    "--host", "hosts", multiple=True, metavar="NAME_OR_IP", help="To mention; is not checked."
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME_OR_IP",
+    help="Name or address in the certificate; informative only.",
 )
-@click.option("--force", is_flag=True, help="Replace key and certificate of the region.")
+@click.option("--force", is_flag=True, help="Replace the region's key and certificate.")
 def issue(
     region: str,
     named: Path | None,
@@ -65,7 +69,7 @@ def issue(
     hosts: tuple[str, ...],
     force: bool,
 ) -> None:
-    """Make key and certificate of REGION."""
+    """Create the key and certificate of REGION."""
     from geo_ray.api.certs import issue_cert
 
     home = _directory(named, directory)
@@ -76,11 +80,11 @@ def issue(
 @certs.command()
 @_argument
 @_option
-@click.option("--json", "as_json", is_flag=True, help="As JSON, and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON only.")
 def show(named: Path | None, directory: Path | None, as_json: bool) -> None:
-    """List the certificates in DIR and when they expire.
+    """List the certificates in DIR and their expiry dates.
 
-    The exit code is 1 if one cannot be used.
+    The exit code is 1 if a certificate is not valid.
     """
     from rich.console import Console
     from rich.text import Text
@@ -121,18 +125,20 @@ def _end(found: CertificateList) -> None:
 @click.argument("regions", nargs=-1, metavar="[REGION]... [DIR]")
 @_option
 @click.option("--days", type=_DAYS, default=None, help="Validity.  [default: 365; CA: 3650]")
-@click.option("--ca", is_flag=True, help="The CA itself; certificates that it issued stay valid.")
+@click.option("--ca", is_flag=True, help="Renew the CA; its certificates stay valid.")
 def renew(regions: tuple[str, ...], directory: Path | None, days: float | None, ca: bool) -> None:
-    """Give certificates new dates; without REGION those of all regions. Keys stay."""
+    """Renew the certificates of the REGIONs, or of all regions. Keys do not change."""
     from geo_ray.api.certs import renew_ca, renew_certs
 
     if directory is None:
         if not regions or not Path(regions[-1]).is_dir():
-            raise click.UsageError("name the deployment's directory: --dir DIR, or DIR at the end")
+            raise click.UsageError(
+                "give the deployment's directory: --dir DIR, or DIR as the last argument"
+            )
         *rest, last = regions
         regions, directory = tuple(rest), Path(last)
     if ca and regions:
-        raise click.UsageError("--ca renews the CA; leave the regions away")
+        raise click.UsageError("--ca renews the CA: omit the regions")
     if ca:
         names = renew_ca(directory, days=days or 3650)
         say(f"CA renewed; copy ca.pem to the bridge hosts of: {', '.join(names) or '-'}")
@@ -146,10 +152,10 @@ def renew(regions: tuple[str, ...], directory: Path | None, days: float | None, 
 @_argument
 @_option
 def revoke(region: str, named: Path | None, directory: Path | None) -> None:
-    """Shut REGION out, also on links that are up.
+    """Revoke all certificates of REGION, also for links that are up.
 
-    None of its certificates counts any more. Bridges see it when the list that is named here has
-    been copied to their hosts; docs/operations/certificates.md has the steps.
+    A bridge applies the revocation when the printed list has been copied to its host;
+    docs/operations/certificates.md has the steps.
     """
     from geo_ray.api.certs import revoke_cert
 
@@ -163,9 +169,9 @@ def revoke(region: str, named: Path | None, directory: Path | None) -> None:
 @click.option("--days", type=_DAYS, default=3650, show_default=True, help="Validity of the CA.")
 @click.option("--finish", is_flag=True, help="Trust the new CA only.")
 def rotate(named: Path | None, directory: Path | None, days: float, finish: bool) -> None:
-    """Replace the CA while runs go on.
+    """Replace the CA of active runs.
 
-    Both count until --finish; renew all regions between.
+    Both CAs are valid until --finish; renew all regions in between.
     """
     from geo_ray.api.certs import rotate_ca
 

@@ -1,4 +1,4 @@
-"""`geo-ray check`: does a strategy, a codec or a task keep what all of them promise?"""
+"""`geo-ray check`: checks a strategy, a codec or a task against its contract."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import click
 from geo_ray.cli.paths import loading, telling
 
 
-@click.command(short_help="Check a strategy, a codec or a task of your own.")
+@click.command(short_help="Check a custom strategy, codec or task.")
 @click.argument("name", metavar="FILE.py:CLASS")
 @click.option(
-    "--option", "options", multiple=True, metavar="KEY=VALUE", help="One option of the class."
+    "--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the class."
 )
 def check(name: str, options: tuple[str, ...]) -> None:
-    """Put a strategy, a codec or a task to the checks that those of the library pass.
+    """Run the contract checks of the library on a strategy, a codec or a task.
 
-    FILE.py:CLASS is your own class, relative to the present directory; package.module:CLASS and the
-    names of the library's own work, too. Checks take the options as they are: a short interval
-    makes them quick. The exit code is 1 if one fails.
+    FILE.py:CLASS is a custom class, relative to the current directory; package.module:CLASS and
+    names of built-in classes also work. The checks use the given options: a short interval makes
+    them fast. The exit code is 1 if a check fails.
     """
     loading("torch", "geo_ray.api.check")
     import geo_ray

@@ -1,4 +1,4 @@
-"""`geo-ray checkpoints`: what a run has saved, and which of it a resume takes."""
+"""`geo-ray checkpoints`: lists the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from geo_ray.cli.paths import RunRef, RunReference, run_directory
 def checkpoints(run_dir: RunRef) -> None:
     """List the checkpoints of RUN.
 
-    `geo-ray train --resume RUN` goes on from the newest healthy one, `--from ID` from another.
+    `geo-ray train --resume RUN` resumes from the newest healthy checkpoint, `--from ID` from
+    another.
     """
     from rich.box import SIMPLE
     from rich.console import Console
@@ -28,7 +29,7 @@ def checkpoints(run_dir: RunRef) -> None:
     if not found:
         events = read_events(directory_of(run_dir) / EVENTS_FILE)
         simulated = any(e["simulated"] for e in events if e.kind == "run_started")
-        why = ": it was simulated, and a simulation writes none" if simulated else ""
+        why = ": it was simulated, and simulations write no checkpoints" if simulated else ""
         click.echo(f"{run_dir} has no checkpoint{why}")
         return
     table = FittedTable(box=SIMPLE)
@@ -46,5 +47,5 @@ def checkpoints(run_dir: RunRef) -> None:
 
 
 def _minute(created: str | None) -> str:
-    """Date and time of day of an ISO text; what is more exact only makes the table wide."""
+    """Return date and time of an ISO text without fractions of a second."""
     return "" if created is None else created[:16].replace("T", " ")

@@ -22,13 +22,13 @@ _WIDTH = 130
 
 
 def wide_console() -> Console:
-    """Return where tables of machines are printed: not cut off where nobody looks at a terminal."""
+    """Return the console for tables of machines; output that is not a terminal is not cut off."""
     console = Console()
     return console if console.is_terminal else Console(width=max(console.width, _WIDTH))
 
 
 def offer_table(offer: ClusterOffer) -> FittedTable:
-    """What would be rented, and the alternatives."""
+    """Print the machines to rent, and the alternatives."""
     table = _table(("region", "role", "machines", "market", "in"), ("USD/h each", "USD/Mrow"))
     table.add_column("")
     for each in offer.machines:
@@ -48,39 +48,40 @@ def offer_table(offer: ClusterOffer) -> FittedTable:
 
 
 def offer_lines(offer: ClusterOffer) -> list[str]:
-    """What it would cost, and whether the budget has as much."""
+    """Return the lines about the cost, and about the budget."""
     meanwhile = f", {offer.head_usd:.4g} USD of the head meanwhile" if offer.head_usd else ""
     lines = [
-        f"{offer.usd_per_hour:.4g} USD/h of machines; the run: {offer.total_usd:.4g} USD as "
+        f"{offer.usd_per_hour:.4g} USD/h for machines; the run: {offer.total_usd:.4g} USD as "
         f"planned{meanwhile}"
     ]
     all_usd = offer.total_usd + offer.head_usd
     if offer.budget_usd is not None and all_usd > offer.budget_usd:
         lines.append(
-            f"plan.budget_usd is {offer.budget_usd:.4g}: machines would be ended before the run "
+            f"plan.budget_usd is {offer.budget_usd:.4g}: machines would be terminated before the "
+            "run "
             "is done"
         )
     return lines
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """How a run has to exchange for these costs, and what to know before believing them."""
+    """Return the assumptions of these costs about exchanges, and the plan's notes."""
     return [
-        f"planned with an exchange every {plan.interval} steps, {plan.codec or 'no codec'}: so "
-        "trains `geo-ray train --plan`, and without it as the configuration says",
+        f"planned with an exchange every {plan.interval} steps, {plan.codec or 'no codec'}: "
+        "`geo-ray train --plan` uses these, `geo-ray train` those of the configuration",
         *(f"note     {note}" for note in plan.notes),
     ]
 
 
 def _why_not(other: OfferedMachines, offer: ClusterOffer) -> str:
-    """Why none of a pool would be rented, where the pool itself gives no reason."""
+    """Return why no machine of a pool would be rented, if the pool gives no reason."""
     node_group = (other.region, other.role)
     rented = [
         m.usd_per_million_rows for m in offer.machines if m.count and _node_group(m) == node_group
     ]
     score = other.usd_per_million_rows
     if score is not None and all(each is not None and score < each for each in rented):
-        return "cheaper, and may be taken back (autoscale.floor)"
+        return "cheaper, but preemptible (autoscale.floor)"
     return "dearer"
 
 
@@ -89,7 +90,7 @@ def _node_group(machines: OfferedMachines) -> tuple[str, str]:
 
 
 def machines_table(report: ClusterReport) -> FittedTable:
-    """The machines of a cluster."""
+    """Print the machines of a cluster."""
     table = _table(("machine", "role", "region", "type", "market", "state"), ("age", "USD/h"))
     table.add_column("")
     head: Sequence[ClusterMachineRow] = () if report.head is None else (report.head,)
@@ -110,7 +111,7 @@ def machines_table(report: ClusterReport) -> FittedTable:
 
 
 def report_lines(report: ClusterReport) -> list[str]:
-    """What is to be said of a cluster beside its machines."""
+    """Return the lines about a cluster except its machines."""
     lines = [f"{report.name} is {report.phase}; {', '.join(report.clouds)}; id {report.id}"]
     if report.address is not None:
         lines.append(f"head     {report.address}, job server {report.job_server}")
@@ -128,11 +129,11 @@ def report_lines(report: ClusterReport) -> list[str]:
     lines.append(f"cost     {report.usd_per_hour:.4g} USD/h, {report.spent_usd:.4g} USD so far")
     if report.budget_usd is not None:
         used = (
-            "used up: nothing is rented until `geo-ray up` is given a larger plan.budget_usd; the "
-            "head costs on until `geo-ray down`"
+            "used up: nothing is rented until `geo-ray up` has a larger plan.budget_usd; the "
+            "head keeps costing until `geo-ray down`"
         )
         rest_usd = max(0.0, report.budget_usd - report.spent_usd)
-        rest = used if report.is_stopped else f"{rest_usd:.4g} USD are left"
+        rest = used if report.is_stopped else f"{rest_usd:.4g} USD left"
         lines.append(f"budget   {report.budget_usd:.4g} USD; {rest}")
     if report.left_s is not None and report.to_finish_usd is not None:
         lines.append(
@@ -144,7 +145,7 @@ def report_lines(report: ClusterReport) -> list[str]:
 
 
 def decision_lines(report: ClusterReport) -> list[str]:
-    """The last decisions of the autoscaler, launches with their alternatives."""
+    """Return the last decisions of the autoscaler, with the alternatives of launches."""
     lines = []
     for each in report.decisions[-_DECISIONS:]:
         ago = duration_text(max(0.0, time.time() - each.unix_s))
@@ -154,7 +155,7 @@ def decision_lines(report: ClusterReport) -> list[str]:
 
 
 def reach_lines(made: UpCluster, config: Path) -> list[str]:
-    """How to reach a cluster, what it costs, and what to do next."""
+    """Return how to reach a cluster, its cost, and the next steps."""
     lines = [f"cost     {made.report.usd_per_hour:.4g} USD/h"]
     lines += [f"note     {note}" for note in made.report.notes]
     shown = quote(made.state.shown)
@@ -167,14 +168,14 @@ def reach_lines(made: UpCluster, config: Path) -> list[str]:
         lines += _tunnel(made.report)
     lines += [
         f"train    ray job submit --working-dir . -- geo-ray train {quote(str(config))}",
-        f"look     geo-ray status {shown}",
-        f"end it   geo-ray down {shown}",
+        f"status   geo-ray status {shown}",
+        f"delete   geo-ray down {shown}",
     ]
     return lines
 
 
 def _tunnel(report: ClusterReport) -> list[str]:
-    """How to come to a job server that only the head itself reaches."""
+    """Return how to reach a job server that listens only on the head."""
     return [] if report.tunnel is None else [f"tunnel   {report.tunnel}"]
 
 
@@ -203,7 +204,7 @@ def _leaves(row: ClusterMachineRow) -> str:
         return ""
     if row.leaves_in_s is None:
         return f"leaves: {row.leaves}"
-    return f"leaves: {row.leaves}, gone in {duration_text(max(0.0, row.leaves_in_s))}"
+    return f"leaving: {row.leaves}, terminated in {duration_text(max(0.0, row.leaves_in_s))}"
 
 
 def _table(left: Sequence[str], right: Sequence[str]) -> FittedTable:

@@ -1,4 +1,4 @@
-"""`geo-ray compare`: one workload, several strategies and codecs, one table."""
+"""`geo-ray compare`: compares strategies and codecs on one workload."""
 
 from __future__ import annotations
 
@@ -15,32 +15,43 @@ from geo_ray.cli.paths import check_config, config_file, loading
     "--strategies",
     required=True,
     metavar="LIST",
-    help="Separated by commas, each KIND:KEY=VALUE:..., say asgd,sma:interval=8,"
+    help="Comma-separated, each KIND:KEY=VALUE:..., such as asgd,sma:interval=8,"
     "diloco:interval=16:codec=int4.",
 )
-@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="In all runs.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Set a key in all runs."
+)
 @click.option(
     "--plan",
     "plan_file",
     type=click.Path(path_type=Path),
     callback=config_file,
-    help="Workers, batches, averager and prices of a plan of `geo-ray plan --out`; fills USD.",
+    help="Use workers, batches, averager and prices of a plan from `geo-ray plan --out`; adds USD.",
 )
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each.")
+@click.option(
+    "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs per strategy."
+)
 @click.option(
     "--rates",
     default="0.5,1,2",
     show_default=True,
-    help="Factors on the learning rate that each strategy may choose from; 1: no choice.",
+    help="Factors for the learning rate; each strategy uses its best one. 1: keep the learning "
+    "rate.",
 )
-@click.option("--real", is_flag=True, help="Train on the cluster; rates are still simulated.")
+@click.option(
+    "--real",
+    is_flag=True,
+    help="Train on the cluster; learning rates are still tuned in simulation.",
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for everything; default: runs/compare-NAME.",
+    help="Output directory; default: runs/compare-NAME.",
 )
-@click.option("--resume", is_flag=True, help="Go on with what lies in that directory.")
-@click.option("--jobs", type=click.IntRange(1), help="Simulated runs side by side; default: cores.")
+@click.option("--resume", is_flag=True, help="Continue the comparison in that directory.")
+@click.option(
+    "--jobs", type=click.IntRange(1), help="Parallel simulated runs; default: number of cores."
+)
 def compare(
     config: Path,
     strategies: str,
@@ -55,9 +66,9 @@ def compare(
 ) -> None:
     """Run CONFIG's workload with several strategies, each with its best learning rate.
 
-    Simulated, unless --real: seconds are then predictions, with real gradients on the emulated
-    links of CONFIG. Every strategy gets the same number of trials for its learning rate. The result
-    is a table, compare.json and compare.html.
+    Runs are simulated unless --real is given: seconds are then predictions, with real gradients
+    on the emulated links of CONFIG. Every strategy gets the same number of trials for its learning
+    rate. The result is a table, compare.json and compare.html.
     """
     check_config(config, overrides)
     loading("torch", "ray", "geo_ray.api.compare")
@@ -88,5 +99,5 @@ def _numbers(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise click.BadParameter(
-            f"{text!r} is not a list of numbers separated by commas", param_hint="--rates"
+            f"{text!r} is not a comma-separated list of numbers", param_hint="--rates"
         ) from None

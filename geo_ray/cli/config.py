@@ -1,4 +1,4 @@
-"""`geo-ray config`: look at a configuration without running it."""
+"""`geo-ray config`: shows a configuration without running it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ def config() -> None:
 
 @config.command()
 @click.argument("file", type=click.Path(path_type=Path), callback=config_file)
-@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a key.")
 def show(file: Path, overrides: tuple[str, ...]) -> None:
-    """Print FILE as it would run, defaults included, and its digest."""
+    """Print the complete configuration of FILE.
+
+    The output includes defaults and the digest.
+    """
     loading()
     from geo_ray.api.auto import load_experiment
     from geo_ray.base.load import digest, dump_yaml, override_notes
@@ -38,10 +41,11 @@ def show(file: Path, overrides: tuple[str, ...]) -> None:
 @click.argument("key", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON Schema, for editors.")
 def schema(key: str | None, as_json: bool) -> None:
-    """List every key with its type, default and meaning.
+    """List every key with its type, default and description.
 
-    With KEY, only that and what is below. KEY is written as for --set, with or without the kind of
-    a section: `train.steps`, `strategy.diloco`, `strategy.diloco.interval`, `strategy.interval`.
+    With KEY, list only that key and the keys below it. KEY is written as for --set, with or
+    without the kind of a section: `train.steps`, `strategy.diloco`, `strategy.diloco.interval`,
+    `strategy.interval`.
     """
     loading()
     import geo_ray
@@ -50,7 +54,7 @@ def schema(key: str | None, as_json: bool) -> None:
 
     if as_json:
         if key is not None:
-            raise click.UsageError("--json prints the whole schema: leave KEY out")
+            raise click.UsageError("--json prints the whole schema: omit KEY")
         say_json(json.dumps(config_schema(), indent=2))
     else:
         root = geo_ray.Experiment

@@ -1,4 +1,4 @@
-"""`geo-ray dashboards`: files for Grafana and Prometheus."""
+"""`geo-ray dashboards`: writes files for Grafana and Prometheus."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import click
 def dashboards(folder: Path) -> None:
     """Write files for Grafana and Prometheus into DIR.
 
-    They ask for the metrics that a run serves through Ray. In Grafana: Dashboards, New, Import. In
-    Prometheus: `rule_files` of its configuration.
+    The files query the metrics that a run exports through Ray. Grafana: Dashboards, New, Import.
+    Prometheus: add the rules to `rule_files` of its configuration.
     """
     from geo_ray.telemetry.dashboards import write_dashboards
 

@@ -1,4 +1,4 @@
-"""`geo-ray data`: inspect files, compute statistics, write and check shards."""
+"""`geo-ray data`: inspects files, computes statistics, writes and checks shards."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _READ = (
     click.option(
         "--format",
         type=click.Choice(["csv", "jsonl", "parquet", "arrow"]),
-        help="Read files of this format.  [default: that of the files' names]",
+        help="Format of the files.  [default: by their names]",
     ),
-    click.option("--delimiter", help="Of CSV files: ';', tab, ...  [default: comma]"),
+    click.option("--delimiter", help="Delimiter of CSV files: ';', tab, ...  [default: comma]"),
     click.option(
         "--decimal",
         type=click.Choice([".", ","]),
@@ -48,10 +48,10 @@ _READ = (
     click.option(
         "--thousands",
         metavar="MARK",
-        help="Mark between groups of three digits: a comma, a point, an apostrophe or the word "
-        "space.  [default: none]",
+        help="Thousands separator: a comma, a point, an apostrophe or the word space.  "
+        "[default: none]",
     ),
-    click.option("--encoding", default="utf-8", show_default=True, help="Of text files."),
+    click.option("--encoding", default="utf-8", show_default=True, help="Encoding of text files."),
     click.option(
         "--header", metavar="NAME,...", help="Column names, if the CSV files have no header line."
     ),
@@ -60,25 +60,25 @@ _READ = (
         "nulls",
         multiple=True,
         metavar="WORD",
-        help="A word that means that there is no value, besides empty text and, unquoted in CSV "
-        "files, NULL, null, None, NA, N/A, n/a and #N/A; repeatable.",
+        help="A word for a missing value, in addition to empty text and, unquoted in CSV files, "
+        "NULL, null, None, NA, N/A, n/a and #N/A; repeatable.",
     ),
     click.option(
-        "--no-default-nulls", is_flag=True, help="NULL, NA and so on are words like others."
+        "--no-default-nulls", is_flag=True, help="Treat NULL, NA and so on as ordinary words."
     ),
     click.option(
         "--site",
         type=click.Path(path_type=Path),
-        help="A site file: how these files are read, and their columns become the shared ones.",
+        help="A site file, which maps the columns of these files to the shared columns.",
     ),
     click.option(
-        "--strict", is_flag=True, help="Refuse files of which anything would be left out."
+        "--strict", is_flag=True, help="Reject inputs of which anything would be skipped."
     ),
 )
 
 
 def read_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb the options of reading files; it gets them as one argument ``read``."""
+    """Add the options of reading files to a verb, passed as one argument ``read``."""
 
     @wraps(verb)
     def with_read(
@@ -118,19 +118,19 @@ def read_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def names_of(text: str | None) -> tuple[str, ...]:
-    """The names of a comma-separated option; () without it."""
+    """Return the names of a comma-separated option; () if it is missing."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def is_default(read: ReadOptions) -> bool:
-    """Whether no option of reading was given."""
+    """Return whether no option of reading was given."""
     from geo_ray.data.files.options import ReadOptions as Options
 
     return read == Options()
 
 
 def pairs_of(texts: tuple[str, ...], option: str) -> dict[str, str]:
-    """The values of a repeatable option NAME=VALUE, by name."""
+    """Return the values of a repeatable option NAME=VALUE by name."""
     pairs = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -141,7 +141,7 @@ def pairs_of(texts: tuple[str, ...], option: str) -> dict[str, str]:
 
 
 def named_task(use: str, options: tuple[str, ...]) -> dict[str, Any]:
-    """What ``--task`` and ``--task-option`` say, as the section ``task`` of a configuration."""
+    """Return ``--task`` and ``--task-option`` as the section ``task`` of a configuration."""
     values = {key: _scalar(text) for key, text in pairs_of(options, "--task-option").items()}
     return {"use": use, "options": values}
 
@@ -157,13 +157,13 @@ def _scalar(text: str) -> Any:
 
 
 MOST_LEFT_OUT = 6
-"""Names per reason of what was left out, for verbs other than ``inspect``, which names all."""
+"""Names per reason that verbs other than ``inspect`` list; ``inspect`` lists all."""
 
 _MOST_LABELS = 12
 
 
 def shown_time(seconds: float) -> str:
-    """A time of statistics, in UTC; a date if it is midnight."""
+    """Return a time of statistics in UTC; a date if it is midnight."""
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}".removesuffix(" 00:00")
     except (ValueError, OverflowError, OSError):  # beyond the years 1 to 9999
@@ -171,7 +171,7 @@ def shown_time(seconds: float) -> str:
 
 
 def left_out_lines(left_out: Sequence[LeftOut], most: int | None = None) -> list[str]:
-    """What was not read, a line per reason; ``most`` names of each, None for all."""
+    """Return the skipped inputs, a line per reason with at most ``most`` names; None: all."""
     paths: dict[str, list[str]] = {}
     for one in left_out:
         paths.setdefault(one.reason, []).append(one.path)
@@ -180,7 +180,7 @@ def left_out_lines(left_out: Sequence[LeftOut], most: int | None = None) -> list
         shown = ", ".join(names[:most])
         more = len(names) - len(names[:most])
         also = f" and {more:,} more" if more else ""
-        lines.append(f"Left out: {shown}{also}: {reason}")
+        lines.append(f"Skipped: {shown}{also}: {reason}")
     return lines
 
 
@@ -190,13 +190,13 @@ def print_table(
     region: str | None = None,
     bad: frozenset[str] = frozenset(),
 ) -> None:
-    """One line per region and split: shards, rows, bytes and labels.
+    """Print one line per region and split: shards, rows, bytes and labels.
 
     Args:
-        manifest: what to show.
-        words: label -> its word, where that is known.
-        region: only this one, or None for all.
-        bad: paths of shards that must not be used.
+        manifest: the manifest to print.
+        words: word of each label, where known.
+        region: the only region to print, or None for all.
+        bad: paths of shards that failed verification.
     """
     table = FittedTable(title=f"{manifest.task}, seed {manifest.seed}", box=SIMPLE)
     for heading in ("region", "split"):
@@ -245,15 +245,17 @@ _MOST_LETTERS = 40
 
 @click.command()
 @click.argument("source", metavar="DIR_OR_URI")
-@click.option("--task", "use", help="The task that the files are for; needed by --draft.")
-@click.option("--task-option", "options", multiple=True, metavar="K=V", help="Option of the task.")
+@click.option("--task", "use", help="Task of the files; required by --draft.")
+@click.option(
+    "--task-option", "options", multiple=True, metavar="K=V", help="An option of the task."
+)
 @click.option(
     "--draft",
     "draft_file",
     type=click.Path(path_type=Path),
-    help="Write a first preparation file for the task.",
+    help="Write an initial preparation file for the task.",
 )
-@click.option("--force", is_flag=True, help="Replace a preparation file that is already there.")
+@click.option("--force", is_flag=True, help="Replace an existing preparation file.")
 @read_options
 def inspect(
     source: str,
@@ -265,19 +267,19 @@ def inspect(
 ) -> None:
     """Show the columns of your files.
 
-    Their types, missing values, and usual treatments.
+    The table lists types, missing values and usual treatments.
     """
     loading("pyarrow" if use is None else "torch")
     from geo_ray.api.data import inspect_data
 
     if draft_file is not None and use is None:
-        raise click.UsageError("--draft needs --task, whose columns are to be made")
+        raise click.UsageError("--draft requires --task")
     task = None if use is None else named_task(use, options)
     found = inspect_data(source, read, task=task, draft=draft_file, force=force, progress=True)
     _show_survey(found)
     if found.wanted:
         wanted = ", ".join(f"{name}: {kind}" for name, kind in found.wanted.items())
-        say(f"The task wants {wanted}")
+        say(f"The task requires {wanted}")
     if draft_file is not None:
         click.echo(f"Preparation: {draft_file}")
     unreadable = found.survey.unreadable
@@ -325,14 +327,14 @@ def _show_survey(found: DataSurvey) -> None:
 
 
 def _frequent_values(column: ColumnSurvey) -> str:
-    """The most frequent values of a column of words, or of few numbers."""
+    """Return the most frequent values of a column of words, or of few numbers."""
     few = column.distinct is not None and len(column.distinct) <= _FEW_VALUES
     if column.kind not in ("text", "bool", "int") or not column.repeats:
         return ""
     if column.kind == "int" and not few:
         return ""
     numbers = column.families["int"] + column.families["float"]
-    if column.marks or column.formats or numbers > column.families["text"] > 0:  # a measure
+    if column.marks or column.formats or numbers > column.families["text"] > 0:  # a measurement
         return ", ".join(
             f"{_cut(word)} {rows:,}" for word, rows in column.texts.most_common(_MOST_VALUES)
         )
@@ -379,7 +381,7 @@ def _extremes(column: ColumnSurvey) -> tuple[str, str]:
 def _notes(survey: Survey) -> list[str]:
     from geo_ray.base.text import listed
 
-    without: dict[tuple[str, ...], list[str]] = {}  # files -> the columns that they do not have
+    without: dict[tuple[str, ...], list[str]] = {}  # files -> their missing columns
     for name, column in survey.columns.items():
         files = tuple(path for path in survey.rows_of if path not in column.files)
         without.setdefault(files, []).append(name)
@@ -396,7 +398,7 @@ def _notes(survey: Survey) -> list[str]:
                 f"{column.families[kind]:,} {kind} (first in {path})"
                 for kind, path in column.first_file.items()
             )
-            notes.append(f"{name} is of several types: {kinds}")
+            notes.append(f"{name} has several types: {kinds}")
         if column.nans or column.infinite:
             notes.append(f"{name} has {column.nans:,} NaN and {column.infinite:,} infinite values")
     return notes
@@ -408,7 +410,9 @@ _MOST_WORDS = 10
 @click.command()
 @click.option("--task", "use", required=True, help="Built-in task, or path/to/file.py:Class.")
 @click.option("--task-option", "options", multiple=True, metavar="K=V", help="Option of the task.")
-@click.option("--out", required=True, metavar="DIR_OR_URI", help="Where manifest and shards go.")
+@click.option(
+    "--out", required=True, metavar="DIR_OR_URI", help="Destination of manifest and shards."
+)
 @click.option("--regions", required=True, help="Comma-separated, e.g. us-east,eu-west,ap-south.")
 @click.option(
     "--split",
@@ -416,13 +420,13 @@ _MOST_WORDS = 10
     type=click.Choice(["iid", "ratio", "dirichlet", "by_label"]),
     default="iid",
     show_default=True,
-    help="How rows are shared out.",
+    help="How rows are divided among regions.",
 )
-@click.option("--ratio", help="For --split ratio: a share per region, e.g. 2,1,1.")
+@click.option("--ratio", help="For --split ratio: a weight per region, e.g. 2,1,1.")
 @click.option(
     "--alpha",
     type=click.FloatRange(min=0, min_open=True),
-    help="For --split dirichlet: 0.1 is strong label skew, 100 nearly none.",
+    help="For --split dirichlet: 0.1 is strong label skew, 100 almost none.",
 )
 @click.option(
     "--rows-per-shard", type=click.IntRange(min=1), default=8192, show_default=True, help="At most."
@@ -438,7 +442,7 @@ _MOST_WORDS = 10
     "--prepare",
     "prepare_file",
     type=click.Path(path_type=Path),
-    help="With --input: a preparation file, which says how the columns are made of yours.",
+    help="With --input: a preparation file, which maps your columns to the task's.",
 )
 @click.option(
     "--stats",
@@ -449,12 +453,10 @@ _MOST_WORDS = 10
 @click.option(
     "--heldout",
     type=click.FloatRange(0, 1, max_open=True),
-    help="With --input: the fraction of rows kept for evaluation.  [default: 0.1]",
+    help="With --input: fraction of held-out rows for evaluation.  [default: 0.1]",
 )
-@click.option(
-    "--store", "stores", multiple=True, metavar="REGION=URI", help="A region's own store."
-)
-@click.option("--force", is_flag=True, help="Replace a manifest that is already there.")
+@click.option("--store", "stores", multiple=True, metavar="REGION=URI", help="Store of a region.")
+@click.option("--force", is_flag=True, help="Replace an existing manifest.")
 @read_options
 def shard(
     use: str,
@@ -476,7 +478,7 @@ def shard(
 ) -> None:
     """Write a task's data as Parquet shards.
 
-    Each region's in its own directory or store.
+    Each region's shards go into a separate directory or store.
     """
     loading()
     import geo_ray
@@ -489,7 +491,7 @@ def shard(
     if unknown := sorted(set(own) - set(names)):
         raise click.BadParameter(f"{unknown[0]!r} is not among --regions", param_hint="--store")
     if stats_file is not None and prepare_file is None:
-        raise click.UsageError("--stats goes with --prepare, which says what it is for")
+        raise click.UsageError("--stats requires --prepare")
     files = None
     if source is None:
         _refuse_without_input(heldout, prepare_file, read)
@@ -519,18 +521,20 @@ def _refuse_without_input(
     heldout: float | None, prepare_file: Path | None, read: ReadOptions
 ) -> None:
     if heldout is not None:
-        raise click.UsageError("--heldout goes with --input; the task brings its own held-out rows")
+        raise click.UsageError(
+            "--heldout requires --input; without it the task provides held-out rows"
+        )
     if prepare_file is not None or not is_default(read):
         raise click.UsageError(
-            "--prepare and the options of reading files go with --input, which names your files"
+            "--prepare and the options of reading files require --input, which names your files"
         )
 
 
 def _split(kind: str, regions: list[str], ratio: str | None, alpha: float | None) -> dict[str, Any]:
     if (ratio is not None) != (kind == "ratio"):
-        raise click.UsageError("--ratio and --split ratio go together")
+        raise click.UsageError("--ratio and --split ratio require each other")
     if alpha is not None and kind != "dirichlet":
-        raise click.UsageError("--alpha goes with --split dirichlet")
+        raise click.UsageError("--alpha requires --split dirichlet")
     if ratio is not None:
         return {"kind": kind, "ratios": _ratios(ratio, regions)}
     if kind == "dirichlet":
@@ -552,12 +556,12 @@ def _ratios(text: str, regions: list[str]) -> dict[str, float]:
 
 
 def _show_counts(counts: Counts) -> None:
-    """What was done to the rows, so that nothing vanishes unseen."""
+    """Return a report of dropped and changed rows."""
     lines = [f"{counts.rows:,} rows read, {counts.dropped:,} of them dropped"]
     for what, by_column in (
-        ("dropped for want of", counts.dropped_by),
+        ("dropped, missing", counts.dropped_by),
         ("filled in", counts.filled),
-        ("of other words in", counts.other),
+        ("with other words in", counts.other),
     ):
         found = {name: number for name, number in by_column.items() if number}
         words = counts.other_words if by_column is counts.other else {}
@@ -569,7 +573,7 @@ def _show_counts(counts: Counts) -> None:
 
 
 def _unknown_words(words: Counter[str] | None) -> str:
-    """The most frequent words that a vocabulary lacks."""
+    """Return the most frequent words that a vocabulary lacks."""
     if not words:
         return ""
     from geo_ray.base.text import escaped as printable
@@ -586,31 +590,31 @@ _DAY_S = 86_400
 
 @click.command()
 @click.argument("source", metavar="DIR_OR_URI")
-@click.option("--region", required=True, help="The region whose files these are.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The file to write.")
+@click.option("--region", required=True, help="Region of these files.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Output file.")
 @click.option(
     "--prepare",
     "prepare_file",
     type=click.Path(path_type=Path),
-    help="Only the columns whose statistics this preparation file needs.",
+    help="Only columns whose statistics this preparation file needs.",
 )
 @click.option("--columns", metavar="NAME,...", help="Only these columns.  [default: all]")
 @click.option(
     "--values",
     metavar="NAME,...",
-    help="Count the words of these columns too. Words are data: they leave the region.",
+    help="Also count the words of these columns. Words are data and leave the region.",
 )
 @click.option(
     "--at-least",
     type=click.IntRange(min=1),
     default=10,
     show_default=True,
-    help="With --values: leave out words that fewer rows have.",
+    help="With --values: omit words that fewer rows have.",
 )
 @click.option(
     "--no-extremes",
     is_flag=True,
-    help="Leave out least and greatest numbers: they are values of single rows.",
+    help="Omit minimum and maximum, which are values of single rows.",
 )
 @read_options
 def stats(
@@ -626,7 +630,7 @@ def stats(
 ) -> None:
     """Write statistics of a region's columns.
 
-    Counts, means, deviations; no rows.
+    The file contains counts, means and deviations, but no rows.
     """
     loading("pyarrow")
     from geo_ray.api.data import WantedStatistics, data_stats
@@ -644,11 +648,11 @@ def stats(
 
 @click.command("merge-stats")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The file to write.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Output file.")
 def merge_stats(files: tuple[Path, ...], out: Path) -> None:
-    """Make statistics of all regions of FILES.
+    """Merge the statistics of all regions in FILES.
 
-    `geo-ray data stats` wrote them, one per region.
+    `geo-ray data stats` writes one file per region.
     """
     loading("pyarrow")
     from geo_ray.api.data import merge_data_stats
@@ -687,12 +691,12 @@ def _show_statistics(shared: Statistics) -> None:
         say(f"{name}: {why}", err=True)
 
 
-# The work is imported by each verb: `geo-ray --help` must not load Arrow and PyTorch.
+# Each verb imports its implementation: `geo-ray --help` must not load Arrow and PyTorch.
 
 
-@click.group(short_help="Write and check training data, a shard set per region.")
+@click.group(short_help="Write and check training data: one set of shards per region.")
 def data() -> None:
-    """Write training data as one shard set per region, and check it."""
+    """Write and check training data: one set of shards per region."""
 
 
 for verb in (inspect, stats, merge_stats, shard):
@@ -701,11 +705,11 @@ for verb in (inspect, stats, merge_stats, shard):
 
 @data.command()
 @click.argument("manifest_uri", metavar="MANIFEST")
-@click.option("--region", help="Only this region's shards, read from within that region.")
+@click.option("--region", help="Verify only this region's shards, from within the region.")
 def check(manifest_uri: str, region: str | None) -> None:
     """Verify every shard of MANIFEST.
 
-    Its size, hash, schema and rows.
+    The checks cover size, hash, schema and rows.
     """
     loading("pyarrow")
     from geo_ray.api.data import check_data
@@ -719,16 +723,16 @@ def check(manifest_uri: str, region: str | None) -> None:
     if found.bad and found.bad[0].error is not None:
         click.echo(f"{len(found.bad)} of {len(found.verdicts)} shards are bad.", err=True)
         raise click.exceptions.Exit(found.bad[0].error.exit_code)
-    click.echo(f"All {len(found.verdicts)} shards are whole.")
+    click.echo(f"All {len(found.verdicts)} shards are valid.")
 
 
 @data.command()
 @click.argument("manifests", nargs=-1, required=True)
-@click.option("--out", required=True, metavar="FILE_OR_URI", help="The merged manifest.")
+@click.option("--out", required=True, metavar="FILE_OR_URI", help="Output manifest.")
 def merge(manifests: tuple[str, ...], out: str) -> None:
-    """Make one manifest of several MANIFESTS.
+    """Merge several MANIFESTS into one.
 
-    They were written apart, each in its own region.
+    Each was written separately, in its region.
     """
     loading("pyarrow")
     from geo_ray.api.data import merge_data

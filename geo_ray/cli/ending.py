@@ -1,4 +1,4 @@
-"""What a run prints at its end: one table, and where its files are."""
+"""Output at the end of a run: the final table and the paths of its files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def show_end(run: Run) -> None:
 
 
 def show_detached(run: Run) -> None:
-    """Say how to get at a run that goes on without this terminal."""
+    """Print the commands for a run that continues without this terminal."""
     path = short_path(run.path)
     for does, verb in (("watch it", "train --resume"), ("look", "status"), ("stop it", "stop")):
         say(f"{does:<9}geo-ray {verb} {path}")

@@ -1,4 +1,4 @@
-"""`geo-ray events`: what a run has written down, to other programs."""
+"""`geo-ray events`: exports the events of a run to other programs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from geo_ray.cli.paths import RunRef, RunReference, run_directory
     "to",
     multiple=True,
     required=True,
-    help="Where to, as in `observe.export`: '{kind: otlp}', '{kind: tensorboard, dir: DIR}'.",
+    help="Destination, as in `observe.export`: '{kind: otlp}', '{kind: tensorboard, dir: DIR}'.",
 )
 def events(run_dir: RunRef, to: tuple[str, ...]) -> None:
-    """Hand the events of RUN to other programs.
+    """Export the events of RUN to other programs.
 
-    Its rounds as traces, its curves as scalars.
+    Rounds become traces, curves become scalars.
 
-    While a run goes on, `observe.export` in its configuration does the same.
+    `observe.export` in the configuration exports the events of a run while it is active.
     """
     from geo_ray.api.live import export_events
 
     count = export_events(run_dir, to)
-    click.echo(f"handed on {count:,} events")
+    click.echo(f"exported {count:,} events")

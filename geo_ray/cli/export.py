@@ -1,4 +1,4 @@
-"""`geo-ray export`: the trained parameters for plain PyTorch."""
+"""`geo-ray export`: exports the trained model for PyTorch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import click
 from geo_ray.cli.paths import RunRef, RunReference, loading, run_directory, telling
 
 
-@click.command(short_help="Write the model of RUN as a file of its own.")
+@click.command(short_help="Export the model of RUN to a file.")
 @click.argument("run_dir", metavar="RUN", type=RunReference(), callback=run_directory)
 @click.option(
     "--out",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="model.safetensors; or model.pt, which torch.load(..., weights_only=True) reads.",
+    help="Output file: model.safetensors, or model.pt for torch.load(..., weights_only=True).",
 )
-@click.option("--from", "checkpoint", type=int, metavar="ID", help="Of this checkpoint.")
-@click.option("--best", is_flag=True, help="The best one, which train.keep_best has kept.")
+@click.option(
+    "--from", "checkpoint", type=int, metavar="ID", help="Export the model of this checkpoint."
+)
+@click.option("--best", is_flag=True, help="Export the best model, saved by train.keep_best.")
 def export(run_dir: RunRef, out: Path, checkpoint: int | None, best: bool) -> None:
-    """Write the model of RUN, its best one, or one of a checkpoint, as a file of its own."""
+    """Export the final model of RUN, its best model, or the model of a checkpoint."""
     loading("torch", "geo_ray.api.run")
     import geo_ray
 

@@ -1,4 +1,4 @@
-"""`geo-ray init`: a project that runs."""
+"""`geo-ray init`: writes a project that runs without changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 
-@click.command(short_help="Write a project into DIRECTORY that runs as it is.")
+@click.command(short_help="Write a project that runs without changes into DIRECTORY.")
 @click.argument("directory", default=".", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--from",
@@ -15,11 +15,11 @@ import click
     type=click.Choice(["quickstart", "csv", "language_model", "own"]),
     default="quickstart",
     show_default=True,
-    help="What to begin with.",
+    help="Template of the project.",
 )
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
 def init(directory: Path, starter: str, force: bool) -> None:
-    """Write a project into DIRECTORY: configuration, task, README; it runs as it is."""
+    """Write a project into DIRECTORY: configuration, task and README. It runs without changes."""
     from geo_ray.api.config import init_project
 
     files = init_project(directory, starter, force=force)

@@ -1,4 +1,4 @@
-"""`geo-ray inventory`: what could be rented, as a part of a configuration."""
+"""`geo-ray inventory`: prints the machines that can be rented, as configuration sections."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from geo_ray.cli.paths import loading
 from geo_ray.cli.say import say_json
 
 
-@click.command(short_help="Show what could be rented, as Terraform's outputs have it.")
+@click.command(short_help="Show the machines that a Terraform stack offers.")
 @click.option(
     "--from-terraform",
     "source",
     required=True,
     type=click.Path(path_type=Path),
     metavar="DIR|FILE",
-    help="Where `terraform apply` ran, or a file of `terraform output -json`.",
+    help="Directory of `terraform apply`, or a file of `terraform output -json`.",
 )
-@click.option("--json", "as_json", is_flag=True, help="All that the stack says, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print all outputs of the stack as JSON.")
 def inventory(source: Path, as_json: bool) -> None:
-    """Print what a stack of infra/terraform offers, as sections of a configuration.
+    """Print the machines of a stack of infra/terraform as configuration sections.
 
-    Speeds (`rows_per_s`) are yours to add, or those of `geo-ray profile`. Nothing is rented.
+    Add speeds (`rows_per_s`) by hand or with `geo-ray profile`. Nothing is rented.
     """
     loading()
     import geo_ray

@@ -19,7 +19,7 @@ from geo_ray.lab.topology import CapConfig
 
 
 def labs_table(records: Mapping[str, Mapping[str, Any]]) -> FittedTable:
-    """All labs of this machine.
+    """Print all labs of this machine.
 
     Args:
         records: by lab id.
@@ -39,7 +39,7 @@ def labs_table(records: Mapping[str, Mapping[str, Any]]) -> FittedTable:
 
 
 def regions_table(lab: Lab) -> FittedTable:
-    """The regions of a lab that is up, as its topology has them."""
+    """Print the regions of an active lab."""
     table = FittedTable("region", "address", "IPv6", "TCP", "up", "down", box=SIMPLE_HEAD)
     by_name = {region.name: region for region in lab.topology.regions}
     for name, address in lab.addresses.items():
@@ -56,7 +56,7 @@ def regions_table(lab: Lab) -> FittedTable:
 
 
 def links_table(stats: LabStats) -> FittedTable:
-    """What every link is set to and has carried."""
+    """Print the settings and counters of every link."""
     table = FittedTable(
         "from", "to", "Mbit/s", "delay", "loss", "packets", "lost", "dropped", "queue", "",
         box=SIMPLE_HEAD,
@@ -79,10 +79,10 @@ def links_table(stats: LabStats) -> FittedTable:
 
 
 def relay_line(stats: LabStats) -> str:
-    """The relay's load, and whether it is in time."""
+    """Return the relay's load, and whether it keeps up."""
     verdict = "in time"
     if stats.was_late:
-        verdict = "LATE, figures taken now do not count: " + "; ".join(stats.verdict.why)
+        verdict = "LATE, measurements are not valid: " + "; ".join(stats.verdict.why)
     priority = "" if stats.realtime else ", without real-time priority"
     return (
         f"relay: {stats.cpu_share:.0%} of a core{priority}, {verdict} "
@@ -96,25 +96,25 @@ def _cap(config: CapConfig) -> str:
     return "-" if config.rate_mbps is None else f"{config.rate_mbps:g} Mbit/s"
 
 
-_lab_option = click.option("--lab", "lab_id", metavar="ID", help="Which, if several are up.")
-_one_way = click.option("--one-way", is_flag=True, help="Only from A to B.")
+_lab_option = click.option("--lab", "lab_id", metavar="ID", help="The lab, if several are up.")
+_one_way = click.option("--one-way", is_flag=True, help="Only the direction from A to B.")
 
 
 @click.group()
 def lab() -> None:
-    """Run regions as network namespaces joined by emulated links. Needs root."""
+    """Emulate regions as network namespaces joined by emulated links. Needs root."""
 
 
 @lab.command()
 @click.argument("topology")
-@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
-@click.option("--detach", is_flag=True, help="Leave it up and return; `lab down` ends it.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a key.")
+@click.option("--detach", is_flag=True, help="Return and leave the lab up; `lab down` removes it.")
 @click.option("--ray", is_flag=True, help="Start a Ray node in every region.")
 @click.option("--cpus", default=4, show_default=True, help="Logical CPUs of each Ray node.")
 def up(topology: str, overrides: tuple[str, ...], detach: bool, ray: bool, cpus: int) -> None:
-    """Bring TOPOLOGY up: a YAML file, or the name of a preset.
+    """Start the lab of TOPOLOGY: a YAML file, or the name of a preset.
 
-    Stays until Ctrl-C or `geo-ray lab down` and takes everything down then.
+    The lab stays up until Ctrl-C or `geo-ray lab down`.
     """
     from geo_ray.lab.lab import Lab
     from geo_ray.lab.topology import load_topology
@@ -128,7 +128,7 @@ def up(topology: str, overrides: tuple[str, ...], detach: bool, ray: bool, cpus:
             _start_ray(running, cpus)
         keep = detach
         if detach:
-            click.echo(f"lab {running.lab_id} stays up; end it with `geo-ray lab down`")
+            click.echo(f"lab {running.lab_id} stays up; remove it with `geo-ray lab down`")
         else:
             click.echo(f"lab {running.lab_id} is up; Ctrl-C takes it down")
             running.wait()
@@ -142,7 +142,7 @@ def up(topology: str, overrides: tuple[str, ...], detach: bool, ray: bool, cpus:
 
 @lab.command()
 def presets() -> None:
-    """List the topologies that come with the package."""
+    """List the preset topologies."""
     from geo_ray.lab.topology import load_topology, preset_names
 
     for name in preset_names():
@@ -153,7 +153,7 @@ def presets() -> None:
 @lab.command()
 @_lab_option
 def status(lab_id: str | None) -> None:
-    """Show the labs that are up, or the regions and links of one."""
+    """Show the active labs, or the regions and links of one."""
     from geo_ray.lab import records
     from geo_ray.lab.lab import Lab
 
@@ -176,7 +176,7 @@ def status(lab_id: str | None) -> None:
 @click.argument("changes", nargs=-1, required=True, metavar="KEY=VALUE...")
 @_lab_option
 def set_link(src: str, dst: str, changes: tuple[str, ...], lab_id: str | None) -> None:
-    """Change the link from SRC to DST; '*' stands for every region.
+    """Change the link from SRC to DST; '*' means every region.
 
     Keys: rate_mbps, queue_bytes, delay_s, jitter_s, jitter_memory_s, loss, burst_start, burst_stop,
     flow_rate_mbps.
@@ -191,11 +191,15 @@ def set_link(src: str, dst: str, changes: tuple[str, ...], lab_id: str | None) -
 
 @lab.command()
 @click.argument("region")
-@click.option("--up", "up_mbps", type=float, help="Towards the others; 0 is unlimited.")
-@click.option("--down", "down_mbps", type=float, help="From the others; 0 is unlimited.")
+@click.option(
+    "--up", "up_mbps", type=float, help="Rate towards other regions in Mbit/s; 0 is unlimited."
+)
+@click.option(
+    "--down", "down_mbps", type=float, help="Rate from other regions in Mbit/s; 0 is unlimited."
+)
 @_lab_option
 def cap(region: str, up_mbps: float | None, down_mbps: float | None, lab_id: str | None) -> None:
-    """Change a region's own line, which all its links share, in Mbit/s."""
+    """Change the rates of a region's uplink and downlink."""
     from geo_ray.base.load import load_text
     from geo_ray.lab.lab import Lab
     from geo_ray.lab.topology import CapConfig
@@ -216,7 +220,7 @@ def cap(region: str, up_mbps: float | None, down_mbps: float | None, lab_id: str
 @_one_way
 @_lab_option
 def cut(a: str, b: str, one_way: bool, lab_id: str | None) -> None:
-    """Cut the link between A and B; '*' stands for every region."""
+    """Cut the link between A and B; '*' means every region."""
     from geo_ray.lab.lab import Lab
 
     Lab.attach(lab_id).cut(a, b, one_way=one_way)
@@ -228,7 +232,7 @@ def cut(a: str, b: str, one_way: bool, lab_id: str | None) -> None:
 @_one_way
 @_lab_option
 def heal(a: str, b: str, one_way: bool, lab_id: str | None) -> None:
-    """Join A and B again; '*' stands for every region."""
+    """Restore the link between A and B; '*' means every region."""
     from geo_ray.lab.lab import Lab
 
     Lab.attach(lab_id).heal(a, b, one_way=one_way)
@@ -241,7 +245,7 @@ def heal(a: str, b: str, one_way: bool, lab_id: str | None) -> None:
 def run(region: str, command: tuple[str, ...], lab_id: str | None) -> None:
     """Run COMMAND inside REGION: `geo-ray lab run A ping 10.2.0.1`.
 
-    Options of this command stand before REGION; a `--` before COMMAND is allowed. If the lab has a
+    Options of this command precede REGION; `--` before COMMAND is allowed. If the lab has a
     Ray cluster, RAY_ADDRESS and its token are set.
     """
     from geo_ray.lab import teardown
@@ -257,9 +261,9 @@ def run(region: str, command: tuple[str, ...], lab_id: str | None) -> None:
 @click.option("--cpus", default=4, show_default=True, help="Logical CPUs of each node.")
 @_lab_option
 def ray(cpus: int, lab_id: str | None) -> None:
-    """Start a Ray node in every region of a lab that is up.
+    """Start a Ray node in every region of an active lab.
 
-    Each has its region's label.
+    Each node has the label of its region.
     """
     from geo_ray.lab.lab import Lab
 
@@ -267,16 +271,16 @@ def ray(cpus: int, lab_id: str | None) -> None:
 
 
 @lab.command()
-@click.option("--all", "every", is_flag=True, help="All labs of this machine.")
+@click.option("--all", "every", is_flag=True, help="Remove all labs of this machine.")
 @_lab_option
 def down(every: bool, lab_id: str | None) -> None:
-    """Take a lab down, and whatever crashed labs have left."""
+    """Remove a lab, and the remains of crashed labs."""
     from geo_ray.lab import records
     from geo_ray.lab.lab import check_requirements
 
     check_requirements()
     for name in records.reap():
-        click.echo(f"removed what lab {name} had left")
+        click.echo(f"removed the remains of lab {name}")
     if every:
         chosen = list(records.labs())
     elif lab_id is None and not records.labs():
@@ -299,7 +303,7 @@ def _start_ray(running: Lab, cpus: int) -> None:
 
 
 def example_commands(regions: Sequence[str]) -> tuple[str, str]:
-    """Lines to type that train in a lab of these regions, wherever geo_ray is installed."""
+    """Return commands that train in a lab of these regions."""
     names = ", ".join(f"{{name: {name}}}" for name in regions)
     changes = (
         "cluster={kind: existing}",

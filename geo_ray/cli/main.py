@@ -1,4 +1,4 @@
-"""`geo-ray`: the command line's root, and where errors become text and exit codes."""
+"""`geo-ray`: root of the command line; converts errors to text and exit codes."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ from geo_ray.base.text import nearest_word, printable
 from geo_ray.base.version import __version__, source_commit
 
 BEGAN_UNIX_S = time.time()
-"""When the user's command began, as near as Python can tell."""
+"""Start time of the user's command, as accurately as Python can determine it."""
 
 _COMMANDS: Final = {
-    "init": "Write a project into DIRECTORY that runs as it is.",
-    "train": "Train as CONFIG says, or go on with a run.",
-    "simulate": "Train as CONFIG says, on emulated links and a virtual clock.",
+    "init": "Write a project that runs without changes into DIRECTORY.",
+    "train": "Train with CONFIG, or resume a run.",
+    "simulate": "Simulate the training of CONFIG on emulated links and a virtual clock.",
     "compare": "Run CONFIG's workload with several strategies.",
-    "tune": "Search for the values with which a job is soonest or cheapest.",
-    "program": "Draw, price, simulate or run a job that is written as a program.",
-    "profile": "Measure the job of CONFIG, for `geo-ray plan`.",
-    "plan": "Choose machines and more for CONFIG, by time and money.",
-    "inventory": "Show what could be rented, as Terraform's outputs have it.",
+    "tune": "Search for the fastest or cheapest configuration of a job.",
+    "program": "Draw, price, simulate or run a program.",
+    "profile": "Measure the job of CONFIG for `geo-ray plan`.",
+    "plan": "Choose machines and settings for CONFIG by time and cost.",
+    "inventory": "Show the machines that a Terraform stack offers.",
     "config": "Show a configuration or its keys.",
-    "check": "Check a strategy, a codec or a task of your own.",
-    "data": "Write and check training data, a shard set per region.",
+    "check": "Check a custom strategy, codec or task.",
+    "data": "Write and check training data: one set of shards per region.",
     "probe": "Measure goodput, round trips and loss of links.",
-    "certs": "Make the certificates by which regions know each other.",
+    "certs": "Manage the certificates of a deployment.",
     "checkpoints": "List the checkpoints of RUN.",
-    "stop": "Save RUN, wherever it goes on, and stop it.",
-    "members": "Show the regions that take part in RUN, or change which do.",
-    "status": "Say how RUN or CLUSTER stands.",
-    "watch": "Show RUN, or a QUEUE, as it goes, on a page or in the terminal.",
-    "events": "Hand the events of RUN to other programs.",
+    "stop": "Save RUN and stop it, wherever it runs.",
+    "members": "Show the member regions of RUN, or change them.",
+    "status": "Show the state of RUN or CLUSTER.",
+    "watch": "Show live progress of RUN or QUEUE, on a page or in the terminal.",
+    "events": "Export the events of RUN to other programs.",
     "dashboards": "Write files for Grafana and Prometheus into DIR.",
-    "report": "Write one HTML page about RUN and print its path.",
-    "export": "Write the model of RUN as a file of its own.",
-    "schedule": "Replay a trace of jobs under several policies.",
-    "queue": "Jobs on a shared cluster, in a queue.",
-    "prices": "Show the known prices, or ask a cloud for its present ones.",
-    "lab": "Run regions as network namespaces joined by emulated links.",
-    "up": "Make the cluster of CONFIG.",
-    "down": "End CLUSTER, and all that it has rented.",
+    "report": "Write an HTML report of RUN and print its path.",
+    "export": "Export the model of RUN to a file.",
+    "schedule": "Replay a job trace under several policies.",
+    "queue": "Manage a queue of jobs on a shared cluster.",
+    "prices": "Show the known prices, or fetch the current ones from a cloud.",
+    "lab": "Emulate regions as network namespaces joined by emulated links.",
+    "up": "Create the cluster of CONFIG.",
+    "down": "Delete CLUSTER and all its machines.",
 }
-"""Every command with the line that `geo-ray --help` shows; the module `geo_ray.cli.NAME` has it."""
+"""Summary by command, shown by `geo-ray --help`; the module is `geo_ray.cli.NAME`."""
 
 _OUTLIVING = frozenset(("train", "simulate", "compare", "tune", "program", "profile", "up", "down"))
-"""Commands that continue when the terminal closes: they do more than show something."""
+"""Commands that continue when the terminal closes, because they do more than show output."""
 
 
 class _Commands(click.Group):
-    """Imports a command when it is called; `--help` imports none."""
+    """A group that imports a command when it is called; `--help` imports none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -80,11 +80,11 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does, but suggest a name that is near to an unknown one."""
+        """Resolve a command as click does; suggest the nearest name for an unknown one."""
         command = args[0]
         near = nearest_word(command, _COMMANDS)
         if near is not None and command not in _COMMANDS and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command '{command}'; did you mean {near}?")
+            ctx.fail(f"no command '{command}'; did you mean {near}?")
         return super().resolve_command(ctx, args)
 
 
@@ -114,7 +114,7 @@ def root(context: click.Context) -> None:
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line; errors are printed with their fix and give the exit code."""
+    """Run the command line; print errors with their fix and exit with their code."""
     if arguments is not None:
         return _outliving(arguments)
     leaving = _QuickExit()
@@ -129,11 +129,11 @@ def main(arguments: list[str] | None = None) -> Any:
 
 
 class _QuickExit:
-    """Ends the process at exit without tearing the interpreter down.
+    """Exits the process at interpreter exit without tearing the interpreter down.
 
-    Destroying the objects of PyTorch and Ray takes seconds in which the terminal would wait. This
-    is the first exit handler that is registered and therefore the last to run: all threads have
-    been joined and all other handlers have run before.
+    Destroying the objects of PyTorch and Ray takes seconds during which the terminal would wait.
+    The handler is registered first and therefore runs last: all threads have been joined and all
+    other handlers have run.
 
     Attributes:
         code: exit code; that of a crash until the command has ended.
@@ -145,7 +145,7 @@ class _QuickExit:
     def __call__(self) -> None:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # nobody reads, or it is closed
+            with suppress(OSError, ValueError):  # the reader is gone, or the stream is closed
                 stream.flush()
         os._exit(self.code)
 
@@ -170,7 +170,7 @@ def _main(arguments: list[str]) -> Any:
         click.secho(printable(f"error {error}"), fg="red", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("stopped at once", err=True)
+        click.echo("stopped immediately", err=True)
         sys.exit(130)
 
 

@@ -1,4 +1,4 @@
-"""`geo-ray members`: which regions take part in a run, and how to change that while it goes on."""
+"""`geo-ray members`: shows and changes the member regions of a run."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _VERBS = ("add", "drain", "remove")
     type=click.FloatRange(min=0.0),
     default=10.0,
     show_default=True,
-    help="Seconds to wait for the answer to a request.",
+    help="Timeout for the answer to a request, in seconds.",
 )
-@click.option("--no-wait", is_flag=True, help="Ask, and wait for no answer.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the answer.")
 def members(
     run_dir: RunRef, verb: str | None, region: str | None, wait_s: float, no_wait: bool
 ) -> None:
-    """Show the regions that take part in RUN, or change which do.
+    """Show the member regions of RUN, or change them.
 
-    add REGION: a region of the configuration that takes no part joins.
+    add REGION: a region of the configuration that is not a member joins.
 
-    drain REGION: a region leaves, with all it has done.
+    drain REGION: a region leaves after all its work has been exchanged.
 
-    remove REGION: a region is given up at once, with what it had not sent.
+    remove REGION: a region leaves at once; updates that it has not sent are lost.
 
-    A request that is refused is an error, which says why.
+    A refused request is an error that states the reason.
     """
     from rich.box import SIMPLE
     from rich.console import Console
@@ -48,15 +48,15 @@ def members(
 
     if verb is not None and region is None:
         raise ConfigError(
-            f"{verb}: no region is named", fix=f"Say `geo-ray members RUN {verb} REGION`."
+            f"{verb}: no region given", fix=f"Use `geo-ray members RUN {verb} REGION`."
         )
     if verb is not None and region is not None:
         answer = change_members(run_dir, verb, region, wait_s=0.0 if no_wait else wait_s)
         said = "begun" if answer == "begun" else "asked"
         waited = "" if no_wait or answer == "begun" else ", not answered yet"
         click.echo(
-            f"{said}: {verb} {region}{waited}; `geo-ray members {quote(str(run_dir))}` shows what "
-            "comes of it"
+            f"{said}: {verb} {region}{waited}; `geo-ray members {quote(str(run_dir))}` shows the "
+            "result"
         )
         return
     table = FittedTable(box=SIMPLE)

@@ -1,7 +1,4 @@
-"""Paths and options that commands share.
-
-They are checked before slow imports.
-"""
+"""Paths and options shared by commands, checked before slow imports."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ _PACKAGES: Final = {"torch": "PyTorch", "ray": "Ray", "pyarrow": "Arrow"}
 
 
 def loading(*modules: str) -> None:
-    """Import modules that take seconds; say so, and every few seconds how long it takes.
+    """Import slow modules, and report the elapsed time every few seconds.
 
-    Modules of geo_ray itself are reported only if they take long.
+    Modules of geo_ray are reported only if they take long.
 
     Args:
         modules: names, such as "torch" or "geo_ray.api.train"; none: torch.
@@ -43,10 +40,10 @@ def loading(*modules: str) -> None:
 
 @contextmanager
 def telling(what: str) -> Iterator[None]:
-    """Say what is done on standard error, and every few seconds how long it has taken.
+    """Report a step on standard error, and its elapsed time every few seconds.
 
     Args:
-        what: such as "checking sma".
+        what: the step, such as "checking sma".
     """
     _say(what)
     with ticking(what, _say):
@@ -58,53 +55,53 @@ def _say(text: str) -> None:
 
 
 def config_file(_: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Take a file that exists; for click's ``callback``.
+    """Return the path of an existing file; for click's ``callback``.
 
     Raises:
-        ConfigError: there is none; names what is like it.
+        ConfigError: the file does not exist; names similar files.
     """
     if path is None or path.is_file():
         return path
     if path.is_dir():
         raise ConfigError(
-            f"{path} is a directory, not a file", fix="Name a YAML file, such as run.yaml."
+            f"{path} is a directory, not a file", fix="Give a YAML file, such as run.yaml."
         )
     what = "plan" if parameter.name == "plan_file" else "configuration"
     endings = (".json",) if what == "plan" else (".yaml", ".yml")
     raise ConfigError(
-        f"there is no {what} {path}{_near(path, endings)}",
-        fix="Name a file that `geo-ray plan --out` has written."
+        f"no {what} {path}{_near(path, endings)}",
+        fix="Give a file written by `geo-ray plan --out`."
         if what == "plan"
-        else "Name a YAML file; `geo-ray init` writes some to begin with.",
+        else "Give a YAML file; `geo-ray init` writes examples.",
     )
 
 
 _MADE_BY = {
-    "links": ("link table", "Name a file that `geo-ray probe --out` has written."),
-    "profile_file": ("profile", "Name a file that `geo-ray profile` has written."),
-    "loss_file": ("measured loss", "Name a file that `geo-ray profile --loss` has written."),
-    "prices": ("file of prices", "Name a file as `geo-ray prices show --json` writes it."),
+    "links": ("link table", "Give a file written by `geo-ray probe --out`."),
+    "profile_file": ("profile", "Give a file written by `geo-ray profile`."),
+    "loss_file": ("measured loss", "Give a file written by `geo-ray profile --loss`."),
+    "prices": ("price file", "Give a file in the format of `geo-ray prices show --json`."),
 }
 
 
 def existing_file(_: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Take a file of the kind that the option's name says; for click's ``callback``.
+    """Return the path of a file of the kind that the option's name implies; for ``callback``.
 
     Raises:
-        ConfigError: there is none; names what is like it.
+        ConfigError: the file does not exist; names similar files.
     """
     what, fix = _MADE_BY[str(parameter.name)]
     if path is None or path.is_file():
         return path
     if path.is_dir():
-        raise ConfigError(f"{path} is a directory, no {what}", fix=fix)
-    raise ConfigError(f"there is no {what} {path}{_near(path)}", fix=fix)
+        raise ConfigError(f"{path} is a directory, not a {what}", fix=fix)
+    raise ConfigError(f"no {what} {path}{_near(path)}", fix=fix)
 
 
 def existing_files(
     context: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]
 ) -> tuple[Path, ...]:
-    """The same for an option that may be given several times."""
+    """Do the same for an option that may be given several times."""
     return tuple(path for path in paths if existing_file(context, parameter, path))
 
 
@@ -113,7 +110,7 @@ RunRef: TypeAlias = Path | str
 
 
 class RunReference(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no arguments there
-    """What names a run: a directory, or an ``s3://`` address, which is no path."""
+    """Parameter type of a run: a directory, or an ``s3://`` address."""
 
     name = "run"
 
@@ -123,29 +120,29 @@ class RunReference(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has 
 
 
 def run_directory(_: click.Context, __: click.Parameter, path: RunRef | None) -> RunRef | None:
-    """Take the directory of a run, or its address; for click's ``callback``.
+    """Return the directory or address of a run; for click's ``callback``.
 
     Raises:
-        RunDirectoryError: there is none; names what is like it.
+        RunDirectoryError: the run does not exist; names similar directories.
     """
     if path is None or isinstance(path, str) or path.is_dir():
         return path
     raise RunDirectoryError(
-        f"{path} is a file, no run" if path.exists() else f"there is no run {path}{_near(path)}",
-        fix="Name a directory that `geo-ray train` or `geo-ray simulate` has made; of a cluster "
-        "the folder that `geo-ray up` has printed.",
+        f"{path} is a file, not a run" if path.exists() else f"no run {path}{_near(path)}",
+        fix="Give a directory written by `geo-ray train` or `geo-ray simulate`; for a cluster, the "
+        "directory that `geo-ray up` printed.",
     )
 
 
 def check_config(path: Path, overrides: Sequence[str]) -> None:
-    """Tell what is wrong with a configuration before Ray is imported, broken YAML before PyTorch.
+    """Check a configuration before Ray is imported, and its YAML before PyTorch is imported.
 
     Raises:
-        ConfigError: it is wrong.
+        ConfigError: the configuration is invalid.
     """
     strategy = _keys_of(path, overrides).get("strategy")
     if isinstance(strategy, dict) and strategy.get("kind") == "auto":
-        return  # it is completed first, which takes measurements
+        return  # it is completed by measurements first
     loading("torch", "geo_ray.experiment.experiment")
     from geo_ray.base.load import load_tree
     from geo_ray.experiment.experiment import Experiment
@@ -155,17 +152,17 @@ def check_config(path: Path, overrides: Sequence[str]) -> None:
 
 
 def check_search(path: Path, overrides: Sequence[str]) -> TuningConfig:
-    """Read a search, and tell what is wrong with its own keys before Ray is imported.
+    """Read a search and check its own keys before Ray is imported.
 
     Raises:
-        ConfigError: it is wrong.
+        ConfigError: the search is invalid.
     """
     _keys_of(path, overrides)
     loading("torch", "geo_ray.sweep.search_config")
     from geo_ray.base.load import load_tree
     from geo_ray.sweep.search_config import TuningConfig
 
-    advice = "docs/guides/tuning.md describes the file of a search."
+    advice = "docs/guides/tuning.md describes search files."
     return load_tree(path, overrides, TuningConfig, advice)
 
 
@@ -175,14 +172,14 @@ def check_search_directory(
     """Check the directory of a search before Ray is imported.
 
     Args:
-        path: its file.
-        search: what `check_search` has read there.
-        out: as `geo-ray tune` takes it.
-        resume: whether the search goes on.
+        path: file of the search.
+        search: the search in that file.
+        out: the ``--out`` of `geo-ray tune`.
+        resume: whether the search is resumed.
 
     Raises:
-        ConfigError: the base is wrong.
-        TuningDirectoryError: it is there and must not be, or the other way round.
+        ConfigError: the base configuration is invalid.
+        TuningDirectoryError: the directory exists without ``resume``, or is missing with it.
     """
     loading("torch", "geo_ray.sweep.space")
     from geo_ray.sweep.space import base_of_search, check_directory, directory_of
@@ -193,17 +190,17 @@ def check_search_directory(
 
 
 def check_plan_section(path: Path, overrides: Sequence[str]) -> None:
-    """Tell that there is nothing to plan with before anything is imported that takes time.
+    """Reject a configuration without a section `plan` before slow imports.
 
     Raises:
-        ConfigError: the configuration has no section `plan`; shows one.
+        ConfigError: the section is missing; the message has an example.
     """
     from geo_ray.planner.config import no_plan_section
 
     keys = _keys_of(path, overrides)
     regions = keys.get("regions")
     if not isinstance(regions, list) or keys.get("plan") is not None:
-        return  # whoever reads all of it says what else is wrong
+        return  # the complete check reports other errors
     raise no_plan_section([str(each.get("name")) for each in regions if isinstance(each, dict)])
 
 
@@ -213,7 +210,7 @@ def _keys_of(path: Path, overrides: Sequence[str]) -> dict[str, JSONValue]:
 
     tree = parse_yaml(read_text(path), str(path))
     if not isinstance(tree.value, dict):
-        return {}  # whoever reads it says so
+        return {}  # the reader reports it
     tree = apply_overrides(tree, overrides)
     return tree.value if isinstance(tree.value, dict) else {}
 
@@ -229,15 +226,13 @@ plan_option = click.option(
     "plan_file",
     type=click.Path(path_type=Path),
     callback=config_file,
-    help="Follow a plan of `geo-ray plan --out`: workers, batches, averager, interval, codec.",
+    help="Use a plan of `geo-ray plan --out`: workers, batches, averager, interval and codec.",
 )
 
 
 def _key_instead(_: click.Context, __: click.Parameter, value: str | None) -> None:
     if value is not None:
-        raise click.UsageError(
-            f"there is no option --steps; did you mean --set train.steps={value}?"
-        )
+        raise click.UsageError(f"no option --steps; did you mean --set train.steps={value}?")
 
 
 steps_hint = click.option(

@@ -1,4 +1,4 @@
-"""`geo-ray plan`: what would run where, its time and its cost.
+"""`geo-ray plan`: plans machines and settings of a run, with their time and cost.
 
 Nothing is started.
 """
@@ -32,7 +32,7 @@ from geo_ray.planner.plan import Plan, differing_machines
 
 
 def machines_table(plan: Plan) -> FittedTable:
-    """What would run where."""
+    """Print the machines of the plan."""
     table = FittedTable(box=SIMPLE_HEAD)
     for heading in ("region", "machines", "market"):
         table.add_column(heading)
@@ -52,7 +52,7 @@ def machines_table(plan: Plan) -> FittedTable:
 
 
 def terms_table(plan: Plan) -> FittedTable:
-    """Every second and dollar by what it is for."""
+    """Print every term of time and cost."""
     table = FittedTable("term", box=SIMPLE_HEAD)
     for heading in ("time", "USD", "share"):
         table.add_column(heading, justify="right")
@@ -67,9 +67,9 @@ def terms_table(plan: Plan) -> FittedTable:
 
 
 def loss_text(plan: Plan) -> str:
-    """What interval and codec cost in loss, and who says so."""
+    """Return the loss that interval and codec cost, and the source of the number."""
     if plan.loss is None:
-        return "loss     not known"
+        return "loss     unknown"
     how = "measured for this task" if plan.loss.measured else "assumed: a rough table for any task"
     if plan.loss.expected is None:
         return f"loss     training diverged with this interval and codec ({how})"
@@ -77,7 +77,7 @@ def loss_text(plan: Plan) -> str:
 
 
 def totals_text(plan: Plan) -> str:
-    """Time and dollars, with the ranges that they are expected in."""
+    """Return time and cost with their expected ranges."""
     time_text, usd_text = duration_text(plan.total_s), f"{plan.total_usd:.2f} USD"
     low_s, high_s = plan.seconds_range or (0.0, 0.0)
     if low_s < high_s:
@@ -89,7 +89,7 @@ def totals_text(plan: Plan) -> str:
 
 
 def totals_json(plan: Plan) -> str:
-    """The same for programs."""
+    """Return the plan as JSON for programs."""
     totals = {
         "seconds": plan.total_s,
         "seconds_range": plan.seconds_range,
@@ -100,11 +100,11 @@ def totals_json(plan: Plan) -> str:
 
 
 def front_table(plans: Sequence[Plan]) -> FittedTable:
-    """Plans that nothing beats in both time and money."""
+    """Print the Pareto front of time and cost."""
     table = FittedTable(box=SIMPLE_HEAD)
     for heading in ("time", "USD"):
         table.add_column(heading, justify="right")
-    for heading in ("averager", "exchange", "why, and the machines that differ"):
+    for heading in ("averager", "exchange", "note, and machines that differ"):
         table.add_column(heading)
     for plan, machines in zip(plans, differing_machines(plans), strict=True):
         table.add_row(
@@ -122,40 +122,43 @@ _file_type = click.Path(path_type=Path)
 _out_type = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command(short_help="Choose machines and more for CONFIG, by time and money.")
+@click.command(short_help="Choose machines and settings for CONFIG by time and cost.")
 @click.argument("config", type=click.Path(path_type=Path), callback=config_file)
-@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a key.")
 @click.option(
     "--policy",
     type=click.Choice(["optimal", "cloudless", "everything", "fixed"]),
     default="optimal",
     show_default=True,
-    help="Rule that chooses the plan (docs/guides/planning.md).",
+    help="Planning policy: docs/guides/planning.md.",
 )
 @click.option(
     "--prices",
     multiple=True,
     type=_file_type,
     callback=existing_files,
-    help="Your prices; of several the later count more.  "
+    help="Price file; later files override earlier ones.  "
     "[default: those in GEO_RAY_PRICES, else prices.json]",
 )
 @click.option(
-    "--links", type=_file_type, callback=existing_file, help="A link table of `geo-ray probe`."
+    "--links",
+    type=_file_type,
+    callback=existing_file,
+    help="Link table written by `geo-ray probe`.",
 )
 @click.option(
     "--profile",
     "profile_file",
     type=_file_type,
     callback=existing_file,
-    help="What `geo-ray profile` measured.  [default: one of this model in RUN.DIR/profiles]",
+    help="Profile written by `geo-ray profile`.  [default: of this model, in RUN.DIR/profiles]",
 )
 @click.option(
     "--loss",
     "loss_file",
     type=_file_type,
     callback=existing_file,
-    help="What `geo-ray profile --loss` measured.  "
+    help="Loss profile written by `geo-ray profile --loss`.  "
     "[default: of this task, in RUN.DIR/profiles/loss]",
 )
 @click.option(
@@ -164,30 +167,31 @@ _out_type = click.Path(dir_okay=False, path_type=Path)
     type=RunReference(),
     callback=run_directory,
     metavar="RUN",
-    help="Plan what is left of a run that follows a plan: whether a change pays.",
+    help="Plan the rest of a run that follows a plan: whether a change pays off.",
 )
 @click.option(
     "--age-h",
     type=click.FloatRange(min=0),
-    help="With --from: hours since the run's first machines were rented, for prices that fall with "
-    "age.  [default: as long as the run has lasted]",
+    help="With --from: hours since the run's first machines were rented, for prices that decrease "
+    "with "
+    "age.  [default: the run's duration]",
 )
-@click.option("--extrapolate", is_flag=True, help="Go beyond what the profile has measured.")
-@click.option("--dry-run", is_flag=True, help="Only time and cost of the whole job, as ranges.")
+@click.option("--extrapolate", is_flag=True, help="Allow values outside the measured range.")
+@click.option("--dry-run", is_flag=True, help="Print only ranges of the job's time and cost.")
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="The plan as JSON, and nothing else; with --dry-run time and cost.",
+    help="Print the plan as JSON only; with --dry-run time and cost.",
 )
-@click.option("--explain", is_flag=True, help="Every term of time and money.")
-@click.option("--out", type=_out_type, help="Write the plan to this file, too.")
+@click.option("--explain", is_flag=True, help="Print every term of time and cost.")
+@click.option("--out", type=_out_type, help="Also write the plan to this file.")
 @click.option(
     "--out-tfvars",
     type=_out_type,
-    help="Write its machines as variables of Terraform: docs/operations/terraform.md.",
+    help="Also write its machines as Terraform variables: docs/operations/terraform.md.",
 )
-@click.option("--pareto", type=_out_type, help="Write a page that plots time against USD.")
+@click.option("--pareto", type=_out_type, help="Also write a page that plots time against USD.")
 @click.pass_context
 def plan(
     context: click.Context,
@@ -208,15 +212,15 @@ def plan(
     out_tfvars: Path | None,
     pareto: Path | None,
 ) -> None:
-    """Choose machines, averager, interval and codec for CONFIG, by time and money.
+    """Choose machines, averager, interval and codec for CONFIG by time and cost.
 
-    CONFIG has a section `plan` that says what could be rented where. Prices come with this release
-    and from `geo-ray prices`; links from a table, or from the section `emulate`.
+    The section `plan` of CONFIG lists the machines that can be rented in each region. Prices come
+    with this release and from `geo-ray prices`; links from a table or the section `emulate`.
     """
     if run_dir is not None:
         _check_rest(context)
     if age_h is not None and run_dir is None:
-        raise click.UsageError("--age-h is the age of a run's machines: name the run with --from")
+        raise click.UsageError("--age-h is the age of a run's machines: give the run with --from")
     check_plan_section(config, overrides)
     loading("torch", "geo_ray.api.plan")
     from rich.console import Console
@@ -277,7 +281,7 @@ def plan(
     console = Console()
     console.print(machines_table(chosen))
     codec = chosen.codec or "no codec"
-    say(f"averager {chosen.averager}, an exchange every {chosen.interval} steps, {codec}")
+    say(f"averager {chosen.averager}, exchange every {chosen.interval} steps, {codec}")
     say(loss_text(chosen))
     say(
         f"{totals_text(chosen)} ({chosen.usd_per_h:.2f} USD/h of workers{_stands(chosen)})"
@@ -296,10 +300,10 @@ def plan(
 
 
 def _check_rest(context: click.Context) -> None:
-    """Refuse options that planning the rest of a run does not have, rather than pass them over.
+    """Reject options that do not apply to planning the rest of a run.
 
     Raises:
-        ConfigError: names those that were given.
+        ConfigError: names the rejected options.
     """
     given = [
         name
@@ -308,8 +312,8 @@ def _check_rest(context: click.Context) -> None:
     ]
     if given:
         raise ConfigError(
-            f"{', '.join(given)}: not with --from, which plans the rest of a run in one way",
-            fix="Leave it out, or plan the whole job without --from.",
+            f"{', '.join(given)}: not allowed with --from, which plans the rest of a run",
+            fix="Omit it, or plan the whole job without --from.",
         )
 
 
@@ -319,5 +323,5 @@ def _stands(plan: Plan) -> str:
 
 
 def _better(gap: float) -> str:
-    """What no plan is, beside one whose price is at most ``gap`` above the lowest."""
+    """Return the optimality statement for a plan within ``gap`` of the lowest price."""
     return "better" if gap < 0.0005 else f"more than {gap:.1%} better"

@@ -20,10 +20,10 @@ _PIPE_WIDTH: Final = 200
 
 
 def print_prices(book: PriceBook, now_unix_s: float) -> None:
-    """A line per price, then the sources that the last column numbers, and the exchange rates."""
+    """Print a line per price, then the numbered sources, and the exchange rates."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=_PIPE_WIDTH)  # a line stays a line for who reads it with grep
+        console = Console(width=_PIPE_WIDTH)  # one line per record, for grep
     table = FittedTable(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("place", "what", "market"):
         table.add_column(heading, no_wrap=True)
@@ -77,28 +77,28 @@ _file_type = click.Path(dir_okay=False, path_type=Path)
 @click.group(invoke_without_command=True)
 @click.pass_context
 def prices(context: click.Context) -> None:
-    """Show the known prices, or ask a cloud for its present ones.
+    """Show the known prices, or fetch the current ones from a cloud.
 
-    Without a verb it is `show`.
+    The default verb is `show`.
     """
     if context.invoked_subcommand is None:
         context.invoke(show)
 
 
 @prices.command()
-@click.option("--cloud", help="Only of this cloud.")
-@click.option("--region", help="Only of this region.")
-@click.option("--type", "type_", help="Only of this instance type.")
-@click.option("--stale", is_flag=True, help="Only those that are older than they are believed.")
+@click.option("--cloud", help="Show only prices of this cloud.")
+@click.option("--region", help="Show only prices of this region.")
+@click.option("--type", "type_", help="Show only prices of this instance type.")
+@click.option("--stale", is_flag=True, help="Show only outdated prices.")
 @click.option(
     "--file",
     "files",
     multiple=True,
     type=_file_type,
-    help="Your prices, JSON or YAML; of several the later count more.  "
+    help="Price file, JSON or YAML; later files override earlier ones.  "
     "[default: those in GEO_RAY_PRICES, else prices.json]",
 )
-@click.option("--json", "as_json", is_flag=True, help="As a file that --file takes.")
+@click.option("--json", "as_json", is_flag=True, help="Print a file in the format of --file.")
 def show(
     cloud: str | None,
     region: str | None,
@@ -109,7 +109,7 @@ def show(
 ) -> None:
     """Show the known prices.
 
-    Those of your own files, and those that came with this release.
+    They come from your own files and from this release.
     """
     import geo_ray
     import geo_ray.api.prices
@@ -127,18 +127,18 @@ def show(
 @prices.command()
 @click.option("--cloud", required=True, type=click.Choice(_CLOUDS))
 @click.option(
-    "--regions", metavar="LIST", help="Separated by commas.  [default: those with known prices]"
+    "--regions", metavar="LIST", help="Comma-separated.  [default: regions with known prices]"
 )
 @click.option(
     "--types",
     metavar="LIST",
-    help="Instance types, separated by commas.  [default: those with a known price in the region]",
+    help="Instance types, comma-separated.  [default: types with a known price in the region]",
 )
 @click.option(
     "--file",
     "file",
     type=_file_type,
-    help="Where they go, JSON; what else is in it stays.  "
+    help="JSON file to update; its other records stay.  "
     "[default: the first JSON file in GEO_RAY_PRICES, else prices.json]",
 )
 @click.option(
@@ -146,9 +146,9 @@ def show(
     "endpoints",
     multiple=True,
     metavar="[SERVICE=]URL",
-    help="Ask there instead: ec2 and pricing of aws, cvm of tencent.",
+    help="Use another endpoint: ec2 and pricing of aws, cvm of tencent.",
 )
-@click.option("--currency", metavar="CODE", help="tencent: what you are billed in.  [default: CNY]")
+@click.option("--currency", metavar="CODE", help="tencent: billing currency.  [default: CNY]")
 @click.option("--tries", default=5, show_default=True, type=click.IntRange(1, 20), help="Per call.")
 def refresh(
     cloud: str,
@@ -159,10 +159,10 @@ def refresh(
     currency: str | None,
     tries: int,
 ) -> None:
-    """Ask a cloud for its present prices and keep them in a file.
+    """Fetch the current prices of a cloud and store them in a file.
 
-    What cannot be read keeps its old price. Credentials come from where the cloud's own tools take
-    them; reading prices costs nothing and starts nothing.
+    A price that cannot be read keeps its old value. Credentials are those of the cloud's own
+    tools; reading prices costs nothing and starts nothing.
     """
     from geo_ray.api.prices import refresh_prices
 
@@ -176,7 +176,7 @@ def refresh(
         tries=tries,
         progress=True,
     )
-    failed = f", {len(done.failed)} questions failed" if done.failed else ""
+    failed = f", {len(done.failed)} requests failed" if done.failed else ""
     click.echo(f"prices   {done.path}, {len(done.records)} read{failed}")
 
 

@@ -1,4 +1,4 @@
-"""`geo-ray probe`: measure the links between two hosts, or between all regions of a cluster."""
+"""`geo-ray probe`: measures the links between two hosts, or between all regions of a cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def print_links(records: Iterable[LinkRecord]) -> None:
-    """One line per direction."""
+    """Print one line per direction."""
     table = FittedTable(caption="spread is the median absolute deviation; ms are p50 / p99")
     table.add_column("from", no_wrap=True)
     table.add_column("to", no_wrap=True)
@@ -59,29 +59,30 @@ _CONFIGS = (".yaml", ".yml")
 
 @click.command(short_help="Measure goodput, round trips and loss of links.")
 @click.argument("target", required=False, metavar="[HOST:PORT | CONFIG.yaml]")
-@click.option("--listen", is_flag=True, help="Be the other end; needs no TARGET.")
+@click.option("--listen", is_flag=True, help="Listen for a probe; needs no TARGET.")
 @click.option(
     "--bind",
     default="0.0.0.0:8476",
     show_default=True,
     metavar="HOST:PORT",
-    help="With --listen: TCP and UDP port; port 0 takes a free one.",
+    help="With --listen: TCP and UDP port; 0 selects a free port.",
 )
-@click.option("--once", is_flag=True, help="With --listen: end after one probe.")
-@click.option("--region", help="Name of this end in the table.  [default: the host's name]")
+@click.option("--once", is_flag=True, help="With --listen: exit after one probe.")
+@click.option("--region", help="Name of this host in the table.  [default: host name]")
 @click.option(
     "--certs",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Use TLS: directory with `regions/NAME/` of this end, as `geo-ray certs issue` writes it.",
+    help="Use TLS: directory with this region's `regions/NAME/`, as written by `geo-ray certs "
+    "issue`.",
 )
-@click.option("--peer", help="With --certs: region of the listening end.")
+@click.option("--peer", help="With --certs: region of the listening host.")
 @click.option(
     "--duration",
     "duration_s",
     type=click.FloatRange(min=0, min_open=True, max=600),
     default=5.0,
     show_default=True,
-    help="Seconds of transfer that count, per direction.",
+    help="Measured seconds of transfer per direction.",
 )
 @click.option(
     "--timeout",
@@ -89,17 +90,19 @@ _CONFIGS = (".yaml", ".yml")
     type=click.FloatRange(min=0, min_open=True, max=3600),
     default=60.0,
     show_default=True,
-    help="Seconds to wait for an answer.",
+    help="Timeout for an answer, in seconds.",
 )
-@click.option("--no-udp", is_flag=True, help="Leave loss out; it is counted with UDP packets.")
-@click.option("--disjoint", is_flag=True, help="With CONFIG: pairs of different regions at once.")
+@click.option("--no-udp", is_flag=True, help="Do not measure loss, which uses UDP packets.")
+@click.option(
+    "--disjoint", is_flag=True, help="With CONFIG: probe disjoint pairs of regions in parallel."
+)
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="With CONFIG.")
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("links.json"),
     show_default=True,
-    help="Link table; of one that exists only the pairs that were measured are replaced.",
+    help="Link table to write; in an existing table only the measured pairs are replaced.",
 )
 def probe(
     target: str | None,
@@ -118,9 +121,9 @@ def probe(
 ) -> None:
     """Measure goodput, round trips and loss, and write them as a link table.
 
-    On one host `geo-ray probe --listen`, on the other `geo-ray probe HOST:PORT` with the key that
-    the first one shows (or the same GEO_RAY_PROBE_KEY, or --certs, on both). With a CONFIG: a
-    probe in each of its regions, and every pair in turn.
+    Two hosts: run `geo-ray probe --listen` on one, and `geo-ray probe HOST:PORT` on the other with
+    the key that the first one prints (or the same GEO_RAY_PROBE_KEY, or --certs, on both). CONFIG:
+    start a probe in each of its regions, and measure every pair in turn.
     """
     loading("torch", "ray", "geo_ray.api.probe")
     import geo_ray
@@ -161,7 +164,7 @@ def _print_other_end(side: ProbeSide, at: ProbeAddress) -> None:
     names = f" --certs DIR --region NAME --peer {side.name}" if side.certs else ""
     click.echo(f"    geo-ray probe ADDRESS_OF_THIS_HOST:{at.port}{names}")
     if at.key:
-        click.echo(f"and give it the key {at.key}")
+        click.echo(f"and enter the key {at.key}")
 
 
 def _print_served(count: int) -> None:

@@ -1,4 +1,4 @@
-"""`geo-ray profile`: measure step times, exchanges or loss by short runs."""
+"""`geo-ray profile`: measures step times, exchanges or loss with short runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def steps_table(profile: Profile) -> FittedTable:
-    """Measured steps, and what the line through them says."""
+    """Print measured and fitted step times."""
     table = FittedTable(box=SIMPLE_HEAD)
     for heading in ("region", "machine"):
         table.add_column(heading)
@@ -43,10 +43,10 @@ def steps_table(profile: Profile) -> FittedTable:
 
 
 def exchanges_table(profile: Profile) -> FittedTable:
-    """Sizes of exchanges, and what they took beside their bytes."""
+    """Print sizes of exchanges, and their overhead beyond the transfer."""
     table = FittedTable(box=SIMPLE_HEAD)
     table.add_column("codec")
-    for heading in ("update", "answer", "beside the wire", "exchanges"):
+    for heading in ("update", "answer", "overhead", "exchanges"):
         table.add_column(heading, justify="right")
     for point in profile.exchanges:
         table.add_row(
@@ -60,7 +60,7 @@ def exchanges_table(profile: Profile) -> FittedTable:
 
 
 def loss_table(profile: LossProfile) -> FittedTable:
-    """What each interval and codec costs: mean, what plans count, and what they would assume."""
+    """Print the loss of each interval and codec: mean, upper bound for plans, default estimate."""
     from geo_ray.planner.loss import AssumedLoss, differences
 
     table = FittedTable(box=SIMPLE_HEAD)
@@ -86,36 +86,42 @@ def loss_table(profile: LossProfile) -> FittedTable:
 _out_type = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command(short_help="Measure the job of CONFIG, for `geo-ray plan`.")
+@click.command(short_help="Measure the job of CONFIG for `geo-ray plan`.")
 @click.argument("config", type=click.Path(path_type=Path), callback=config_file)
-@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a key.")
 @click.option(
     "--machine",
     "machines",
     multiple=True,
     metavar="REGION=TYPE",
-    help="Which of the machines in `plan` the workers of a region run on now.",
+    help="Machine type of `plan` on which the workers of a region run now.",
 )
 @click.option("--workers", help="Numbers of workers per region, such as 1,4.  [default: 1 and all]")
 @click.option("--batch-sizes", help="Rows per worker, such as 8,32.  [default: a quarter and all]")
-@click.option("--codecs", help="Codecs whose exchanges or loss to measure, such as none,int8.")
+@click.option("--codecs", help="Codecs to measure, such as none,int8.")
 @click.option(
     "--steps",
     type=click.IntRange(5),
-    help="Of each run.  [default: 20; 200 with --loss]",
+    help="Steps of each run.  [default: 20; 200 with --loss]",
 )
-@click.option("--full", is_flag=True, help="Every combination instead of three extremes.")
-@click.option("--fresh", is_flag=True, help="Measure again what an earlier profile has.")
-@click.option("--loss", is_flag=True, help="What intervals and codecs cost in loss, by simulation.")
-@click.option("--intervals", help="With --loss: such as 1,16.  [default: own, 1, 4, 16 and 64]")
-@click.option("--seeds", type=click.IntRange(2), help="With --loss: runs of each.  [default: 3]")
-@click.option("--jobs", type=click.IntRange(1), help="With --loss: at once.  [default: cores]")
+@click.option("--full", is_flag=True, help="Measure every combination instead of three extremes.")
+@click.option("--fresh", is_flag=True, help="Repeat measurements of an earlier profile.")
+@click.option(
+    "--loss", is_flag=True, help="Measure the loss of intervals and codecs by simulation."
+)
+@click.option(
+    "--intervals", help="With --loss: intervals, such as 1,16.  [default: own, 1, 4, 16 and 64]"
+)
+@click.option("--seeds", type=click.IntRange(2), help="With --loss: runs per point.  [default: 3]")
+@click.option(
+    "--jobs", type=click.IntRange(1), help="With --loss: parallel runs.  [default: number of cores]"
+)
 @click.option(
     "--out",
     type=_out_type,
-    help="The file.  [default: RUN.DIR/profiles/NAME.json, loss/NAME.json there with --loss]",
+    help="Output file.  [default: RUN.DIR/profiles/NAME.json, loss/NAME.json there with --loss]",
 )
-@click.option("--json", "as_json", is_flag=True, help="The profile as JSON, and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON only.")
 def profile(
     config: Path,
     overrides: tuple[str, ...],
@@ -133,10 +139,10 @@ def profile(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure the job of CONFIG by short runs of itself, for `geo-ray plan`.
+    """Measure the job of CONFIG with short runs, for `geo-ray plan`.
 
-    What an earlier profile of the same model has is not measured again. With --loss, short
-    simulated runs measure what longer intervals and codecs cost in loss: docs/guides/planning.md.
+    Measurements of an earlier profile of the same model are reused. With --loss, short simulated
+    runs measure the loss of longer intervals and codecs: docs/guides/planning.md.
     """
     if loss:
         _refuse("--loss", machines=machines, workers=workers, batch_sizes=batch_sizes, full=full)
@@ -214,7 +220,7 @@ def _refuse(where: str, **options: object) -> None:
     for name, value in options.items():
         if value:
             option = f"--{name.replace('_', '-')}".replace("--machines", "--machine")
-            raise click.UsageError(f"{option} says nothing to {where}")
+            raise click.UsageError(f"{option} does not apply to {where}")
 
 
 def _numbers(name: str, text: str | None) -> tuple[int, ...]:
@@ -225,7 +231,7 @@ def _numbers(name: str, text: str | None) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or min(found) < 1:
-        raise click.BadParameter(f"'{text}' is no list such as 1,4", param_hint=f"--{name}")
+        raise click.BadParameter(f"'{text}' is not a list such as 1,4", param_hint=f"--{name}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""`geo-ray program`: a job as a program: drawn, priced, simulated or run."""
+"""`geo-ray program`: draws, prices, simulates or runs a program."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
     from geo_ray.program.run import On
 
 
-@click.command(short_help="Draw, price, simulate or run a job that is written as a program.")
+@click.command(short_help="Draw, price, simulate or run a program.")
 @click.argument("program", metavar="FILE.py[:NAME]")
 @click.option(
     "--on",
     type=click.Choice(["threads", "processes", "ray", "virtual"]),
     default="threads",
     show_default=True,
-    help="Where its nodes run.",
+    help="Backend of the nodes.",
 )
-@click.option("--graph", is_flag=True, help="Only show nodes, regions and who calls whom.")
-@click.option("--simulate", is_flag=True, help="The same as --on virtual.")
-@click.option("--price", is_flag=True, help="Simulate it, and say what that would cost.")
+@click.option("--graph", is_flag=True, help="Only show nodes, regions and calls.")
+@click.option("--simulate", is_flag=True, help="Same as --on virtual.")
+@click.option("--price", is_flag=True, help="Simulate the program and print its cost.")
 @click.option(
     "--prices",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file of your prices, for --price.",
+    help="Price file, for --price.",
 )
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Of CONFIG.yaml.")
 @click.option(
     "--logs",
     type=click.Path(file_okay=False, path_type=Path),
-    help="A directory for what nodes print, for --on processes.",
+    help="Directory for the output of nodes, for --on processes.",
 )
-@click.option("--json", "as_json", is_flag=True, help="What came of it as JSON, and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON only.")
 def program(
     program: str,
     on: On,
@@ -51,16 +51,16 @@ def program(
     logs: Path | None,
     as_json: bool,
 ) -> None:
-    """Draw, price, simulate or run the program that a file has; nothing is left running.
+    """Draw, price, simulate or run the program in a file; nothing is left running.
 
-    A configuration, CONFIG.yaml, stands for the program that `geo-ray train` is.
+    A configuration, CONFIG.yaml, stands for the program of `geo-ray train`.
     """
     if sum((graph, simulate, price)) > 1:
-        raise click.UsageError("--graph, --simulate and --price: one of them")
+        raise click.UsageError("--graph, --simulate and --price are mutually exclusive")
     if overrides and not program.endswith((".yaml", ".yml")):
-        raise click.UsageError("--set changes a CONFIG.yaml")
+        raise click.UsageError("--set requires a CONFIG.yaml")
     if logs is not None and (on != "processes" or graph or simulate or price):
-        raise click.UsageError("--logs keeps what nodes print with --on processes")
+        raise click.UsageError("--logs requires --on processes")
     loading("torch", "ray")
     click.echo(f"reading {program}", err=True)
     from geo_ray.program.graph import load_program
@@ -75,7 +75,7 @@ def program(
     if graph:
         say(str(found))
     elif price:
-        from geo_ray.api.program import price_program  # with all of training
+        from geo_ray.api.program import price_program  # imports all of training
 
         cost = price_program(found, prices=prices)
         if as_json:

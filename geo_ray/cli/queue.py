@@ -1,4 +1,4 @@
-"""`geo-ray queue`: jobs in the queue of a shared cluster."""
+"""`geo-ray queue`: manages jobs in the queue of a shared cluster."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _ENDED: Final = 10
 
 
 def wide_console() -> Console:
-    """Return where tables of jobs are printed."""
+    """Return the console for tables of jobs."""
     console = Console()
     return console if console.is_terminal else Console(width=max(console.width, _WIDTH))
 
 
 def jobs_table(report: QueueReport, *, with_ended: bool = False) -> FittedTable:
-    """A line per job."""
+    """Print a line per job."""
     table = FittedTable(
         leave_out=("speed", "utility", "starts", "value", "ends"),
         whole=("state",),
@@ -76,7 +76,7 @@ def queue_line(report: QueueReport) -> str:
     slot = "no slot yet" if report.slot is None else f"slot {report.slot}"
     return (
         f"{report.name}: {report.policy}, {slot} of {duration_text(report.slot_s)}; "
-        f"{capacity or 'nothing there'}; written {ago} ago"
+        f"{capacity or 'no machines'}; written {ago} ago"
         + ("; not served: nothing changes" if report.is_served is False else "")
     )
 
@@ -89,7 +89,7 @@ def value_line(row: QueueJobRow) -> str:
 
 
 def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
-    """Return what `geo-ray queue show` says."""
+    """Return the lines of `geo-ray queue show`."""
     from geo_ray.scheduler.queue.slots import workers_text
 
     state = _state(report, row)
@@ -98,7 +98,7 @@ def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
         + (f", {row.message}" if row.message else ""),
         f"run      {report.runs}/{row.id}",
         value_line(row) + ("" if row.utility is None else f"; achieved {number_text(row.utility)}"),
-        f"done     {row.done:.1%}, {row.factor:.2f} times as fast as said",
+        f"done     {row.done:.1%}, {row.factor:.2f} times the estimated speed",
         f"starts   {row.attempts}",
     ]
     for each in row.segments:
@@ -114,12 +114,12 @@ def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
         )  # fmt: skip
         lines.append(f"will     {duration_text(since_s)} to {until}: {workers_text(each.workers)}")
     if report.is_served is False and row.state != "ended":
-        lines.append("         the queue is not served: nothing changes until it is")
+        lines.append("         the queue is not served: nothing changes until then")
     return lines
 
 
 def _state(report: QueueReport, row: QueueJobRow) -> str:
-    """How a job stands; where nobody serves the queue, how it stood."""
+    """Return the state of a job; if the queue is not served, its last state."""
     state = row.outcome or row.state
     goes = row.state in ("running", "leaving")
     return f"was {state}" if goes and report.is_served is False else state
@@ -146,48 +146,49 @@ _wait = click.option(
     type=click.FloatRange(min=0),
     default=10.0,
     show_default=True,
-    help="Longest wait in seconds for the queue to hear of it.",
+    help="Timeout in seconds for the queue to accept the request.",
 )
 _tenant = click.option(
-    "--tenant", envvar="GEO_RAY_QUEUE_TENANT", required=True, help="Whose name this is asked in."
+    "--tenant", envvar="GEO_RAY_QUEUE_TENANT", required=True, help="Tenant of the request."
 )
 _token = click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="With the tenant's token.  [default: the variable GEO_RAY_QUEUE_TOKEN]",
+    help="File with the tenant's token.  [default: the variable GEO_RAY_QUEUE_TOKEN]",
 )
 _value = click.option(
     "--value",
     type=click.FloatRange(min=0, min_open=True),
-    help="Of the job, done at once.  [a new job: 1]",
+    help="Value of the job if it finishes at once.  [a new job: 1]",
 )
 _deadline = click.option(
     "--deadline", "deadline_s", type=click.FloatRange(min=0, min_open=True),
-    help="Seconds from the submission to when half of the worth is gone.  [a new job: none]",
+    help="Seconds after submission at which half of the value is lost.  [a new job: none]",
 )  # fmt: skip
 _urgency = click.option(
     "--urgency",
     type=click.FloatRange(min=0),
-    help="Per slot: 0 does not mind, 1 minds, 5 is worth nothing when late.  [a new job: 2]",
+    help="Decay per slot: 0 none, 1 moderate, 5 no value when late.  [a new job: 2]",
 )
 
 
-@click.group("queue", short_help="Jobs on a shared cluster, in a queue.")
+@click.group("queue", short_help="Manage a queue of jobs on a shared cluster.")
 def queue() -> None:
-    """Jobs on a shared cluster, in a queue that decides who has what when.
+    """Manage a queue of jobs on a shared cluster.
 
-    QUEUE is the queue's folder, an s3:// address, or its configuration. docs/operations/queue.md.
+    QUEUE is the queue's directory, an s3:// address, or its configuration:
+    docs/operations/queue.md.
     """
 
 
 @queue.command("start")
 @click.argument("config", type=click.Path(path_type=Path), callback=config_file)
-@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
-@click.option("--address", default="auto", show_default=True, help="Of the cluster's head.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a key.")
+@click.option("--address", default="auto", show_default=True, help="Address of the cluster's head.")
 def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
     """Serve the queue of CONFIG from the cluster, until `geo-ray queue stop`."""
     loading("torch", "ray", "geo_ray.api.queue")
-    click.echo(f"reading {config}, and asking the cluster", err=True)
+    click.echo(f"reading {config} and querying the cluster", err=True)
     from geo_ray.api.queue import start_queue
 
     place = start_queue(config, overrides, address=address)
@@ -197,44 +198,50 @@ def start(config: Path, overrides: tuple[str, ...], address: str) -> None:
 
 @queue.command("stop")
 @click.argument("config", type=click.Path(path_type=Path), callback=config_file)
-@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
-@click.option("--address", default="auto", show_default=True, help="Of the cluster's head.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a key.")
+@click.option("--address", default="auto", show_default=True, help="Address of the cluster's head.")
 def stop(config: Path, overrides: tuple[str, ...], address: str) -> None:
-    """Serve the queue of CONFIG no more. Its jobs go on."""
+    """Stop serving the queue of CONFIG. Its jobs continue."""
     loading("torch", "ray", "geo_ray.api.queue")
-    click.echo(f"reading {config}, and asking the cluster", err=True)
+    click.echo(f"reading {config} and querying the cluster", err=True)
     from geo_ray.api.queue import stop_queue
 
     was = stop_queue(config, overrides, address=address)
-    click.echo("not served any more; jobs that run go on" if was else "nobody serves it")
+    click.echo("stopped serving; running jobs continue" if was else "the queue is not served")
 
 
 @queue.command("token")
 def token() -> None:
-    """Make a token for a tenant, and the key for the queue's configuration."""
+    """Create a token for a tenant, and the key for the queue's configuration."""
     from geo_ray.api.queue import new_queue_token
 
     secret, key = new_queue_token()
     click.echo(f"token    {secret}")
     click.echo(f"key      {key}")
-    click.echo("The token is the tenant's secret; the key goes into tenants.NAME.key.", err=True)
+    click.echo("The token is the tenant's secret; put the key into tenants.NAME.key.", err=True)
 
 
 @queue.command("submit")
 @_queue
 @click.argument("config", type=click.Path(path_type=Path), callback=config_file)
-@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
-@click.option("--name", help="Of the job.  [default: the configuration's]")
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a key.")
+@click.option("--name", help="Name of the job.  [default: that of CONFIG]")
 @_value
 @_deadline
 @_urgency
-@click.option("--rows-per-s", type=click.FloatRange(min=0, min_open=True), help="Of a worker.")
+@click.option(
+    "--rows-per-s", type=click.FloatRange(min=0, min_open=True), help="Speed of a worker."
+)
 @click.option("--anywhere", is_flag=True, help="The job's data are in every region of the queue.")
-@click.option("--most-workers", type=click.IntRange(1), help="In all.  [default: as configured]")
+@click.option(
+    "--most-workers",
+    type=click.IntRange(1),
+    help="Maximum number of workers.  [default: as configured]",
+)
 @click.option(
     "--working-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Own code, below the tenant's working_dirs.",
+    help="Custom code, below the tenant's working_dirs.",
 )
 @_tenant
 @_token
@@ -255,10 +262,10 @@ def submit(
     token_file: Path | None,
     wait_s: float,
 ) -> None:
-    """Submit what CONFIG trains, as a job of QUEUE."""
+    """Submit the training of CONFIG as a job to QUEUE."""
     loading("torch", "geo_ray.api.queue")
     user = _user(tenant, token_file)
-    click.echo(f"reading {config}, and asking {queue}", err=True)
+    click.echo(f"reading {config} and querying {queue}", err=True)
     from geo_ray.api.queue import submit_job
     from geo_ray.scheduler.queue.job_spec import JobHints, JobValue
 
@@ -273,16 +280,16 @@ def submit(
         working_dir=working_dir,
         wait_s=wait_s,
     )
-    _show(answer, "taken in; the next slot decides about it")
+    _show(answer, "accepted; the next slot decides about it")
 
 
 @queue.command("list")
 @_queue
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
-@click.option("--all", "with_ended", is_flag=True, help="Also jobs that ended long ago.")
-@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option("--all", "with_ended", is_flag=True, help="Include jobs that ended long ago.")
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page.")
 def list_jobs(queue: str, as_json: bool, with_ended: bool, page: Path | None) -> None:
-    """Show the jobs of QUEUE: who runs, who waits, and why."""
+    """Show the running and waiting jobs of QUEUE, and why they wait."""
     click.echo(f"reading {queue}", err=True)
     from geo_ray.api.queue import queue_report, save_queue_page
 
@@ -300,9 +307,9 @@ def list_jobs(queue: str, as_json: bool, with_ended: bool, page: Path | None) ->
 @queue.command("show")
 @_queue
 @click.argument("job")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 def show(queue: str, job: str, as_json: bool) -> None:
-    """Show JOB of QUEUE: what it had when, how far it is, what it is worth."""
+    """Show JOB of QUEUE: its machines over time, its progress and its value."""
     click.echo(f"reading {queue}", err=True)
     from geo_ray.api.queue import queue_report
     from geo_ray.base.errors import QueueRequestError
@@ -311,7 +318,7 @@ def show(queue: str, job: str, as_json: bool) -> None:
     row = report.job(job)
     if row is None:
         known = ", ".join(each.name for each in report.jobs) or "none"
-        raise QueueRequestError(f"there is no job {job}; jobs are: {known}")
+        raise QueueRequestError(f"no job {job}; the jobs are: {known}")
     if as_json:
         say_json(row.model_dump_json(indent=2))
         return
@@ -326,7 +333,7 @@ def show(queue: str, job: str, as_json: bool) -> None:
 @_token
 @_wait
 def cancel(queue: str, job: str, tenant: str, token_file: Path | None, wait_s: float) -> None:
-    """Cancel JOB of QUEUE; one that runs is saved first."""
+    """Cancel JOB of QUEUE; a running job is saved first."""
     user = _user(tenant, token_file)
     click.echo(f"asking {queue}", err=True)
     from geo_ray.api.queue import cancel_job
@@ -337,9 +344,9 @@ def cancel(queue: str, job: str, tenant: str, token_file: Path | None, wait_s: f
 @queue.command("move")
 @_queue
 @click.argument("job")
-@click.option("--first", "position", flag_value="first", help="Before all others.")
-@click.option("--last", "position", flag_value="last", help="Behind all others.")
-@click.option("--before", metavar="OTHER", help="Before this job.")
+@click.option("--first", "position", flag_value="first", help="Place the job first.")
+@click.option("--last", "position", flag_value="last", help="Place the job last.")
+@click.option("--before", metavar="OTHER", help="Place the job before this job.")
 @_value
 @_deadline
 @_urgency
@@ -358,10 +365,10 @@ def move(
     token_file: Path | None,
     wait_s: float,
 ) -> None:
-    """Change the place of JOB in QUEUE, or what it is worth. What is not named stays as it was.
+    """Change the position, value or deadline of JOB in QUEUE. Omitted options stay unchanged.
 
-    Places count for policies that go by order (fifo), worth and deadline for those that go by them
-    (pd_ors). A job passes others' only in an operator's name.
+    Positions apply to policies that use the order (fifo), value and deadline to policies that use
+    them (pd_ors). Only an operator can move a job ahead of other tenants' jobs.
     """
     user = _user(tenant, token_file)
     click.echo(f"asking {queue}", err=True)
@@ -378,7 +385,7 @@ def move(
         value=ValueChange(**change) if change else None,
         wait_s=wait_s,
     )
-    _show(answer, "moved; it counts from the next slot on")
+    _show(answer, "moved; effective from the next slot")
     row = queue_report(queue).job(job) if answer.is_taken and change else None
     if row is not None:
         click.echo(value_line(row))
@@ -395,8 +402,8 @@ def _user(tenant: str, token_file: Path | None) -> QueueUser:
         token = token_file.read_text()
     if not token:
         raise QueueDeniedError(
-            f"no token of tenant {tenant} is given",
-            fix="Name a file with --token-file, or set GEO_RAY_QUEUE_TOKEN.",
+            f"no token for tenant {tenant}",
+            fix="Give a file with --token-file, or set GEO_RAY_QUEUE_TOKEN.",
         )
     return QueueUser(tenant, token.strip())
 
@@ -410,4 +417,4 @@ def _show(answer: QueueAnswer, text: str) -> None:
     if answer.is_taken:
         click.echo(text)
     else:
-        click.echo("it lies in the tenant's box: nobody serves the queue at this moment")
+        click.echo("stored in the tenant's inbox: the queue is not being served")

@@ -1,4 +1,4 @@
-"""`geo-ray report`: one HTML page about a run."""
+"""`geo-ray report`: writes an HTML report of a run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from geo_ray.cli.paths import RunRef, RunReference, run_directory
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File to write; RUN/report.html if not given.",
+    help="Output file.  [default: RUN/report.html]",
 )
-@click.option("--open", "open_page", is_flag=True, help="Show the page in the browser.")
+@click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
 def report(run_dir: RunRef, out: Path | None, open_page: bool) -> None:
-    """Write one HTML page about RUN and print its path.
+    """Write an HTML report of RUN and print its path.
 
-    The page has curves, bytes between regions, a timeline, exchanges, faults and the configuration.
-    It loads nothing from elsewhere, and works for runs that were cut off or are still going.
+    The page shows curves, bytes between regions, a timeline, exchanges, faults and the
+    configuration. It loads no external resources, and also works for active or interrupted runs.
     """
     import geo_ray
 

@@ -1,4 +1,4 @@
-"""What commands print: lines for people that may name what was read from files, and JSON."""
+"""Output of commands: text, with control characters escaped, and JSON."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _CONTROL: Final = re.compile("[\\x7f-\\x9f]")
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a text; characters that control a terminal are escaped.
+    """Print text; characters that control a terminal are escaped.
 
     Args:
         text: one or more lines.
-        err: on standard error.
+        err: whether to print on standard error.
     """
     click.echo(printable(text), err=err)
 
 
 def say_json(text: str, *, nl: bool = True) -> None:
-    """Print a JSON text of the same value without characters that control a terminal.
+    """Print JSON text without characters that control a terminal.
 
-    JSON itself requires the escape of those below 0x20, but not of 0x7f to 0x9f.
+    JSON itself requires the escape of characters below 0x20, but not of 0x7f to 0x9f.
 
     Args:
         text: the JSON.
-        nl: end it with a newline.
+        nl: whether to end it with a newline.
     """
     click.echo(_CONTROL.sub(_escape, text), nl=nl)
 

@@ -1,4 +1,4 @@
-"""`geo-ray schedule`: replay a job history on a shared cluster under several policies."""
+"""`geo-ray schedule`: replays a job trace on a shared cluster under several policies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from geo_ray.scheduler.replay import HEADINGS, ScheduleOutcome, cells
 
 
 def outcome_table(outcomes: Mapping[str, ScheduleOutcome]) -> FittedTable:
-    """A line per policy."""
+    """Print a line per policy."""
     table = FittedTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for place, heading in enumerate(HEADINGS):
         table.add_column(heading, justify="right" if place else "left", no_wrap=True)
@@ -26,9 +26,11 @@ def outcome_table(outcomes: Mapping[str, ScheduleOutcome]) -> FittedTable:
 _POLICIES = "pd_ors,oasis,fifo,drf,dorm,optimus,tiresias,ones,pollux"
 
 
-@click.command(short_help="Replay a trace of jobs under several policies.")
+@click.command(short_help="Replay a job trace under several policies.")
 @click.argument("trace", required=False, type=click.Path(path_type=Path))
-@click.option("--generate", is_flag=True, help="Make jobs up instead, with the papers' ranges.")
+@click.option(
+    "--generate", is_flag=True, help="Generate jobs instead, with the ranges of the papers."
+)
 @click.option(
     "--format",
     "trace_format",
@@ -43,42 +45,42 @@ _POLICIES = "pd_ors,oasis,fifo,drf,dorm,optimus,tiresias,ones,pollux"
     default=_POLICIES,
     show_default=True,
     metavar="LIST",
-    help="Names, separated by commas.",
+    help="Policies, comma-separated.",
 )
 @click.option(
     "--machines",
     default=50,
     show_default=True,
     type=click.IntRange(1, 100_000),
-    help="Of the cluster, in all regions together.",
+    help="Total number of machines of the cluster.",
 )
 @click.option(
     "--jobs",
     default=50,
     show_default=True,
     type=click.IntRange(1),
-    help="That come; of TRACE the first ones.",
+    help="Number of jobs; the first ones of TRACE.",
 )
 @click.option(
     "--slots",
     default=20,
     show_default=True,
     type=click.IntRange(1, 100_000),
-    help="Of the history; jobs that have not ended by then did not end.",
+    help="Number of slots; jobs that have not ended by then count as unfinished.",
 )
 @click.option(
     "--slot-s",
     default=1200.0,
     show_default=True,
     type=click.FloatRange(min=1.0),
-    help="Seconds of a slot; policies decide once in each.",
+    help="Seconds of a slot; policies decide once per slot.",
 )
 @click.option(
     "--regions",
     default=1,
     show_default=True,
     type=click.IntRange(1, 1000),
-    help="That machines and data are in.",
+    help="Number of regions with machines and data.",
 )
 @click.option(
     "--spot",
@@ -86,24 +88,24 @@ _POLICIES = "pd_ors,oasis,fifo,drf,dorm,optimus,tiresias,ones,pollux"
     default=0.0,
     show_default=True,
     type=click.FloatRange(0, 1),
-    help="Share of the machines that are of the spot market, and come and go.",
+    help="Fraction of spot machines, which come and go.",
 )
 @click.option(
     "--machine",
     metavar="CLOUD:TYPE",
-    help="Its prices, from your files and the shipped ones, instead of made-up ones; with --at.",
+    help="Machine type with known prices, instead of generated prices; requires --at.",
 )
-@click.option("--at", metavar="LIST", help="Regions of that cloud, separated by commas.")
+@click.option("--at", metavar="LIST", help="Regions of its cloud, comma-separated.")
 @click.option(
     "--seed",
     default=0,
     show_default=True,
     type=click.IntRange(0),
-    help="Of all that is drawn: jobs, regions, prices, spot machines.",
+    help="Random seed of jobs, regions, prices and spot machines.",
 )
-@click.option("--bound", is_flag=True, help="Also what no policy can exceed.")
-@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON, and nothing else.")
-@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page, too.")
+@click.option("--bound", is_flag=True, help="Also compute an upper bound for all policies.")
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON only.")
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page.")
 def schedule(
     trace: Path | None,
     generate: bool,
@@ -122,18 +124,18 @@ def schedule(
     as_json: bool,
     page: Path | None,
 ) -> None:
-    """Replay the jobs of TRACE on a made-up cluster, under each policy of a list.
+    """Replay the jobs of TRACE on a generated cluster, under each policy of a list.
 
-    Nothing is started: seconds, utility and USD are those of the model of
+    Nothing is started: seconds, utility and USD come from the model in
     docs/reference/scheduling-policies.md.
     """
     if (trace is None) != generate:
-        raise click.UsageError("name a TRACE, or --generate jobs")
+        raise click.UsageError("give a TRACE, or --generate jobs")
     if (machine is None) != (at is None):
-        raise click.UsageError("--machine and --at go together")
+        raise click.UsageError("--machine and --at require each other")
     names = [part.strip() for part in policies.split(",") if part.strip()]
-    what = f"{jobs} made-up jobs" if trace is None else f"the jobs of {trace}"
-    then = ", then looking for what no policy can exceed" if bound else ""
+    what = f"{jobs} generated jobs" if trace is None else f"the jobs of {trace}"
+    then = ", then computing the upper bound" if bound else ""
     click.echo(f"replaying {what} under {', '.join(names)}{then}", err=True)
     import json
     from dataclasses import asdict
@@ -163,12 +165,12 @@ def schedule(
     else:
         console = Console()
         if not console.is_terminal:
-            console = Console(width=200)  # a line stays a line for who reads it with grep
+            console = Console(width=200)  # one line per record, for grep
         console.print(outcome_table(result.outcomes))
         if result.bound is not None:
             console.print(
-                f"no policy can have more than {result.bound:.4g}; a schedule that knows all jobs "
-                f"ahead has {ahead:.4g}",
+                f"upper bound for all policies: {result.bound:.4g}; a schedule that knows all jobs "
+                f"in advance reaches {ahead:.4g}",
                 highlight=False,
             )
     if page is not None:

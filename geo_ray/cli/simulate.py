@@ -1,4 +1,4 @@
-"""`geo-ray simulate`: the same experiment on a virtual clock, in one process."""
+"""`geo-ray simulate`: runs an experiment on a virtual clock, in one process."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import click
 from geo_ray.cli.paths import check_config, config_file, loading, plan_option, steps_hint
 
 
-@click.command(short_help="Train as CONFIG says, on emulated links and a virtual clock.")
+@click.command(short_help="Simulate the training of CONFIG on emulated links and a virtual clock.")
 @click.argument("config", type=click.Path(path_type=Path), callback=config_file)
-@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a key.")
 @plan_option
 @steps_hint
-@click.option("--plain", is_flag=True, help="Lines instead of a live table.")
+@click.option("--plain", is_flag=True, help="Print lines instead of a live table.")
 def simulate(config: Path, overrides: tuple[str, ...], plan_file: Path | None, plain: bool) -> None:
-    """Train as CONFIG says, with real gradients on emulated links and a virtual clock.
+    """Simulate the training of CONFIG with real gradients on emulated links and a virtual clock.
 
-    Seconds in its output are predictions for the real run.
+    Seconds in the output are predictions for the real run.
     """
     check_config(config, overrides)
     loading("torch", "geo_ray.api.train")

@@ -1,4 +1,4 @@
-"""`geo-ray status`: how a run, or a cluster, stands."""
+"""`geo-ray status`: shows the state of a run or cluster."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from geo_ray.cloud.cluster.status import ClusterReport
 
 
-@click.command("status", short_help="Say how RUN or CLUSTER stands.")
+@click.command("status", short_help="Show the state of RUN or CLUSTER.")
 @click.argument("run_dir", metavar="RUN|CLUSTER", type=RunReference())
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
-@click.option("--follow", is_flag=True, help="Again and again, until nobody drives the run.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+@click.option("--follow", is_flag=True, help="Repeat until the run is no longer active.")
 @click.option(
     "--every",
     "every_s",
     type=click.FloatRange(min=0.1),
     default=2.0,
     show_default=True,
-    help="With --follow: seconds from one to the next.",
+    help="With --follow: seconds between two outputs.",
 )
 def status(run_dir: RunRef, as_json: bool, follow: bool, every_s: float) -> None:
-    """Say how RUN stands, and whether its run actor lives; or how CLUSTER does.
+    """Show the state of RUN and whether its run actor is alive, or the state of CLUSTER.
 
-    Reads RUN only, so it works from any terminal or machine that sees it, whoever drives it.
-    CLUSTER is the folder that `geo-ray up` has printed, or the CONFIG that it was made of; its
-    cloud is asked for its machines.
+    The command only reads RUN, so it works on any machine that can read its directory. CLUSTER is
+    the directory that `geo-ray up` printed, or the CONFIG of the cluster; its machines are
+    requested from its cloud.
     """
     from geo_ray.cloud.cluster.state import names_cluster
 
     if names_cluster(run_dir):
-        click.echo(f"asking for {run_dir}", err=True)
+        click.echo(f"looking up {run_dir}", err=True)
         _show_cluster(run_dir, every_s if follow else None, as_json=as_json)
         return
     run_directory(click.get_current_context(), click.Argument(["run_dir"]), run_dir)

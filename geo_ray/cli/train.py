@@ -1,4 +1,4 @@
-"""`geo-ray train`: run an experiment on real actors."""
+"""`geo-ray train`: runs an experiment on Ray actors."""
 
 from __future__ import annotations
 
@@ -20,43 +20,44 @@ from geo_ray.cli.paths import (
 
 @click.command()
 @click.argument("config", required=False, type=click.Path(path_type=Path), callback=config_file)
-@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a key.")
 @click.option(
     "--resume",
     "resume_dir",
     type=RunReference(),
     callback=run_directory,
     metavar="RUN",
-    help="Go on with an earlier run from its newest whole and healthy checkpoint.",
+    help="Resume a run from its newest complete and healthy checkpoint.",
 )
 @click.option(
     "--from",
     "checkpoint",
     type=click.IntRange(min=0),
     metavar="ID",
-    help="With --resume: from this checkpoint; `geo-ray checkpoints RUN` lists them.",
+    help="With --resume: resume from this checkpoint; `geo-ray checkpoints RUN` lists them.",
 )
 @click.option(
     "--allow-change",
     "allow_changes",
     multiple=True,
     metavar="KEY|FILE",
-    help="With --resume: KEY, or a key below it, may be another in CONFIG than in the run; or FILE "
-    "with a class of yours may have changed. Keys of --set may differ anyway.",
+    help="With --resume: allow CONFIG to differ from the run in KEY and the keys below it, or "
+    "allow "
+    "a change of FILE with a custom class. Keys of --set may always differ.",
 )
 @plan_option
 @steps_hint
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check all that can be checked without a cluster; start nothing.",
+    help="Check everything that needs no cluster; start nothing.",
 )
 @click.option(
     "--detach",
     is_flag=True,
-    help="Give the terminal back as soon as it trains; on an existing cluster.",
+    help="Return as soon as the run trains; on an existing cluster.",
 )
-@click.option("--plain", is_flag=True, help="Lines instead of a live table.")
+@click.option("--plain", is_flag=True, help="Print lines instead of a live table.")
 def train(
     config: Path | None,
     overrides: tuple[str, ...],
@@ -68,19 +69,19 @@ def train(
     detach: bool,
     plain: bool,
 ) -> None:
-    """Train as CONFIG says, or go on with a run.
+    """Train with CONFIG, or resume a run.
 
-    Ctrl-C saves a checkpoint and stops; a second one stops at once. With --resume RUN --plan FILE
-    the run goes on with the machines of another plan.
+    Ctrl-C saves a checkpoint and stops; a second Ctrl-C stops at once. With --resume RUN --plan
+    FILE the run continues with the machines of another plan.
     """
     if resume_dir is None and config is None:
-        raise click.UsageError("name a CONFIG, or a run with --resume")
+        raise click.UsageError("give a CONFIG, or a run with --resume")
     if checkpoint is not None and resume_dir is None:
-        raise click.UsageError("--from ID goes with --resume RUN")
+        raise click.UsageError("--from ID requires --resume RUN")
     if resume_dir is not None and plan_file is not None and (config is not None or overrides):
-        raise click.UsageError("a run that is resumed with a plan has its own CONFIG")
+        raise click.UsageError("--resume with --plan uses the run's own configuration: omit CONFIG")
     if dry_run and resume_dir is not None:
-        raise click.UsageError("--dry-run checks a new run: leave --resume out")
+        raise click.UsageError("--dry-run checks a new run: omit --resume")
     if config is not None and resume_dir is None:
         check_config(config, overrides)
     loading("torch", "ray", "geo_ray.api.check" if dry_run else "geo_ray.api.train")
@@ -114,5 +115,5 @@ def _show_check(config: Path, overrides: tuple[str, ...], plan_file: Path | None
     found = check_run(config, overrides, plan=plan_file, progress=True)
     Console().print(needs_table(found))
     kind = found.experiment.cluster.kind
-    where = "a local cluster would be made" if kind == "local" else "the cluster was not asked"
+    where = "a local cluster would be started" if kind == "local" else "the cluster was not queried"
     click.echo(f"{found.num_params:,} parameters; nothing was started, {where}")

@@ -1,4 +1,4 @@
-"""`geo-ray tune`: search for the values of a configuration, with Ray Tune."""
+"""`geo-ray tune`: searches the values of a configuration with Ray Tune."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from geo_ray.cli.paths import check_search, check_search_directory, config_file, loading, telling
 
 
-@click.command(short_help="Search for the values with which a job is soonest or cheapest.")
+@click.command(short_help="Search for the fastest or cheapest configuration of a job.")
 @click.argument("search", type=click.Path(path_type=Path), callback=config_file)
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a key of SEARCH."
@@ -17,20 +17,19 @@ from geo_ray.cli.paths import check_search, check_search_directory, config_file,
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for everything; default: runs/tune-NAME.",
+    help="Output directory; default: runs/tune-NAME.",
 )
-@click.option("--resume", is_flag=True, help="Go on with what lies in that directory.")
-@click.option("--dry-run", is_flag=True, help="Check the search, start nothing.")
+@click.option("--resume", is_flag=True, help="Continue the search in that directory.")
+@click.option("--dry-run", is_flag=True, help="Check the search; start nothing.")
 def tune(
     search: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, dry_run: bool
 ) -> None:
-    """Search for the values of a configuration with which a job is soonest or cheapest.
+    """Search for the fastest or cheapest configuration of a job.
 
-    SEARCH names the configuration to start from, the keys that may change and how, and what is to
-    be least. Trials are simulated, unless it says otherwise: many side by side, on virtual time.
-    The result is a table, tune.html, tune.json and, if a trial beat the base, best.yaml, which
-    `geo-ray train` takes; Ray
-    Tune's own results are in the folder tune.
+    SEARCH names the base configuration, the keys to vary with their domains, and the objective to
+    minimize. By default trials are simulated, many in parallel on virtual time. The result is a
+    table, tune.html, tune.json and, if a trial beat the base, best.yaml for `geo-ray train`; the
+    results of Ray Tune are in the folder tune.
     """
     found = check_search(search, overrides)
     if not dry_run:
@@ -46,7 +45,7 @@ def tune(
 
         with telling("checking the search"):
             plan = plan_of(search, overrides, out=out)
-        click.echo(f"{plan.wanted} {plan.config.trials.kind} trials, {plan.jobs} at once")
+        click.echo(f"{plan.wanted} {plan.config.trials.kind} trials, {plan.jobs} in parallel")
         click.echo(f"{len(plan.tried)} configurations at the edges of the space can all be")
         return
     result = geo_ray.tune(search, overrides, out=out, resume=resume, progress=True)

@@ -1,4 +1,4 @@
-"""`geo-ray up`: makes the cluster of a configuration."""
+"""`geo-ray up`: creates the cluster of a configuration."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from geo_ray.planner.plan import Plan
 
 
-@click.command(short_help="Make the cluster of CONFIG.")
+@click.command(short_help="Create the cluster of CONFIG.")
 @click.argument("config", type=click.Path(path_type=Path), callback=config_file)
-@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a key.")
 @click.option(
     "--provider",
     type=click.Choice(["local", "aws", "tencent", "terraform"]),
-    help="Where all machines are; local: on this computer, at the same prices; terraform: on a "
-    "stack that Terraform made.  [default: as plan.regions says]",
+    help="Provider of all machines; local: on this computer, at the same prices; terraform: on a "
+    "stack created by Terraform.  [default: as in plan.regions]",
 )
 @click.option(
     "--from-terraform",
     "source",
     type=click.Path(path_type=Path),
     metavar="DIR|FILE",
-    help="The stack: where `terraform apply` ran, or a file of `terraform output -json`.",
+    help="The stack: directory of `terraform apply`, or a file of `terraform output -json`.",
 )
 @plan_option
 @click.option(
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     type=click.Choice(["optimal", "cloudless", "everything", "fixed"]),
     default="optimal",
     show_default=True,
-    help="Who decides what runs, without --plan.",
+    help="Planning policy, without --plan.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be rented; start nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask before machines are rented.")
+@click.option("--dry-run", is_flag=True, help="Show the machines to rent; start nothing.")
+@click.option("--yes", is_flag=True, help="Rent machines without confirmation.")
 @click.option(
     "--wait",
     "longest_s",
     type=click.FloatRange(min=0),
     default=900.0,
     show_default=True,
-    help="Longest wait in seconds for the plan's machines; they come later, too.",
+    help="Maximum seconds to wait for the plan's machines; later machines still join.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 def up(
     config: Path,
     overrides: tuple[str, ...],
@@ -62,13 +62,13 @@ def up(
     longest_s: float,
     as_json: bool,
 ) -> None:
-    """Make the cluster that CONFIG asks for: Ray's head, its autoscaler, machines in all regions.
+    """Create the cluster of CONFIG: Ray's head, its autoscaler, and machines in all regions.
 
-    On a stack of Terraform its head is used, and `geo-ray down` ends what the autoscaler rented
-    there, and nothing else.
+    With a Terraform stack, its head is used, and `geo-ray down` deletes only the machines that the
+    autoscaler rented.
 
-    May be repeated: a cluster that is up is shown, one that was begun is completed. `geo-ray
-    status` and `geo-ray down` take the folder that is printed.
+    The command can be repeated: it shows an existing cluster and completes an unfinished one.
+    Pass the printed directory to `geo-ray status` and `geo-ray down`.
     """
     check_plan_section(config, overrides)
     loading("torch", "ray", "geo_ray.api.clusters")

@@ -1,4 +1,4 @@
-"""`geo-ray watch`: a run, or a queue, as it goes, on a page or in the terminal."""
+"""`geo-ray watch`: shows live progress of a run or queue, on a page or in the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from geo_ray.cli.say import say
 def _may_begin_later(
     context: click.Context, parameter: click.Parameter, path: RunRef
 ) -> RunRef | None:
-    """Take also the configuration of a queue and, with --wait, a run that is not there yet."""
+    """Also accept the configuration of a queue and, with --wait, a run that does not exist yet."""
     may_be_missing = bool(context.params.get("wait"))
     if isinstance(path, Path) and path.suffix in (".yaml", ".yml"):
         return path
@@ -26,21 +26,24 @@ def _may_begin_later(
 
 @click.command("watch")
 @click.argument("run_dir", metavar="RUN|QUEUE", type=RunReference(), callback=_may_begin_later)
+@click.option("--wait", is_flag=True, is_eager=True, help="Wait for RUN to start.")
 @click.option(
-    "--wait", is_flag=True, is_eager=True, help="RUN may begin later: it is shown as soon as it is."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port of the page.  [default: any free port]",
 )
+@click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, help="To serve on; any that is free."
+    "--terminal", is_flag=True, help="Show progress in the terminal instead of on a page."
 )
-@click.option("--open", "open_page", is_flag=True, help="Show the page in the browser.")
-@click.option("--terminal", is_flag=True, help="Here instead of on a page.")
 @click.option(
     "--every",
     "every_s",
     type=click.FloatRange(min=0.2),
     default=1.0,
     show_default=True,
-    help="Seconds between two looks while somebody watches.",
+    help="Seconds between two updates while the page is open.",
 )
 @click.option(
     "--machines", help="Directory or s3:// address with the journal of the run's autoscaler."
@@ -54,17 +57,16 @@ def watch(
     every_s: float,
     machines: str | None,
 ) -> None:
-    """Show RUN, or a QUEUE, as it goes, on a page or in the terminal.
+    """Show live progress of RUN or QUEUE, on a page or in the terminal.
 
-    Regions and links, members, curves, money, machines; of a queue its jobs over time, as they were
-    and as they are planned.
+    A run: regions and links, members, curves, cost and machines. A queue: past and planned jobs
+    over time.
 
-    Serves a page on this machine alone and prints its address, which holds a token: who has it may
-    look. RUN may have ended, and with --wait it may begin later. Ctrl-C ends the page, and nothing
-    else.
+    The page is served on this machine only. Its printed address contains a token, which grants
+    access. RUN may have ended; with --wait it may start later. Ctrl-C ends only the page.
     """
     if isinstance(run_dir, Path) and not run_dir.exists():
-        click.echo(f"{run_dir} is not there yet; it is shown as soon as it is", err=True)
+        click.echo(f"waiting for {run_dir} to start", err=True)
     import geo_ray
     from geo_ray.api.queue import names_queue
 
@@ -76,7 +78,7 @@ def watch(
         return
     with geo_ray.watch(run_dir, port=port, every_s=every_s, machines=machines) as page:
         click.echo(page.url)
-        click.echo("Ctrl-C ends the page, and nothing else", err=True)
+        click.echo("Ctrl-C ends only the page", err=True)
         if open_page:
             webbrowser.open(page.url)
         page.wait()
@@ -95,7 +97,7 @@ def _show_here(run_dir: RunRef, every_s: float, machines: str | None) -> None:
         shown: list[str] = []
         for view in views:
             lines = view_lines(view)
-            if lines != shown:  # what is awaited is told once
+            if lines != shown:  # repeated lines are shown once
                 say("\n".join(lines))
             shown = lines
         return

@@ -1,4 +1,4 @@
-"""The ``autoscale`` section of a configuration: what machines may be had, and how calm it is."""
+"""The ``autoscale`` section: rules for renting machines, and limits on changes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ Floor = Literal["servers", "averager", "none"]
 
 def _some_zones(zones: tuple[str, ...]) -> tuple[str, ...]:
     if not zones or not all(zones):
-        raise ValueError("names no zone: name some, or leave the region out and the cloud chooses")
+        raise ValueError(
+            "lists no zone: list at least one, or omit the region so that the cloud chooses"
+        )
     twice = sorted({zone for zone in zones if zones.count(zone) > 1})
     if twice:
-        raise ValueError(f"{', '.join(twice)} is there more than once")
+        raise ValueError(f"{', '.join(twice)} is listed more than once")
     return zones
 
 
@@ -28,13 +30,13 @@ Amounts = Annotated[dict[str, Annotated[float, Field(gt=0)]], Field(min_length=1
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """One time that must not be longer than another: else a rule of the two would be empty.
+    """A time that must not be longer than another one, because a rule would have no effect.
 
     Attributes:
-        less: key of the one.
-        more: key of the other.
-        why: what would become of the rule.
-        is_strict: whether they may not even be the same.
+        less: key of the shorter time.
+        more: key of the longer time.
+        why: consequence of the wrong order.
+        is_strict: whether the times must differ.
     """
 
     less: str
@@ -43,7 +45,7 @@ class _Order:
     is_strict: bool = False
 
     def check(self, config: AutoscaleConfig) -> str | None:
-        """Return what is wrong; None: nothing."""
+        """Return the violation, or None."""
         less, more = _value(config, self.less), _value(config, self.more)
         if less < more or (less == more and not self.is_strict):
             return None
@@ -60,18 +62,22 @@ class _Order:
 
 
 _ORDERS: Final = (
-    _Order("every_s", "start_s", "the margin of a deadline would pass between two looks"),
-    _Order("every_s", "drain_s", "what leaves would be ended only long after its time"),
-    _Order("every_s", "calm.idle_s", "what is idle would leave at the first look that sees it so"),
-    _Order("every_s", "retry.first_s", "a pool that gave nothing would not be left alone at all"),
-    _Order("every_s", "retry.resend_s", "launches would be given up later than is said"),
-    _Order("every_s", "retry.missing_s", "one list that lacks a machine would end it", True),
-    _Order("every_s", "calm.dwell_s", "machines would be exchanged at each look"),
-    _Order("start_s", "calm.horizon_s", "no exchange would ever pay", True),
-    _Order("start_s", "retry.join_s", "machines would be ended before they can join", True),
-    _Order("retry.first_s", "retry.longest_s", "no pool would be left alone for longer each time"),
-    _Order("retry.resend_s", "retry.give_up_s", "no launch would be sent again", True),
-    _Order("retry.missing_s", "retry.give_up_s", "launches would be given up while lists lag"),
+    _Order("every_s", "start_s", "the margin of a deadline would pass between two iterations"),
+    _Order("every_s", "drain_s", "draining machines would be terminated long after their deadline"),
+    _Order(
+        "every_s",
+        "calm.idle_s",
+        "an idle machine would be drained at the first iteration that sees it idle",
+    ),
+    _Order("every_s", "retry.first_s", "a pool without capacity would be requested again at once"),
+    _Order("every_s", "retry.resend_s", "launches would be abandoned later than configured"),
+    _Order("every_s", "retry.missing_s", "one list without a machine would end it", True),
+    _Order("every_s", "calm.dwell_s", "machines would be replaced at each iteration"),
+    _Order("start_s", "calm.horizon_s", "no replacement would ever pay", True),
+    _Order("start_s", "retry.join_s", "machines would be terminated before they can join", True),
+    _Order("retry.first_s", "retry.longest_s", "the backoff of a pool would not grow"),
+    _Order("retry.resend_s", "retry.give_up_s", "no launch would be resent", True),
+    _Order("retry.missing_s", "retry.give_up_s", "launches would be abandoned while lists lag"),
 )
 
 
@@ -81,35 +87,39 @@ def _value(config: AutoscaleConfig, key: str) -> float:
 
 
 class CalmConfig(StrictModel):
-    """What keeps the autoscaler from following every price and every load."""
+    """Hysteresis of the autoscaler, so that it does not follow every price and every load."""
 
     dwell_s: float = Field(
-        1800.0, ge=0, description="seconds in which a region's machines are exchanged at most once"
+        1800.0, ge=0, description="minimum seconds between two replacements of a region's machines"
     )
     least_gain: float = Field(
-        0.05, ge=0, lt=1, description="fraction of a region's price that an exchange must save"
+        0.05,
+        ge=0,
+        lt=1,
+        description="minimum saving of a replacement, as a fraction of the region's price",
     )
     horizon_s: float = Field(
         3600.0,
         gt=0,
-        description="seconds for which a price is assumed to hold; an exchange must pay in them",
+        description="seconds for which a price is assumed to hold; a replacement must pay off "
+        "within that time",
     )
     idle_s: float = Field(
         300.0,
         ge=0,
-        description="seconds for which machines must be surplus or idle, or the run over, before "
-        "they are ended",
+        description="seconds for which machines must be surplus or idle, or the run finished, "
+        "before they are terminated",
     )
 
 
 class RetryConfig(StrictModel):
-    """What is done about pools that give nothing, and machines that do not come."""
+    """Handling of pools without capacity and of machines that do not start."""
 
     first_s: float = Field(
-        60.0, gt=0, description="seconds for which a pool without capacity is left alone"
+        60.0, gt=0, description="seconds before a pool without capacity is requested again"
     )
     longest_s: float = Field(
-        3600.0, gt=0, description="longest such time; it doubles with each failure"
+        3600.0, gt=0, description="maximum of that time; it doubles with each failure"
     )
     resend_s: float = Field(
         30.0, gt=0, description="seconds until a launch without a machine is resent"
@@ -117,10 +127,11 @@ class RetryConfig(StrictModel):
     give_up_s: float = Field(
         300.0,
         gt=0,
-        description="seconds until it is given up, and its pool left alone for `longest_s`",
+        description="seconds until such a launch is abandoned and its pool is not requested for "
+        "`longest_s`",
     )
     join_s: float = Field(
-        600.0, gt=0, description="seconds until a machine without a Ray node is ended"
+        600.0, gt=0, description="seconds until a machine without a Ray node is terminated"
     )
     missing_s: float = Field(
         90.0, ge=0, description="seconds until an unlisted machine counts as lost"
@@ -128,7 +139,7 @@ class RetryConfig(StrictModel):
 
 
 class AutoscaleConfig(StrictModel):
-    """How machines are rented for a run. What they are is in the section ``plan``."""
+    """How machines are rented for a run. The section ``plan`` lists the machines."""
 
     every_s: float = Field(
         15.0,
@@ -162,10 +173,10 @@ class AutoscaleConfig(StrictModel):
     start_s: float = Field(
         180.0,
         ge=0,
-        description="seconds from a launch to a node that computes; the margin of a deadline",
+        description="seconds from a launch until the node computes; also the margin of a deadline",
     )
     drain_s: float = Field(
-        120.0, ge=0, description="longest time in seconds for a drained machine to become free"
+        120.0, ge=0, description="maximum seconds until a drained machine is free"
     )
     most_speed: float = Field(
         1.5, ge=1, description="most machines, as a multiple of the plan's, to meet a deadline"
@@ -179,21 +190,21 @@ class AutoscaleConfig(StrictModel):
     life_h: float = Field(
         24.0,
         gt=0,
-        description="hours after which a machine terminates itself; it is replaced before",
+        description="hours after which a machine terminates itself; it is replaced before that",
     )
     calm: CalmConfig = CalmConfig()
     retry: RetryConfig = RetryConfig()
 
     @model_validator(mode="after")
     def _no_empty_rule(self) -> Self:
-        """Refuse times of which one makes a rule of another empty."""
+        """Reject times that leave another rule without effect."""
         wrong = [found for order in _ORDERS if (found := order.check(self))]
         least_s = self.lead_s + self.retry.give_up_s
         if not wrong and self.life_h * 3600.0 <= least_s:
             wrong.append(
                 f"`life_h` ({self.life_h:g} h) is not longer than `start_s` + `drain_s` + 2 "
                 f"`every_s` + `retry.give_up_s` ({least_s:g} s): every machine would be replaced "
-                f"as soon as it is there; set `life_h` above {least_s / 3600.0:.3g}"
+                f"as soon as it is running; set `life_h` above {least_s / 3600.0:.3g}"
             )
         if wrong:
             raise ValueError("; ".join(wrong))
@@ -201,5 +212,5 @@ class AutoscaleConfig(StrictModel):
 
     @property
     def lead_s(self) -> float:
-        """How long before its end a machine is replaced."""
+        """Seconds before its end at which a machine is replaced."""
         return self.start_s + self.drain_s + 2 * self.every_s

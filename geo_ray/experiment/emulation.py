@@ -1,4 +1,4 @@
-"""The ``emulate`` section of a configuration: links and machine speeds that are not there."""
+"""The ``emulate`` section of a configuration: emulated links and machine speeds."""
 
 from __future__ import annotations
 
@@ -14,45 +14,51 @@ from geo_ray.transport.emulation import LinkSpec
 
 
 class EmulatedLink(LinkSpec):
-    """One direction of one pair of regions."""
+    """An emulated link: one direction between two regions."""
 
-    src: str = Field(description="region that sends")
-    dst: str = Field(description="region that receives")
+    src: str = Field(description="sending region")
+    dst: str = Field(description="receiving region")
 
 
 class StallsConfig(StrictModel):
-    """Steps that take far longer than others, now here, now there."""
+    """Random steps that take much longer than others."""
 
     fraction: float = Field(gt=0, le=1, description="fraction of the steps that stall")
-    factor: float = Field(gt=1, description="how much longer they take")
+    factor: float = Field(
+        gt=1, description="duration of such a step, as a multiple of a normal step"
+    )
 
 
 class EmulateConfig(StrictModel):
-    """A wide-area network and machine speeds that are not there; shaped inside the transport."""
+    """An emulated wide-area network and emulated machine speeds, shaped inside the transport."""
 
-    link: LinkSpec | None = Field(None, description="every direction that `links` does not name")
+    link: LinkSpec | None = Field(
+        None, description="default for every direction that `links` does not list"
+    )
     links: tuple[EmulatedLink, ...] = Field((), description="single directions")
-    step_s: float | None = Field(None, gt=0, description="pad every worker's step to this long")
+    step_s: float | None = Field(
+        None, gt=0, description="duration to which every worker's step is padded"
+    )
     step_s_by_region: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        {}, description="the same for single regions"
+        {}, description="`step_s` by region"
     )
     rows_per_s_by_region: dict[
         str, Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
     ] = Field(
         {},
-        description="speeds of a region's machines, one for all workers or one each: a step is "
-        "padded to its rows over that, on top of `step_s`",
+        description="speeds of a region's machines in rows/s, one for all workers or one each: a "
+        "step is padded to its rows divided by the speed, in addition to `step_s`",
     )
-    stalls: StallsConfig | None = Field(None, description="workers that stall now and then")
+    stalls: StallsConfig | None = Field(None, description="random stalls of workers")
 
     def check(self, workers: Mapping[str, int]) -> None:
-        """Hold it against the run.
+        """Check the section against the run.
 
         Args:
-            workers: by region.
+            workers: number of workers by region.
 
         Raises:
-            ValueError: a link leads nowhere, a region is not there, or a speed is of no worker.
+            ValueError: a link or region is unknown, or the number of speeds is wrong.
         """
         pairs = [(link.src, link.dst) for link in self.links]
         for i, (src, dst) in enumerate(pairs):
@@ -60,7 +66,7 @@ class EmulateConfig(StrictModel):
                 _check_known(f"emulate.links.{i}.{end}", name, workers)
             if src == dst:
                 raise ValueError(
-                    f"emulate.links.{i}: a link leads to another region, not to itself"
+                    f"emulate.links.{i}: source and destination must be different regions"
                 )
             if (src, dst) in pairs[:i]:
                 raise ValueError(f"emulate.links.{i}: {src} to {dst} is given more than once")
@@ -76,12 +82,12 @@ class EmulateConfig(StrictModel):
                 )
 
     def paces(self, region: str) -> bool:
-        """Whether steps in ``region`` are padded."""
+        """Return whether steps in ``region`` are padded."""
         own = region in self.step_s_by_region or region in self.rows_per_s_by_region
         return own or self.step_s is not None
 
     def step_of(self, region: str, worker: int, rows: float) -> float:
-        """How long a step of ``rows`` rows is padded to."""
+        """Return the padded duration of a step of ``rows`` rows in seconds."""
         fixed_s = self.step_s_by_region.get(region, self.step_s) or 0.0
         speeds = self.rows_per_s_by_region.get(region)
         if speeds is None:
@@ -89,7 +95,7 @@ class EmulateConfig(StrictModel):
         return fixed_s + rows / speeds[min(worker, len(speeds) - 1)]
 
     def stall(self, key: str) -> float:
-        """How much longer the step takes that ``key`` names; mostly 1."""
+        """Return the stall factor of the step identified by ``key``; usually 1."""
         if self.stalls is None:
             return 1.0
         return self.stalls.factor if random.Random(key).random() < self.stalls.fraction else 1.0
@@ -103,10 +109,10 @@ def _check_known(where: str, name: str, workers: Mapping[str, int]) -> None:
 def emulated_links(
     emulate: EmulateConfig | None, regions: Sequence[RegionConfig]
 ) -> Mapping[tuple[str, str], LinkSpec]:
-    """All emulated links by (source, destination).
+    """Return all emulated links by (source, destination).
 
-    ``emulate.link`` holds between regions whose nodes are in different places; a link that
-    ``emulate.links`` names holds in any case.
+    ``emulate.link`` applies between regions whose nodes are in different places; a link listed in
+    ``emulate.links`` always applies.
     """
     if emulate is None:
         return {}

@@ -1,6 +1,6 @@
-"""`Experiment`: the whole configuration of one run, composed of every section.
+"""`Experiment`: the complete configuration of a run, composed of all sections.
 
-The same file trains, simulates and resumes. Also holds the `strategy: {kind: auto}` section.
+The same file trains, simulates and resumes. Also defines the `strategy: {kind: auto}` section.
 """
 
 from __future__ import annotations
@@ -34,41 +34,48 @@ from geo_ray.transport.uploads import TransfersConfig
 
 
 class AutoConfig(StrictModel):
-    """Strategy, interval and codec are chosen from measured links and steps."""
+    """Chooses strategy, interval and codec from measured links and steps."""
 
     kind: Literal["auto"] = "auto"
     loss_budget: float = Field(
-        0.02, gt=0, lt=1, description="relative loss that may be paid for time"
+        0.02, gt=0, lt=1, description="maximum relative increase of the loss in exchange for time"
     )
-    links: str = Field("links.json", description="what `geo-ray probe` measured, if not emulated")
+    links: str = Field(
+        "links.json",
+        description="link table written by `geo-ray probe`; unused with emulated links",
+    )
     step_s: float | None = Field(
-        None, gt=0, description="seconds of a step; null: measured here on the task's own data"
+        None,
+        gt=0,
+        description="seconds of a step; null: measured on this machine with the task's data",
     )
 
 
 OR_AUTO: Final = Also(
-    AutoConfig, "which only `geo-ray train`, `simulate` and `config show` replace by a strategy"
+    AutoConfig, "which only `geo-ray train`, `simulate` and `config show` resolve to a strategy"
 )
-"""Mark of the section that may be written as `AutoConfig`."""
+"""Marks the section that may also be an `AutoConfig`."""
 
 
 class GenerateConfig(StrictModel):
     """Write the data of a self-contained task into the run directory at the start (for trials)."""
 
-    split: SplitConfig = Field(IidSplit(), description="how rows are dealt to the regions")
+    split: SplitConfig = Field(IidSplit(), description="how rows are divided among the regions")
     rows_per_shard: int = Field(1024, ge=1, description="rows per Parquet file")
 
 
 class DataConfig(StrictModel):
-    """Where the rows come from; exactly one of `manifest` and `generate`."""
+    """Source of the rows; exactly one of `manifest` and `generate`."""
 
     manifest: PathText | None = Field(None, description="path or s3:// address of a manifest")
-    generate: GenerateConfig | None = Field(None, description="generate the task's own data")
+    generate: GenerateConfig | None = Field(
+        None, description="generate the data of a self-contained task"
+    )
     batch_size: int = Field(32, ge=1, description="rows per worker and step")
     leave_out: tuple[str, ...] = Field(
-        (), description="regions of the manifest whose rows nobody is to train on"
+        (), description="regions of the manifest that are not used for training"
     )
-    cache_shards: int = Field(8, ge=1, description="decoded shards that a worker keeps in memory")
+    cache_shards: int = Field(8, ge=1, description="decoded shards that a worker caches in memory")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -76,21 +83,21 @@ class DataConfig(StrictModel):
             raise ValueError("give `manifest` or `generate`")
         if self.manifest is not None and self.generate is not None:
             raise ValueError(
-                "`manifest` and `generate` exclude each other: set one of them to null"
+                "`manifest` and `generate` are mutually exclusive: set one of them to null"
             )
         return self
 
 
 class Experiment(StrictModel):
-    """Everything that decides what a run does. The same file trains, simulates and resumes."""
+    """The configuration of a run. The same file trains, simulates and resumes."""
 
     name: Name = Field(description="name of the run and of its directory")
-    seed: int = Field(0, ge=0, description="seed of model, data order and emulation")
+    seed: int = Field(0, ge=0, description="random seed of model, data order and emulation")
     device: Annotated[
         str,
         Field(pattern=r"^(cpu|cuda(:\d+)?)$"),
         MessageWords("cpu, cuda, or cuda:N for the GPU N"),
-    ] = Field("cpu", description="where workers compute")
+    ] = Field("cpu", description="device of the workers")
     task: TaskConfig
     data: DataConfig
     regions: Annotated[tuple[RegionConfig, ...], AfterValidator(with_copies)] = Field(min_length=1)
@@ -119,7 +126,7 @@ class Experiment(StrictModel):
         names = [region.name for region in self.regions]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"regions: {', '.join(twice)} is there more than once")
+            raise ValueError(f"regions: {', '.join(twice)} is listed more than once")
         for where, name in self._mentions():
             if name not in names:
                 raise ValueError(no_such_region(where, name, names))
@@ -128,7 +135,7 @@ class Experiment(StrictModel):
         return self
 
     def _check_sections(self, workers: Mapping[str, int]) -> None:
-        """Every section checks itself against those that it depends on."""
+        """Check every section against the sections that it depends on."""
         strategy, codec, averager = self.strategy, self.codec, self.averager
         if self.emulate is not None:
             self.emulate.check(workers)
@@ -166,12 +173,12 @@ class Experiment(StrictModel):
 
     @property
     def first_standby(self) -> str | None:
-        """Who stands by for the averager at the start; None if nobody does."""
+        """The averager's standby region at the start, or None."""
         return self.averager.first_standby(self.averager_region, self.present_names)
 
     @property
     def counts_total_rows(self) -> bool:
-        """Whether the run ends when all regions together have seen `rows` rows."""
+        """Whether the run ends after a total of `rows` rows over all regions."""
         if len(self.regions) == 1:
             return False
         if self.train.count is not None:
@@ -180,40 +187,40 @@ class Experiment(StrictModel):
 
     @property
     def worker_steps(self) -> int:
-        """Local steps of a worker between two pushes; 0 if it pushes gradients."""
+        """Local steps of a worker between two pushes; 0 if workers push gradients."""
         return self.strategy.traits.region.worker_steps if len(self.regions) > 1 else 0
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Regions of nodes, each once, in the order of the file."""
+        """Region labels of nodes without duplicates, in the order of the file."""
         return tuple(dict.fromkeys(region.label for region in self.regions))
 
     @property
     def rows(self) -> int:
-        """Rows that `train.steps` steps of every region are."""
+        """Total rows of `train.steps` steps of every region."""
         per_step = sum(r.rows_per_step(self.data.batch_size) for r in self.regions)
         return self.train.steps * per_step * max(1, self.worker_steps)
 
     @property
     def eval_rows(self) -> int | None:
-        """Rows of all regions between evaluations; None if regions count their own steps."""
+        """Total rows between evaluations; None if each region counts its steps."""
         every = self.train.eval_every
         return self.rows * every // self.train.steps if self.counts_total_rows and every else None
 
     @property
     def statistics_spans(self) -> tuple[Span, ...]:
-        """Rows of a region's stream over which running statistics are made anew."""
+        """Row ranges of a region's stream over which running statistics are recomputed."""
         rows = self.data.batch_size
         return tuple(Span(i * rows, rows) for i in range(self.train.statistics_batches))
 
     @property
     def region_names(self) -> tuple[str, ...]:
-        """Names in the order of the file."""
+        """Names of the regions, in the order of the file."""
         return tuple(region.name for region in self.regions)
 
     @property
     def present(self) -> tuple[RegionConfig, ...]:
-        """The regions that are there at the start, in the order of the file."""
+        """Regions that take part from the start, in the order of the file."""
         return tuple(each for each in self.regions if each.name not in self.members.absent)
 
     @property
@@ -231,7 +238,7 @@ class Experiment(StrictModel):
         return emulated_links(self.emulate, self.regions)
 
     def step_s(self, region: str) -> float | None:
-        """How long a step of the slowest worker of ``region`` is padded to; None: not at all."""
+        """Return the padded step time of the slowest worker of ``region``; None: no padding."""
         if self.emulate is None or not self.emulate.paces(region):
             return None
         config = next(each for each in self.regions if each.name == region)
@@ -239,13 +246,13 @@ class Experiment(StrictModel):
         return max(self.emulate.step_of(region, rank, each) for rank, each in enumerate(rows))
 
     def push_s(self, region: str, worker: int, start: int, rows: int) -> float | None:
-        """How long what a worker does for one push is padded to; None for no padding.
+        """Return the padded duration of a worker's computation for one push; None: no padding.
 
         Args:
-            region: where.
-            worker: its rank.
-            start: first row of the push; says whether it stalls.
-            rows: of the push.
+            region: region of the worker.
+            worker: rank of the worker.
+            start: first row of the push; selects whether the step stalls.
+            rows: rows of the push.
         """
         if self.emulate is None or not self.emulate.paces(region):
             return None

@@ -1,7 +1,7 @@
-"""What a run's configuration says of its files, and as much of it as a reader of the run needs.
+"""The parts of a run's configuration that a reader of the run needs.
 
 `RecordedConfig` reads ``config.lock.yaml`` without the classes of strategies, codecs and tasks.
-Reading it imports neither PyTorch nor any code of the user, whatever the run was made with.
+It imports neither PyTorch nor user code.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from geo_ray.transport.emulation import LinkSpec
 
 
 class RunConfig(StrictModel):
-    """Where a run leaves its files."""
+    """Location of a run's files."""
 
     dir: PathText = Field(
         "runs",
-        description="directory, or s3:// address, that holds one directory per run; `~` and "
+        description="directory, or s3:// address, in which each run has a directory; `~` and "
         "`${VARIABLE}` are replaced",
     )
     again: Literal["new", "resume"] = Field(
         "new",
-        description="what `geo-ray train CONFIG` does where `run.dir` has a run of that `name`: "
-        "new makes another one with a number; resume continues exactly that one, from its newest "
-        "checkpoint or, if it has none, from the beginning",
+        description="behaviour of `geo-ray train CONFIG` if `run.dir` has a run with that `name`: "
+        "new creates another run with a number; resume continues that run from its newest "
+        "checkpoint or, without a checkpoint, from the beginning",
     )
     unattended_s: float | None = Field(
         3600.0,
         ge=1,
-        description="on an existing cluster: a run that no process watches for so long is saved "
-        "and ended; null: never",
+        description="seconds without a watching process after which a run on an existing cluster "
+        "is saved and ended; null: never",
     )
 
     @model_validator(mode="after")
@@ -53,7 +53,7 @@ class RunConfig(StrictModel):
         return self
 
     def check(self, *, keeps_best: bool) -> None:
-        """Refuse what needs a directory that processes share, where the run's is in a bucket.
+        """Reject options that need a shared directory if the run's directory is in a bucket.
 
         Raises:
             ValueError: naming the key.
@@ -62,8 +62,8 @@ class RunConfig(StrictModel):
             return
         if keeps_best:
             raise ValueError(
-                "train.keep_best: its candidates lie in a directory that all nodes share, and "
-                "run.dir is in a bucket: leave it out, or name such a directory"
+                "train.keep_best: its candidates need a directory that all nodes share, and "
+                "run.dir is in a bucket: omit keep_best, or set run.dir to such a directory"
             )
 
 
@@ -85,7 +85,7 @@ class RecordedAverager(StrictModel):
 
 
 class RecordedConfig(StrictModel):
-    """The part of a run's ``config.lock.yaml`` that a reader of the run needs; ignores the rest."""
+    """The keys of ``config.lock.yaml`` that a reader of the run needs; ignores all others."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -100,7 +100,7 @@ class RecordedConfig(StrictModel):
 
     @property
     def region_names(self) -> tuple[str, ...]:
-        """Names in the order of the file."""
+        """Names of the regions, in the order of the file."""
         return tuple(region.name for region in self.regions)
 
     def links(self) -> Mapping[tuple[str, str], LinkSpec]:

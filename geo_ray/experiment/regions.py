@@ -1,4 +1,4 @@
-"""The ``regions`` section of a configuration: what runs in each region, or in each site of one."""
+"""The ``regions`` section: processes of each region, or of each site of a region."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ Name = Annotated[
         "1 to 63 letters, digits, dots, dashes and underscores, with a letter or digit at both ends"
     ),
 ]
-"""What a region, and a run, may be called."""
+"""Valid name of a region or run."""
 
 _LONGEST: Final = 63
 
 
 class NodesConfig(StrictModel):
-    """Machines of one type, with workers on each of them."""
+    """Machines of one type that run workers."""
 
     type: Name = Field(description="value of the label ray.io/node-group: the instance type")
     count: int = Field(1, ge=1, le=1024, description="machines")
-    workers: int = Field(1, ge=1, le=64, description="workers on each of them")
+    workers: int = Field(1, ge=1, le=64, description="workers per machine")
 
 
 class RegionConfig(StrictModel):
-    """What runs in one region."""
+    """Processes of one region."""
 
     name: Name = Field(description="value of the label ray.io/availability-region")
     at: Name | None = Field(
-        None, description="the region whose nodes it uses, if several are in one"
+        None, description="region label of its nodes, if several sites use the nodes of one region"
     )
     copies: int = Field(
-        1, ge=1, le=1000, description="so many like this, named NAME-0, NAME-1 and so on"
+        1, ge=1, le=1000, description="number of identical sites, named NAME-0, NAME-1 and so on"
     )
     workers: int = Field(1, ge=1, le=1024, description="worker processes")
     batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
-        None, description="rows per step of each worker; null: `data.batch_size` each"
+        None, description="rows per step, by worker; null: `data.batch_size` for each"
     )
     nodes: tuple[NodesConfig, ...] | None = Field(
         None,
         min_length=1,
-        description="machines for the workers, in their order; null: wherever the region has room",
+        description="machines of the workers, in order; null: any free machine of the region",
     )
     server_node: Name | None = Field(
-        None, description="the same label for parameter server and bridge; null: any machine"
+        None, description="instance type of the machine for parameter server and bridge; null: any"
     )
-    ps_shards: int = Field(1, ge=1, le=64, description="parameter server processes")
+    ps_shards: int = Field(1, ge=1, le=64, description="number of parameter server processes")
     cpus_per_worker: float = Field(
-        1.0, ge=0, description="CPUs that Ray reserves per worker; it computes on as many threads"
+        1.0, ge=0, description="CPUs that Ray reserves per worker; also its number of threads"
     )
     gpus_per_worker: float = Field(0.0, ge=0, description="GPUs that Ray reserves per worker")
     cpus_per_server: float = Field(
-        0.5, ge=0, description="CPUs, and threads, of each shard, and of the bridge"
+        0.5, ge=0, description="CPUs and threads of each shard and of the bridge"
     )
 
     @model_validator(mode="after")
@@ -71,26 +71,28 @@ class RegionConfig(StrictModel):
         if self.nodes is not None:
             places = sum(each.count * each.workers for each in self.nodes)
             if places != self.workers:
-                raise ValueError(f"nodes: places for {places} workers, there are {self.workers}")
+                raise ValueError(
+                    f"nodes: capacity for {places} workers, but the region has {self.workers}"
+                )
         return self
 
     def rows_per_step(self, batch_size: int) -> int:
-        """Rows of a step of all workers, of which each takes ``batch_size`` if nothing is said."""
+        """Return the rows of a step of all workers; ``batch_size`` is the default of a worker."""
         return sum(self.batch_sizes) if self.batch_sizes else self.workers * batch_size
 
     @property
     def label(self) -> str:
-        """The region of the nodes that it runs on."""
+        """Region label of the nodes of this region."""
         return self.at or self.name
 
 
 def with_copies(regions: tuple[RegionConfig, ...]) -> tuple[RegionConfig, ...]:
-    """Write ``copies`` out, so that every other part sees a list of sites."""
+    """Expand ``copies`` into a list of sites."""
     return tuple(one for region in regions for one in _copies(region))
 
 
 def check_device(device: str, regions: Sequence[RegionConfig]) -> None:
-    """Refuse a device that no worker would be given.
+    """Reject a device that no worker has.
 
     Raises:
         ValueError: naming the key.
@@ -100,8 +102,8 @@ def check_device(device: str, regions: Sequence[RegionConfig]) -> None:
         names = ", ".join(regions[i].name for i in without)
         raise ValueError(
             f"device: {device} needs gpus_per_worker above 0 in every region, and {names} "
-            f"{'has' if len(without) == 1 else 'have'} 0: set regions.{without[0]}."
-            "gpus_per_worker=1 and so on, or device=cpu"
+            f"{'has' if len(without) == 1 else 'have'} 0: set for example regions.{without[0]}."
+            "gpus_per_worker=1, or device=cpu"
         )
 
 
@@ -112,7 +114,7 @@ def _copies(region: RegionConfig) -> list[RegionConfig]:
         return [region]
     if len(names[0]) > _LONGEST:
         raise ValueError(
-            f"copies of '{region.name}' would be called {names[0]} and so on: give it a name of "
+            f"copies of '{region.name}' would be named {names[0]} and so on: choose a name of "
             f"at most {_LONGEST - width - 1} characters"
         )
     plain = region.model_dump()
@@ -120,8 +122,8 @@ def _copies(region: RegionConfig) -> list[RegionConfig]:
 
 
 def no_such_region(where: str, name: str, regions: Iterable[str]) -> str:
-    """The complaint about a key that names a region that is not there."""
+    """Return the error message for a key that names an unknown region."""
     known = list(regions)
     near = nearest_word(name, known)
     hint = f"; did you mean {near}?" if near else ""
-    return f"{where}: there is no region '{name}', regions are {', '.join(known)}{hint}"
+    return f"{where}: no region '{name}'; the regions are {', '.join(known)}{hint}"

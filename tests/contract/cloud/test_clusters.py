@@ -153,7 +153,7 @@ def test_from_an_empty_account_to_the_bill_and_back_to_nothing(world: CloudWorld
     assert (again.was_down, again.machines) == (True, 0)
     assert again.spent_usd == ended.spent_usd == cluster_status(world.state.uri).spent_usd
     said = CliRunner().invoke(root, ["down", world.state.uri]).stdout
-    assert "was down already" in said
+    assert "was already deleted" in said
 
 
 @ONE_CLOUD

@@ -100,9 +100,9 @@ def test_the_command_measures_and_shows_a_table(tmp_path) -> None:
     assert "1 steps" in result.output and "else assumed" in result.output
     assert "small.json" in result.output
     refused = CliRunner().invoke(root, [*words, "--workers", "1"])
-    assert refused.exit_code != 0 and "--workers says nothing to --loss" in refused.output
+    assert refused.exit_code != 0 and "--workers does not apply to --loss" in refused.output
     refused = CliRunner().invoke(root, ["profile", str(config), "--seeds", "3"])
-    assert "--seeds says nothing to a profile without --loss" in refused.output
+    assert "--seeds does not apply to a profile without --loss" in refused.output
 
 
 @pytest.mark.slow

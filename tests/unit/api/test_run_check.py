@@ -36,7 +36,7 @@ def test_a_dry_run_says_what_the_run_needs_and_leaves_nothing(here: Path) -> Non
     )
     assert eu[2] == "4"  # a server, a bridge, two workers
     assert (us[2], us[4]) == ("4", "2")  # two shards of the server
-    assert int(eu[1]) + int(us[1]) > 1000 and "the cluster was not asked" in result.output
+    assert int(eu[1]) + int(us[1]) > 1000 and "the cluster was not queried" in result.output
     assert [path.name for path in here.iterdir()] == ["trial.yaml"]
     assert not ray.is_initialized()
 
@@ -87,7 +87,7 @@ def test_from_python_it_is_a_value_and_warns(here: Path, caplog: pytest.LogCaptu
 def test_a_run_that_goes_on_is_not_checked_dry(here: Path) -> None:
     (here / "runs").mkdir()
     result = CliRunner().invoke(root, ["train", "--resume", "runs", "--dry-run"])
-    assert result.exit_code == 2 and "leave --resume out" in result.output
+    assert result.exit_code == 2 and "omit --resume" in result.output
 
 
 @pytest.mark.parametrize("verb", ["train", "simulate"])
@@ -118,7 +118,7 @@ def test_a_disk_without_room_for_the_model_ends_the_dry_run(
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
 
     disk_of(needed - 1)
-    with pytest.raises(errors.RunDirectoryError, match=r"run.dir: .* free, and the model with"):
+    with pytest.raises(errors.RunDirectoryError, match=r"run.dir: .* free, but the model and"):
         check_run("trial.yaml", {"checkpoint.every_s": None})
     disk_of(needed)
     check_run("trial.yaml", {"checkpoint.every_s": None})

@@ -264,7 +264,7 @@ def test_a_finished_run_without_checkpoint_cannot_go_on(run: RunDirectory) -> No
 def test_a_simulated_run_has_nothing_to_resume(run: RunDirectory) -> None:
     finish(run, simulated=True)
     assert "was simulated" in resumed(run).message
-    assert "a simulation writes none" in invoke("checkpoints", str(run.path)).output
+    assert "simulations write no checkpoints" in invoke("checkpoints", str(run.path)).output
 
 
 def test_a_run_that_ended_early_is_started_again(run: RunDirectory) -> None:

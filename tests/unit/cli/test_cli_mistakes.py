@@ -47,15 +47,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_missing_configuration_is_answered_with_the_near_one(words, here):
     error = error_of(*words)
     assert isinstance(error, ConfigError)
-    assert error.message == "there is no configuration shpo.yaml; did you mean shop.yaml?"
+    assert error.message == "no configuration shpo.yaml; did you mean shop.yaml?"
 
 
 def test_only_configurations_are_listed_where_one_is_missing(here):
     (here / "notes.txt").write_text("")
     (here / "shop.json").write_text("")
-    assert (
-        error_of("train", "zzz").message == "there is no configuration zzz; in . there is shop.yaml"
-    )
+    assert error_of("train", "zzz").message == "no configuration zzz; in . there is shop.yaml"
     (here / "other.yml").write_text("")
     assert error_of("train", "zzz").message.endswith("; in . there is other.yml, shop.yaml")
     assert error_of("train", "runs/zzz").message.endswith("; in runs there is no *.yaml or *.yml")
@@ -75,7 +73,7 @@ def test_only_configurations_are_listed_where_one_is_missing(here):
 def test_a_missing_run_is_answered_with_the_near_one(words, here):
     error = error_of(*words)
     assert isinstance(error, RunDirectoryError)
-    assert error.message == "there is no run runs/reel; did you mean runs/real?"
+    assert error.message == "no run runs/reel; did you mean runs/real?"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +129,7 @@ def test_a_factor_that_makes_a_rate_too_large_is_named(here):
 def test_a_misspelt_verb_is_answered_with_the_near_one(verb, near):
     done = CliRunner().invoke(root, [verb, "shop.yaml"])
     assert done.exit_code == 2
-    assert f"there is no command '{verb}'; did you mean {near}?" in done.output
+    assert f"no command '{verb}'; did you mean {near}?" in done.output
     assert "did you mean" not in CliRunner().invoke(root, ["xyzzy"]).output
 
 
@@ -168,10 +166,10 @@ def test_mistakes_are_told_before_what_takes_long_is_imported(verb, change, abse
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--links", "lnks.json"], "there is no link table lnks.json; did you mean links.json?"),
-        (["--profile", "p.json"], "there is no profile p.json"),
-        (["--prices", "prics.json"], "there is no file of prices prics.json"),
-        (["--links", "."], ". is a directory, no link table"),
+        (["--links", "lnks.json"], "no link table lnks.json; did you mean links.json?"),
+        (["--profile", "p.json"], "no profile p.json"),
+        (["--prices", "prics.json"], "no price file prics.json"),
+        (["--links", "."], ". is a directory, not a link table"),
     ],
 )
 def test_a_missing_file_of_a_plan_is_answered_as_others_are(options, message, here):

@@ -51,7 +51,7 @@ def test_a_budget_that_has_not_the_head_in_it_is_told_before_anything_is_rented(
 
     assert told(None) == told(8.0)
     assert told(None) == [
-        "4 USD/h of machines; the run: 6 USD as planned, 2 USD of the head meanwhile"
+        "4 USD/h for machines; the run: 6 USD as planned, 2 USD of the head meanwhile"
     ]
     assert "plan.budget_usd is 7.9" in told(7.9)[1]
     head = json.loads(said("up", CONFIG, "--provider", "local", "--dry-run", "--json").stdout)
@@ -101,5 +101,5 @@ def test_what_is_not_rented_says_why() -> None:
     )
     offer = ClusterOffer.model_construct(machines=machines)
     whys = list(offer_table(offer).columns[-1].cells)
-    floor = "cheaper, and may be taken back (autoscale.floor)"
+    floor = "cheaper, but preemptible (autoscale.floor)"
     assert whys == ["", floor, "dearer", "", "left alone for 60 s", "dearer"]

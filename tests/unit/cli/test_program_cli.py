@@ -45,10 +45,10 @@ def test_a_configuration_is_a_program() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--graph", "--price"], "one of them"),
-        (["--set", "a=b"], "--set changes a CONFIG.yaml"),
+        (["--graph", "--price"], "mutually exclusive"),
+        (["--set", "a=b"], "--set requires a CONFIG.yaml"),
         (["--on", "moon"], "is not one of"),
-        (["--logs", "here"], "--logs keeps what nodes print with --on processes"),
+        (["--logs", "here"], "--logs requires --on processes"),
     ],
 )
 def test_mistakes_of_usage(arguments: list[str], message: str) -> None:

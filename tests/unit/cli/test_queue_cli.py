@@ -88,7 +88,7 @@ def test_a_page_of_it_is_written(queue: SimQueue, tmp_path: Path) -> None:
 
 def test_a_job_is_shown_with_what_it_had_and_will_have(queue: SimQueue) -> None:
     shown = run("show", queue.root, "long").output
-    assert "job      long of tenant red: was running" in shown, "nobody serves it"
+    assert "job      long of tenant red: was running" in shown, "the queue is not served"
     assert "had " in shown
     assert "runs/q/long" in shown
     assert json.loads(run("show", queue.root, "short", "--json").stdout)["outcome"] == "finished"
@@ -101,7 +101,7 @@ def test_what_is_asked_while_nobody_serves_lies_in_the_box(queue: SimQueue) -> N
     words = ("submit", queue.root, CONFIG, "--name", "mine", "--value", 7, "--deadline", 60)
     message = run(*words, "--tenant", "red", "--wait", 0)
     assert message.exit_code == 0, message.output
-    assert "nobody serves" in message.output
+    assert "the queue is not being served" in message.output
     (asked,) = inbox.look(queue.store, "red")
     request: Any = json.loads(asked.text)
     assert request["job"]["name"] == "mine"

@@ -33,7 +33,7 @@ def test_a_table_of_all_policies() -> None:
     done = CliRunner().invoke(schedule, ["--generate", *SMALL], catch_exceptions=False)
     assert done.exit_code == 0
     assert "utility" in done.stdout
-    assert done.stderr.startswith("replaying 5 made-up jobs under pd_ors, oasis, fifo")
+    assert done.stderr.startswith("replaying 5 generated jobs under pd_ors, oasis, fifo")
 
 
 def test_a_trace(tmp_path: Path) -> None:

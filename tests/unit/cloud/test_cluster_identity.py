@@ -216,11 +216,11 @@ def test_who_interrupts_up_or_down_is_told_what_goes_on(world: CloudWorld) -> No
         if "runs at" in text or "ending" in text:
             raise KeyboardInterrupt
 
-    with pytest.raises(InterruptedRunError, match="half made, and goes on") as made:
+    with pytest.raises(InterruptedRunError, match="incomplete and continues") as made:
         geo_ray.up(world.config, provider="local", notify=interrupts)
     assert "geo-ray down" in made.value.fix
     state = asked_of(world).state
-    with pytest.raises(InterruptedRunError, match="is not down") as ended:
+    with pytest.raises(InterruptedRunError, match="is not deleted") as ended:
         geo_ray.down(state.uri, at_once=True, notify=interrupts)
     assert "geo-ray down" in ended.value.fix
     geo_ray.down(state.uri, at_once=True)

@@ -68,7 +68,7 @@ def test_shard_then_check(tmp_path: Path) -> None:
     assert manifest.task == "digits"
     assert manifest.columns == {"image": "float32[64]", "label": "int64"}
     checked = run("check", tmp_path / "out" / "manifest.json")
-    assert f"All {len(manifest.shards)} shards are whole." in checked.stdout
+    assert f"All {len(manifest.shards)} shards are valid." in checked.stdout
     assert f"{manifest.rows('us-east', 'train'):,}" in checked.stdout
 
 

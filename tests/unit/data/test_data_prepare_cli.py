@@ -103,7 +103,7 @@ def test_two_regions_from_files_to_one_manifest(folders: Path) -> None:
     for region in ("us", "eu"):
         result = shard(region, *PREPARED)
         assert "120 rows read, 6 of them dropped" in result.stdout
-        assert "6 dropped for want of income" in result.stdout
+        assert "6 dropped, missing income" in result.stdout
         assert "filled in age" in result.stdout
     assert "of other words in country" in result.stdout
     run("merge", "out/us", "out/eu/manifest.json", "--out", "out/both.json")
@@ -211,7 +211,7 @@ def test_inspecting_shows_types_gaps_differences_and_treatments(folders: Path) -
         "Left out: part-3.csv: it has no rows",
         "4 columns are not in part-2.csv: customer_id, country, joined, bought",
         "notes is not in part-0.csv, part-1.csv",
-        "age is of several types: 108 int (first in part-0.csv), 1 float (first in part-2.csv)",
+        "age has several types: 108 int (first in part-0.csv), 1 float (first in part-2.csv)",
         "customer_id: leave it out  # it differs in every row",
         "{column: age, missing: mean, scale: standard}",
         "{column: country, missing: {fill: unknown}, vocabulary: {hash: 16}}",

@@ -137,7 +137,7 @@ def test_the_command_line() -> None:
     assert "strategy(kind=auto).loss_budget" in whole.output
     assert isinstance(schema("trian").exception, ConfigError)
     both = schema("train", "--json")
-    assert both.exit_code == 2 and "leave KEY out" in both.output
+    assert both.exit_code == 2 and "omit KEY" in both.output
 
 
 def test_editors_know_auto_too() -> None:

@@ -369,7 +369,7 @@ def test_no_value_is_proposed_that_would_be_refused_too() -> None:
     [
         (
             ["averager.region=us-east"],
-            r'averager.region \(overrides\): got "us-east", there is no region',
+            r'averager.region \(overrides\): got "us-east", no region',
         ),
         (["averager.region=uss"], r"regions are eu, us; did you mean us\?"),
         (["train.mode=async"], r'train.mode \(overrides\): got "async", async gives regions'),
@@ -389,7 +389,7 @@ def test_no_value_is_proposed_that_would_be_refused_too() -> None:
             ["averager.max_divergence=1.5"],
             r"averager.max_divergence \(overrides\): got 1.5, it says how",
         ),
-        (["regions.1.name=eu"], r"    regions \(line 5\): eu is there more than once"),
+        (["regions.1.name=eu"], r"    regions \(line 5\): eu is listed more than once"),
         (
             ["strategy={kind: diloco_streaming, tau: 9}"],
             r"strategy.tau \(overrides\): got 9, it must be below interval / fragments = 8",
@@ -408,7 +408,7 @@ def test_rules_between_keys_name_the_key_and_where_it_is(overrides: list[str], l
 
 def test_names_of_copies_that_would_be_too_long_are_told_in_words() -> None:
     message = said_of(f"regions.0.name={'x' * 62}", "regions.0.copies=10")
-    assert "give it a name of at most 61 characters" in message
+    assert "choose a name of at most 61 characters" in message
     assert not NOT_PLAIN.search(message)
 
 

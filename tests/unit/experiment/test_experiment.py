@@ -120,18 +120,21 @@ def test_every_strategy_can_be_named(kind):
         ("emulate.link.loss=1", "emulate.link.loss.*less than 1"),
         ("emulate.link.outages=[[2, 1]]", "emulate.link.*outage"),
         ("checkpoint.keep=1", "checkpoint.keep"),
-        ("data.manifest=m.json", "data.*`manifest` and `generate` exclude each other"),
+        ("data.manifest=m.json", "data.*`manifest` and `generate` are mutually exclusive"),
         ("data.generate=null", "data.*give `manifest` or `generate`"),
-        ("averager.region=asia", "averager.region .*there is no region 'asia', regions are eu, us"),
-        ("emulate.step_s_by_region.asia=1", "step_s_by_region.asia .*there is no region 'asia'"),
-        ("emulate.links.0.dst=asia", "emulate.links.0.dst .*there is no region 'asia'"),
+        ("averager.region=asia", "averager.region .*no region 'asia'; the regions are eu, us"),
+        ("emulate.step_s_by_region.asia=1", "step_s_by_region.asia .*no region 'asia'"),
+        ("emulate.links.0.dst=asia", "emulate.links.0.dst .*no region 'asia'"),
         ("emulate.links.0.dst=eu", "emulate.links.0.*another region"),
         (
             "emulate.links=[{src: eu, dst: us}, {src: us, dst: eu}, {src: eu, dst: us}]",
             "emulate.links.2 .*: eu to us is given more than once",
         ),
-        ("regions.1.name=eu", "regions .*: eu is there more than once"),
-        ("device=cuda", "eu, us have 0: set regions.0.gpus_per_worker=1 and so on, or device=cpu"),
+        ("regions.1.name=eu", "regions .*: eu is listed more than once"),
+        (
+            "device=cuda",
+            "eu, us have 0: set for example regions.0.gpus_per_worker=1, or device=cpu",
+        ),
         ("train.mode=async", "train.mode.*'sma' works in rounds"),
         ("codec.up.kind=int7", "codec.up.kind.*did you mean int[48]"),
         ("codec.up={kind: topk, ration: 0.1}", "codec.up.ration.*did you mean ratio"),
@@ -284,7 +287,7 @@ def test_what_a_strategy_is_told_survives_the_file():
     [
         (("checkpoint.store=/somewhere",), "`store` must begin with s3://"),
         (("checkpoint.store=s3://b?colour=red",), "is not understood"),
-        (("checkpoint.region_stores={eu: s3://b/p}",), "wants `store`, too"),
+        (("checkpoint.region_stores={eu: s3://b/p}",), "also requires `store`"),
         (
             ("checkpoint.store=s3://b/p", "checkpoint.region_stores={eu: gs://b}"),
             "`region_stores.eu` must begin with s3://",
@@ -306,7 +309,7 @@ def test_credentials_in_the_address_of_a_store_are_refused_and_not_repeated():
 
 def test_only_the_region_without_a_gpu_is_named() -> None:
     told = complaint("device=cuda", "regions.0.gpus_per_worker=1")
-    assert "and us has 0: set regions.1.gpus_per_worker=1" in told
+    assert "and us has 0: set for example regions.1.gpus_per_worker=1" in told
 
 
 def test_a_codec_whose_updates_an_overlay_cannot_add_is_named_with_both_ways_out() -> None:

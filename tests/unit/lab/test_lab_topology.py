@@ -102,7 +102,7 @@ def test_seeds_differ_by_pair_and_follow_the_topologys() -> None:
         ("regions: [{name: A}]\ncongestion_control: vegas", "congestion_control"),
         (
             "regions: [{name: A}, {name: B}]\nlinks: [{src: A, dst: Z}]",
-            "links.0.dst .*there is no region 'Z', regions are A, B",
+            "links.0.dst .*no region 'Z'; the regions are A, B",
         ),
         ("regions: [{name: A}, {name: B}]\nlinks: [{src: A, dst: A}]", "leads to another region"),
         (

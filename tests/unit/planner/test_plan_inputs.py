@@ -113,7 +113,7 @@ def test_what_the_rest_of_a_run_is_not_planned_with_is_refused(words, tmp_path):
     (tmp_path / "begun").mkdir()
     error = run("--from", "begun", *words).exception
     assert isinstance(error, ConfigError)
-    assert f"{words[0]}: not with --from" in error.message
+    assert f"{words[0]}: not allowed with --from" in error.message
     assert not isinstance(run("--from", "begun").exception, ConfigError)  # it is no run
 
 

@@ -427,7 +427,7 @@ def test_who_stops_a_run_that_nobody_drives_is_told(run: RunDirectory) -> None:
     answer = CliRunner().invoke(stop_command, [str(run.path)])
     assert (answer.exit_code, answer.output) == (
         0,
-        f"nobody drives {run.path} (cut off): there is nothing to stop\n",
+        f"{run.path} is not active (cut off): nothing to stop\n",
     )
 
 
@@ -501,7 +501,7 @@ def test_nothing_is_asked_of_a_run_that_nobody_drives(run: RunDirectory) -> None
     with pytest.raises(RunFinishedError, match="the run is finished: nothing"):
         change_members(run.path, "drain", "us")
     answer = CliRunner().invoke(stop_command, [str(run.path)])
-    assert answer.output == f"{run.path} is finished: there is nothing to stop\n"
+    assert answer.output == f"{run.path} is finished: nothing to stop\n"
     assert take_member_requests(run.path) == []
 
 
