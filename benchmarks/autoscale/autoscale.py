@@ -24,7 +24,7 @@ from dataclasses import replace
 from benchmarks.common import support
 from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.cloud.backtest.markets import DayKind, MarketTrace, made_up_day
-from geo_ray.cloud.backtest.replay import FAILOVER, ON_DEMAND, OURS, SPOT, WAYS, replay
+from geo_ray.cloud.backtest.replay import ALTERNATIVES, FAILOVER, ON_DEMAND, OURS, SPOT, replay
 from geo_ray.cloud.backtest.simulated_cloud import SimJob
 from geo_ray.cloud.provider import Pool
 from geo_ray.experiment.autoscale import AutoscaleConfig
@@ -93,13 +93,15 @@ def compared(
     kind: DayKind | None = None,
 ) -> list[support.Figure]:
     savings, over, errors, missed = [], [], [], 0
-    bills: dict[str, list[float]] = {way: [] for way in WAYS}
+    bills: dict[str, list[float]] = {strategy: [] for strategy in ALTERNATIVES}
     for seed in seeds:
         target, markets, job = scenario(book, seed, kind)
         if config.floor == "none":
             regions = tuple(replace(each, floor=0) for each in target.regions)
             target = replace(target, regions=regions)
-        found = {way: replay(way, target, markets, job, config) for way in WAYS}
+        found = {
+            strategy: replay(strategy, target, markets, job, config) for strategy in ALTERNATIVES
+        }
         ours = found[OURS]
         others = [found[w] for w in (ON_DEMAND, SPOT, FAILOVER) if found[w].in_time]
         savings.append(1 - ours.usd / found[ON_DEMAND].usd)
@@ -107,14 +109,14 @@ def compared(
             over.append(ours.usd / min(each.usd for each in others))
             missed += not ours.in_time
         errors.append(abs((ours.booked_usd or 0.0) / ours.usd - 1))
-        for way in WAYS:
-            bills[way].append(found[way].usd)
+        for strategy in ALTERNATIVES:
+            bills[strategy].append(found[strategy].usd)
         support.say(
             f"seed {seed}{suffix}: deadline {(target.deadline_unix_s or 0) / 3600:.1f} h; "
             + "; ".join(
-                f"{way} {r.usd:.2f} USD {r.hours:.1f} h{'' if r.in_time else ' LATE'} "
+                f"{strategy} {r.usd:.2f} USD {r.hours:.1f} h{'' if r.in_time else ' LATE'} "
                 f"({r.taken} of {r.launches} taken)"
-                for way, r in found.items()
+                for strategy, r in found.items()
             )
         )
         assert not ours.left_over
@@ -125,9 +127,9 @@ def compared(
         support.Figure(f"deadlines_missed{suffix}", float(missed), "seeds", "<= 0"),
         support.Figure(f"ledger_error{suffix}", max(errors), "share", "<= 0.05"),
     ]
-    for way in WAYS:
-        name = f"usd_{way.replace(' ', '_')}{suffix}"
-        result.append(support.median(name, bills[way], "USD"))
+    for strategy in ALTERNATIVES:
+        name = f"usd_{strategy.replace(' ', '_')}{suffix}"
+        result.append(support.median(name, bills[strategy], "USD"))
     return result
 
 

@@ -200,12 +200,12 @@ class _FirstStepError(Exception):
 def _local_first_step(tree: dict[str, Any], work: Path, names: set[str]) -> float:
     """From the call to the first step of all regions on the local cluster of `train`."""
     local = tree | {"cluster": {"kind": "local"}, "run": {"dir": str(work / "local")}}
-    seen: set[str] = set()
+    observed: set[str] = set()
 
     def on_event(event: Event) -> None:
         if event.kind == "step":
-            seen.add(str(event["region"]))
-        if seen == names:
+            observed.add(str(event["region"]))
+        if observed == names:
             raise _FirstStepError
 
     began_s = time.monotonic()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from geo_ray.base.clock import VirtualClock
 from geo_ray.base.errors import ClusterError, LeaseLostError, RunDirectoryError
 from geo_ray.cloud.autoscaler.journal import Journal
-from geo_ray.cloud.autoscaler.observation import UNWANTED, NodeSeen
+from geo_ray.cloud.autoscaler.observation import UNWANTED, ObservedNode
 from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler, TickResult
 from geo_ray.cloud.autoscaler.state import decode_memory
@@ -160,9 +160,9 @@ class TroubledNodes:
     inner: SimWorld
     trouble: Trouble
 
-    def seen(self, machines: Sequence[Machine]) -> dict[str, NodeSeen]:
-        """See `ClusterNodes.seen`."""
-        return self.inner.seen(machines)
+    def observe(self, machines: Sequence[Machine]) -> dict[str, ObservedNode]:
+        """See `ClusterNodes.observe`."""
+        return self.inner.observe(machines)
 
     def drain(self, machine: Machine, reason: str, until_unix_s: float) -> None:
         """See `ClusterNodes.drain`."""
@@ -288,7 +288,7 @@ class MortalCluster:
         for each in (self.cloud.machines[name] for name in machine_ids):
             if each.ended_unix_s is not None:
                 continue
-            node = self.world.seen([each.machine]).get(each.machine.id)
+            node = self.world.observe([each.machine]).get(each.machine.id)
             instance = instances.get(each.machine.id)
             if instance is None or instance.reason == UNWANTED:
                 self.wasted.append(each.machine.id)

@@ -282,10 +282,10 @@ def sockets(quick: bool) -> list[support.Figure]:
 # ---------------------------------------------------------------------- a standby
 
 
-def pause_s(takeover_s: float, *, seen: bool) -> float:
+def pause_s(failover_s: float, *, seen: bool) -> float:
     """The longest pause between answers of two regions around the loss of the averager's bridge."""
     names = [HUB, "standby", "third"]
-    averager = {"standby": "standby", "takeover_s": takeover_s, "rejoin_s": 60.0}
+    averager = {"standby": "standby", "failover_s": failover_s, "rejoin_s": 60.0}
     pauses: dict[str, float] = {}
     enough, stop = threading.Semaphore(0), threading.Event()
 
@@ -318,7 +318,7 @@ def pause_s(takeover_s: float, *, seen: bool) -> float:
 
 
 def takeovers(quick: bool) -> list[support.Figure]:
-    """Time lost at a takeover, with `averager.takeover_s` of 1 s and with a witness."""
+    """Time lost at a takeover, with `averager.failover_s` of 1 s and with a witness."""
     runs = 2 if quick else 5
     waited = [pause_s(1.0, seen=False) for _ in range(runs)]
     told = [pause_s(600.0, seen=True) for _ in range(runs)]

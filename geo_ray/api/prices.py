@@ -1,4 +1,4 @@
-"""What instances and traffic cost: `prices` and `refresh_prices`."""
+"""Prices of instances and traffic: `prices` and `refresh_prices`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from geo_ray.prices.price_book import (
 from geo_ray.prices.query import Query, QueryResult, answer_to, parse_endpoints
 
 CLOUDS: Final = ("aws", "tencent")
-"""Those that can be asked."""
+"""Clouds whose prices can be fetched."""
 
 _WORDS = ("cloud", "region", "zone", "item", "type", "to", "market", "currency", "unit", "source")
 
@@ -39,15 +39,15 @@ class PriceList:
     """Known prices.
 
     Attributes:
-        book: they, and exchange rates.
-        at_unix_s: when they were looked up.
+        book: prices and exchange rates.
+        at_unix_s: time of the lookup.
     """
 
     book: PriceBook
     at_unix_s: float
 
     def table(self) -> Table:
-        """A row per price."""
+        """Return a row per price."""
         rows = [
             {name: getattr(record, name) for name in _WORDS}
             | {"amount": record.amount, "age_s": record.age_s(self.at_unix_s)}
@@ -81,19 +81,19 @@ def prices(
     machine: str | None = None,
     stale: bool = False,
 ) -> PriceList:
-    """The known prices: those of your files, and those that came with this release.
+    """Return the known prices: those of your files and those of this release.
 
     Args:
-        files: yours, of which the later count more; default: those in GEO_RAY_PRICES, else
-            ``prices.json`` here.
-        cloud: only of this cloud.
-        region: only of this region.
-        machine: only of this instance type.
-        stale: only those that are older than they are believed.
+        files: your price files; later files override earlier ones; default: those in
+            GEO_RAY_PRICES, else ``prices.json`` in the working directory.
+        cloud: only prices of this cloud.
+        region: only prices of this region.
+        machine: only prices of this instance type.
+        stale: only outdated prices.
 
     Raises:
         PriceBookError: a file cannot be read, or is not valid.
-        PriceUnknownError: there is no price of what is asked for, stale or not.
+        PriceUnknownError: no such price is known.
     """
     book = known_book([Path(file) for file in files] or own_files())
     now = time.time()
@@ -111,12 +111,12 @@ def prices(
 
 @dataclass(frozen=True, repr=False)
 class PriceRefresh:
-    """What a cloud said about its prices.
+    """A cloud's answers about its prices.
 
     Attributes:
-        path: the file that has them now.
-        answers: one per question; a question that failed has an error.
-        stored: older prices that stay because their question failed.
+        path: the updated file.
+        answers: one per request; a failed request has an error.
+        stored: older prices that stay because their request failed.
     """
 
     path: Path
@@ -125,16 +125,16 @@ class PriceRefresh:
 
     @property
     def records(self) -> tuple[PriceRecord, ...]:
-        """All prices that were read."""
+        """All fetched prices."""
         return tuple(record for answer in self.answers for record in answer.records)
 
     @property
     def failed(self) -> tuple[QueryResult, ...]:
-        """What could not be read."""
+        """Failed requests."""
         return tuple(answer for answer in self.answers if answer.error is not None)
 
     def table(self) -> Table:
-        """A row per question; ``error`` is null where it was answered."""
+        """Return a row per request; ``error`` is null if it succeeded."""
         kinds = {"question": str, "read": int, "missing": str, "error": str}
         rows = [
             {
@@ -149,7 +149,7 @@ class PriceRefresh:
 
     def __repr__(self) -> str:
         read, failed = len(self.records), len(self.failed)
-        return f"<PriceRefresh {self.path}: {read} prices read, {failed} questions failed>"
+        return f"<PriceRefresh {self.path}: {read} prices read, {failed} requests failed>"
 
     def _repr_html_(self) -> str:
         rows = [
@@ -170,32 +170,32 @@ def refresh_prices(
     tries: int = 5,
     progress: ShowProgress = False,
 ) -> PriceRefresh:
-    """Ask a cloud for its present prices and keep them in a file, also if it ends early.
+    """Fetch the current prices of a cloud and store them in a file, even after an interrupt.
 
-    What cannot be read keeps its old price. Credentials come from where the cloud's own tools take
-    them; reading prices costs nothing and starts nothing.
+    A price that cannot be read keeps its old value. Credentials are those of the cloud's own
+    tools; reading prices costs nothing and starts nothing.
 
     Args:
         cloud: one of `CLOUDS`.
-        regions: of it; none: those with known prices.
-        types: of instances; none: those with a known price in the region.
-        file: where they go, JSON; default: the first JSON file in GEO_RAY_PRICES, else
-            ``prices.json`` here. What else is in it stays.
-        endpoints: ``[SERVICE=]URL`` each, to ask there instead.
-        currency: tencent: what you are billed in; default: CNY.
-        tries: per call.
-        progress: say on standard error what is asked and what is not answered.
+        regions: regions of the cloud; empty: those with known prices.
+        types: instance types; empty: those with a known price in the region.
+        file: JSON file to update; default: the first JSON file in GEO_RAY_PRICES, else
+            ``prices.json`` in the working directory. Its other records stay.
+        endpoints: other endpoints, each ``[SERVICE=]URL``.
+        currency: tencent: billing currency; default: CNY.
+        tries: attempts per call.
+        progress: report requests and failures on standard error.
 
     Raises:
-        ConfigError: the question cannot be asked like that.
-        CloudError: there are no credentials, or nothing at all could be read.
-        PriceBookError: a file of prices is not valid, or cannot be written.
+        ConfigError: an argument is not valid for this cloud.
+        CloudError: credentials are missing, or no price could be read.
+        PriceBookError: a price file is not valid, or cannot be written.
     """
     if cloud not in CLOUDS:
-        raise ConfigError(f"{cloud!r} cannot be asked", fix=f"Choose among {', '.join(CLOUDS)}.")
+        raise ConfigError(f"{cloud!r} is not supported", fix=f"Choose among {', '.join(CLOUDS)}.")
     if currency is not None and cloud != "tencent":
         raise ConfigError(
-            "--currency is for tencent; the others say it themselves", fix="Leave it out."
+            "--currency is only for tencent; other clouds state their currency", fix="Omit it."
         )
     target = _target(file)
     others = [path for path in own_files() if path != target]
@@ -203,7 +203,7 @@ def refresh_prices(
     wanted = _types_by_region(cloud, regions, types, before)
     try:
         queries = _queries(cloud, wanted, endpoints, currency, tries)
-    except CloudError:  # of the credentials: nobody was asked
+    except CloudError:  # missing credentials: no request was sent
         known = [r for r in before.records if r.cloud == cloud and r.region in wanted]
         RunWatch(progress).notify(_stored_text(known))
         raise
@@ -218,7 +218,7 @@ def refresh_prices(
     errors = [answer.error for answer in answers if answer.error is not None]
     if errors and not done.records:
         raise CloudError(
-            f"no price was read, {target} is as it was; {errors[0].message}", fix=errors[0].fix
+            f"no price was read, {target} is unchanged; {errors[0].message}", fix=errors[0].fix
         )
     return done
 
@@ -228,7 +228,7 @@ def _target(file: FilePath | None) -> Path:
         json_files = [path for path in own_files() if path.suffix not in YAML_SUFFIXES]
         return json_files[0] if json_files else Path("prices.json")
     if Path(file).suffix in YAML_SUFFIXES:
-        raise ConfigError(f"{file}: prices are written as JSON", fix="Name a .json file.")
+        raise ConfigError(f"{file}: prices are written as JSON", fix="Give a .json file.")
     return Path(file)
 
 
@@ -238,15 +238,13 @@ def _types_by_region(
     known = [r for r in book.records if r.cloud == cloud and r.item == "instance"]
     regions = named or sorted({record.region for record in known})
     if not regions:
-        raise ConfigError(f"no price of {cloud} is known yet", fix="Name the --regions.")
+        raise ConfigError(f"no price of {cloud} is known yet", fix="Give --regions.")
     found = {}
     for region in regions:
         there = sorted({str(record.type) for record in known if record.region == region})
         found[region] = tuple(types) or tuple(there)
         if not found[region]:
-            raise ConfigError(
-                f"no price of {cloud} in {region} is known yet", fix="Name the --types."
-            )
+            raise ConfigError(f"no price of {cloud} in {region} is known yet", fix="Give --types.")
     return found
 
 
@@ -267,9 +265,7 @@ def _queries(
 
     endpoint = parse_endpoints(endpoints, TENCENT_SERVICES).get("cvm")
     if currency is None and "intl" in (endpoint or ""):
-        raise ConfigError(
-            "accounts of that site may not pay in CNY", fix="Name the --currency of yours."
-        )
+        raise ConfigError("accounts of that site may not pay in CNY", fix="Give your --currency.")
     return tencent_queries(Tencent(endpoint, attempts=tries), types, currency or "CNY")
 
 
@@ -291,7 +287,7 @@ def _ask_all(
 
 
 def _trouble(answer: QueryResult, before: PriceBook) -> str:
-    """What people are told of an answer that is not whole, or ""."""
+    """Return a message about an incomplete answer, or ""."""
     what = answer.query.what
     if answer.error is not None:
         stored = _stored_text(answer.query.known(before))
@@ -302,13 +298,13 @@ def _trouble(answer: QueryResult, before: PriceBook) -> str:
 def _write(answers: Sequence[QueryResult], target: Path) -> None:
     fresh = [record for answer in answers for record in answer.records]
     try:
-        # Read again: another refresh may have written meanwhile.
+        # Read the file again, because another refresh may have changed it.
         old = load_book(target) if target.exists() else PriceBook()
         write_atomic(target, dump_book(old.renewed(fresh)))
     except OSError as error:
         raise PriceBookError(
             f"prices {target} cannot be written: {error.strerror or error}",
-            fix="Name another file with --file.",
+            fix="Choose another file with --file.",
         ) from None
 
 
@@ -323,7 +319,7 @@ def _stored_text(stored: Sequence[PriceRecord]) -> str:
 
 
 def _unknown(asked: Mapping[str, str | None], records: Sequence[PriceRecord]) -> PriceUnknownError:
-    """The error about a price that is nowhere; names what is like the word that is nowhere."""
+    """Return the error about an unknown price; it suggests the nearest known word."""
     what = ", ".join(f"{name} '{word}'" for name, word in asked.items() if word is not None)
     for name, word in asked.items():
         known = {str(getattr(record, name)) for record in records}

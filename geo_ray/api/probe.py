@@ -1,4 +1,4 @@
-"""What the links do: `probe`, `probe_host` and `serve_probes`."""
+"""Measurement of links: `probe`, `probe_host` and `serve_probes`."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from geo_ray.transport.probe.plan import ProbePlan, ProbeProgress
 
 @dataclass(frozen=True, repr=False)
 class ProbeResult:
-    """What links do.
+    """Measured links.
 
     Attributes:
-        links: those that could be measured; what `PlanInputs.links` takes once it is saved.
-        failures: why the others could not, by source and destination.
+        links: links that were measured; save them for `PlanInputs.links`.
+        failures: reasons of failed measurements, by source and destination.
     """
 
     links: LinkTable
     failures: Mapping[tuple[str, str], GeoRayError] = field(default_factory=dict)
 
     def save(self, path: FilePath) -> Path:
-        """Write the link table; of one that exists only the pairs that were measured change.
+        """Write the link table; in an existing table only the measured pairs are replaced.
 
         Raises:
-            GeoRayError: the file there is no link table, or it cannot be written.
+            GeoRayError: the existing file is not a link table, or it cannot be written.
         """
         target = Path(path)
         table = load_links(target) if target.exists() else LinkTable()
@@ -46,7 +46,7 @@ class ProbeResult:
         return target
 
     def table(self) -> Table:
-        """A row per link."""
+        """Return a row per link."""
         return Table([link.model_dump(mode="json") for link in self.links.links])
 
     def __repr__(self) -> str:
@@ -78,16 +78,16 @@ def probe(
     """Measure every link between the regions of a configuration, on its cluster.
 
     Args:
-        config: a file, a mapping, or what `load_config` gave.
-        overrides: changes of single keys.
-        how: for how long; default: as the command line does.
-        disjoint: pairs of different regions at once.
+        config: a file, a mapping, or a result of `load_config`.
+        overrides: changed values by dotted key.
+        how: durations of the probe; default: those of the command line.
+        disjoint: probe disjoint pairs of regions in parallel.
         progress: as for `geo_ray.train`.
         base_dir: as for `geo_ray.train`.
 
     Raises:
         ConfigError: there is only one region.
-        GeoRayError: the cluster cannot be used, or no link at all could be measured.
+        GeoRayError: the cluster cannot be used, or no link could be measured.
     """
     experiment = load_tree(source_of(config, base_dir), override_items(overrides), Experiment)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -100,7 +100,7 @@ def probe(
 
         def notify(line: str) -> None:
             nonlocal said
-            if line != said:  # it is called again and again while a pair is measured
+            if line != said:  # called repeatedly while a pair is measured
                 said = line
                 watch.notify(line)
 
@@ -133,17 +133,17 @@ def probe_host(
     how: ProbePlan | None = None,
     progress: ShowProgress = False,
 ) -> ProbeResult:
-    """Measure both directions between this host and one where `serve_probes` runs.
+    """Measure both directions between this host and a host that runs `serve_probes`.
 
     Args:
-        address: HOST:PORT of the other one.
-        side: this end: its name, and the key or the certificates.
-        how: for how long.
+        address: HOST:PORT of the other host.
+        side: name of this host, and the key or the certificates.
+        how: durations of the probe.
         progress: as for `geo_ray.train`.
 
     Raises:
-        ConfigError: there is no key, or with certificates no name of the other end.
-        GeoRayError: it cannot be reached, refuses key or certificate, or does not answer.
+        ConfigError: the key is missing, or with certificates the name of the other host.
+        GeoRayError: the host cannot be reached, refuses key or certificate, or does not answer.
     """
     console = Console(stderr=True, quiet=not progress)
     with console.status(f"connecting to {address}") as status:
@@ -163,17 +163,17 @@ def serve_probes(
     on_listening: Callable[[ProbeAddress], None] | None = None,
     on_served: Callable[[int], None] | None = None,
 ) -> None:
-    """Be the other end of `probe_host`, until Ctrl-C.
+    """Serve `probe_host`, until Ctrl-C.
 
     Args:
-        bind: HOST:PORT of TCP and UDP; port 0 takes a free one.
-        side: this end; without certificates and key a key is made up for this call.
-        once: end after one probe.
-        on_listening: told where, and the key that was made up.
-        on_served: told the number of probes after each.
+        bind: HOST:PORT of TCP and UDP; port 0 selects a free port.
+        side: this host; without certificates and key, a key is generated for this call.
+        once: return after one probe.
+        on_listening: called with the address and the generated key.
+        on_served: called with the number of probes after each probe.
 
     Raises:
-        GeoRayError: the port cannot be had, or the certificate not be used.
+        GeoRayError: the port or the certificate cannot be used.
     """
     serve(bind, side or ProbeSide(), on_listening or _nothing, on_served or _nothing, once=once)
 

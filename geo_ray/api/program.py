@@ -27,12 +27,12 @@ EXISTING = {"cluster": {"kind": "existing"}}
 
 
 class TrainingNode:
-    """Trains as a configuration says, wherever it runs: by `geo_ray.train`, or `geo_ray.simulate`.
+    """A node that trains with a configuration, with `geo_ray.train` or `geo_ray.simulate`.
 
     Args:
-        config: a configuration's tree.
-        base_dir: where its relative paths start.
-        after: a caller of a node whose ``ready`` it waits for before it begins.
+        config: tree of the configuration.
+        base_dir: base of its relative paths.
+        after: handle of a node whose ``ready`` it waits for.
     """
 
     def __init__(self, config: dict[str, Any], base_dir: str, after: Any = None) -> None:
@@ -40,7 +40,7 @@ class TrainingNode:
         self._ended: Future[dict[str, Any]] = Future()
 
     def run(self) -> dict[str, Any]:
-        """Train; returns the summary, with the run's directory as ``run``."""
+        """Train; return the summary, with the run's directory as ``run``."""
         if self._after is not None:
             self._after.ready()
         try:
@@ -52,7 +52,7 @@ class TrainingNode:
         return final
 
     def outcome(self) -> dict[str, Any]:
-        """Wait for the training's end, and return what ``run`` returns."""
+        """Wait for the end of the training, and return the result of ``run``."""
         here().clock.wait(self._ended)
         return self._ended.result()
 
@@ -67,12 +67,12 @@ class TrainingNode:
 
 
 class PlannedTraining:
-    """Stands for a `TrainingNode` where a program is priced: takes as long as its plan says.
+    """Replaces a `TrainingNode` when a program is priced; takes the time of its plan.
 
     Args:
-        config: a configuration's tree.
-        base_dir: where its relative paths start.
-        prices: files of prices.
+        config: tree of the configuration.
+        base_dir: base of its relative paths.
+        prices: price files.
         after: as for `TrainingNode`.
     """
 
@@ -84,14 +84,14 @@ class PlannedTraining:
         self._after = after
 
     def run(self) -> dict[str, Any]:
-        """Let the time pass; returns what it costs."""
+        """Sleep for the planned time; return the cost."""
         if self._after is not None:
             self._after.ready()
         here().takes_s(self._plan.seconds)
         return self.outcome()
 
     def outcome(self) -> dict[str, Any]:
-        """What it costs."""
+        """Return the cost."""
         return {"usd": self._plan.usd, "seconds": self._plan.seconds}
 
 
@@ -104,22 +104,22 @@ def training_program(
     name: str = "train",
     base_dir: FilePath | None = None,
 ) -> Program:
-    """The program that geo_ray ships: it does what `geo_ray.train` does, and shows who takes part.
+    """Return the program of `geo_ray.train`, which shows the processes of a run.
 
-    Its node ``train`` is started by the program; the others are what that brings up. Nodes of your
-    own go ``beside`` them, and may hold ``NodeHandle("train")``, whose ``outcome()`` waits for the
-    end of the training.
+    The program starts its node ``train``; the others are the processes that ``train`` starts.
+    Additional nodes go into ``beside``, and may hold ``NodeHandle("train")``, whose ``outcome()``
+    waits for the end of the training.
 
     Args:
-        config: a file, a mapping, or what `load_config` gave.
-        overrides: changes of single keys, by dotted key.
-        beside: groups of your nodes; their regions may be others than the training's.
-        after: of a node of yours, whose ``ready()`` is waited for before the training begins.
-        name: of the node that trains; another one if several trainings are put together.
+        config: a file, a mapping, or a result of `load_config`.
+        overrides: changed values by dotted key.
+        beside: groups of additional nodes; their regions may differ from those of the training.
+        after: name of an additional node whose ``ready()`` the training waits for.
+        name: name of the training node; must differ between several trainings.
         base_dir: as for `geo_ray.train`.
 
     Raises:
-        ConfigError: the configuration is wrong.
+        ConfigError: the configuration is invalid.
     """
     source = source_of(config, base_dir)
     changes = override_items(overrides)
@@ -136,7 +136,7 @@ def training_program(
 
 
 def _shown(experiment: Experiment, prefix: str) -> list[NodeGroup]:
-    """Groups of what a run consists of, which its run actor brings up."""
+    """Return the groups of a run's processes, which its run actor starts."""
     leader = experiment.averager_region
     averager = ProgramNode(f"{prefix}averager", None)
     groups = [NodeGroup(leader, (averager,), cpus=0.0)]
@@ -159,18 +159,18 @@ def _shown(experiment: Experiment, prefix: str) -> list[NodeGroup]:
 
 
 def price_program(program: Program, *, prices: Sequence[FilePath] = ()) -> ProgramCost:
-    """What a program costs: it is run on the virtual clock, and seconds and bytes are priced.
+    """Return the cost of a program: run it on the virtual clock, and price seconds and bytes.
 
-    A node that trains is not run but planned (`geo_ray.plan`), which needs ``plan:`` in its
+    A training node is planned with `geo_ray.plan` instead of run, which needs ``plan:`` in its
     configuration.
 
     Args:
-        program: the whole, with ``places`` and ``machine`` of groups.
-        prices: files of your prices; of several the later count more.
+        program: the program, with ``places`` and ``machine`` of its groups.
+        prices: your price files; later files override earlier ones.
 
     Raises:
-        PriceUnknownError: a price is not known.
-        GeoRayError: whatever keeps it from running or being planned.
+        PriceUnknownError: a price is unknown.
+        GeoRayError: the program cannot be run or planned.
     """
     files = [str(Path(path)) for path in prices]
     groups = tuple(_planned(group, files) for group in program.groups)

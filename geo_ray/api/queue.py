@@ -1,4 +1,4 @@
-"""Jobs of a queue: `submit_job`, `cancel_job`, `move_job`, `queue_report`."""
+"""Functions on the jobs of a queue: `submit_job`, `cancel_job`, `move_job`, `queue_report`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ Position = Literal["first", "last", "before"]
 
 @dataclass(frozen=True, slots=True)
 class QueueUser:
-    """Who asks.
+    """The requester.
 
     Attributes:
-        tenant: as the queue's configuration names it.
-        token: of the tenant; not part of the repr.
+        tenant: name of the tenant in the queue's configuration.
+        token: token of the tenant; not part of the repr.
     """
 
     tenant: str
@@ -54,11 +54,11 @@ class QueueUser:
 
 @dataclass(frozen=True, slots=True)
 class QueueAnswer:
-    """What became of a request.
+    """The result of a request.
 
     Attributes:
-        id: of the request.
-        is_taken: whether the queue has heard it; else it lies in the tenant's box.
+        id: id of the request.
+        is_taken: whether the queue has processed it; otherwise it is in the tenant's inbox.
     """
 
     id: str
@@ -80,23 +80,23 @@ def submit_job(
     """Submit a job to a queue.
 
     Args:
-        queue: its folder, or its configuration.
-        config: what is to train: a file, a mapping, or what `load_config` gave.
-        overrides: changes of single keys.
-        user: who asks.
-        name: of the job; default: the configuration's, in small letters.
-        value: what it is worth by when it is done.
-        hints: what the configuration does not say.
-        working_dir: of the job's own code, which the queue's machine sees.
-        wait_s: longest wait for the queue to hear of it.
+        queue: directory or configuration of the queue.
+        config: configuration to train: a file, a mapping, or a result of `load_config`.
+        overrides: changed values by dotted key.
+        user: the requester.
+        name: name of the job; default: that of the configuration, in lower case.
+        value: value of the job by completion time.
+        hints: properties that the configuration does not state.
+        working_dir: directory of the job's own code, readable by the queue's machine.
+        wait_s: timeout for the queue to process the request.
 
     Raises:
-        ConfigError: the configuration is wrong.
-        SpeedUnknownError: nobody knows how fast the job is.
-        QueueDeniedError, QueueRequestError, TenantQuotaError: the queue refuses it.
+        ConfigError: the configuration is invalid.
+        SpeedUnknownError: the speed of the job is unknown.
+        QueueDeniedError, QueueRequestError, TenantQuotaError: the queue refuses the request.
         QueueMissingError: there is no queue.
     """
-    # PyTorch takes seconds to import, and the other requests do without it.
+    # PyTorch takes seconds to import, and the other requests do not need it.
     from geo_ray.api.auto import load_experiment
     from geo_ray.scheduler.queue.job_config import config_tree, spec_of
 
@@ -107,8 +107,8 @@ def submit_job(
     called = name or experiment.name.lower().replace(".", "-")
     if not is_job_name(called):
         raise QueueRequestError(
-            f"a job cannot be called {called!r}",
-            fix="Give a --name of at most 40 of a-z, 0-9, - and _, none of the last two at an end.",
+            f"invalid job name {called!r}",
+            fix="Give a --name of at most 40 of a-z, 0-9, - and _, without - or _ at either end.",
         )
     job = JobRequest.model_validate(
         {
@@ -124,16 +124,16 @@ def submit_job(
 
 
 def cancel_job(queue: FilePath, job: str, *, user: QueueUser, wait_s: float = 10.0) -> QueueAnswer:
-    """Cancel a job; one that runs is saved first.
+    """Cancel a job; a running job is saved first.
 
     Args:
-        queue: its folder, or its configuration.
-        job: its name.
-        user: who asks.
-        wait_s: longest wait for the queue to hear of it.
+        queue: directory or configuration of the queue.
+        job: name of the job.
+        user: the requester.
+        wait_s: timeout for the queue to process the request.
 
     Raises:
-        QueueDeniedError, QueueRequestError: the queue refuses that.
+        QueueDeniedError, QueueRequestError: the queue refuses the request.
         QueueMissingError: there is no queue.
     """
     request = CancelRequest(id=_id(), sent_unix_s=time.time(), job=job)
@@ -150,19 +150,19 @@ def move_job(
     value: ValueChange | None = None,
     wait_s: float = 10.0,
 ) -> QueueAnswer:
-    """Change a job's place in a queue, or what it is worth.
+    """Change the position or the value of a job in a queue.
 
     Args:
-        queue: its folder, or its configuration.
-        job: its name.
-        user: who asks.
-        position: first or last of all.
-        before: the job that it is to be before.
-        value: what becomes another; all else of its worth stays as it was.
-        wait_s: longest wait for the queue to hear of it.
+        queue: directory or configuration of the queue.
+        job: name of the job.
+        user: the requester.
+        position: first or last.
+        before: job in front of which it is placed.
+        value: changed parts of its value; other parts stay unchanged.
+        wait_s: timeout for the queue to process the request.
 
     Raises:
-        QueueDeniedError, QueueRequestError, TenantQuotaError: the queue refuses that.
+        QueueDeniedError, QueueRequestError, TenantQuotaError: the queue refuses the request.
         QueueMissingError: there is no queue.
     """
     request = MoveRequest(
@@ -177,23 +177,23 @@ def move_job(
 
 
 def queue_report(queue: FilePath) -> QueueReport:
-    """How a queue stands, from what is written down; needs no cluster.
+    """Return the state of a queue from its files; needs no cluster.
 
     Args:
-        queue: its folder, or its configuration.
+        queue: directory or configuration of the queue.
 
     Raises:
-        QueueMissingError: there is none.
+        QueueMissingError: there is no queue.
     """
     return QueueLiveReader(queue_location(queue)).report()
 
 
 def save_queue_page(queue: FilePath, path: FilePath) -> Path:
-    """Write one self-contained page of a queue: its jobs over time, and its regions.
+    """Write a self-contained page of a queue: its jobs over time, and its regions.
 
     Args:
-        queue: its folder, or its configuration.
-        path: file to write.
+        queue: directory or configuration of the queue.
+        path: output file.
 
     Raises:
         QueueMissingError: there is no queue.
@@ -211,7 +211,7 @@ def _id() -> str:
 def _asked(queue: FilePath, user: QueueUser, request: AnyRequest, wait_s: float) -> QueueAnswer:
     location = queue_location(queue)
     if not location.is_there():
-        raise QueueMissingError(f"there is no queue in {location.shown}")
+        raise QueueMissingError(f"no queue in {location.shown}")
     store = location.store()
     journal, state = QueueJournal(store), QueueState()
     state.feed(journal.read())
@@ -232,7 +232,7 @@ def _asked(queue: FilePath, user: QueueUser, request: AnyRequest, wait_s: float)
 
 
 def _check_known(config: QueueConfig, user: QueueUser) -> None:
-    """Refuse at once what the queue would drop without a word: it cannot know who says so."""
+    """Reject a request that the queue would drop silently, because it cannot authenticate it."""
     tenant = config.tenants.get(user.tenant)
     if tenant is None:
         known = ", ".join(config.tenants)
@@ -240,8 +240,8 @@ def _check_known(config: QueueConfig, user: QueueUser) -> None:
     if key_of(user.token) != tenant.key:
         raise QueueDeniedError(
             f"this is not the token of tenant {user.tenant} in queue {config.name}",
-            fix="Take the tenant's own. If its key is new in the queue's configuration, start the "
-            "queue with that first.",
+            fix="Use the tenant's token. If its key is new in the queue's configuration, restart "
+            "the queue with that configuration first.",
         )
 
 
@@ -250,14 +250,14 @@ def _raise_refused(answer: RequestAnswer) -> None:
         raise from_code(answer.code or "", answer.refused, None)
 
 
-_ADVICE = "docs/operations/queue.md describes the file of a queue."
+_ADVICE = "docs/operations/queue.md describes queue files."
 
 
 def load_queue(config: FilePath | QueueConfig, overrides: Overrides = ()) -> QueueConfig:
     """Read and check the configuration of a queue.
 
     Raises:
-        ConfigError: naming every key that is wrong.
+        ConfigError: names every invalid key.
     """
     if isinstance(config, QueueConfig):
         source = text_of(config, Path.cwd())
@@ -272,21 +272,21 @@ def start_queue(
     address: str = "auto",
     longest_s: float = 60.0,
 ) -> str:
-    """Serve a queue from an actor of a cluster; return its folder.
+    """Serve a queue from an actor of a cluster; return its directory.
 
-    The actor goes on when this process ends, and is started anew when it dies. May be repeated:
-    with another configuration, the queue goes on with that.
+    The actor continues when this process ends, and is restarted when it dies. The call can be
+    repeated; with another configuration, the queue continues with that one.
 
     Args:
-        config: of the queue.
-        overrides: changes of single keys.
-        address: of the cluster's head.
-        longest_s: longest wait until it is served.
+        config: configuration of the queue.
+        overrides: changed values by dotted key.
+        address: address of the cluster's head.
+        longest_s: timeout until the queue is served.
 
     Raises:
-        ConfigError: the configuration is wrong.
+        ConfigError: the configuration is invalid.
         ClusterError: there is no cluster, or it has no job server.
-        QueueError: it is not served in time.
+        QueueError: the queue is not served in time.
     """
     from geo_ray.scheduler.queue.actor import serve_queue  # Ray takes seconds to import
 
@@ -300,15 +300,15 @@ def start_queue(
 def stop_queue(
     config: FilePath | QueueConfig, overrides: Overrides = (), *, address: str = "auto"
 ) -> bool:
-    """Serve a queue no more; its jobs go on, and so does the queue once it is started again.
+    """Stop serving a queue; its jobs continue, and the queue continues when it is started again.
 
     Args:
-        config: of the queue.
-        overrides: changes of single keys.
-        address: of the cluster's head.
+        config: configuration of the queue.
+        overrides: changed values by dotted key.
+        address: address of the cluster's head.
 
     Returns:
-        Whether anybody served it.
+        Whether the queue was being served.
     """
     from geo_ray.scheduler.queue.actor import unserve_queue
 
@@ -317,13 +317,13 @@ def stop_queue(
 
 
 def new_queue_token() -> tuple[str, str]:
-    """Make a token for a tenant: the token, and the key for the queue's configuration."""
+    """Create a token for a tenant; return it and the key for the queue's configuration."""
     token = new_token()
     return token, key_of(token)
 
 
 def queue_location(queue: FilePath) -> QueueLocation:
-    """The location of a queue, by its folder or its configuration."""
+    """Return the location of a queue, given its directory or its configuration."""
     name = os.fspath(queue)
     if not is_s3(name) and name.endswith((".yaml", ".yml")):
         return QueueLocation.of(load_queue(name))
@@ -331,7 +331,7 @@ def queue_location(queue: FilePath) -> QueueLocation:
 
 
 def names_queue(location: FilePath) -> bool:
-    """Whether a location is a queue's folder or configuration, and so no run."""
+    """Return whether a location is the directory or configuration of a queue rather than a run."""
     name = os.fspath(location)
     if is_s3(name):
         return QueueLocation.at(name).is_there()
@@ -341,7 +341,7 @@ def names_queue(location: FilePath) -> bool:
 
 
 def _absolute(queue: QueueConfig) -> QueueConfig:
-    """Name directories in full: the actor works elsewhere."""
+    """Make directories absolute, because the actor has another working directory."""
     changes = {
         key: str(Path(value).absolute())
         for key, value in (("state", queue.state), ("runs", queue.runs))

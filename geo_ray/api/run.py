@@ -1,4 +1,4 @@
-"""A run as a value: its summary, its events, its curves, its model."""
+"""`Run`: the summary, events, curves and model of a run."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run that has ended, or what there is of one so far.
+    """A run that has ended, or the current state of an active one.
 
     Attributes:
-        directory: its paths.
-        experiment: its configuration.
-        summary: what it came to.
-        finished: whether it came to its end.
+        directory: paths of the run.
+        experiment: configuration of the run.
+        summary: results of the run.
+        finished: whether the run has finished.
     """
 
     directory: RunDirectory
@@ -67,105 +67,104 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of its directory."""
+        """Name of the run's directory."""
         return self.path.name
 
     @property
     def model_path(self) -> Path:
-        """The trained model; there is none before the run has finished."""
+        """Path of the trained model, which exists after the run has finished."""
         return self.directory.model
 
     @property
     def best_path(self) -> Path:
-        """The best evaluated model; there is none without `train.keep_best`."""
+        """Path of the best evaluated model; requires `train.keep_best`."""
         return self.directory.best_model
 
     @property
     def report_path(self) -> Path:
-        """The HTML page about it; written now if it is not there yet."""
+        """Path of the HTML report; written if missing."""
         path = self.path / REPORT_FILE
         return path if path.exists() else self.report()
 
     @cached_property
     def record(self) -> RunRecord:
-        """All of its events folded, as the report draws them; read once."""
+        """All events of the run in columns, as in the report; read once."""
         return load_record(self.path)
 
     def report(self, out: FilePath | None = None) -> Path:
-        """Write the HTML page anew and give its path.
+        """Write the HTML report again and return its path.
 
         Args:
-            out: the file; default: ``report.html`` in its directory.
+            out: output file; default: ``report.html`` in the run's directory.
 
         Raises:
-            RunDirectoryError: it cannot be written.
+            RunDirectoryError: the file cannot be written.
         """
         target = None if out is None else Path(out)
         return write_run_report(self.path, target, JournalMachines())
 
     def events(self, kind: str | None = None) -> tuple[Event, ...]:
-        """Its events in order; those of one kind, if that is named.
+        """Yield the events of the run in order, optionally of one kind.
 
         Raises:
             RunDirectoryError: the event log cannot be read.
-            ConfigError: there are no events of such a kind in any run.
+            ConfigError: there is no such kind of event.
         """
         found = read_events(self.path / EVENTS_FILE)
         if kind not in (None, *EVENT_FIELDS) and all(event.kind != kind for event in found):
             near = nearest_word(str(kind), EVENT_FIELDS)
             raise ConfigError(
-                f"there are no events of kind {kind!r}"
-                + (f"; did you mean {near!r}?" if near else ""),
-                fix=f"Name one of {', '.join(EVENT_FIELDS)}.",
+                f"no events of kind {kind!r}" + (f"; did you mean {near!r}?" if near else ""),
+                fix=f"Use one of {', '.join(EVENT_FIELDS)}.",
             )
         return tuple(event for event in found if kind in (None, event.kind))
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """What `metrics` takes."""
+        """Names of metrics for `metrics`."""
         return metric_names(self.events("eval"))
 
     def metrics(self, name: str) -> Table:
-        """One number over the steps of the run.
+        """Return one metric over the steps of the run.
 
         Args:
             name: ``loss``, ``samples``, ``compute_s`` or ``wait_s`` of steps; ``eval.NAME`` of
-                evaluations, where ``eval.`` may be left out if no field of steps has the name.
+                evaluations, where ``eval.`` may be omitted if no field of steps has the name.
 
         Returns:
             Columns step, time_s, region, value, wan_bytes.
 
         Raises:
-            ConfigError: there is no such number.
+            ConfigError: there is no such metric.
         """
         return metric_table(self.events(), name)
 
     def table(self) -> Table:
-        """A row per region."""
+        """Return a row per region."""
         return regions_table(self.record)
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """Those that are whole, oldest first; in an object store, by the sizes of their files.
+        """Return the complete checkpoints, oldest first; in an object store, checked by file size.
 
         Raises:
-            CheckpointCorruptError: a file of one is damaged.
+            CheckpointCorruptError: a file of a checkpoint is damaged.
             StoreError: its object store does not answer or refuses.
         """
         store = self._store()
         return tuple(_opened(store, id) for id in store.ids())
 
     def model(self, checkpoint: int | None = None, *, best: bool = False) -> nn.Module:
-        """The task's module with trained parameters, on the CPU.
+        """Return the task's module with trained parameters, on the CPU.
 
         Args:
-            checkpoint: the id of the one to take them from; default: the final model.
-            best: those that evaluated best, which `train.keep_best` has kept.
+            checkpoint: id of a checkpoint; default: the final model.
+            best: use the best evaluated model, saved by `train.keep_best`.
 
         Raises:
-            ConfigError: a checkpoint and the best model are asked for at once, or the task's file
-                lies in the run itself.
-            RunDirectoryError: the run has no final model yet, or keeps no best one.
+            ConfigError: both a checkpoint and the best model are requested, or the task's file is
+                in the run itself.
+            RunDirectoryError: the run has no final model yet, or no best model.
             CheckpointMissingError: there is no such checkpoint.
             TaskError: the task cannot be loaded.
         """
@@ -191,17 +190,17 @@ class Run:
         return module_with(task, seed, [part["params"] for part in parts], buffers_B)
 
     def export(self, out: FilePath, checkpoint: int | None = None, *, best: bool = False) -> Path:
-        """Write the trained parameters for plain PyTorch.
+        """Export the trained parameters for PyTorch.
 
         Args:
-            out: ``.safetensors``, or ``.pt`` for a state dictionary that
-                ``torch.load(path, weights_only=True)`` reads.
-            checkpoint: the id of the one to take them from; default: the final model.
-            best: those that evaluated best, which `train.keep_best` has kept.
+            out: ``.safetensors``, or ``.pt`` for a state dictionary for
+                ``torch.load(path, weights_only=True)``.
+            checkpoint: id of a checkpoint; default: the final model.
+            best: use the best evaluated model, saved by `train.keep_best`.
 
         Raises:
-            ConfigError: the file has another ending.
-            RunDirectoryError: it cannot be written; or as for `model`.
+            ConfigError: the file has another suffix.
+            RunDirectoryError: the file cannot be written; or as for `model`.
         """
         self._check_best(checkpoint, best=best)
         path = Path(out)
@@ -219,13 +218,13 @@ class Run:
             fetch_models(self.directory.address, self.path)
         if best and checkpoint is not None:
             raise ConfigError(
-                "the best model and a checkpoint are two things", fix="Ask for one of them."
+                "the best model and a checkpoint are mutually exclusive", fix="Give only one."
             )
         if best and not self.best_path.exists():
             raise RunDirectoryError(
-                f"{self.best_path} does not exist: the run has kept no best model",
+                f"{self.best_path} does not exist: the run has saved no best model",
                 fix="Train with `--set train.keep_best.metric=NAME --set train.keep_best.mode=max`"
-                " (or min), and let it come to its first evaluation.",
+                " (or min), until its first evaluation.",
             )
 
     def _store(self) -> CheckpointStore:
@@ -269,18 +268,18 @@ class Run:
 
 
 def open_run(path: FilePath | Run, *, base_dir: FilePath | None = None) -> Run:
-    """Open the directory of a run: finished, cut off, or still going.
+    """Open the directory of a finished, interrupted or active run.
 
-    Imports nothing that the run's configuration names: a file with a strategy or codec of the
-    user's may have been changed or removed since. `Run.model` and `Run.export` do import the task.
+    Does not import user code that the configuration names: a custom strategy or codec may have
+    been changed or removed since. `Run.model` and `Run.export` do import the task.
 
     Args:
-        path: its directory, or its address.
-        base_dir: where to look first for files that its configuration names by a relative path;
-            then come the place from which it was started and the working directory.
+        path: directory or address of the run.
+        base_dir: first base of relative paths in its configuration; the fallbacks are the
+            directory from which it was started and the working directory.
 
     Raises:
-        RunDirectoryError: there is no run, or nothing has happened in it yet.
+        RunDirectoryError: there is no run, or it has no events yet.
     """
     near = None if base_dir is None else Path(base_dir)
     directory, experiment = rundir.reopen(directory_of(path), read_only=True, near=near)
@@ -298,7 +297,7 @@ def open_run(path: FilePath | Run, *, base_dir: FilePath | None = None) -> Run:
 
 
 def _opened(store: CheckpointStore, id: int) -> Checkpoint:
-    """A checkpoint; what lies far is verified where it is read, and not all of it before."""
+    """Return a checkpoint; a remote one is verified while it is read, not in advance."""
     return store.peek(id) if store.is_remote else store.open(id)
 
 
@@ -315,27 +314,27 @@ _COLUMNS = {"step": int, "time_s": float, "region": str, "value": float, "wan_by
 
 
 def metric_names(events: Iterable[Event]) -> tuple[str, ...]:
-    """The names that `metric_table` takes for this run."""
+    """Return the metric names of this run for `metric_table`."""
     evals = {name for event in events if event.kind == "eval" for name in event["metrics"]}
     return (*OF_STEPS, *(f"{EVAL}{name}" for name in sorted(evals)))
 
 
 def metric_table(events: Sequence[Event], name: str) -> Table:
-    """One number of a run over its steps.
+    """Return one metric of a run over its steps.
 
     Args:
-        events: all of the run's, in order.
-        name: a field of steps, such as ``loss``; ``eval.accuracy`` and the like for evaluations.
-            ``eval.`` may be left out where no field of steps has the name.
+        events: all events of the run, in order.
+        name: a field of steps, such as ``loss``; ``eval.accuracy`` and so on for evaluations.
+            ``eval.`` may be omitted if no field of steps has the name.
 
     Returns:
-        Columns step, time_s, region, value, wan_bytes: the last counts all bytes between regions
-        until then, between two counts in proportion, as the report draws them; null in a run that
-        counted none. The region is null in evaluations of all regions together. Steps that were
-        done again after a resumption are there once.
+        Columns step, time_s, region, value, wan_bytes: the last is the total of bytes between
+        regions until then, interpolated between two counts, as in the report; null if the run
+        counted none. The region is null in evaluations of all regions. A step that was repeated
+        after a resume appears once.
 
     Raises:
-        ConfigError: the run has no such number.
+        ConfigError: the run has no such metric.
     """
     metric = name.removeprefix(EVAL)
     of_steps = name in OF_STEPS
@@ -353,11 +352,11 @@ def metric_table(events: Sequence[Event], name: str) -> Table:
                 continue
             own = rows.setdefault(event["region"], [])
             while own and own[-1][0] >= event["step"]:
-                own.pop()  # it was done again
+                own.pop()  # the step was repeated
             own.append((event["step"], event.t_s, event["region"], values[metric]))
     if not rows:
         names = ", ".join(metric_names(events))
-        raise ConfigError(f"the run has no metric {name!r}", fix=f"There are {names}.")
+        raise ConfigError(f"the run has no metric {name!r}", fix=f"The metrics are {names}.")
     ordered = sorted((row for own in rows.values() for row in own), key=itemgetter(1))
     counts_N2 = np.array(counts, dtype=np.float64).reshape(-1, 2)
     times_s = np.array([row[1] for row in ordered], dtype=np.float64)
@@ -368,7 +367,7 @@ def metric_table(events: Sequence[Event], name: str) -> Table:
 
 
 def regions_table(record: RunRecord) -> Table:
-    """A row per region: what it did, and what it sent and received."""
+    """Return a row per region: its work and its traffic."""
     totals = record.totals
     rows = [
         {

@@ -1,4 +1,4 @@
-"""Replaying a history of jobs on a shared cluster under several policies."""
+"""`schedule`: replays a job trace on a shared cluster under several policies."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from geo_ray.scheduler.workload import LoadShape, book_offers, made_up_cluster, 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScheduleResult:
-    """What came of each policy.
+    """Results of each policy.
 
     Attributes:
-        schedules: by policy.
-        bound: utility that no policy can exceed; None: not asked for.
-        oracle: a schedule that knows all jobs ahead; None: not asked for.
-        title: what was replayed.
+        schedules: schedule by policy.
+        bound: upper bound of the utility; None: not requested.
+        oracle: a schedule that knows all jobs in advance; None: not requested.
+        title: description of the replayed jobs.
     """
 
     schedules: Mapping[str, ClusterSchedule]
@@ -45,7 +45,7 @@ class ScheduleResult:
 
     @property
     def outcomes(self) -> dict[str, ScheduleOutcome]:
-        """The numbers of each policy."""
+        """Return a row per policy."""
         return {name: outcome_of(each) for name, each in self.schedules.items()}
 
     def __repr__(self) -> str:
@@ -59,10 +59,10 @@ class ScheduleResult:
         return html_view(f"Schedule of {self.title}", HEADINGS, rows)
 
     def save(self, path: FilePath) -> Path:
-        """Write a page of it.
+        """Write a page of the schedules.
 
         Raises:
-            RunDirectoryError: it cannot be written.
+            RunDirectoryError: the file cannot be written.
         """
         return write_schedule_page(self.title, self.schedules, self.bound, Path(path))
 
@@ -78,34 +78,34 @@ def schedule(
     seed: int = 0,
     bound: bool = False,
 ) -> ScheduleResult:
-    """Replay jobs on a made-up cluster, once under each policy; every schedule is checked.
+    """Replay jobs on a generated cluster, once under each policy; every schedule is checked.
 
     Args:
-        policies: names.
-        shape: of the cluster, and of made-up jobs; of a trace, ``jobs`` of its first ones.
-        trace: a file of jobs; None: they are made up.
-        trace_format: its format.
-        machine: cloud and type, as in ``aws:p4d.24xlarge``, for the prices of your price files and
-            those that are shipped; None: machines and prices are made up.
-        at: with ``machine``, its cloud's regions, in place of the shape's.
-        seed: of all that is left to chance.
-        bound: also compute what no policy can exceed, and a schedule that knows all jobs ahead.
+        policies: names of the policies.
+        shape: size of the cluster and of generated jobs; for a trace, the first ``jobs`` of it.
+        trace: a job trace; None: generated jobs.
+        trace_format: format of the trace.
+        machine: cloud and type, such as ``aws:p4d.24xlarge``, for prices of your price files and
+            of this release; None: generated machines and prices.
+        at: with ``machine``, regions of its cloud, in place of the shape's.
+        seed: random seed.
+        bound: also compute the upper bound, and a schedule that knows all jobs in advance.
 
     Raises:
         TraceError: the trace cannot be read.
-        ScheduleInputError: jobs and cluster do not fit, or there is no policy of a name.
-        PriceUnknownError: a price of ``machine`` is not known.
+        ScheduleInputError: jobs and cluster do not fit, or a policy is unknown.
+        PriceUnknownError: a price of ``machine`` is unknown.
     """
     shape = shape or LoadShape()
     if not policies:
-        raise ScheduleInputError("no policy is named", fix="Name at least one.")
+        raise ScheduleInputError("no policy given", fix="Give at least one.")
     offers = None
     if machine is not None:
         offers = book_offers(known_book(own_files()), machine, at)
         shape = replace(shape, regions=len(at))
     chosen = {name: policy_named(name) for name in dict.fromkeys(policies)}
     if trace is None:
-        cluster, title = made_up_cluster(shape, seed, offers), f"{shape.jobs} made-up jobs"
+        cluster, title = made_up_cluster(shape, seed, offers), f"{shape.jobs} generated jobs"
         jobs = made_up_jobs(shape, seed)
     else:
         traced = read_trace(Path(trace), trace_format)[: shape.jobs]

@@ -1,7 +1,7 @@
-"""What any process may ask of a run: `geo_ray.status`, `members`, `checkpoints`, `stop`.
+"""Queries and requests about a run: `geo_ray.status`, `members`, `checkpoints`, `stop`.
 
-Nothing here imports PyTorch, Ray or code of the user: these commands must answer at once, and must
-be safe for a run of somebody else's.
+This module imports neither PyTorch, Ray nor user code: these commands must answer immediately, and
+must be safe for the runs of other users.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from geo_ray.telemetry.status import RunStatus as RunStatus
 from geo_ray.telemetry.totals import RunTotals
 
 _POLL_EVERY_S = 0.25
-_REMOTE_POLL_S = 2.0  # each look is paid for
+_REMOTE_POLL_S = 2.0  # each request costs money
 _MOST_EVENTS = 1_000_000
 
 
 class OpenedRun(Protocol):
-    """A run that is given as a value, such as a `Run`."""
+    """A run given as an object, such as a `Run`."""
 
     @property
     def path(self) -> Path:
@@ -53,14 +53,13 @@ class OpenedRun(Protocol):
 
 
 def status(run: FilePath) -> RunStatus:
-    """How a run stands: who drives it, how far every region is, what is saved and spent.
+    """Return the state of a run: its run actor, the progress of regions, checkpoints and cost.
 
-    The run's directory is all that is read; nothing in it is changed. Takes up to 12.5 s (of a run
-    in a bucket 37.5 s) where the run is driven from another machine and nothing is heard of that:
-    so long is waited for a sign.
+    The function only reads the run's directory. It takes up to 12.5 s (37.5 s for a run in a
+    bucket) if the run actor is on another machine and its lease is not renewed meanwhile.
 
     Args:
-        run: its directory.
+        run: directory of the run.
 
     Raises:
         RunDirectoryError: there is no run, or it cannot be read.
@@ -72,13 +71,13 @@ def status(run: FilePath) -> RunStatus:
 
 
 def follow_status(run: FilePath, every_s: float = 2.0) -> Iterator[RunStatus]:
-    """The same again and again, until nobody drives the run any more; at least once.
+    """Yield the state of a run repeatedly until it is no longer active; at least once.
 
-    A run whose run actor is being started again is followed further.
+    A run whose run actor is being restarted counts as active.
 
     Args:
-        run: its directory.
-        every_s: seconds from one to the next.
+        run: directory of the run.
+        every_s: seconds between two states.
 
     Raises:
         RunDirectoryError: as for `status`.
@@ -93,15 +92,15 @@ def follow_status(run: FilePath, every_s: float = 2.0) -> Iterator[RunStatus]:
 
 
 def members(run: FilePath) -> Table:
-    """The regions of a run, a row each: ``region``, ``state``, ``step`` and ``refused``.
+    """Return the regions of a run, a row each: ``region``, ``state``, ``step`` and ``refused``.
 
-    ``state`` is ``member``, ``absent`` (it was not there as the run last began, and has not
-    joined), ``joining``, ``leaving``, ``lost``, ``left`` or ``did not join``. ``step`` says since
-    when: the newest step that any region had taken then. ``refused`` is the newest request about
-    the region and why it was refused, if it was.
+    ``state`` is ``member``, ``absent`` (not present when the run last began, and not joined
+    since), ``joining``, ``leaving``, ``lost``, ``left`` or ``did not join``. ``step`` is the
+    newest step of any region when the state began. ``refused`` is the reason of the newest
+    request about the region if it was refused.
 
     Args:
-        run: its directory.
+        run: directory of the run.
 
     Raises:
         RunDirectoryError: there is no run.
@@ -123,34 +122,34 @@ def members(run: FilePath) -> Table:
 def change_members(
     run: FilePath, verb: str, region: str, *, wait_s: float = 10.0
 ) -> Literal["begun", "unanswered"]:
-    """Ask whoever trains a run to change its members, and wait for the answer.
+    """Request a change of a run's members, and wait for the answer.
 
-    What comes of a change that is begun is in the run's events, and in `members`.
+    The run's events and `members` show the result of an accepted change.
 
     Args:
-        run: its directory.
-        verb: ``add`` a region that takes no part, ``drain`` one, which leaves with all it has done,
-            or ``remove`` one at once.
-        region: of the run's configuration.
-        wait_s: for how long to wait for the answer at most; 0: not at all.
+        run: directory of the run.
+        verb: ``add`` a region that is not a member, ``drain`` a region, which leaves after all its
+            work has been exchanged, or ``remove`` a region at once.
+        region: region of the run's configuration.
+        wait_s: timeout for the answer; 0: do not wait.
 
     Returns:
-        Whether it is begun, or there was no answer yet.
+        Whether the change has begun, or there was no answer yet.
 
     Raises:
-        RunDirectoryError: there is no run, or nothing can be written there.
+        RunDirectoryError: there is no run, or its directory cannot be written.
         ConfigError: there is no such verb or region.
-        RunFinishedError, DriverMissingError: nobody drives the run, so nothing was asked.
-        MembersRefusedError: it is refused; says why.
+        RunFinishedError, RunActorMissingError: the run is not active; nothing was requested.
+        MembersRefusedError: the request is refused; states the reason.
     """
     directory, config = _begun(run)
     names = config.region_names
     if verb not in get_args(Verb):
         known = ", ".join(get_args(Verb))
-        raise ConfigError(f"there is no '{verb}'", fix=f"Say one of {known}.")
+        raise ConfigError(f"no verb '{verb}'", fix=f"Use one of {known}.")
     if region not in names:
         raise ConfigError(
-            f"there is no region '{region}' in this run", fix=f"Name one of {', '.join(names)}."
+            f"no region '{region}' in this run", fix=f"Use one of {', '.join(names)}."
         )
     answers: dict[str, Event] = {}
     reader = StatusReader(directory.path, beside=lambda: partial(_note_answer, answers))
@@ -168,17 +167,17 @@ def change_members(
     if answer is not None and answer.kind == "members_refused":
         raise MembersRefusedError(
             f"'{verb} {region}' is refused: {answer['cause']}",
-            fix=f"See who takes part with `geo-ray members {quote(found.run)}`.",
+            fix=f"List the members with `geo-ray members {quote(found.run)}`.",
         )
     return "unanswered" if answer is None else "begun"
 
 
 def checkpoints(run: FilePath | OpenedRun) -> Table:
-    """The checkpoints of a run, a row each, oldest first.
+    """Return the checkpoints of a run, a row each, oldest first.
 
-    ``state`` is ``healthy`` for what a resume takes, ``diverged`` for one that was taken while the
-    loss had exploded or numbers were not finite, else what is wrong with its files. Files in a
-    directory are read for that; of those in an object store the sizes are compared.
+    ``state`` is ``healthy`` for a checkpoint that a resume can use, ``diverged`` for one taken
+    after the loss had exploded or numbers were not finite, and otherwise the defect of its files.
+    Files in a directory are read for that; of files in an object store only the sizes are checked.
 
     Args:
         run: the run, or its directory.
@@ -211,32 +210,32 @@ def checkpoints(run: FilePath | OpenedRun) -> Table:
 
 
 def report(run: FilePath | OpenedRun, out: FilePath | None = None) -> Path:
-    """Write the HTML page about a run and give its path.
+    """Write the HTML report of a run and return its path.
 
     Args:
         run: the run, or its directory.
-        out: the file; default: ``report.html`` in that directory.
+        out: output file; default: ``report.html`` in the run's directory.
 
     Raises:
-        RunDirectoryError: there is no run, or the page cannot be written.
+        RunDirectoryError: there is no run, or the report cannot be written.
     """
     from geo_ray.cloud.autoscaler.journal import JournalMachines
-    from geo_ray.runs.report import write_run_report  # with all that it draws
+    from geo_ray.runs.report import write_run_report  # imports all drawing code
 
     target = None if out is None else Path(out)
     return write_run_report(directory_of(run), target, JournalMachines())
 
 
 def stop(run: FilePath | OpenedRun) -> None:
-    """Ask a run that goes on to save a checkpoint and stop; what comes of it is in its events.
+    """Request that an active run saves a checkpoint and stops; its events show the result.
 
-    Nothing is asked of a run that nobody drives, unless its run actor is being started again.
+    Does nothing if the run is not active, unless its run actor is being restarted.
 
     Args:
-        run: its directory.
+        run: directory of the run.
 
     Raises:
-        RunDirectoryError: there is no run, or nothing can be written there.
+        RunDirectoryError: there is no run, or its directory cannot be written.
     """
     directory, _ = _begun(run)
     found = StatusReader(directory.path).read()
@@ -247,9 +246,9 @@ def stop(run: FilePath | OpenedRun) -> None:
 
 
 def directory_of(run: FilePath | OpenedRun) -> Path:
-    """The directory of a run that is given as such, or by its directory or address.
+    """Return the directory of a run, given as an object, a directory or an address.
 
-    Of a run in a bucket it is this machine's copy, as the run is now.
+    For a run in a bucket it is a current copy on this machine.
 
     Raises:
         RunDirectoryError: there is no run at the address.
@@ -261,10 +260,10 @@ def directory_of(run: FilePath | OpenedRun) -> Path:
 
 
 def _begun(run: FilePath | OpenedRun) -> tuple[RunDirectory, RecordedConfig]:
-    """Paths and configuration of a run that has begun.
+    """Return paths and configuration of a run that has begun.
 
     Raises:
-        RunDirectoryError: there is no run, or nothing has happened in it yet.
+        RunDirectoryError: there is no run, or it has no events yet.
     """
     directory, config = rundir.recorded_run(directory_of(run))
     if not has_begun(directory.path):
@@ -273,29 +272,29 @@ def _begun(run: FilePath | OpenedRun) -> tuple[RunDirectory, RecordedConfig]:
 
 
 def not_begun(directory: RunDirectory) -> RunDirectoryError:
-    """The error about a run in which nothing has happened yet."""
+    """Return the error about a run without events."""
     return RunDirectoryError(
         f"{directory.path} has no events: the run has not begun",
-        fix="Look at what the command that started it printed.",
+        fix="Check the output of the command that started it.",
     )
 
 
 def _check_driven(found: RunStatus) -> None:
-    """Return if somebody drives a run, or may yet.
+    """Return if a run is active, or may be.
 
     Raises:
-        RunFinishedError, DriverMissingError: nobody does.
+        RunFinishedError, RunActorMissingError: the run is not active.
     """
     if found.is_going is not False or found.waits_s is not None:
         return
     if found.phase == Ending.FINISHED.value:
         raise RunFinishedError(
-            "the run is finished: nothing was asked",
-            fix=f"`geo-ray status {quote(found.run)}` shows what it came to.",
+            "the run is finished: nothing was requested",
+            fix=f"`geo-ray status {quote(found.run)}` shows its results.",
         )
     raise RunActorMissingError(
-        f"nobody drives {found.run} ({found.phase}): nothing was asked",
-        fix=f"Go on with it first: `geo-ray train --resume {quote(found.run)}`.",
+        f"{found.run} is not active ({found.phase}): nothing was requested",
+        fix=f"Resume it first: `geo-ray train --resume {quote(found.run)}`.",
     )
 
 
@@ -305,7 +304,7 @@ def _note_answer(answers: dict[str, Event], event: Event, _: RunTotals) -> None:
 
 
 def _feeds(folds: list[MembersFold]) -> Beside:
-    """What gives events to another fold, which is the last one of ``folds`` from now on."""
+    """Return a callback that feeds events to a new fold, which is the last of ``folds``."""
     fold = MembersFold()
     folds.append(fold)
     return lambda event, totals: fold.feed(event)

@@ -1,6 +1,6 @@
 """`geo_ray.train` and `geo_ray.simulate`, and the preparation of a run.
 
-Configuration, plan, certificates and directory.
+The preparation covers configuration, plan, certificates and directory.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class ReadyRun:
     """A run that can start.
 
     Attributes:
-        run: its directory.
-        experiment: its configuration.
-        is_changed: whether that is another one than the directory has.
-        plan: to follow from now on, if it is another one than before.
-        note: what people are told once it has begun; "" for nothing.
-        away: regions that are not to take part in a run that is resumed, whatever its checkpoint
-            has.
+        run: directory of the run.
+        experiment: configuration of the run.
+        is_changed: whether the configuration differs from that in the directory.
+        plan: a new plan to use, if it differs from the previous one.
+        note: text shown when the run begins; "" for none.
+        away: regions that do not take part in a resumed run, even if the checkpoint has their
+            state.
     """
 
     run: RunDirectory
@@ -91,21 +91,21 @@ def new_run(
     *,
     emulated: bool = False,
 ) -> ReadyRun:
-    """Read the configuration and make the directory of a new run.
+    """Read the configuration and create the directory of a new run.
 
     Args:
-        config: where it comes from.
+        config: source of the configuration.
         overrides: as for ``--set``.
-        plan: to follow: workers, batches, averager, interval, codec.
-        notify: told what was decided.
-        emulated: whether it computes in this process, on machines as fast as the plan takes them
-            to be.
+        plan: a plan for workers, batches, averager, interval and codec.
+        notify: called with decisions.
+        emulated: whether the run computes in this process, on machines with the speeds of the
+            plan.
 
     Raises:
-        ConfigError: the configuration is wrong.
-        PlanError: the plan is for something else.
-        CertificateError: a region's certificate could not be used.
-        RunDirectoryError: the directory cannot be made.
+        ConfigError: the configuration is invalid.
+        PlanError: the plan belongs to something else.
+        CertificateError: a region's certificate cannot be used.
+        RunDirectoryError: the directory cannot be created.
     """
     experiment, reason = checked_run(config, overrides, plan, notify, emulated=emulated)
     exact = experiment.run.again == "resume" and not emulated
@@ -116,14 +116,14 @@ def new_run(
 def run_to_resume(config: ConfigSource, overrides: tuple[str, ...]) -> Path | str | None:
     """Return the run that a configuration with ``run.again: resume`` continues.
 
-    It is the run in ``run.dir/name`` and no other: runs are not searched by counting names, as
-    another configuration may have made ``name-2``.
+    It is the run in ``run.dir/name`` and no other: numbered names are not searched, because
+    another configuration may have created ``name-2``.
 
     Returns:
-        Its directory or address; None if the configuration begins a new run.
+        Directory or address of the run; None if the configuration begins a new run.
 
     Raises:
-        ConfigError: the configuration is wrong.
+        ConfigError: the configuration is invalid.
         StoreError: the bucket does not answer or refuses.
     """
     tree = apply_overrides(parse_yaml(read_text(config), str(config)), overrides)
@@ -133,7 +133,7 @@ def run_to_resume(config: ConfigSource, overrides: tuple[str, ...]) -> Path | st
         return None
     place, name = section.get("dir", RunConfig().dir), keys.get("name")
     if not isinstance(place, str) or not isinstance(name, str):
-        return None  # the full validation says what is wrong
+        return None  # the full validation reports the error
     try:
         place = expanded(place)
     except ValueError:
@@ -150,17 +150,17 @@ def checked_run(
     *,
     emulated: bool = False,
 ) -> tuple[Experiment, str | None]:
-    """Read the configuration of a new run, and look at what this machine has for it.
+    """Read the configuration of a new run, and check this machine's files for it.
 
     Args:
-        config: as for `new_run`, as are the others.
+        config: as for `new_run`.
         overrides: as for ``--set``.
-        plan: to follow.
-        notify: told what was decided.
-        emulated: whether it computes in this process.
+        plan: a plan to use.
+        notify: called with decisions.
+        emulated: whether the run computes in this process.
 
     Returns:
-        The experiment; why strategy and codec are what they are, if `auto` chose them.
+        The experiment, and the reason for strategy and codec if `auto` chose them.
 
     Raises:
         ConfigError, PlanError, CertificateError: as for `new_run`.
@@ -169,7 +169,7 @@ def checked_run(
         overrides = _following(config, overrides, plan)
         if emulated:
             overrides = (*overrides, *emulation_of(plan))
-        notify(f"{plan.total_s:.4g} s and {plan.total_usd:.4g} USD are predicted by the plan")
+        notify(f"{plan.total_s:.4g} s and {plan.total_usd:.4g} USD predicted by the plan")
     experiment, advice = load_experiment(config, overrides)
     for note in override_notes(config, overrides):
         _log.warning("%s", note)
@@ -193,24 +193,24 @@ def resumed_run(
     base_dir: Path | None = None,
     begins: bool = False,
 ) -> ReadyRun:
-    """Open the directory of an earlier run, to go on with it; changes nothing in it.
+    """Open the directory of an earlier run to resume it; changes nothing in it.
 
     Args:
-        path: the directory.
-        config: another configuration than the run's own.
+        path: directory of the run.
+        config: a configuration other than the run's own.
         overrides: as for ``--set``.
-        plan: to follow from now on.
+        plan: a new plan to use.
         allowed: keys that may differ from the run's configuration, each with all keys below it,
-            and files of the user's that may have changed. Keys of ``overrides`` may, too.
-        checkpoint: to go on from; None: the newest that is whole and healthy.
-        base_dir: where to look first for files that the run's own configuration names.
-        begins: whether a run that never saved may start from the beginning.
+            and user files that may have changed. Keys of ``overrides`` may always differ.
+        checkpoint: id of a checkpoint; None: the newest complete and healthy one.
+        base_dir: first base of files that the run's configuration names.
+        begins: whether a run without checkpoints may start from the beginning.
 
     Raises:
         RunDirectoryError: there is no run.
-        ConfigChangedError: the configuration differs; or its codecs do, which no run outlives.
-        CheckpointMissingError: it never saved, or was simulated.
-        RunFinishedError: nothing would come of it.
+        ConfigChangedError: the configuration differs, or its codecs do, which is never allowed.
+        CheckpointMissingError: the run has no checkpoint, or was simulated.
+        RunFinishedError: the run has already finished.
         ConfigError, PlanError: as for `new_run`.
     """
     near = base_dir if config is None else config.parent
@@ -218,8 +218,8 @@ def resumed_run(
     if plan is not None:
         if config is not None or overrides:
             raise ConfigError(
-                "a run that is resumed with a plan has its own configuration",
-                fix="Leave out the configuration and the overrides, or the plan.",
+                "a run that is resumed with a plan uses its own configuration",
+                fix="Omit the configuration and the overrides, or the plan.",
             )
         directory.has_moved(run, experiment, allowed)
         changed = following(run, experiment, plan)
@@ -250,14 +250,14 @@ def resumed_run(
         check_device(wanted)
     check_own_certificates(wanted, goes_on=True)
     away = _away(wanted, overrides, is_given=config is not None)
-    # Compared with what is on the disk: a file that may have changed has another digest there.
+    # Compare with the file on disk: the digest of a changed user file differs there.
     written = read_text(run.path / directory.CONFIG_FILE)
     is_changed = dump_yaml(wanted) != written
     return ReadyRun(run, wanted, is_changed or has_moved, note="\n".join(notes), away=away)
 
 
 def _schedule_notes(saved: Experiment, wanted: Experiment) -> list[str]:
-    """Say that another number of steps stretches the schedule of the learning rate."""
+    """Return a note if another number of steps stretches the learning-rate schedule."""
     schedule = wanted.optimizer.schedule
     if schedule is None or schedule.kind == "constant" or schedule.steps is not None:
         return []
@@ -269,12 +269,12 @@ def _schedule_notes(saved: Experiment, wanted: Experiment) -> list[str]:
         f"the {schedule.kind} schedule of the learning rate now spans {now} steps instead of "
         f"{before}: at step {min(before, now)} the rate is {fraction:.0%} of optimizer.lr instead "
         f"of {schedule.over(before).factor(min(before, now)):.0%}; "
-        f"`--set optimizer.schedule.steps={before}` keeps it as it was"
+        f"`--set optimizer.schedule.steps={before}` keeps the old schedule"
     ]
 
 
 def _optimizer_steps(experiment: Experiment) -> int:
-    """Steps of an optimizer, which is what a schedule counts."""
+    """Return the number of optimizer steps, which the schedule counts."""
     steps = experiment.train.steps * max(1, experiment.worker_steps)
     if experiment.train.mode == "async" and not experiment.worker_steps:
         steps *= max(region.workers for region in experiment.regions)
@@ -282,10 +282,10 @@ def _optimizer_steps(experiment: Experiment) -> int:
 
 
 def _away(wanted: Experiment, overrides: tuple[str, ...], *, is_given: bool) -> frozenset[str]:
-    """Regions that a resumption says are not to take part.
+    """Return the regions that a resume excludes.
 
-    Where it does not say who is absent, all do whose state the checkpoint has: of those that were
-    not there as the run began, some may have joined since.
+    Without an explicit list of absent regions, all regions with state in the checkpoint take part,
+    because initially absent regions may have joined since.
     """
     keys = [item.partition("=")[0].strip() for item in overrides]
     says = is_given or any(key == "members" or key.startswith(_ABSENT) for key in keys)
@@ -293,19 +293,19 @@ def _away(wanted: Experiment, overrides: tuple[str, ...], *, is_given: bool) -> 
 
 
 def _name_note(run: RunDirectory, experiment: Experiment, *, emulated: bool) -> str:
-    """Why a run is called otherwise than its configuration says; "" if it is not."""
+    """Return a note if the run's name differs from that of its configuration, or ""."""
     if run.path.name == experiment.name:
         return ""
     taken = RunDirectory(run.path.parent / experiment.name, run.base_dir)
-    note = f"this run is {run.path.name}, as {taken.path} is there already; "
+    note = f"this run is {run.path.name}, because {taken.path} exists already; "
     has_saved = bool(CheckpointStore(taken.checkpoints).ids())
     if not emulated and has_saved and load_summary(taken.path) is None:
-        note += f"--resume {taken.path} goes on with that one, "
+        note += f"--resume {taken.path} continues that run, "
     return note + "--set name=NAME chooses another name"
 
 
 def _following(config: ConfigSource, overrides: tuple[str, ...], plan: Plan) -> tuple[str, ...]:
-    """Overrides that make the configuration, with those that are given, what a plan says."""
+    """Return the overrides that apply a plan, together with the given ones."""
     experiment = load_tree(config, overrides, Experiment)
     changes = changes_of(plan, experiment)
     check_model(plan, experiment, config.parent)
@@ -325,34 +325,35 @@ def train(
     base_dir: FilePath | None = None,
     detach: bool = False,
 ) -> Run:
-    """Train as a configuration says, on real actors, or go on with an earlier run.
+    """Train with a configuration on Ray actors, or resume an earlier run.
 
-    An actor of the cluster drives the run, and this process only watches. If it dies, a run on an
-    existing cluster goes on for `run.unattended_s`, and ``train(resume=run)`` watches again.
+    An actor of the cluster runs the run, and this process only watches. If this process dies, a run
+    on an existing cluster continues for `run.unattended_s`, and ``train(resume=run)`` attaches to
+    it again.
 
     In the main thread, Ctrl-C saves a checkpoint and raises `InterruptedRunError`; a second one
-    stops at once. A terminal that is closed costs only what it would have shown. In other threads
-    no signal handler is installed. A process that is connected to Ray already trains on that
-    cluster with ``cluster: {kind: existing}``, and stays connected.
+    stops at once. Closing the terminal only stops the output. In other threads no signal handler
+    is installed. A process that is already connected to Ray trains on that cluster with
+    ``cluster: {kind: existing}``, and stays connected.
 
     Args:
-        config: a file, a mapping, or what `load_config` gave; None only with ``resume``.
-        overrides: changes of single keys, by dotted key.
-        resume: the earlier run, to go on with from its newest whole and healthy checkpoint.
-        checkpoint: with ``resume``: id of another one, as `geo_ray.checkpoints` lists them.
-        plan: to follow, as `geo_ray.plan` gives it or saves it.
-        allow_changes: what may differ from the run when it is resumed: dotted keys, each with all
-            keys below it, and files with classes of yours. Keys of ``overrides`` may, too.
-        on_event: given every event, in this thread; what it raises ends the run.
-        progress: True shows the run on standard error, "plain" does it in lines.
-        base_dir: where relative paths in a mapping or an experiment start; default: the working
-            directory. Those in a file start in its own directory.
-        detach: return as soon as it trains; on a cluster with ``cluster: {kind: existing}``.
+        config: a file, a mapping, or a result of `load_config`; None only with ``resume``.
+        overrides: changed values by dotted key.
+        resume: an earlier run, resumed from its newest complete and healthy checkpoint.
+        checkpoint: with ``resume``: id of another checkpoint, from `geo_ray.checkpoints`.
+        plan: a plan, as a result of `geo_ray.plan` or a saved file.
+        allow_changes: allowed differences of a resumed run: dotted keys, each with all keys below
+            it, and files with custom classes. Keys of ``overrides`` may always differ.
+        on_event: called with every event in this thread; an exception ends the run.
+        progress: True shows the run on standard error, "plain" shows it in lines.
+        base_dir: base of relative paths in a mapping or an experiment; default: the working
+            directory. Paths in a file are relative to the file's directory.
+        detach: return as soon as the run trains; requires ``cluster: {kind: existing}``.
 
     Raises:
         InterruptedRunError: by Ctrl-C; a checkpoint was saved.
         ClusterError: this process is connected to another cluster than the run's.
-        GeoRayError: whatever else ends the run early; the class says what.
+        GeoRayError: the run ends early; the class states the cause.
     """
     began_unix_s = command_began_unix_s()
     watch = RunWatch(progress, on_event)
@@ -361,7 +362,7 @@ def train(
     source = None if config is None else source_of(config, base_dir)
     if checkpoint is not None and resume is None:
         raise ConfigError(
-            f"checkpoint {checkpoint} of which run?", fix="Name the run to resume, too."
+            f"checkpoint {checkpoint} requires a run", fix="Also give the run to resume."
         )
     with preserving_threads(), terminal_outlived():
         again = run_to_resume(source, changes) if resume is None and source is not None else None
@@ -376,7 +377,7 @@ def train(
                 return running
             leases = None if address is None else RunObjects(address).lease()
             seeker = seeker_of(path, watch.notify, leases)
-            seeker.wait()  # before anything is judged that a running run changes
+            seeker.wait()  # wait first, because an active run changes its files
             was_here = address is not None and is_ahead(RunObjects(address), path)
             if address is not None:
                 driven_copy(address)
@@ -402,16 +403,15 @@ def train(
             with ticking("preparing the run", watch.notify):
                 ready = new_run(source, changes, followed, watch.notify)
         else:
-            raise ConfigError("there is no configuration", fix="Give one, or a run to resume.")
+            raise ConfigError("no configuration given", fix="Give one, or a run to resume.")
         with (
             _tidied(ready.run, watch, is_new=resume is None),
             watch.over(ready.experiment, ready.note) as watched,
         ):
             if detach and ready.experiment.cluster.kind != "existing":
                 raise ConfigError(
-                    "a run on a cluster of its own ends with the process that started it",
-                    fix="Leave `detach` out, or run on a cluster that is there: "
-                    "`cluster: {kind: existing}`.",
+                    "a run on a local cluster ends with the process that started it",
+                    fix="Omit `detach`, or use an existing cluster: `cluster: {kind: existing}`.",
                 )
             goes_on = (
                 None
@@ -428,7 +428,7 @@ def train(
 
 
 def _copy_rest(address: str, path: Path, seeker: LeaseSeeker) -> None:
-    """Copy to its bucket the end of a finished run that was driven on this machine.
+    """Upload the end of a finished run that ran on this machine to its bucket.
 
     Raises:
         RunHeldError, StoreError, RunDirectoryError: as for `driving` and `uploading`.
@@ -438,14 +438,14 @@ def _copy_rest(address: str, path: Path, seeker: LeaseSeeker) -> None:
 
 
 def _address_of(run: FilePath | Run) -> str | None:
-    """Of a run in a bucket, however it is named; None: it is in none."""
+    """Return the address of a run in a bucket; None for a run in a directory."""
     if isinstance(run, Run):
         return run.directory.address
     return run if isinstance(run, str) and is_s3(run) else copied_from(Path(run))
 
 
 def is_unchanged(path: Path, source: ConfigSource, overrides: tuple[str, ...]) -> bool:
-    """Whether a configuration is that of the run in a directory."""
+    """Return whether a configuration equals that of the run in a directory."""
     saved = path / directory.CONFIG_FILE
     if not saved.is_file():
         return False
@@ -454,7 +454,7 @@ def is_unchanged(path: Path, source: ConfigSource, overrides: tuple[str, ...]) -
 
 
 def _watched_if_running(path: Path, watch: RunWatch, detach: bool) -> Run | None:
-    """Watch a run that goes on to its end; None if it does not go on, or not where it can be."""
+    """Watch an active run until its end; None if it is not active, or not reachable."""
     if not path.is_dir():
         return None
     run, experiment = directory.reopen(path, read_only=True)
@@ -476,20 +476,20 @@ def simulate(
     progress: ShowProgress = False,
     base_dir: FilePath | None = None,
 ) -> Run:
-    """Train with real gradients on emulated links and a virtual clock, in this process.
+    """Simulate training with real gradients on emulated links and a virtual clock.
 
     Seconds in the result are predictions for the real run. Needs no cluster.
 
     Args:
-        config: a file, a mapping, or what `load_config` gave.
-        overrides: changes of single keys, by dotted key.
-        plan: to follow, on machines that are as fast as it takes them to be.
-        on_event: given every event; what it raises ends the run.
+        config: a file, a mapping, or a result of `load_config`.
+        overrides: changed values by dotted key.
+        plan: a plan to use, on machines with its speeds.
+        on_event: called with every event; an exception ends the run.
         progress: as for `train`.
         base_dir: as for `train`.
 
     Raises:
-        GeoRayError: whatever is wrong with configuration, task or data.
+        GeoRayError: configuration, task or data are invalid.
     """
     watch = RunWatch(progress, on_event)
     followed = None if plan is None else plan_to_follow(plan)
@@ -511,11 +511,11 @@ def simulate(
 
 @contextmanager
 def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[None]:
-    """Name the report of a run that fails, and leave no directory of one that did not begin."""
+    """Print the report of a failed run, and remove the directory of one that did not begin."""
     try:
         yield
     except (LeaseLostError, RunHeldError):
-        is_new = False  # the run is another's
+        is_new = False  # the run belongs to another process
         raise
     except GeoRayError as error:
         if has_begun(run.path) and (run.path / REPORT_FILE).exists():
@@ -527,9 +527,9 @@ def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[Non
 
 
 def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
-    """The same error with the run's directory in its advice, ready to be copied and typed.
+    """Return the error with the run's directory in its advice, ready to be copied.
 
-    A run that has no checkpoint yet cannot be resumed: then the advice is to start again.
+    A run without a checkpoint cannot be resumed; then the advice is to start again.
     """
     fix = error.fix
     if "--resume RUN" in fix and not has_checkpoint(run_dir):
@@ -539,27 +539,27 @@ def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
     shown = copied_from(run_dir) or str(short_path(run_dir))
     resume = f"--resume {shlex.quote(shown)}"
     named = type(error)(error.message, fix=fix.replace("--resume RUN", resume))
-    return named.with_traceback(error.__traceback__)  # in its place, not after it
+    return named.with_traceback(error.__traceback__)  # replaces the original error
 
 
 def short_path(path: Path) -> Path:
-    """The path from the working directory, if it lies below that."""
+    """Return the path relative to the working directory, if it is below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def check_own_certificates(experiment: Experiment, *, goes_on: bool = False) -> None:
-    """Look at what lies in `transport.certs` on this host.
+    """Check `transport.certs` on this host.
 
-    A cluster that is there has bridges on other hosts: each looks at its own region's when it
-    starts.
+    On an existing cluster, bridges run on other hosts, and each checks its own certificate at its
+    start.
 
     Args:
         experiment: the run.
-        goes_on: whether it began before: a region that was shut out since may be one that it goes
-            on without, so that only its bridge, if it has one, is refused.
+        goes_on: whether the run is resumed: it may continue without a region that was revoked
+            since, whose bridge alone is then refused.
 
     Raises:
-        CertificateError: naming the region and the file.
+        CertificateError: names the region and the file.
     """
     transport = experiment.transport
     if transport.certs is None or transport.tls == "off" or len(experiment.regions) < 2:

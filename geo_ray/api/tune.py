@@ -37,19 +37,19 @@ from geo_ray.sweep.tune import (
 )
 
 SearchFile: TypeAlias = FilePath | Mapping[str, Any] | TuningConfig
-"""A YAML file of a search, a mapping of its keys, or what was read before."""
+"""A YAML file of a search, a mapping of its keys, or a loaded search."""
 
 
 @dataclass(frozen=True, repr=False)
 class TuningResult:
-    """A search that was made.
+    """A finished search.
 
     Attributes:
-        tuning: its trials, best first.
-        path: its directory.
-        best_path: the best trial as a configuration; None if no trial beat the base.
-        page_path: the HTML page about it.
-        grid: the same as Ray Tune's ``ResultGrid``.
+        tuning: trials, best first.
+        path: directory of the search.
+        best_path: file with the best trial's configuration; None if no trial beat the base.
+        page_path: the HTML page.
+        grid: Ray Tune's ``ResultGrid``.
         experiment: the best trial's configuration; None if no trial beat the base.
     """
 
@@ -62,10 +62,10 @@ class TuningResult:
 
     @property
     def best(self) -> TrialRow:
-        """The first trial.
+        """The best trial.
 
         Raises:
-            TrialsFailedError: there is none that came to an end.
+            TrialsFailedError: no trial finished.
         """
         found = self.tuning.best
         if found is None:
@@ -73,7 +73,7 @@ class TuningResult:
         return found
 
     def table(self) -> Table:
-        """A row per trial, best first: its values by key, scores, and how it ended."""
+        """Return a row per trial, best first: values by key, scores and status."""
         names = [f"score_{name}" for name in self.tuning.objectives]
         return Table(
             [
@@ -112,34 +112,34 @@ def tune(
     progress: ShowProgress = False,
     base_dir: FilePath | None = None,
 ) -> TuningResult:
-    """Search for the values of a configuration with which it is soonest at its target, or cheapest.
+    """Search for the values of a configuration with the earliest target or the lowest cost.
 
-    In the main thread, Ctrl-C ends the search, keeps what its trials have told, and raises
+    In the main thread, Ctrl-C ends the search, saves the results of its trials, and raises
     `InterruptedRunError`.
 
     Args:
-        config: a search's file, or a mapping of its keys.
-        overrides: changes of single keys of that file.
-        out: directory of everything; default: ``runs/tune-NAME``.
-        resume: go on with what lies in that directory; trials that have ended are not repeated.
-        progress: say on standard error which trial has ended.
-        base_dir: where relative paths start; default: the file's directory.
+        config: file of the search, or a mapping of its keys.
+        overrides: changed values of that file by dotted key.
+        out: output directory; default: ``runs/tune-NAME``.
+        resume: continue the search in that directory; finished trials are not repeated.
+        progress: report finished trials on standard error.
+        base_dir: base of relative paths; default: the file's directory.
 
     Raises:
-        ConfigError: the file, its base or its space is wrong; before anything starts.
+        ConfigError: the file, its base or its space is invalid; before any trial starts.
         SearchMissingError: the search algorithm is not installed.
-        TuningDirectoryError: the directory exists and ``resume`` is not set, or is of another one.
+        TuningDirectoryError: the directory exists without ``resume``, or has another search.
         TrialsFailedError: all trials failed.
-        InterruptedRunError: it was interrupted.
+        InterruptedRunError: the search was interrupted.
     """
     watch = RunWatch(progress)
     with preserving_threads():
         with ticking("checking the search", watch.notify):
             plan = plan_of(config, overrides, out=out, base_dir=base_dir)
         kind = plan.config.trials.kind
-        watch.notify(f"{plan.wanted} {kind} trials, {plan.jobs} at once; results in {plan.out}")
+        watch.notify(f"{plan.wanted} {kind} trials, {plan.jobs} in parallel; results in {plan.out}")
         if plan.config.search.base_first and plan.space.base_draw() is None:
-            watch.notify("the base itself is no trial: it has values that the space does not")
+            watch.notify("the base is not a trial: it has values outside the space")
         found = search(plan, watch.notify, resume=resume)
     return _finish(plan, found, _command(config, out))
 
@@ -151,10 +151,10 @@ def plan_of(
     out: FilePath | None = None,
     base_dir: FilePath | None = None,
 ) -> SearchPlan:
-    """Read and check a search; starts and writes nothing.
+    """Read and check a search; start and write nothing.
 
     Raises:
-        ConfigError: the file, its base or its space is wrong.
+        ConfigError: the file, its base or its space is invalid.
         SearchMissingError: the search algorithm is not installed.
     """
     source = _source_of(config, base_dir)
@@ -164,8 +164,8 @@ def plan_of(
     start = base.experiment()
     if start.strategy.kind == "auto":
         raise ConfigError(
-            "base: its strategy is auto, which chooses by itself",
-            fix="Name a strategy in the base; the space may have strategy.kind.",
+            "base: its strategy is auto, which cannot be tuned",
+            fix="Choose a strategy in the base; the space may contain strategy.kind.",
         )
     _check(tuning, start)
     space = Space.of(tuning, base)
@@ -176,7 +176,7 @@ def plan_of(
     return SearchPlan(tuning, space, directory_of(tuning, start, named), tried)
 
 
-_ADVICE = "Correct what is named; docs/guides/tuning.md describes the file."
+_ADVICE = "Correct the named key; docs/guides/tuning.md describes the file."
 
 
 def _source_of(config: SearchFile, base_dir: FilePath | None) -> ConfigSource:
@@ -186,20 +186,20 @@ def _source_of(config: SearchFile, base_dir: FilePath | None) -> ConfigSource:
 
 
 def _check(tuning: TuningConfig, start: Experiment) -> None:
-    """What only the base can tell of a search.
+    """Check a search against its base.
 
     Raises:
-        ConfigError: an objective has no target, a region no price, or no evaluation is made.
+        ConfigError: an objective has no target, a region has no price, or there are no evaluations.
     """
     if "time_to_target" in tuning.objectives and start.train.target is None:
         raise ConfigError(
-            "objectives: time_to_target, and the base has no train.target",
+            "objectives: time_to_target requires train.target in the base",
             fix="Add set: ['train.target={metric: loss, value: 0.2, direction: at_most}'] to the "
             "search, with a value that a good run reaches.",
         )
     if not start.train.eval_every:
         raise ConfigError(
-            "base: train.eval_every is 0, and trials are judged by evaluations",
+            "base: train.eval_every is 0, but trials are compared by evaluations",
             fix="Set train.eval_every.",
         )
     prices = tuning.prices
@@ -208,7 +208,7 @@ def _check(tuning: TuningConfig, start: Experiment) -> None:
         known = set(prices.worker_usd_per_h)
         if missing := sorted(names - known):
             raise ConfigError(
-                f"prices.worker_usd_per_h: region {', '.join(missing)} has none",
+                f"prices.worker_usd_per_h: region {', '.join(missing)} has no price",
                 fix="Give every region of the base a price.",
             )
         if others := sorted((known | set(prices.egress_usd_per_gb)) - names):
@@ -230,7 +230,7 @@ def _finish(plan: SearchPlan, found: SearchResult, command: str) -> TuningResult
     if found.interrupted:
         raise InterruptedRunError(
             f"the search was interrupted; {summary_text(tuning).splitlines()[0]} are in {plan.out}",
-            fix=f"Go on with `{command} --resume`, or tune(..., resume=True).",
+            fix=f"Continue with `{command} --resume`, or tune(..., resume=True).",
         )
     if tuning.best is None:
         raise _no_trial(tuning)
@@ -238,10 +238,8 @@ def _finish(plan: SearchPlan, found: SearchResult, command: str) -> TuningResult
 
 
 def _no_trial(tuning: Tuning) -> TrialsFailedError:
-    why: Sequence[str] = [row.why for row in tuning.rows if row.why] or ["nothing was told"]
-    return TrialsFailedError(
-        f"none of {len(tuning.rows)} trials came to an end; the first: {why[0]}"
-    )
+    why: Sequence[str] = [row.why for row in tuning.rows if row.why] or ["no cause was reported"]
+    return TrialsFailedError(f"none of {len(tuning.rows)} trials finished; the first: {why[0]}")
 
 
 def _command(config: SearchFile, out: FilePath | None) -> str:

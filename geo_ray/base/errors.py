@@ -893,7 +893,7 @@ class PriceBookError(PlanError):
         "A negative or missing amount, a unit that does not fit the item, tiers that do not rise, "
         "or a manual edit."
     )
-    advice = "Correct the named record; docs/guides/planning.md describes the file."
+    advice = "Correct the named record; docs/guides/prices.md describes the file."
 
 
 class PriceUnknownError(PlanError):
@@ -917,7 +917,7 @@ class CurrencyError(PlanError):
     causes = (
         "Prices of several clouds without a rate in your file: rates change, so none is shipped."
     )
-    advice = "Add a dated exchange rate to your price file; docs/guides/planning.md has an example."
+    advice = "Add a dated exchange rate to your price file; docs/guides/prices.md has an example."
 
 
 class PlanInfeasibleError(PlanError):

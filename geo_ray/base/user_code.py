@@ -46,7 +46,10 @@ def error_summary(error: BaseException) -> str:
 def import_advice(error: BaseException) -> str:
     """Say what to do about a module that raised while it was imported."""
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"Install {error.name} here and on every node, or correct the import."
+        return (
+            f"Install {error.name} here and on every node, or correct the import. If it is a file "
+            "of yours, add its directory to PYTHONPATH; `ray job submit --working-dir` does so."
+        )
     if isinstance(error, SyntaxError):
         return "Correct the named line: it is no Python."
     if isinstance(error, SystemExit):

@@ -22,11 +22,11 @@ from geo_ray.cloud.notices import CLOUDS, MachineNotice, NoticeKind, NoticeReade
 log = logging.getLogger(__name__)
 
 POLL_S: Final = {"aws": 5.0, "tencent": 5.0, "local": 0.5}
-_UNKNOWN_S: Final = 120.0  # what a notice without a time leaves
+_UNKNOWN_S: Final = 120.0  # drain deadline for a notice that has no time
 _ANSWER_S: Final = 10.0
 
 Drain = Callable[[float, str], bool]
-"""Drains this machine's node until a time (unix, s), for a reason; False: there is no node yet."""
+"""Drains this machine's node before a unix time (s), with a reason. False: there is no node yet."""
 
 
 @dataclass(slots=True)
@@ -34,54 +34,54 @@ class NoticeAgent:
     """Turns notices into one drain; see the module.
 
     Attributes:
-        reader: asks the cloud.
-        drain: tells Ray.
-        also_risk: whether a mere risk drains the node, too.
+        reader: reads notices from the cloud.
+        drain: asks Ray to drain the node.
+        also_risk: whether a rebalance recommendation also drains the node.
     """
 
     reader: NoticeReader
     drain: Drain
     also_risk: bool = False
     _done: MachineNotice | None = None
-    _told: str = ""
+    _printed: str = ""
 
     def tick(self, now_unix_s: float) -> MachineNotice | None:
-        """Ask once; return the notice that was carried out now, if one was.
+        """Read once. Return the notice that was carried out now, if any.
 
-        What fails is tried again at the next tick: neither a metadata service nor a head that is
-        away for a while may end the agent.
+        A failure is retried at the next tick: the agent must survive a metadata service or a Ray
+        head that is temporarily unavailable.
         """
         try:
             notice = self.reader.read()
             if notice is None or notice == self._done:
                 return None
             if notice.kind is NoticeKind.RISK and not self.also_risk:
-                self._tell(f"{notice.machine} may be taken away; its node goes on")
+                self._print(f"{notice.machine} may be reclaimed; its node continues")
                 return None
             deadline = notice.deadline_unix_s or now_unix_s + _UNKNOWN_S
             if not self.drain(deadline, f"the cloud takes {notice.machine} back"):
-                self._tell(f"{notice.machine} is taken away; it has no node to drain")
+                self._print(f"{notice.machine} is being reclaimed; it has no node to drain")
                 return None
         except GeoRayError as error:
-            self._tell(error.message)
+            self._print(error.message)
             return None
-        except Exception as error:  # Ray's, of many kinds
-            self._tell(f"the node cannot be drained yet: {type(error).__name__}: {error}")
+        except Exception as error:  # Ray raises exceptions of many types
+            self._print(f"the node cannot be drained yet: {type(error).__name__}: {error}")
             return None
         self._done = notice
-        self._tell(f"{notice.machine} is taken away in {deadline - now_unix_s:.0f} s: draining")
+        self._print(f"{notice.machine} is reclaimed in {deadline - now_unix_s:.0f} s: draining")
         return notice
 
-    def _tell(self, text: str) -> None:
-        """Say something unless it was the last that was said."""
+    def _print(self, text: str) -> None:
+        """Print a message unless it repeats the last one."""
         head, _, _ = text.partition(" in ")
-        if head != self._told:
-            self._told = head
+        if head != self._printed:
+            self._printed = head
             log.warning(text)
 
 
 def drain_by_label(address: str, machine: str) -> Drain:
-    """Return what drains the node with a machine's label."""
+    """Return a function that drains the node with the label of a machine."""
 
     def drain(deadline_unix_s: float, why: str) -> bool:
         from geo_ray.ray_cluster.labels import MACHINE_LABEL
@@ -100,11 +100,13 @@ def main() -> None:
     """Run until the machine ends."""
     parser = argparse.ArgumentParser(prog="geo_ray.cloud.agent")
     parser.add_argument("--cloud", choices=CLOUDS, required=True)
-    parser.add_argument("--address", required=True, help="host:port of Ray's head")
-    parser.add_argument("--machine", required=True, help="the cloud's name of this machine")
-    parser.add_argument("--url", help="of the metadata service, in place of the cloud's")
-    parser.add_argument("--file", type=Path, help="of the local cloud's notice")
-    parser.add_argument("--also-risk", action="store_true", help="drain also on a mere risk")
+    parser.add_argument("--address", required=True, help="address of the Ray head, host:port")
+    parser.add_argument("--machine", required=True, help="name of this machine in the cloud")
+    parser.add_argument("--url", help="metadata service URL to use instead of the cloud's")
+    parser.add_argument("--file", type=Path, help="notice file of the local cloud")
+    parser.add_argument(
+        "--also-risk", action="store_true", help="also drain on a rebalance recommendation"
+    )
     asked = parser.parse_args()
     out = logging.StreamHandler()
     out.setFormatter(logging.Formatter("%(asctime)s %(message)s"))

@@ -1,9 +1,10 @@
-"""Machines of AWS: EC2 on demand and on the spot market.
+"""AWS machines: EC2, on demand and spot.
 
-A launch is one RunInstances of one pool: its client token is the request id, so a repeated request
-gives the first one's machines, and with a least count of 1 a pool gives what it has. A fleet would
-choose among pools by itself; here the one who asks has already chosen, with prices, hazards and
-egress that EC2 does not know, and a launch template per request would be one thing more to leak.
+A launch is one RunInstances call for one pool. Its client token is the request id, so a repeated
+request returns the machines of the first one; with a minimum count of 1 the pool provides what it
+has. EC2 fleets are not used: a fleet would choose among pools by itself, but the caller has already
+chosen with prices, preemption rates and egress that EC2 does not know, and each request would need
+a launch template that could leak.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _STATES: Final = {
     "running": MachineState.RUNNING,
     "shutting-down": MachineState.ENDING,
     "stopping": MachineState.ENDING,
-    "stopped": MachineState.ENDING,  # its volume is still paid
+    "stopped": MachineState.ENDING,  # its volume is still charged
     "terminated": MachineState.ENDED,
 }
 _SOLD_OUT: Final = frozenset(
@@ -48,7 +49,7 @@ _SOLD_OUT: Final = frozenset(
         "InsufficientHostCapacity",
         "InsufficientInstanceCapacity",
         "SpotMaxPriceTooLow",
-        "Unsupported",  # the type is not sold in the zone
+        "Unsupported",  # the type is not offered in the zone
     }
 )
 _QUOTA: Final = frozenset(
@@ -73,11 +74,11 @@ _MOST_IDS: Final = 100
 
 
 class AwsProvider:
-    """See the module.
+    """EC2 provider; see the module.
 
     Args:
-        config: regions, images, networks and how nodes join.
-        aws: the account; None: that of the credentials that are found.
+        config: regions, images, networks, and how nodes join.
+        aws: the account; None: that of the default credentials.
 
     Raises:
         CloudError: there are no credentials.
@@ -96,16 +97,16 @@ class AwsProvider:
         return "aws"
 
     def of_region(self, region: str) -> AwsProvider:
-        """Return what asks one region of the same account alone."""
+        """Return a provider for one region of the same account."""
         places = {region: self._config.places[region]}
         return AwsProvider(self._config.model_copy(update={"places": places}), self._aws)
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
-        """Return all machines of all regions that bear the cluster's name."""
+        """Return all machines with the cluster's tag, in all regions."""
         return [machine for machine, _ in self._listed(cluster)]
 
     def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
-        """Ask for machines of one pool."""
+        """Launch machines of one pool."""
         place = self._place(request.pool.region)
         arguments = _run_instances(request, place, self._user_data(request))
         with as_provider_errors("ec2:RunInstances", _is_denied):
@@ -120,17 +121,17 @@ class AwsProvider:
                 came = len(reply["Instances"])
         if came >= request.count:
             return []
-        why = f"aws gave {came} of {request.count} machines"
+        why = f"aws launched {came} of {request.count} machines"
         return [failure(request, request.count - came, LaunchFailureKind.SOLD_OUT, why)]
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
-        """End machines of whatever region."""
+        """Terminate machines in any region."""
         wanted = list(dict.fromkeys(machine_ids))
         for region in self._config.places if wanted else ():
             living = []
             for begin in range(0, len(wanted), _MOST_IDS):
                 some = wanted[begin : begin + _MOST_IDS]
-                # A filter, since a name that is not known would be an error otherwise.
+                # A filter, since an unknown id would be an error.
                 for item in self._described(region, "instance-id", some):
                     if _STATES[item["State"]["Name"]] is not MachineState.ENDED:
                         living.append(item["InstanceId"])
@@ -139,7 +140,7 @@ class AwsProvider:
                     self._aws.call("ec2", region, "terminate_instances", InstanceIds=living)
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
-        """Return machines that EC2 accepted and could not start."""
+        """Return machines that EC2 accepted but could not start."""
         found = []
         for machine, item in self._listed(cluster):
             why = item.get("StateReason") or {}
@@ -165,7 +166,7 @@ class AwsProvider:
     def _place(self, region: str) -> AwsPlaceConfig:
         if region not in self._config.places:
             raise ProviderRefusedError(
-                f"nothing is said of the region {region} of aws",
+                f"region {region} of aws is not configured",
                 fix=f"Add {region} to `places`, with its machine image and its network.",
             )
         return self._config.places[region]
@@ -239,7 +240,7 @@ def _run_instances(request: LaunchRequest, place: AwsPlaceConfig, script: str) -
     if place.subnets:
         if zone is not None and zone not in place.subnets:
             raise ProviderRefusedError(
-                f"there is no subnet in {zone}", fix="Add the zone's subnet to `subnets`."
+                f"no subnet is configured in {zone}", fix="Add the zone's subnet to `subnets`."
             )
         zone = zone or sorted(place.subnets)[sum(request.request_id.encode()) % len(place.subnets)]
         arguments["SubnetId"] = place.subnets[zone]
@@ -279,7 +280,7 @@ def _machine(item: Mapping[str, Any], region: str) -> Machine:
 
 
 def _failure_kind(error: CloudError) -> LaunchFailureKind | None:
-    """Return how a launch failed, if it is known that nothing came and may be tried elsewhere."""
+    """Return the kind of a launch failure; None: machines may have been launched."""
     if error.said in SLOW_DOWN:
         return LaunchFailureKind.THROTTLED
     if isinstance(error, CloudUnreachableError):

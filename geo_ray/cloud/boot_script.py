@@ -1,9 +1,8 @@
 """The first-boot script of a machine, passed as user data.
 
-The script holds no secret: it only names secrets, which the machine's own role lets it read.
-The machine image carries geo_ray (docs/operations/cloud-accounts.md has its recipe), so this takes
-seconds. The
-same request always gives the same bytes, as idempotent launches require.
+The script contains no secret: it only names secrets, which the role of the machine may read. The
+machine image contains geo_ray (recipe in docs/operations/cloud-accounts.md), so the boot takes
+seconds. The same request always produces the same bytes, as idempotent launches require.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from geo_ray.cloud.provider import HEAD_ROLE, ROLE_LABEL, LaunchRequest
 from geo_ray.experiment.provider import NodeJoin
 from geo_ray.prices.tencent import METADATA_VARIABLE
 
-_MACHINE_LABEL: Final = "geo-ray/machine"  # also in ray_cluster/labels.py, which is above
+_MACHINE_LABEL: Final = "geo-ray/machine"  # same value in ray_cluster/labels.py, a higher layer
 HEAD_ENVIRONMENT: Final = {
     "RAY_gcs_storage": "rocksdb",
-    # `ray job stop`, and the cluster's end, give a run the time to save.
+    # `ray job stop` and the end of the cluster leave a run the time to save
     "RAY_JOB_STOP_WAIT_TIME_S": "120",
 }
 _GCS_STATE: Final = "/var/lib/geo_ray/gcs"
-_USER: Final = "geo-ray"  # all of Ray, and so every job, runs as this user
+_USER: Final = "geo-ray"  # Ray and all jobs run as this user
 _TLS_FILES: Final = {
     "RAY_TLS_SERVER_CERT": "tls_certificate_secret",
     "RAY_TLS_SERVER_KEY": "tls_key_secret",
@@ -33,33 +32,33 @@ _TLS_FILES: Final = {
 
 
 def needed_join(join: NodeJoin | None) -> NodeJoin:
-    """Return how a node joins.
+    """Return how a node joins the cluster.
 
     Raises:
-        ProviderRefusedError: nobody has said it.
+        ProviderRefusedError: it is not configured.
     """
     if join is None:
         raise ProviderRefusedError(
-            "nothing is said of how a machine's node joins its cluster",
-            fix="Give `join`, or let `geo-ray up` make the cluster, which knows it.",
+            "it is not configured how a node joins the cluster",
+            fix="Set `join`, or create the cluster with `geo-ray up`.",
         )
     return join
 
 
 def is_head(request: LaunchRequest) -> bool:
-    """Return whether the machine of a request is Ray's head."""
+    """Return whether a request is for the machine of the Ray head."""
     return request.labels.get(ROLE_LABEL) == HEAD_ROLE
 
 
 def boot_script(
     request: LaunchRequest, join: NodeJoin, cloud: Literal["aws", "tencent"], store: str
 ) -> str:
-    """Return the script; the same request always gives the same bytes, as idempotency needs.
+    """Return the script. The same request always gives the same script, for idempotent launches.
 
     Args:
-        request: whose labels and end the machine gets.
-        join: the cluster.
-        cloud: whose metadata service tells the machine its own name.
+        request: the launch; its labels and end time are used.
+        join: how the node joins.
+        cloud: cloud whose metadata service returns the machine's id.
         store: kind of the secret store.
     """
     labels = ",".join(f"{key}={value}" for key, value in sorted(request.labels.items()))
@@ -94,7 +93,7 @@ def boot_script(
     lines += [
         "echo RAY_AUTH_MODE=token >> /run/geo_ray/environment",
         f"echo RAY_USE_TLS={int(join.tls_key_secret is not None)} >> /run/geo_ray/environment",
-        # Without these two, a WAN that is silent for a minute takes the whole region out.
+        # Without these two settings, a WAN outage of a minute would remove the whole region.
         "echo RAY_health_check_timeout_ms=60000 >> /run/geo_ray/environment",
         "echo RAY_gcs_rpc_server_reconnect_timeout_s=600 >> /run/geo_ray/environment",
         "echo RAY_USAGE_STATS_ENABLED=0 >> /run/geo_ray/environment",
@@ -112,12 +111,12 @@ def boot_script(
 
 
 def _head(join: NodeJoin, node: str) -> list[str]:
-    """Ray's head with its state on disk, and what keeps the cluster's autoscaler running."""
+    """Services of the head: Ray with persistent state, and the supervisor of the autoscaler."""
     head = join.head
     if head is None:
         raise ProviderRefusedError(
-            "nothing is said of what the head's machine does",
-            fix="Let `geo-ray up` make the cluster.",
+            "the services of the head are not configured",
+            fix="Create the cluster with `geo-ray up`.",
         )
     lines = [
         f"echo {name}={value} >> /run/geo_ray/environment"
@@ -141,8 +140,8 @@ def _head(join: NodeJoin, node: str) -> list[str]:
 def _worker(join: NodeJoin, node: str, cloud: str) -> list[str]:
     if join.address is None:
         raise ProviderRefusedError(
-            "nothing is said of the head that a machine's node joins",
-            fix="Give `join.address`, or let `geo-ray up` make the cluster, which knows it.",
+            "the head that nodes join is not configured",
+            fix="Set `join.address`, or create the cluster with `geo-ray up`.",
         )
     address = shlex.quote(join.address)
     return [
@@ -156,7 +155,7 @@ def _worker(join: NodeJoin, node: str, cloud: str) -> list[str]:
 
 
 def _end(ends_unix_s: float | None) -> list[str]:
-    """The dead-man's switch that no other machine is needed for."""
+    """A timer that ends the machine without any other machine."""
     if ends_unix_s is None:
         return []
     return [

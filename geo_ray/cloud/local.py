@@ -1,10 +1,9 @@
 """The local machine provider: processes as machines, for trials, demos and fault tests.
 
-All state lies in a directory, so another process sees the same machines, and a launch that was
-interrupted is completed by the same request. Each machine is a process of its own
-(`local_machine`) that does not belong to the process that requested it. It ends when its
-lifetime is over at the latest. The catalog of offers is a file that may be changed while
-machines run.
+All state is in a directory, so other processes see the same machines, and an interrupted launch is
+completed by repeating the request. Each machine is a separate process (`local_machine`) that is no
+child of the process that requested it. It ends at the latest when its lifetime is over. The catalog
+of offers is a file that may be changed while machines run.
 """
 
 from __future__ import annotations
@@ -46,43 +45,45 @@ _NAME: Final = "catalog.json"
 
 
 class LocalOffer(StrictModel):
-    """A pool that the local cloud has machines in."""
+    """A pool of the local cloud."""
 
-    region: str = Field(min_length=1, description="the local cloud's own name of a region")
+    region: str = Field(min_length=1, description="region name in the local cloud")
     zone: str | None = Field(None, description="null: the region has no zones")
     type: str = Field(min_length=1, description="name of a machine type")
     market: Market = Field(Market.ON_DEMAND, description="on_demand or spot")
-    usd_per_hour: float = Field(gt=0, description="what a machine costs, in play money")
-    capacity: int | None = Field(None, ge=0, description="machines at a time; null: no bound")
+    usd_per_hour: float = Field(gt=0, description="price of a machine, in play money")
+    capacity: int | None = Field(
+        None, ge=0, description="maximum number of machines; null: no limit"
+    )
 
     @property
     def pool(self) -> Pool:
-        """The pool's identity."""
+        """The pool."""
         return Pool(region=self.region, zone=self.zone, type=self.type, market=self.market)
 
 
 class LocalCatalog(StrictModel):
-    """The local cloud as its maker wants it to be."""
+    """Offers and behavior of a local cloud."""
 
-    offers: tuple[LocalOffer, ...] = Field((), description="what is for sale")
+    offers: tuple[LocalOffer, ...] = Field((), description="available pools")
     cpus: dict[str, int] = Field(
-        default_factory=dict, description="logical CPUs by type of machine; 1 where none is named"
+        default_factory=dict, description="logical CPUs by machine type; default 1"
     )
     quota: dict[str, int] = Field(
-        default_factory=dict, description="machines at a time by region; no bound if not named"
+        default_factory=dict, description="maximum machines by region; default: no limit"
     )
-    start_delay_s: float = Field(0.0, ge=0, description="from a launch to a machine that runs")
-    list_delay_s: float = Field(0.0, ge=0, description="how long a list lacks a new machine")
-    longest_life_s: float = Field(
-        43200.0, gt=0, description="no machine outlives this, whatever its launch says"
+    start_delay_s: float = Field(
+        0.0, ge=0, description="seconds from a launch to a running machine"
     )
+    list_delay_s: float = Field(0.0, ge=0, description="seconds until a new machine is listed")
+    longest_life_s: float = Field(43200.0, gt=0, description="maximum lifetime of a machine")
     owner_pid: int | None = Field(
-        None, ge=1, description="a process with which all machines end; null: none"
+        None, ge=1, description="id of a process; all machines end when it ends; null: none"
     )
 
 
 def catalog_path(root: Path) -> Path:
-    """Return where the catalog of a local cloud lies: without one there is no such cloud."""
+    """Return the path of the catalog of a local cloud."""
     return root / _NAME
 
 
@@ -90,24 +91,24 @@ def read_catalog(root: Path) -> LocalCatalog:
     """Return the catalog of a local cloud.
 
     Raises:
-        ProviderRefusedError: there is no such cloud, or its catalog is not valid.
+        ProviderRefusedError: the cloud does not exist, or its catalog is invalid.
     """
     try:
         return LocalCatalog.model_validate_json(catalog_path(root).read_bytes())
     except OSError as error:
         raise ProviderRefusedError(
-            f"there is no local cloud in {root}: {error.strerror or error}",
-            fix="Make one with its catalog, or name the directory of one.",
+            f"no local cloud exists in {root}: {error.strerror or error}",
+            fix="Create one with its catalog, or name an existing directory.",
         ) from None
     except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        message = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ProviderRefusedError(
-            f"the catalog in {root} is not valid: {told}", fix=f"Correct {_NAME} there."
+            f"the catalog in {root} is not valid: {message}", fix=f"Correct {_NAME} there."
         ) from None
 
 
 def write_catalog(root: Path, catalog: LocalCatalog) -> None:
-    """Make a local cloud, or change what it sells from now on; running machines stay."""
+    """Create a local cloud or change its catalog; running machines stay."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     beside = root / f".{_NAME}.{os.getpid()}"
     beside.write_text(catalog.model_dump_json(indent=1))
@@ -116,25 +117,25 @@ def write_catalog(root: Path, catalog: LocalCatalog) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LocalMachineFolder:
-    """A machine's files; any process may read them, and ask for the machine's end.
+    """Files of a machine. Any process may read them and request the end of the machine.
 
     Attributes:
-        path: the folder; its name is the machine's.
+        path: the folder, named after the machine.
     """
 
     path: Path
 
     @property
     def notice_path(self) -> Path:
-        """Where a notice lies once the machine is to be taken back."""
+        """Path of the notice file, which is written before a preemption."""
         return self.path / "notice.json"
 
     def start(self, record: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-        """Start the machine's keeper; it lives on when this process ends."""
+        """Start the machine's keeper process, which outlives this process."""
         put(self.path / "machine.json", record)
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the keeper has it from its first moment
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the keeper inherits the lock
             with (self.path / "keeper.log").open("ab") as log:
                 return subprocess.Popen(
                     [sys.executable, "-I", "-S", local_machine.__file__, str(self.path)],
@@ -148,25 +149,25 @@ class LocalMachineFolder:
             os.close(lock)
 
     def record(self) -> Mapping[str, Any] | None:
-        """Return what was launched; None: nothing yet."""
+        """Return the launch record; None: there is none yet."""
         try:
             found = json.loads((self.path / "machine.json").read_text())
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
 
-    def was_ever_kept(self) -> bool:
-        """Return whether a keeper is there, or has been."""
-        return self._is_kept() or (self.path / "kept").exists()
+    def was_ever_locked(self) -> bool:
+        """Return whether a keeper process runs or has run."""
+        return self._is_locked() or (self.path / "kept").exists()
 
     def machine(self) -> Machine | None:
-        """Return the machine as it is now; of one that has ended, nothing runs any more."""
+        """Return the current machine; after its end, no process of it runs."""
         record = self.record()
         if record is None:
             return None
         state = self._state()
         if state is MachineState.ENDED:
-            # of a keeper that was killed; its processes died with it
+            # of a keeper that was killed, whose processes died with it
             shutil.rmtree(record["scratch"], ignore_errors=True)
         ends = [record["ends_unix_s"], self._notice_unix_s()]
         return Machine(
@@ -182,12 +183,12 @@ class LocalMachineFolder:
         )
 
     def ask(self, what: str) -> None:
-        """Ask the keeper to ``terminate`` or to ``kill``."""
+        """Request ``terminate`` or ``kill`` from the keeper."""
         with contextlib.suppress(FileNotFoundError):
             (self.path / what).touch()
 
     def give_notice(self, unix_s: float) -> None:
-        """Say that the machine is taken back at a time."""
+        """Announce a preemption at a time."""
         put(self.notice_path, {"unix_s": unix_s})
 
     def _notice_unix_s(self) -> float | None:
@@ -197,14 +198,14 @@ class LocalMachineFolder:
             return None
 
     def _state(self) -> MachineState:
-        if not self._is_kept():
+        if not self._is_locked():
             return MachineState.ENDED
         if any((self.path / name).exists() for name in ("terminate", "kill", "ending")):
             return MachineState.ENDING
         started = (self.path / "started").exists()
         return MachineState.RUNNING if started else MachineState.PENDING
 
-    def _is_kept(self) -> bool:
+    def _is_locked(self) -> bool:
         try:
             lock = os.open(self.path / "lock", os.O_RDWR)
         except FileNotFoundError:
@@ -219,7 +220,7 @@ class LocalMachineFolder:
 
 
 def put(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file as a whole or not at all."""
+    """Write a file atomically."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(json.dumps(content))
     beside.replace(path)
@@ -231,14 +232,14 @@ _FAILURES_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class LocalMachinePlace:
-    """What a program on a local machine is told of it.
+    """Properties of a local machine that its program receives.
 
     Attributes:
-        id: the machine's.
-        address: its loopback address.
-        cpus: its logical CPUs.
-        scratch: its own directory, removed at its end.
-        notice_path: file of its notice.
+        id: id of the machine.
+        address: loopback address.
+        cpus: logical CPUs.
+        scratch: scratch directory, removed when the machine ends.
+        notice_path: path of the notice file.
     """
 
     id: str
@@ -249,20 +250,20 @@ class LocalMachinePlace:
 
 
 class LocalMachineProgram(Protocol):
-    """What runs on local machines; the machine ends with it."""
+    """Program of local machines; a machine ends with its program."""
 
     def processes(
         self, place: LocalMachinePlace, request: LaunchRequest
     ) -> Mapping[str, tuple[Sequence[str], Mapping[str, str]]]:
-        """Return arguments and environment of processes by name; the first is the program."""
+        """Return arguments and environment of processes by name. The first one is the program."""
 
 
 class LocalProvider:
-    """See the module.
+    """Local provider; see the module.
 
     Args:
-        root: the cloud's directory, with its catalog.
-        program: runs on the machines that this provider launches; None: it launches none.
+        root: directory of the cloud, with its catalog.
+        program: program of the machines that this provider launches; None: it cannot launch any.
     """
 
     def __init__(self, root: Path, program: LocalMachineProgram | None = None) -> None:
@@ -276,7 +277,7 @@ class LocalProvider:
         return "local"
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
-        """Return all machines that bear the cluster's name."""
+        """Return all machines of the cluster."""
         listed_until = time.time() - read_catalog(self._root).list_delay_s
         self._children = [child for child in self._children if child.poll() is None]
         return [
@@ -287,11 +288,11 @@ class LocalProvider:
         ]
 
     def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
-        """Start machines; the same request again starts only what it lacks."""
+        """Start machines. A repeated request starts only the missing ones."""
         if self._program is None:
             raise ProviderRefusedError(
-                "this local cloud has no program for its machines",
-                fix="Give LocalProvider a program, such as RayMachineProgram.",
+                "this local provider has no program for machines",
+                fix="Pass LocalProvider a program, such as RayMachineProgram.",
             )
         catalog = read_catalog(self._root)
         with self._locked():
@@ -303,47 +304,47 @@ class LocalProvider:
             else:
                 granted, kind = self._grant(request, catalog)
                 answered.parent.mkdir(mode=0o700, exist_ok=True)
-                told: dict[str, Any] = {
+                message: dict[str, Any] = {
                     "granted": granted,
                     "kind": kind,
                     "cluster": request.cluster,
                 }
-                told |= {"request": asdict(request), "at_unix_s": time.time()}
-                put(answered, told)
+                message |= {"request": asdict(request), "at_unix_s": time.time()}
+                put(answered, message)
             for number in range(granted):
                 self._make(request, number, catalog)
         return _failures(request, granted, kind)
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
-        """End machines politely."""
+        """Terminate machines gracefully."""
         for folder in self._named(machine_ids):
             folder.ask("terminate")
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
-        """Return what launches of the last minutes lacked."""
+        """Return failures of launches in the last minutes."""
         since = time.time() - _FAILURES_S
         found: list[LaunchFailure] = []
         for path in sorted((self._root / "requests").glob("*.json")):
-            told = json.loads(path.read_text())
-            if told["cluster"] == cluster and told["at_unix_s"] >= since:
-                asked = told["request"]
+            message = json.loads(path.read_text())
+            if message["cluster"] == cluster and message["at_unix_s"] >= since:
+                asked = message["request"]
                 request = LaunchRequest(**{**asked, "pool": Pool(**asked["pool"])})
-                found += _failures(request, told["granted"], told["kind"])
+                found += _failures(request, message["granted"], message["kind"])
         return found
 
     def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
-        """Return what the catalog has."""
+        """Return the offers of the catalog."""
         catalog, living = read_catalog(self._root), self._living()
         return [self._availability(pool, catalog, living) for pool in pools]
 
     # ------------------------------------------------------------------ for demos and fault tests
 
     def preempt(self, machine_id: str, notice_s: float) -> None:
-        """Take a machine back, as a cloud does with spot machines.
+        """Preempt a machine, as a cloud does with spot machines.
 
         Args:
-            machine_id: which.
-            notice_s: how long it stays after the notice; 0: it is gone without any, as if cut off.
+            machine_id: id of the machine.
+            notice_s: seconds from the notice to the end; 0: it is killed without notice.
         """
         for folder in self._named([machine_id]):
             if notice_s > 0:
@@ -395,7 +396,9 @@ class LocalProvider:
         if self._program is None:
             return
         if (known := folder.record()) is not None:
-            if not folder.was_ever_kept():  # whoever wrote the record was killed right then
+            if (
+                not folder.was_ever_locked()
+            ):  # the launching process was killed after it had written the record
                 self._children.append(folder.start(known))
             return
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -431,7 +434,10 @@ class LocalProvider:
         self._children.append(folder.start(record))
 
     def _next_address(self) -> str:
-        """Return an address that no machine of this cloud has had; clouds share no network."""
+        """Return an address that no machine of this cloud has used.
+
+        Clouds use different networks.
+        """
         path = self._root / "addresses.json"
         number = int(json.loads(path.read_text())["given"]) if path.exists() else 0
         put(path, {"given": number + 1})
@@ -451,7 +457,7 @@ class LocalProvider:
         return [m for m in found if m is not None and m.state is not MachineState.ENDED]
 
     def _forget(self) -> None:
-        """Remove what ended long ago."""
+        """Remove files of machines that ended long ago."""
         before = time.time() - _REMEMBERED_S
         for path in (self._root / "requests").glob("*.json"):
             if path.stat().st_mtime < before:

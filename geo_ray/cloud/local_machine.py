@@ -1,10 +1,10 @@
-"""A small process that is one local machine: it starts the programs there, and ends them.
+"""Keeper process of one local machine: starts its programs and ends them.
 
-It runs alone (``python -I -S local_machine.py FOLDER``), belongs to nobody, and is found by its
-folder: whoever launched it gave it a lock on ``lock``, which it holds as long as it lives. It ends
-the machine when its time is up, when a notice's deadline has come, when its program ends, when the
-file ``terminate`` or ``kill`` appears, when the process that owns the cloud is gone, or the folder
-is.
+The process runs without packages (``python -I -S local_machine.py FOLDER``) and has no parent. It
+holds a lock on ``lock`` in its folder, inherited from the process that launched it, for as long as
+it lives. It ends the machine at the end of its lifetime, at the deadline of a notice, when its
+program ends, when the file ``terminate`` or ``kill`` appears, or when the owner process of the
+cloud or the folder disappears.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _TICK_S = 0.05
 
 
 class LocalMachineKeeper:
-    """See the module.
+    """Keeper of a local machine; see the module.
 
     Args:
-        folder: of the machine; ``machine.json`` there says what to run and until when.
+        folder: folder of the machine; ``machine.json`` has its programs and lifetime.
         supervisor: starts and ends processes, and removes their scratch directory.
     """
 
@@ -36,7 +36,7 @@ class LocalMachineKeeper:
         self._started = False
 
     def run(self) -> None:
-        """Be the machine until it ends."""
+        """Run the machine until it ends."""
         reason = "it was terminated"
         (self._folder / "kept").touch()
         try:
@@ -64,25 +64,25 @@ class LocalMachineKeeper:
 
     def _reason_to_end(self) -> str | None:
         if not (self._folder / "machine.json").exists():
-            return "its folder is gone"
+            return "its folder was removed"
         for name in ("terminate", "kill"):
             if (self._folder / name).exists():
                 return f"it was {name.rstrip('e')}ed"
         if time.time() >= (self._is["ends_unix_s"] or float("inf")):
-            return "its time was up"
+            return "its lifetime was over"
         with contextlib.suppress(OSError, ValueError, KeyError):
             if time.time() >= json.loads((self._folder / "notice.json").read_text())["unix_s"]:
-                return "it was taken back"
+                return "it was preempted"
         if self._started and self._is["main"] not in self._supervisor.running:
             return "its program ended"
         owner = self._is["owner"]
         if owner is not None and born(owner["pid"]) != owner["born"]:
-            return "its owner is gone"
+            return "its owner process ended"
         return None
 
 
 def born(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did; None if there is none."""
+    """Start time of a process in clock ticks since boot; None if it does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -91,8 +91,8 @@ def born(pid: int) -> int | None:
 
 
 def main(folder: Path) -> None:
-    """Be a machine; returns when it has ended."""
-    if os.fork():  # nobody's child from here on: Ray ends the children of an actor with it
+    """Run a machine; returns when it has ended."""
+    if os.fork():  # detach: Ray kills the children of an actor with it
         os._exit(0)
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from geo_ray.ray_cluster.process_supervisor import ProcessSupervisor, begin_supervising
@@ -102,7 +102,7 @@ def main(folder: Path) -> None:
     scratch = Path(json.loads((folder / "machine.json").read_text())["scratch"])
     scratch.mkdir(mode=0o700, exist_ok=True)
     if scratch.stat().st_uid != os.getuid():
-        sys.exit(f"{scratch} is another user's")
+        sys.exit(f"{scratch} belongs to another user")
     LocalMachineKeeper(folder, ProcessSupervisor(scratch)).run()
 
 

@@ -1,8 +1,8 @@
 """Preemption notices from the metadata services of AWS and Tencent Cloud, and of the local cloud.
 
-AWS gives two minutes on the spot market and rebalance recommendations (IMDSv2); Tencent Cloud
-names the time in UTC+8; the local cloud writes a file. ``python -m geo_ray.cloud.notices``
-prints what the cloud says of the machine it runs on.
+AWS gives two minutes of notice for spot machines, and rebalance recommendations (IMDSv2). Tencent
+Cloud gives the time in UTC+8. The local cloud writes a file. ``python -m geo_ray.cloud.notices``
+prints the notice of the machine that it runs on.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from geo_ray.base.errors import GeoRayError, ProviderRefusedError, ProviderUnrea
 
 
 class NoticeKind(StrEnum):
-    """How sure it is that the machine goes."""
+    """Whether a machine will or may be reclaimed."""
 
     TAKEN_BACK = "taken_back"  # at the deadline
-    RISK = "risk"  # more likely than before; the machine may as well stay
+    RISK = "risk"  # elevated risk; the machine may stay
 
 
 @dataclass(frozen=True, slots=True)
 class MachineNotice:
-    """A cloud says that a machine will be, or may be, taken away.
+    """Notice that a machine will be, or may be, reclaimed.
 
     Attributes:
-        machine: the cloud's name of it.
-        deadline_unix_s: when it is gone; None: not said.
-        kind: whether it surely goes.
+        machine: id of the machine in the cloud.
+        deadline_unix_s: when it is reclaimed; None: not given.
+        kind: certain or possible.
     """
 
     machine: str
@@ -46,20 +46,20 @@ class MachineNotice:
 
 
 class NoticeReader(Protocol):
-    """Asks the metadata service of the machine that it runs on."""
+    """Reads the metadata service of the machine that it runs on."""
 
     def machine_id(self) -> str:
-        """Return the cloud's name of this machine.
+        """Return the id of this machine in the cloud.
 
         Raises:
-            ProviderUnreachableError: nothing answers; this is no machine of that cloud.
+            ProviderUnreachableError: no metadata service answers; this is no machine of that cloud.
         """
 
     def read(self) -> MachineNotice | None:
-        """Return the present notice; a machine that is taken back hides a mere risk.
+        """Return the current notice. A certain reclaim takes precedence over a risk.
 
         Raises:
-            ProviderUnreachableError: nothing answers, or nothing that makes sense.
+            ProviderUnreachableError: there is no answer, or an invalid one.
         """
 
 
@@ -68,10 +68,10 @@ _NOT_FOUND: Final = 404
 
 
 class MetadataRefusal(Exception):  # noqa: N818 - caught by the readers, never shown
-    """The service answered with a status that is neither success nor "not there".
+    """The metadata service answered with a status other than success or not found.
 
     Args:
-        status: of HTTP.
+        status: HTTP status.
     """
 
     def __init__(self, status: int) -> None:
@@ -82,11 +82,11 @@ class MetadataRefusal(Exception):  # noqa: N818 - caught by the readers, never s
 def ask(
     url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET", timeout_s: float
 ) -> str | None:
-    """Return the text at an address; None if there is none.
+    """Return the text at a URL; None if it is not found.
 
     Raises:
-        ProviderUnreachableError: nobody answers.
-        MetadataRefusal: it answers with an error.
+        ProviderUnreachableError: the service does not answer.
+        MetadataRefusal: the service answers with an error.
     """
     request = Request(url, headers=dict(headers or {}), method=method)  # noqa: S310 - of our own
     try:
@@ -100,7 +100,7 @@ def ask(
     except (OSError, http.client.HTTPException) as error:
         raise ProviderUnreachableError(
             f"no metadata service answers at {url}: {type(error).__name__}",
-            fix="Run this on a machine of that cloud, with its metadata service switched on.",
+            fix="Run this on a machine of that cloud with the metadata service enabled.",
         ) from None
 
 
@@ -111,11 +111,11 @@ _EXPIRED: Final = 401
 
 
 class AwsNotices:
-    """See the module.
+    """AWS notices; see the module.
 
     Args:
-        url: of the metadata service.
-        timeout_s: longest wait for an answer.
+        url: URL of the metadata service.
+        timeout_s: timeout of a request.
     """
 
     def __init__(self, url: str = AWS_METADATA, *, timeout_s: float = 2.0) -> None:
@@ -129,24 +129,24 @@ class AwsNotices:
         if self._machine is None:
             found = self._get("instance-id")
             if not found:
-                raise ProviderUnreachableError("the metadata service of aws names no instance")
+                raise ProviderUnreachableError("the metadata service of aws returns no instance id")
             self._machine = found
         return self._machine
 
     def read(self) -> MachineNotice | None:
-        """Return the present notice."""
+        """Return the current notice."""
         action = self._get("spot/instance-action")
         if action is not None:
-            told = _table(action)
-            if told.get("action") in ("terminate", "stop", "hibernate"):
-                at = _unix_s(told.get("time"))
+            message = _table(action)
+            if message.get("action") in ("terminate", "stop", "hibernate"):
+                at = _unix_s(message.get("time"))
                 return MachineNotice(self.machine_id(), at, NoticeKind.TAKEN_BACK)
         if self._get("events/recommendations/rebalance") is not None:
             return MachineNotice(self.machine_id(), None, NoticeKind.RISK)
         return None
 
     def _get(self, path: str) -> str | None:
-        for _ in range(2):  # a token is good for hours, and then not
+        for _ in range(2):  # a token is valid for hours; retry once with a new one
             if self._token is None:
                 self._token = self._fresh_token()
             headers = {"X-aws-ec2-metadata-token": self._token}
@@ -157,7 +157,7 @@ class AwsNotices:
                 self._token = None
                 if refusal.status != _EXPIRED:
                     break
-        raise ProviderUnreachableError(f"the metadata service of aws does not tell {path}")
+        raise ProviderUnreachableError(f"the metadata service of aws returned no {path}")
 
     def _fresh_token(self) -> str:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_LIFE_S)}
@@ -166,11 +166,13 @@ class AwsNotices:
             token = ask(url, headers, method="PUT", timeout_s=self._timeout_s)
         except MetadataRefusal as refusal:
             token = None
-            told = str(refusal.status)
+            message = str(refusal.status)
         else:
-            told = "404"
+            message = "404"
         if not token:
-            raise ProviderUnreachableError(f"the metadata service of aws gives no token ({told})")
+            raise ProviderUnreachableError(
+                f"the metadata service of aws returned no token ({message})"
+            )
         return token
 
 
@@ -180,12 +182,12 @@ def _table(text: str) -> dict[str, object]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise ProviderUnreachableError("the metadata service of aws sent a notice without sense")
+        raise ProviderUnreachableError("the metadata service of aws returned an invalid notice")
     return found
 
 
 def _unix_s(text: object) -> float | None:
-    """Return a time; a notice whose time cannot be read is one nevertheless."""
+    """Return a time. A notice with an unreadable time is still a notice."""
     try:
         at = datetime.fromisoformat(str(text))
     except ValueError:
@@ -199,11 +201,11 @@ _ITS_TIME: Final = timezone(timedelta(hours=8))
 
 
 class TencentNotices:
-    """See the module.
+    """Tencent Cloud notices; see the module.
 
     Args:
-        url: of the metadata service.
-        timeout_s: longest wait for an answer.
+        url: URL of the metadata service.
+        timeout_s: timeout of a request.
     """
 
     def __init__(self, url: str = TENCENT_METADATA, *, timeout_s: float = 2.0) -> None:
@@ -216,18 +218,20 @@ class TencentNotices:
         if self._machine is None:
             found = self._get("instance-id")
             if not found:
-                raise ProviderUnreachableError("the metadata service of tencent names no instance")
+                raise ProviderUnreachableError(
+                    "the metadata service of tencent returns no instance id"
+                )
             self._machine = found
         return self._machine
 
     def read(self) -> MachineNotice | None:
-        """Return the present notice."""
+        """Return the current notice."""
         found = self._get("spot/termination-time")
         if not found:
             return None
         try:
             at = datetime.strptime(found, "%Y-%m-%d %H:%M:%S").replace(tzinfo=_ITS_TIME)
-        except ValueError:  # a notice whose time cannot be read is one nevertheless
+        except ValueError:  # a notice with an unreadable time is still a notice
             return MachineNotice(self.machine_id(), None, NoticeKind.TAKEN_BACK)
         return MachineNotice(self.machine_id(), at.timestamp(), NoticeKind.TAKEN_BACK)
 
@@ -236,33 +240,33 @@ class TencentNotices:
             return ask(f"{self._url}/latest/meta-data/{path}", timeout_s=self._timeout_s)
         except MetadataRefusal as refusal:
             raise ProviderUnreachableError(
-                f"the metadata service of tencent does not tell {path} ({refusal.status})"
+                f"the metadata service of tencent returned no {path} ({refusal.status})"
             ) from None
 
 
 class FileNotices:
-    """See the module.
+    """Local notices; see the module.
 
     Args:
-        path: of the file, which appears with the notice.
+        path: path of the file, which is written with the notice.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def machine_id(self) -> str:
-        """Return the machine's name, which is that of its folder."""
+        """Return the name of the machine, which is that of its folder."""
         return self._path.parent.name
 
     def read(self) -> MachineNotice | None:
-        """Return the present notice."""
+        """Return the current notice."""
         try:
             at = float(json.loads(self._path.read_text())["unix_s"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            told = type(error).__name__
-            raise ProviderUnreachableError(f"{self._path} cannot be read: {told}") from None
+            message = type(error).__name__
+            raise ProviderUnreachableError(f"{self._path} cannot be read: {message}") from None
         return MachineNotice(self.machine_id(), at, NoticeKind.TAKEN_BACK)
 
 
@@ -270,15 +274,15 @@ CLOUDS: Final = ("aws", "tencent", "local")
 
 
 def open_notices(cloud: str, url: str | None = None, file: Path | None = None) -> NoticeReader:
-    """Return the reader.
+    """Return the notice reader of a cloud.
 
     Args:
         cloud: one of `CLOUDS`.
-        url: of the metadata service, in place of the cloud's.
-        file: of the local cloud's notice.
+        url: metadata service URL to use instead of the cloud's.
+        file: notice file of the local cloud.
 
     Raises:
-        ProviderRefusedError: there is no such cloud, or the local one's file is not named.
+        ProviderRefusedError: the cloud is unknown, or the file of the local cloud is missing.
     """
     if cloud == "aws":
         return AwsNotices(url or AWS_METADATA)
@@ -287,17 +291,17 @@ def open_notices(cloud: str, url: str | None = None, file: Path | None = None) -
     if cloud == "local" and file is not None:
         return FileNotices(file)
     raise ProviderRefusedError(
-        f"no notices can be read of {cloud}", fix=f"Use one of {', '.join(CLOUDS)}; local: --file."
+        f"{cloud} has no notices", fix=f"Use one of {', '.join(CLOUDS)}; local: --file."
     )
 
 
 def main() -> int:
-    """Print the machine's name, or its notice."""
+    """Print the machine's id or its notice."""
     parser = argparse.ArgumentParser(prog="geo_ray.cloud.notices")
     parser.add_argument("--cloud", choices=CLOUDS, required=True)
-    parser.add_argument("--url", help="of the metadata service, in place of the cloud's")
-    parser.add_argument("--file", type=Path, help="of the local cloud's notice")
-    parser.add_argument("--machine-id", action="store_true", help="print the machine's name")
+    parser.add_argument("--url", help="metadata service URL to use instead of the cloud's")
+    parser.add_argument("--file", type=Path, help="notice file of the local cloud")
+    parser.add_argument("--machine-id", action="store_true", help="print the id of the machine")
     asked = parser.parse_args()
     try:
         reader = open_notices(asked.cloud, asked.url, asked.file)

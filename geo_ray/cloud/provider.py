@@ -1,4 +1,4 @@
-"""The machine provider interface and what its implementations share.
+"""The machine provider interface and shared parts of its implementations.
 
 A provider only acts and observes; the autoscaler decides what should run. Clouds are eventually
 consistent: a machine that was just launched may be missing from a list for a while, and a reply
@@ -26,14 +26,14 @@ from geo_ray.base.errors import (
 
 
 class Market(StrEnum):
-    """How a machine is paid; only one on the spot market may be taken back."""
+    """How a machine is charged; only spot machines may be preempted."""
 
     ON_DEMAND = "on_demand"
     SPOT = "spot"
 
 
 class MachineState(StrEnum):
-    """What the cloud says of a machine."""
+    """State of a machine as listed by the cloud."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -43,12 +43,12 @@ class MachineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Where machines of one kind come from; what is sold out is sold out for a pool.
+    """A source of machines of one type; capacity is per pool.
 
     Attributes:
-        region: the cloud's own name of it.
-        zone: None where the provider may choose.
-        type: the cloud's name of the machine type.
+        region: region name in the cloud.
+        zone: zone; None: the provider chooses.
+        type: machine type name in the cloud.
         market: on demand or spot.
     """
 
@@ -60,17 +60,17 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """Machines that are to be; the same request twice makes them once.
+    """Request for machines; a repeated request launches nothing twice.
 
     Attributes:
         request_id: chosen by the caller, at most 64 characters; the cloud's idempotency token.
-        cluster: name of the cluster, written on every machine so that none is ever lost sight of.
-        pool: from where.
-        count: how many; fewer may come.
+        cluster: name of the cluster, a tag of every machine.
+        pool: the pool.
+        count: number of machines; fewer may be launched.
         labels: labels of the Ray nodes that run there, region and role among them.
-        ends_unix_s: when the machine ends by itself although nobody asks it to; None: never.
-        cluster_id: of the cluster's own, written on every machine, too: two clusters may have one
-            name; empty: it has none.
+        ends_unix_s: when the machine ends by itself; None: never.
+        cluster_id: unique id of the cluster, also a tag, since two clusters may share a name;
+            empty: none.
     """
 
     request_id: str
@@ -84,18 +84,18 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine as the cloud sees it.
+    """A machine as listed by the cloud.
 
     Attributes:
-        id: the cloud's name of it.
-        request_id: of the launch that made it; None: made by hand.
-        pool: where it runs; its zone is known.
+        id: id in the cloud.
+        request_id: id of its launch request; None: launched by hand.
+        pool: its pool, with the zone.
         state: as last listed.
-        launched_unix_s: since when it is paid.
+        launched_unix_s: start of its cost.
         address: private address; None until it has one.
-        labels: those of its request.
-        ends_unix_s: when the cloud takes it back (a notice) or it ends by itself; None: not known.
-        cluster_id: that of its request; empty: none, of a cluster or of a maker that has none.
+        labels: labels of its request.
+        ends_unix_s: when it is preempted (with a notice) or ends by itself; None: unknown.
+        cluster_id: id of its cluster; empty: none.
     """
 
     id: str
@@ -110,26 +110,26 @@ class Machine:
 
 
 class LaunchFailureKind(StrEnum):
-    """Why machines did not come, as far as it changes what to do next."""
+    """Kind of a launch failure, as far as it determines the next action."""
 
-    SOLD_OUT = "sold_out"  # another pool, this one later
-    QUOTA = "quota"  # no more of the kind in the region until somebody raises the limit
-    THROTTLED = "throttled"  # the same again, later
-    REFUSED = "refused"  # credentials, permissions or a request that can never work
+    SOLD_OUT = "sold_out"  # try another pool, and this one later
+    QUOTA = "quota"  # no more machines of the type in the region until the limit is raised
+    THROTTLED = "throttled"  # retry later
+    REFUSED = "refused"  # credentials, permissions, or a request that can never succeed
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailure:
-    """Machines of a request that did not come.
+    """Machines of a request that were not launched.
 
     Attributes:
-        request_id: of the launch.
-        pool: that was asked.
-        missing: how many.
-        kind: what kind of failure.
-        reason: the cloud's code and words, without secrets.
-        machine_id: of the one machine that was accepted and could not start; None: they were never
-            made.
+        request_id: id of the request.
+        pool: requested pool.
+        missing: number of machines.
+        kind: kind of failure.
+        reason: error code and message of the cloud, without secrets.
+        machine_id: id of a machine that was accepted but did not start; None: no machine was
+            created.
     """
 
     request_id: str
@@ -142,13 +142,13 @@ class LaunchFailure:
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """What a pool could give now.
+    """Price and capacity of a pool.
 
     Attributes:
-        pool: which.
-        usd_per_hour: price of a machine now; None: not for sale there.
-        available: machines that could be had, as far as the cloud tells; None: it does not.
-        quota_left: further machines that the account may rent; None: not known.
+        pool: the pool.
+        usd_per_hour: current price of a machine; None: the pool does not offer it.
+        available: available machines; None: the cloud does not report it.
+        quota_left: remaining quota of the account; None: unknown.
     """
 
     pool: Pool
@@ -158,11 +158,10 @@ class Availability:
 
 
 class MachineProvider(Protocol):
-    """One cloud account (or this machine) as a source of machines.
+    """A cloud account, or this machine, as a source of machines.
 
-    Every call may take seconds, is safe to repeat, and raises an error of the project's tree:
-    ``ProviderRefusedError`` names the missing permission, ``ProviderUnreachableError`` says that
-    nothing is known of the outcome.
+    Every call may take seconds and is safe to repeat. ``ProviderRefusedError`` names a missing
+    permission; ``ProviderUnreachableError`` means that the outcome is unknown.
     """
 
     @property
@@ -170,19 +169,19 @@ class MachineProvider(Protocol):
         """Name of the provider: ``local``, ``aws``, ``tencent``."""
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
-        """Return all machines that bear a cluster's name, ended ones as long as it knows them.
+        """Return all machines with a cluster's tag, including ended ones while they are listed.
 
-        Those of another cluster of that name are among them; `Machine.cluster_id` tells.
+        Machines of another cluster of that name are included; compare `Machine.cluster_id`.
         """
 
     def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
-        """Ask for machines; what came is seen in the list, what surely will not is returned."""
+        """Launch machines. Returns known failures; launched machines appear in lists."""
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
-        """End machines; one that has ended or is not known is no error."""
+        """Terminate machines. Ended and unknown ids are ignored."""
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
-        """Return launches that failed after they were accepted, each of them once or more."""
+        """Return launches that failed after they were accepted; each is reported at least once."""
 
     def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
         """Return price, availability and quota of pools, in their order."""
@@ -198,13 +197,13 @@ _NAME: Final = "Name"
 
 @dataclass(frozen=True, slots=True)
 class MachineTags:
-    """What was read of a machine's tags; a machine may bear wrong ones, since users can edit them.
+    """Content of a machine's tags, which users may have edited.
 
     Attributes:
-        cluster: its cluster; None: not one of geo_ray's.
-        cluster_id: which of that name; empty: it is not said.
-        request_id: of its launch.
-        labels: of its Ray node.
+        cluster: name of its cluster; None: not launched by geo_ray.
+        cluster_id: id of its cluster; empty: unknown.
+        request_id: id of its launch request.
+        labels: labels of its Ray node.
         ends_unix_s: when it ends by itself.
     """
 
@@ -216,7 +215,7 @@ class MachineTags:
 
 
 def tags_of(request: LaunchRequest) -> dict[str, str]:
-    """Return the tags of a request's machines."""
+    """Return the tags of the machines of a request."""
     found = {
         _NAME: f"geo-ray {request.cluster}",
         CLUSTER_TAG: request.cluster,
@@ -230,7 +229,7 @@ def tags_of(request: LaunchRequest) -> dict[str, str]:
 
 
 def read_tags(tags: Mapping[str, str]) -> MachineTags:
-    """Return what tags say."""
+    """Parse tags."""
     ends = tags.get(ENDS_TAG, "")
     return MachineTags(
         cluster=tags.get(CLUSTER_TAG),
@@ -251,17 +250,17 @@ _CREDENTIALS: Final = (
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 )
-_A_RIGHT: Final = "AuthFailure.UnauthorizedOperation"  # Tencent's, of a right after all
+_A_RIGHT: Final = "AuthFailure.UnauthorizedOperation"  # Tencent's code for a missing permission
 _PERMISSION: Final = re.compile(r"perform:? ([a-z0-9-]+:\w+)|\(([a-z]+:\w+)\)|action ([a-z]+:\w+)")
 
 
 @contextmanager
 def as_provider_errors(permission: str, denied: Callable[[str], bool]) -> Iterator[None]:
-    """Turn errors of a cloud's session into those of providers.
+    """Turn errors of a cloud API into provider errors.
 
     Args:
-        permission: what the call needs, named if the cloud itself does not.
-        denied: whether a code says that a right is missing.
+        permission: required permission, named if the cloud does not name one.
+        denied: whether an error code means a missing permission.
     """
     try:
         yield
@@ -291,16 +290,16 @@ def as_provider_errors(permission: str, denied: Callable[[str], bool]) -> Iterat
 def failure(
     request: LaunchRequest, missing: int, kind: LaunchFailureKind, reason: str
 ) -> LaunchFailure:
-    """Return what a request lacks."""
+    """Return the failure of some machines of a request."""
     return LaunchFailure(request.request_id, request.pool, missing, kind, reason)
 
 
 def unstarted(
     machine: Machine, request_id: str, kind: LaunchFailureKind, reason: str
 ) -> LaunchFailure:
-    """Return that a machine of a request was accepted and could not start."""
+    """Return the failure of a machine that was accepted but did not start."""
     return LaunchFailure(request_id, machine.pool, 1, kind, reason, machine.id)
 
 
-ROLE_LABEL: Final = "geo-ray/role"  # also in cloud/autoscaler/target.py, which is above
+ROLE_LABEL: Final = "geo-ray/role"  # same value in cloud/autoscaler/target.py, a higher layer
 HEAD_ROLE: Final = "head"

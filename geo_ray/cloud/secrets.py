@@ -24,31 +24,31 @@ from geo_ray.prices.tencent import Tencent
 
 
 class SecretStore(Protocol):
-    """Texts by name; a value appears in no error and no log.
+    """Secrets by name. Values never appear in errors or logs.
 
-    Every call raises ``ProviderRefusedError`` if it will never work, ``ProviderUnreachableError``
-    if it may have worked.
+    Every call raises ``ProviderRefusedError`` if it can never succeed, and
+    ``ProviderUnreachableError`` if its outcome is unknown.
     """
 
     def get(self, name: str) -> str:
-        """Return the newest value; that there is none is a ``ProviderRefusedError``."""
+        """Return the newest value; a missing secret is a ``ProviderRefusedError``."""
 
     def put(self, name: str, value: str) -> None:
-        """Make a secret, or give it a new value."""
+        """Create a secret or add a new value."""
 
     def delete(self, name: str) -> None:
-        """Remove a secret at once; one that is not there is no error."""
+        """Delete a secret immediately; a missing one is ignored."""
 
 
 def missing(name: str, store: str) -> ProviderRefusedError:
-    """Return the error of a secret that is not there."""
+    """Return the error of a missing secret."""
     return ProviderRefusedError(
-        f"there is no secret {name} in {store}", fix="Put it there, or correct its name or region."
+        f"{store} has no secret {name}", fix="Put it there, or correct its name or region."
     )
 
 
 class FileSecrets:
-    """A directory with a file for each secret.
+    """Secrets in the files of a directory.
 
     Args:
         root: the directory.
@@ -65,7 +65,7 @@ class FileSecrets:
             raise missing(name, str(self._root)) from None
 
     def put(self, name: str, value: str) -> None:
-        """Make a secret, or give it a new value."""
+        """Create a secret or add a new value."""
         path = self._path(name)
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -74,7 +74,7 @@ class FileSecrets:
         beside.replace(path)
 
     def delete(self, name: str) -> None:
-        """Remove a secret."""
+        """Delete a secret."""
         self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
@@ -89,12 +89,12 @@ _DENIED = frozenset({"AccessDenied", "AccessDeniedException"})
 
 
 class SecretsManagerSecrets:
-    """Secrets Manager of a region.
+    """AWS Secrets Manager in a region.
 
     Args:
-        region: AWS's name of it.
-        endpoints: addresses by service, in place of those of AWS.
-        attempts: tries of a request.
+        region: AWS region.
+        endpoints: endpoint overrides by service.
+        attempts: attempts per request.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class SecretsManagerSecrets:
                 raise
 
     def put(self, name: str, value: str) -> None:
-        """Make a secret, or give it a new value."""
+        """Create a secret or add a new value."""
         with _aws_errors("secretsmanager:CreateSecret, secretsmanager:PutSecretValue"):
             try:
                 self._call("create_secret", Name=name, SecretString=value)
@@ -124,7 +124,7 @@ class SecretsManagerSecrets:
                 self._call("put_secret_value", SecretId=name, SecretString=value)
 
     def delete(self, name: str) -> None:
-        """Remove a secret at once, without a time in which it could be had back."""
+        """Delete a secret immediately, without a recovery window."""
         with _aws_errors("secretsmanager:DeleteSecret"):
             try:
                 self._call("delete_secret", SecretId=name, ForceDeleteWithoutRecovery=True)
@@ -137,12 +137,12 @@ class SecretsManagerSecrets:
 
 
 class ParameterSecrets:
-    """Encrypted parameters of Systems Manager in a region.
+    """Encrypted Systems Manager parameters in a region.
 
     Args:
-        region: AWS's name of it.
-        endpoints: addresses by service, in place of those of AWS.
-        attempts: tries of a request.
+        region: AWS region.
+        endpoints: endpoint overrides by service.
+        attempts: attempts per request.
     """
 
     def __init__(
@@ -163,12 +163,12 @@ class ParameterSecrets:
             return str(reply["Parameter"]["Value"])
 
     def put(self, name: str, value: str) -> None:
-        """Make a secret, or give it a new value."""
+        """Create a secret or add a new value."""
         with _aws_errors("ssm:PutParameter"):
             self._call("put_parameter", Name=name, Value=value, Type="SecureString", Overwrite=True)
 
     def delete(self, name: str) -> None:
-        """Remove a secret."""
+        """Delete a secret."""
         with _aws_errors("ssm:DeleteParameter"):
             try:
                 self._call("delete_parameter", Name=name)
@@ -179,7 +179,7 @@ class ParameterSecrets:
     def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:
         name = str(arguments.pop("Name"))
         if "/" in name and not name.startswith("/"):
-            name = f"/{name}"  # a path has to begin at the root
+            name = f"/{name}"  # a path must begin with a slash
         return self._aws.call("ssm", self._region, operation, Name=name, **arguments)
 
 
@@ -192,12 +192,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
 class TencentSecrets:
-    """Secrets of a region; each put makes a version, and the newest one counts.
+    """Tencent SSM secrets of a region; each put creates a version, and the newest one is used.
 
     Args:
-        region: Tencent's name of it.
-        endpoint: address in place of Tencent's.
-        attempts: tries of a request.
+        region: Tencent Cloud region.
+        endpoint: endpoint override.
+        attempts: attempts per request.
     """
 
     def __init__(self, region: str, endpoint: str | None = None, *, attempts: int = 5) -> None:
@@ -214,8 +214,8 @@ class TencentSecrets:
             return str(self._call("GetSecretValue", asked)["SecretString"])
 
     def put(self, name: str, value: str) -> None:
-        """Make a secret, or give it a new value."""
-        version = f"v{time.time_ns():020d}-{secrets.token_hex(4)}"  # their order is that of time
+        """Create a secret or add a new value."""
+        version = f"v{time.time_ns():020d}-{secrets.token_hex(4)}"  # sorted by time
         asked = {"SecretName": name, "VersionId": version, "SecretString": value}
         with _tencent_errors("ssm:CreateSecret, ssm:PutSecretValue, ssm:DeleteSecretVersion"):
             try:
@@ -227,7 +227,7 @@ class TencentSecrets:
                 self._call("PutSecretValue", asked)
 
     def delete(self, name: str) -> None:
-        """Remove a secret at once; it has to be disabled first."""
+        """Delete a secret immediately; it must be disabled first."""
         with _tencent_errors("ssm:DisableSecret, ssm:DeleteSecret"):
             try:
                 self._call("DisableSecret", {"SecretName": name})
@@ -237,7 +237,7 @@ class TencentSecrets:
                     raise
 
     def _forget(self, name: str) -> None:
-        """Remove all versions but the newest: the cloud keeps ten."""
+        """Delete all versions but the newest: the cloud allows ten."""
         for version in sorted(self._versions(name))[:-1]:
             self._call("DeleteSecretVersion", {"SecretName": name, "VersionId": version})
 
@@ -271,15 +271,15 @@ KINDS: Final = ("aws-secretsmanager", "aws-ssm", "tencent-ssm", "file")
 
 
 def open_secrets(kind: str, place: str, endpoint: str | None = None) -> SecretStore:
-    """Return a store.
+    """Return a secret store.
 
     Args:
         kind: one of `KINDS`.
-        place: region of the cloud; of ``file`` the directory.
-        endpoint: address in place of the cloud's.
+        place: region of the cloud; for ``file``, the directory.
+        endpoint: endpoint override.
 
     Raises:
-        ProviderRefusedError: there is no such kind.
+        ProviderRefusedError: the kind is unknown.
         CloudError: there are no credentials.
     """
     match kind:
@@ -292,16 +292,16 @@ def open_secrets(kind: str, place: str, endpoint: str | None = None) -> SecretSt
         case "file":
             return FileSecrets(Path(place))
     raise ProviderRefusedError(
-        f"there is no store of secrets of kind {kind!r}", fix=f"Use one of {', '.join(KINDS)}."
+        f"unknown kind of secret store: {kind!r}", fix=f"Use one of {', '.join(KINDS)}."
     )
 
 
 def main() -> int:
-    """Print the secret; errors go to the standard error output, without its value."""
+    """Print the secret. Errors go to standard error and never contain the value."""
     parser = argparse.ArgumentParser(prog="geo_ray.cloud.secrets")
     parser.add_argument("--store", choices=KINDS, required=True)
-    parser.add_argument("--region", required=True, help="of a file store: its directory")
-    parser.add_argument("--endpoint", help="address in place of the cloud's")
+    parser.add_argument("--region", required=True, help="region, or the directory of a file store")
+    parser.add_argument("--endpoint", help="endpoint override")
     parser.add_argument("name")
     asked = parser.parse_args()
     try:

@@ -1,7 +1,7 @@
-"""Machines of Tencent Cloud: CVM on demand and on the spot market.
+"""Tencent Cloud machines: CVM, on demand and spot.
 
-Launches are asynchronous: an accepted machine is pending, and may yet fail to start. Each one has
-an action timer, by which the cloud itself ends it; a machine that ended soon leaves the list.
+Launches are asynchronous: an accepted machine is pending and may still fail to start. Each machine
+has an action timer with which the cloud ends it. Ended machines soon disappear from lists.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _STATES: Final = {
     "STARTING": MachineState.PENDING,
     "REBOOTING": MachineState.RUNNING,
     "STOPPING": MachineState.ENDING,
-    "STOPPED": MachineState.ENDING,  # its disk is still paid
-    "SHUTDOWN": MachineState.ENDED,  # about to leave the list
+    "STOPPED": MachineState.ENDING,  # its disk is still charged
+    "SHUTDOWN": MachineState.ENDED,  # about to disappear from the list
     "TERMINATING": MachineState.ENDING,
 }
 _CHARGES: Final = {Market.ON_DEMAND: "POSTPAID_BY_HOUR", Market.SPOT: "SPOTPAID"}
@@ -52,19 +52,19 @@ _SOLD_OUT: Final = ("ResourcesSoldOut", "ResourceInsufficient")
 _SPOT_PRICE: Final = "InvalidParameterValue.InsufficientPrice"
 _QUOTA: Final = ("LimitExceeded", "InvalidAccount.InsufficientBalance")
 _DENIED: Final = ("UnauthorizedOperation", "AuthFailure")
-_MOST_VALUES: Final = 5  # of a filter
+_MOST_VALUES: Final = 5  # limit of values per filter
 _MOST_IDS: Final = 100
 _PAGE: Final = 100
-_TIMER_S: Final = 330.0  # the cloud wants 5 minutes
+_TIMER_S: Final = 330.0  # the cloud requires at least 5 minutes
 _PRICES_S: Final = 60.0
 
 
 class TencentProvider:
-    """See the module.
+    """CVM provider; see the module.
 
     Args:
-        config: regions, images, networks and how nodes join.
-        tencent: the account; None: that of the credentials that are found.
+        config: regions, images, networks, and how nodes join.
+        tencent: the account; None: that of the default credentials.
 
     Raises:
         CloudError: there are no credentials.
@@ -83,21 +83,21 @@ class TencentProvider:
         return "tencent"
 
     def of_region(self, region: str) -> TencentProvider:
-        """Return what asks one region of the same account alone."""
+        """Return a provider for one region of the same account."""
         places = {region: self._config.places[region]}
         return TencentProvider(self._config.model_copy(update={"places": places}), self._tencent)
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
-        """Return all machines of all regions that bear the cluster's name."""
+        """Return all machines with the cluster's tag, in all regions."""
         return [machine for machine, _ in self._listed(cluster)]
 
     def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
-        """Ask for machines of one pool."""
+        """Launch machines of one pool."""
         region = request.pool.region
         place = self._config.places.get(region)
         if place is None:
             raise ProviderRefusedError(
-                f"nothing is said of the region {region} of tencent",
+                f"region {region} of tencent is not configured",
                 fix=f"Add {region} to `places`, with its machine image and its network.",
             )
         join = needed_join(self._config.join)
@@ -115,16 +115,16 @@ class TencentProvider:
                 came = len(reply["InstanceIdSet"])
         if came >= request.count:
             return []
-        why = f"tencent gave {came} of {request.count} machines"
+        why = f"tencent launched {came} of {request.count} machines"
         return [failure(request, request.count - came, LaunchFailureKind.SOLD_OUT, why)]
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
-        """End machines of whatever region."""
+        """Terminate machines in any region."""
         wanted = list(dict.fromkeys(machine_ids))
         for region in self._config.places if wanted else ():
             by_charge: dict[str, list[str]] = {}
             for begin in range(0, len(wanted), _MOST_VALUES):
-                # A filter, since a name that is not known would be an error otherwise.
+                # A filter, since an unknown id would be an error.
                 some = wanted[begin : begin + _MOST_VALUES]
                 for item in self._described(region, "instance-id", some):
                     if _STATES[item["InstanceState"]] in (
@@ -134,12 +134,12 @@ class TencentProvider:
                         by_charge.setdefault(item["InstanceChargeType"], []).append(
                             item["InstanceId"]
                         )
-            for living in by_charge.values():  # the cloud takes one kind at a time
+            for living in by_charge.values():  # the cloud accepts one charge type per call
                 for begin in range(0, len(living), _MOST_IDS):
                     self._end(region, living[begin : begin + _MOST_IDS])
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
-        """Return machines that were accepted and could not start."""
+        """Return machines that were accepted but could not start."""
         found = []
         for machine, item in self._listed(cluster):
             if item["InstanceState"] == "LAUNCH_FAILED" and machine.request_id is not None:
@@ -149,7 +149,7 @@ class TencentProvider:
         return found
 
     def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
-        """Return prices and what is sold out, at most a minute old."""
+        """Return prices and availability, at most a minute old."""
         return [self._availability(pool) for pool in pools]
 
     # ------------------------------------------------------------------ parts
@@ -161,7 +161,7 @@ class TencentProvider:
             except CloudError as error:
                 if not error.said.startswith(("InvalidInstanceId", "InvalidInstance.")):
                     raise
-                if len(ids) > 1:  # one of them has just ended
+                if len(ids) > 1:  # one of them may have ended just now
                     for id_ in ids:
                         self._end(region, [id_])
 
@@ -197,15 +197,15 @@ class TencentProvider:
                     self._tencent, pool.region, [pool.type], self._config.currency
                 )
             known = self._prices[key] = (time.monotonic(), records)
-        fitting = [
+        matching = [
             record
             for record in known[1]
             if record.market == pool.market.value and pool.zone in (None, record.zone)
         ]
-        if not fitting:
+        if not matching:
             return Availability(pool, None)
-        there = [record for record in fitting if record.availability != "none"]
-        cheapest = min(there or fitting, key=attrgetter("amount"))
+        there = [record for record in matching if record.availability != "none"]
+        cheapest = min(there or matching, key=attrgetter("amount"))
         usd = cheapest.amount * usd_per_unit(cheapest.currency, self._config.rates)
         return Availability(pool, usd, available=None if there else 0)
 
@@ -217,7 +217,7 @@ def _run_instances(
     zone = request.pool.zone or zones[sum(request.request_id.encode()) % len(zones)]
     if zone not in place.subnets:
         raise ProviderRefusedError(
-            f"there is no subnet in {zone}", fix="Add the zone's subnet to `subnets`."
+            f"no subnet is configured in {zone}", fix="Add the zone's subnet to `subnets`."
         )
     tags = [{"Key": key, "Value": value} for key, value in tags_of(request).items()]
     asked: dict[str, Any] = {
@@ -240,7 +240,7 @@ def _run_instances(
         role = place.head_role
     if role is not None:
         asked["CamRoleName"] = role
-    if request.pool.market is Market.SPOT:  # no highest price: the present one is paid
+    if request.pool.market is Market.SPOT:  # without a price limit: the current price is charged
         asked["InstanceMarketOptions"] = {
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time"},
@@ -272,7 +272,7 @@ def _machine(item: Mapping[str, Any], region: str) -> Machine:
 
 
 def _failure_kind(error: CloudError) -> LaunchFailureKind | None:
-    """Return how a launch failed, if it is known that nothing came and may be tried elsewhere."""
+    """Return the kind of a launch failure; None: machines may have been launched."""
     if error.said.startswith(SLOW_DOWN):
         return LaunchFailureKind.THROTTLED
     return None if isinstance(error, CloudUnreachableError) else _kind_of(error.said)

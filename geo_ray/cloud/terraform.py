@@ -1,7 +1,8 @@
 """Terraform stacks: the output ``geo_ray`` of infra/terraform and the configuration it implies.
 
-`read_stack` reads the output from Terraform itself or from a file of what it printed.
-`aws_config` and `tencent_config` turn a stack into the providers that rent machines next to it.
+`read_stack` reads the output from Terraform or from a file with its output. `aws_config` and
+`tencent_config` turn a stack into the configuration of the providers that launch machines next to
+it.
 """
 
 from __future__ import annotations
@@ -34,19 +35,21 @@ _Folder = Annotated[str, StringConstraints(pattern=r"^s3://[^\s'\"]+$")]
 
 
 class TerraformHead(StrictModel):
-    """The machine of Ray's head."""
+    """Machine of the Ray head."""
 
     region: _Name = Field(description="region of the run")
-    address: str = Field(pattern=r"^[\w.-]+:\d+$", description="where nodes and drivers find it")
-    machine: _Name = Field(description="the cloud's name of it")
+    address: str = Field(
+        pattern=r"^[\w.-]+:\d+$", description="address that nodes and drivers connect to"
+    )
+    machine: _Name = Field(description="id in the cloud")
     type: _Name | None = Field(None, description="instance type")
 
 
 class TerraformSecrets(StrictModel):
-    """Where one cloud's machines find what they need to join."""
+    """Secrets that the machines of one cloud need to join."""
 
     store: Literal["aws-secretsmanager", "aws-ssm", "tencent-ssm"]
-    region: _Name = Field(description="the cloud's region of the secrets")
+    region: _Name = Field(description="cloud region of the secrets")
     token: _SecretName = Field(description="name of the secret with the token")
     tls_certificate: _SecretName | None = None
     tls_key: _SecretName | None = None
@@ -54,7 +57,7 @@ class TerraformSecrets(StrictModel):
 
 
 class TerraformMachines(StrictModel):
-    """A type of machine that may be rented in a region."""
+    """A machine type that may be launched in a region."""
 
     type: _Name
     cap: int = Field(ge=0, description="most of them")
@@ -62,7 +65,7 @@ class TerraformMachines(StrictModel):
 
 
 class TerraformPool(StrictModel):
-    """Machines whose number Terraform owns."""
+    """Machines whose number Terraform manages."""
 
     type: _Name
     market: ListedMarket
@@ -71,24 +74,24 @@ class TerraformPool(StrictModel):
 
 
 class TerraformPlace(StrictModel):
-    """A region of the run, in a cloud."""
+    """A region of the run in a cloud."""
 
     cloud: Literal["aws", "tencent"]
-    at: _Name = Field(description="the cloud's region")
-    machines: tuple[TerraformMachines, ...] = Field(description="what may be rented")
+    at: _Name = Field(description="cloud region")
+    machines: tuple[TerraformMachines, ...] = Field(description="types that may be launched")
     server: str | None = Field(None, description="instance type for parameter server and bridge")
-    data: str | None = Field(None, description="address of its bucket of data")
-    pools: Mapping[str, TerraformPool] = Field({}, description="what Terraform made")
-    groups: Mapping[str, str] = Field({}, description="the cloud's group of each pool")
+    data: str | None = Field(None, description="URL of its data bucket")
+    pools: Mapping[str, TerraformPool] = Field({}, description="pools managed by Terraform")
+    groups: Mapping[str, str] = Field({}, description="cloud group of each pool")
     aws: AwsPlaceConfig | None = None
     tencent: TencentPlaceConfig | None = None
 
     @model_validator(mode="after")
     def _has_its_cloud(self) -> Self:
         if (self.aws is None) == (self.cloud == "aws"):
-            raise ValueError(f"`aws` is for places of aws, this one is of {self.cloud}")
+            raise ValueError(f"`aws` requires cloud: aws, not {self.cloud}")
         if (self.tencent is None) == (self.cloud == "tencent"):
-            raise ValueError(f"`tencent` is for places of tencent, this one is of {self.cloud}")
+            raise ValueError(f"`tencent` requires cloud: tencent, not {self.cloud}")
         return self
 
 
@@ -100,43 +103,46 @@ class CloudSecrets(StrictModel):
 
 
 class TerraformStack(StrictModel):
-    """Everything that a stack says of itself."""
+    """Output of a Terraform stack."""
 
     version: Literal[1]
-    stack: _Name = Field(description="its name, the tag geo-ray:stack")
+    stack: _Name = Field(description="name, the tag geo-ray:stack")
     cluster: str = Field(
-        pattern=r"^[\w.-]+$", description="tag geo-ray:cluster of what is rented beside it"
+        pattern=r"^[\w.-]+$", description="tag geo-ray:cluster of the machines launched next to it"
     )
     head: TerraformHead
     secrets: CloudSecrets
-    runs: str = Field(description="address of the runs")
+    runs: str = Field(description="URL of the runs")
     clusters: _Folder | None = Field(
         None,
-        description="where the head looks for the cluster that its autoscaler serves, in a folder "
-        "of the cluster's name; null: no autoscaler lives there",
+        description="URL with the state of the cluster that the autoscaler serves, in a folder "
+        "named after the cluster; null: no autoscaler runs on the head",
     )
     state_keys: _SecretName | None = Field(
-        None, description="secret with a credentials file for it; null: the head's role opens it"
+        None,
+        description="secret with credentials for that URL; null: the role of the head has access",
     )
     places: dict[str, TerraformPlace] = Field(min_length=1, description="by region of the run")
 
     @model_validator(mode="after")
     def _check_compatible(self) -> Self:
         if self.head.region not in self.places:
-            raise ValueError(f"the head is in {self.head.region}, which is no place of the stack")
+            raise ValueError(
+                f"the head is in {self.head.region}, which is not a region of the stack"
+            )
         if self.clusters is not None and self.head.type is None:
-            raise ValueError("the head serves an autoscaler, and its `type` is not said")
+            raise ValueError("the head runs an autoscaler, but has no `type`")
         for name, place in self.places.items():
             if getattr(self.secrets, place.cloud) is None:
-                raise ValueError(f"{name} is in {place.cloud}, for which there are no secrets")
+                raise ValueError(f"{name} is in {place.cloud}, which has no secrets")
         at = [(place.cloud, place.at) for place in self.places.values()]
         if len(set(at)) < len(at):
-            raise ValueError("two places are in one region of a cloud")
+            raise ValueError("two regions are in the same cloud region")
         return self
 
 
 def aws_config(stack: TerraformStack) -> AwsProviderConfig | None:
-    """Return how machines of AWS are rented; None if the stack is not there."""
+    """Return the AWS provider configuration of a stack; None if the stack has no region there."""
     places = {one.at: one.aws for one in stack.places.values() if one.aws is not None}
     secrets = stack.secrets.aws
     if not places or secrets is None:
@@ -146,7 +152,10 @@ def aws_config(stack: TerraformStack) -> AwsProviderConfig | None:
 
 
 def tencent_config(stack: TerraformStack) -> TencentProviderConfig | None:
-    """Return how machines of Tencent Cloud are rented; None if the stack is not there."""
+    """Return the Tencent provider configuration of a stack.
+
+    None if the stack has no region there.
+    """
     places = {one.at: one.tencent for one in stack.places.values() if one.tencent is not None}
     secrets = stack.secrets.tencent
     if not places or secrets is None:
@@ -166,7 +175,7 @@ def _join(stack: TerraformStack, secrets: TerraformSecrets) -> NodeJoin:
 
 
 PROGRAM_VARIABLE: Final = "GEO_RAY_TERRAFORM"
-"""Names the program, if it is not the `terraform` of the search path: another version, OpenTofu."""
+"""Environment variable with the Terraform program to use, for another version or OpenTofu."""
 
 _OUTPUT: Final = "geo_ray"
 _MOST_BYTES: Final = 16 * 1024 * 1024
@@ -174,22 +183,21 @@ _LONGEST_S: Final = 120.0
 
 
 def read_stack(source: Path) -> TerraformStack:
-    """Read what a stack says of itself.
+    """Read the output of a stack.
 
     Args:
-        source: the directory in which `terraform apply` ran, or a file with what
-            `terraform output -json` printed there (or `terraform output -json geo_ray`), or
-            Terraform's own file of its state.
+        source: the directory in which `terraform apply` ran, a file with the output of `terraform
+            output -json` (or `terraform output -json geo_ray`), or a Terraform state file.
 
     Raises:
-        TerraformOutputsError: there is none, it was not applied, or it is not of this release.
+        TerraformOutputsError: the output is missing, or of another release.
     """
     text = _printed(source) if source.is_dir() else _text_of(source)
     try:
         outputs = json.loads(text)
     except (ValueError, RecursionError):
         raise TerraformOutputsError(
-            f"{source} has no JSON",
+            f"{source} contains no JSON",
             fix="Write the file with `terraform output -json > FILE`.",
         ) from None
     found = json.dumps(_value(outputs, source))
@@ -209,7 +217,7 @@ def _value(outputs: Any, source: Path) -> Any:
         outputs = outputs.get("outputs")
     if not outputs:
         raise TerraformOutputsError(
-            f"{source} has no outputs: nothing is applied there",
+            f"{source} has no outputs: nothing was applied there",
             fix="Run `terraform apply` in that directory first.",
         )
     held = outputs.get(_OUTPUT) if isinstance(outputs, dict) else None
@@ -225,7 +233,8 @@ def _text_of(path: Path) -> str:
     except OSError as error:
         raise TerraformOutputsError(
             f"{path} cannot be read: {error.strerror or error}",
-            fix="Name a directory of Terraform, or a file of `terraform output -json`.",
+            fix="Name a Terraform directory, or a file with the output of "
+            "`terraform output -json`.",
         ) from None
     if len(data) > _MOST_BYTES:
         raise TerraformOutputsError(f"{path} is larger than {_MOST_BYTES} bytes")
@@ -236,8 +245,8 @@ def _printed(directory: Path) -> str:
     program = os.environ.get(PROGRAM_VARIABLE) or shutil.which("terraform")
     if program is None:
         raise TerraformOutputsError(
-            "there is no program terraform",
-            fix=f"Install it, name it in {PROGRAM_VARIABLE}, or give a file of "
+            "terraform is not installed",
+            fix=f"Install it, name it in {PROGRAM_VARIABLE}, or pass a file with "
             "`terraform output -json`.",
         )
     command = [program, f"-chdir={directory}", "output", "-json", "-no-color"]
@@ -252,8 +261,8 @@ def _printed(directory: Path) -> str:
         ) from None
     except subprocess.TimeoutExpired:
         raise TerraformOutputsError(
-            f"{program} says nothing for {_LONGEST_S:.0f} s",
-            fix="Look whether its state is locked or out of reach.",
+            f"{program} did not answer in {_LONGEST_S:.0f} s",
+            fix="Check whether its state is locked or unreachable.",
         ) from None
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()

@@ -46,13 +46,13 @@ class LossyBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A vector made small.
+    """An encoded vector.
 
     Attributes:
         kind: the codec's name.
         num: P.
-        data_B: uint8 on the CPU; all that `Codec.decode` needs beside the configuration.
-        lossy: what may get lost; only differential transmission has it.
+        data_B: uint8 on the CPU; everything that `Codec.decode` needs.
+        lossy: blocks that may be lost; only in differential transmission.
     """
 
     kind: str
@@ -74,13 +74,13 @@ Ranks = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LossyReport:
-    """The fate of lossy blocks, as far as it is sealed.
+    """The fate of lossy blocks, as far as it is final.
 
     Attributes:
-        now: ranks of the answered update that were taken in with it, packed.
-        late_seq: the update before, whose books are closed by this one; None if there is none.
-        late: its ranks that were taken in with the answered update, packed. What is neither here
-            nor in an earlier report was not taken in, and never will be.
+        now: ranks of the answered update that were applied with it, packed.
+        late_seq: the previous update, whose accounting this one closes; None if there is none.
+        late: its ranks that were applied with the answered update, packed. Ranks that are neither
+            here nor in an earlier report were not applied and never will be.
     """
 
     now: bytes = b""
@@ -89,7 +89,7 @@ class LossyReport:
 
 
 def pack_ranks(ranks: Iterable[int]) -> bytes:
-    """A compressed bit per rank."""
+    """Return a compressed bit per rank."""
     found = np.fromiter(ranks, dtype=np.int64)
     if not found.size:
         return b""
@@ -99,14 +99,14 @@ def pack_ranks(ranks: Iterable[int]) -> bytes:
 
 
 def unpack_ranks(packed: bytes, limit: int) -> Ranks:
-    """The ranks of `pack_ranks`, ascending.
+    """Return the ranks that `pack_ranks` packed, ascending.
 
     Args:
-        packed: as it came.
+        packed: the received bytes.
         limit: all are below this.
 
     Raises:
-        FrameError: it is not what `pack_ranks` makes, or a rank is too high.
+        FrameError: the bytes are not those of `pack_ranks`, or a rank is too high.
     """
     if not packed:
         return np.empty(0, dtype=np.int64)
@@ -146,7 +146,7 @@ class DifferentialCodec(Protocol):
 
     @property
     def late(self) -> Literal["put_back", "merge"]:
-        """What becomes of blocks that come late or never."""
+        """Treatment of blocks that arrive late or never."""
 
     @property
     def late_max(self) -> int:
@@ -175,7 +175,7 @@ class DifferentialCodec(Protocol):
         """Return an encoding that holds only the lossy blocks at ``places``."""
 
     def observe(self, memory: dict[str, Tensor], loss: float) -> None:
-        """Take in the training loss before the next `encode`."""
+        """Use the training loss in the next `encode`."""
 
     def tell_share(self, memory: dict[str, Tensor], share: float) -> None:
         """Use the averager's ``share`` of reliable blocks from the next vector on."""
@@ -190,28 +190,26 @@ FP32_BITS: Final = 32.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecTraits:
-    """What a codec says of itself, in one record that it must give: `Codec.traits`.
+    """Description of a codec for the rest of the system; every codec provides `Codec.traits`.
 
-    As with strategies: whatever depends on which codec a run has reads it here, so a codec that is
-    not part of this library has the same rights as one that is.
+    All parts of the system that depend on a run's codec read it here, as with strategies.
 
     Attributes:
-        lossy: whether decoding does not give back the very bits.
+        lossy: whether decoding does not restore the exact bits.
         bits_per_value: about what a value takes on the wire, as configured: of a long vector of
             normal values, or of a million where it depends on the length.
-        sends: payloads that it goes with.
-        rounds_only: whether all regions must apply what is sent at the same time.
-        feeds_back: whether nothing is owed for what an encoding lost: the codec keeps it in its own
-            memory, or needs no feedback. If not, the sender adds it to the next vector.
-        forgets: whether what gets lost on the way is lost for good.
-        up_only: whether it is for updates only.
-        suits_answers: whether a codec that is given for both ways is taken for answers, too.
-        expected_loss: relative loss of training that it is expected to cost with error feedback;
-            None: not known, so that the planner does not propose it.
-        differential: the codec itself, if parts of what it encodes may get lost on the way.
-        with_shapes: the same codec, told the shapes of the model's tensors in the order of the
-            vector; raises ValueError if they are not those that it was told before. None: it has
-            no use for them.
+        sends: payloads that it suits.
+        rounds_only: whether all regions must apply the payload at the same time.
+        feeds_back: whether the codec stores its residual in its own memory, or needs no feedback.
+            If not, the sender adds the residual to the next vector.
+        forgets: whether blocks that are lost in transit are never sent again.
+        up_only: whether it encodes updates only.
+        suits_answers: whether one codec for both directions includes answers.
+        expected_loss: expected relative training loss with error feedback; None: unknown, so the
+            planner does not propose it.
+        differential: the codec itself, if parts of its encodings may be lost in transit.
+        with_shapes: returns the same codec with the shapes of the model's tensors in the order of
+            the vector; raises ValueError if it already has others. None: shapes are not used.
     """
 
     lossy: bool
@@ -240,26 +238,26 @@ class Codec(Protocol):
 
     @property
     def traits(self) -> CodecTraits:
-        """All that others must know of the codec."""
+        """Properties of the codec for the rest of the system."""
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
-        """Make a fp32 vector (P,) on any device small; ``x_P`` stays as it is.
+        """Encode a fp32 vector (P,) on any device; ``x_P`` does not change.
 
         Args:
-            x_P: what to encode; finite.
+            x_P: the vector; finite.
             memory: the codec's tensors, of any shape; changed in place.
             seed: of random choices; the same gives the same bytes.
         """
 
     def decode(self, coded: Coded) -> Tensor:
-        """The vector again: fp32 (P,) on the CPU, owned by the caller.
+        """Return the decoded vector: fp32 (P,) on the CPU, owned by the caller.
 
         Raises:
-            FrameError: the bytes make no sense. They come from another process: sizes and indices
+            FrameError: the bytes are invalid. They come from another process: sizes and indices
                 are checked before they are used.
         """
 
 
 def wrong(kind: str, why: str) -> FrameError:
-    """The error for bytes that a codec cannot read."""
+    """Return the error for bytes that a codec cannot read."""
     return FrameError(f"a payload coded as {kind!r} makes no sense: {why}")

@@ -1,14 +1,14 @@
-"""The upper half of fp32: all of its range, 8 significant bits.
+"""The upper half of fp32: its whole range, 8 significant bits.
 
-Idea: round to nearest, to 8 significant bits; what would round up to infinity becomes the largest
-finite bf16 number. No scale is needed.
+Idea: round to nearest, to 8 significant bits; values that would round up to infinity become the
+largest finite bf16 number. No scale is needed.
 
 Layout: P bf16. Ratio 2.
 
-When: as `fp16`, if the other side works in bf16 anyway; otherwise `fp16` is 8 times as exact at the
+When: as `fp16`, if the receiver computes in bf16; otherwise `fp16` is 8 times as precise at the
 same size.
 
-Source: the number format; nothing of ours.
+Source: the number format.
 """
 
 from __future__ import annotations

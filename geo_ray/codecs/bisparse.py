@@ -1,17 +1,17 @@
 """Bi-Sparse, upwards: top-k of an accumulated, momentum-corrected gradient.
 
-Idea: momentum of what is not sent must not get lost, so momentum is applied before sparsification,
-here, and sums up until an element is sent. That is the codec's own error feedback.
+Idea: momentum of unsent elements must not be lost. Therefore momentum is applied here, before
+sparsification, and accumulates until an element is sent. This is the codec's own error feedback.
 
 Rule, with u and v (P,) in the memory:
 
     u <- momentum * u + x;  v <- v + u
     send v at the ratio * P largest |v|;  u <- 0 and v <- 0 there
 
-Layout: `sparse`. Ratio as `topk`. Downwards belongs `nonzeros`.
+Layout: `sparse`. Ratio as `topk`. Use `nonzeros` downwards.
 
-When: gradients of plain SGD (the momentum is in here: give the optimizer none), slow links. To take
-back what was refused, add what `decode` gives to the next vector.
+When: gradients of plain SGD on slow links. The optimizer must have no momentum, because the codec
+has it. To return what was refused, add the result of `decode` to the next vector.
 
 Source: GeoMX's Bi-Sparse (read in its code), which follows Deep Gradient Compression. It sends the
 first ratio * P elements in order of position that reach a sampled threshold; here they are exactly
@@ -63,7 +63,7 @@ class BiSparse(StrictModel):
         )
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
-        """Accumulate into ``memory["u"]`` and ``memory["v"]``, and send the largest of v."""
+        """Accumulate into ``memory["u"]`` and ``memory["v"]``, and write the largest of v."""
         x_P = as_fp32(x_P)
         for name in ("u", "v"):
             old_P = memory.get(name)

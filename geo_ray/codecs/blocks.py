@@ -21,12 +21,12 @@ _TINY, _MAX = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 def blocks_in(num: int, block: int) -> int:
-    """How many blocks ``num`` elements make; the last may be shorter."""
+    """Return the number of blocks of ``num`` elements; the last may be shorter."""
     return -(-num // block)
 
 
 def cut(x: Tensor, whole: int, unit: int, rows: int) -> list[Tensor]:
-    """Cut a row into pieces of whole blocks, and the last block by itself if it is shorter.
+    """Cut a row into pieces of whole blocks; a shorter last block is a separate piece.
 
     Args:
         x: 1-D.
@@ -39,7 +39,7 @@ def cut(x: Tensor, whole: int, unit: int, rows: int) -> list[Tensor]:
 
 
 def rows_of(block: int, device: torch.device) -> int:
-    """Blocks per piece."""
+    """Return the blocks per piece."""
     return max(piece_of(device) // block, 1)
 
 
@@ -75,7 +75,7 @@ def restore(codes_N: Tensor, scale_S: Tensor, out_N: Tensor) -> None:
 
 
 def read_block(kind: str, reader: Reader, multiple_of: int = 1) -> int:
-    """The block length from a header.
+    """Return the block length from a header.
 
     Raises:
         FrameError: no encoder uses it.
@@ -87,7 +87,7 @@ def read_block(kind: str, reader: Reader, multiple_of: int = 1) -> int:
 
 
 def read_scales(kind: str, reader: Reader, num: int) -> Tensor:
-    """The scales (S,) of ``num`` blocks.
+    """Return the scales (S,) of ``num`` blocks.
 
     Raises:
         FrameError: one of them is negative or not finite.

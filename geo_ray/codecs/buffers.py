@@ -36,7 +36,7 @@ _ALIGNMENT_BYTES = 64
 
 
 def as_fp32(x_P: Tensor) -> Tensor:
-    """The vector as contiguous fp32 without history, on its device; a view wherever possible."""
+    """Return the vector as contiguous fp32 without autograd history, a view if possible."""
     if not x_P.numel():
         return torch.empty(0, device=x_P.device)  # an empty view may have any stride
     x_P = x_P.detach().reshape(-1).to(torch.float32).contiguous()
@@ -46,16 +46,16 @@ def as_fp32(x_P: Tensor) -> Tensor:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """The tensor, or a copy where it does not begin at a multiple of 64 bytes.
+    """Return the tensor, or a copy if it does not begin at a multiple of 64 bytes.
 
-    In which order a product of matrices adds up depends on that, and with it the last bits; whoever
-    computes the same must have the same.
+    The order of additions in a matrix product depends on the alignment, and with it the last bits.
+    Processes that must agree to the bit need the same alignment.
     """
     return x if x.data_ptr() % _ALIGNMENT_BYTES == 0 else x.clone()
 
 
 def empty_cpu(num: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-    """An uninitialised tensor (num,) on the CPU.
+    """Return an uninitialised tensor (num,) on the CPU.
 
     NumPy asks the kernel for huge pages, PyTorch does not; the first writes to large new memory
     are faster on them.
@@ -67,22 +67,22 @@ def empty_cpu(num: int, dtype: torch.dtype = torch.uint8) -> Tensor:
 
 
 def zeros(num: int) -> Tensor:
-    """A fp32 zero vector (num,) on the CPU; memory is touched where it is written only."""
+    """Return a fp32 zero vector (num,) on the CPU; unwritten pages stay untouched."""
     return torch.from_numpy(np.zeros(num, np.float32))
 
 
 def header(*values: int) -> Tensor:
-    """Numbers as int64 (H,), the start of most codecs' bytes."""
+    """Return numbers as int64 (H,), the start of most codecs' bytes."""
     return torch.tensor(values, dtype=torch.int64)
 
 
 def joined(*parts: Tensor) -> Tensor:
-    """The bytes of contiguous tensors of any device, one after the other, as uint8 on the CPU."""
+    """Return the bytes of contiguous tensors of any device, concatenated as uint8 on the CPU."""
     return torch.cat([part.reshape(-1).view(torch.uint8).cpu() for part in parts])
 
 
 def piece_of(device: torch.device) -> int:
-    """Elements to work on at a time on this device."""
+    """Return the number of elements to process at a time on this device."""
     return PIECE if device.type == "cpu" else PIECE_ELSEWHERE
 
 
@@ -92,13 +92,13 @@ def split(x: Tensor, step: int) -> list[Tensor]:
 
 
 def check_num(kind: str, num: int) -> int:
-    """The element count of a received vector, if a vector can have it.
+    """Return the element count of a received vector, if it is valid.
 
-    Whether it is the model's is for the caller to check, before decoding: a sparse codec allocates
+    The caller must compare it with the model's before decoding, because a sparse codec allocates
     as much as this says.
 
     Raises:
-        FrameError: no vector can have it.
+        FrameError: it is invalid.
     """
     if not 0 <= num <= MAX_ELEMENTS:
         raise wrong(kind, f"{num} elements")
@@ -106,14 +106,14 @@ def check_num(kind: str, num: int) -> int:
 
 
 class Reader:
-    """Reads the parts of received bytes one after the other; never beyond their end.
+    """Reads the parts of received bytes in order; never beyond their end.
 
     Args:
         kind: the codec, for messages.
         data_B: uint8 on the CPU.
 
     Raises:
-        FrameError: the tensor is something else.
+        FrameError: the tensor has another type.
     """
 
     def __init__(self, kind: str, data_B: Tensor) -> None:
@@ -125,11 +125,11 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """Bytes that are not read yet."""
+        """Return the number of unread bytes."""
         return self._data_B.numel() - self._at
 
     def take(self, num: int, dtype: torch.dtype) -> Tensor:
-        """The next ``num`` elements of a type: a view, or a copy if they lie badly in memory.
+        """Return the next ``num`` elements of a type: a view, or a copy if they are misaligned.
 
         Raises:
             FrameError: there are fewer bytes than that.
@@ -146,7 +146,7 @@ class Reader:
         return part_B.view(dtype)
 
     def header(self, num: int) -> list[int]:
-        """The next ``num`` numbers that `header` wrote.
+        """Return the next ``num`` numbers that `header` wrote.
 
         Raises:
             FrameError: there are fewer bytes than that.
@@ -154,7 +154,7 @@ class Reader:
         return [int(value) for value in self.take(num, torch.int64).tolist()]
 
     def done(self) -> None:
-        """Say that nothing more is expected.
+        """Check that all bytes were read.
 
         Raises:
             FrameError: bytes are left.
@@ -169,7 +169,7 @@ _EXPONENTS = range(_TOP - 128, 127)  # 2^e and 2^-e are normal fp32 numbers, as 
 
 
 def largest(x_N: Tensor) -> float:
-    """The largest magnitude, 0 of none."""
+    """Return the largest magnitude; 0 for an empty vector."""
     if not x_N.numel():
         return 0.0
     low, high = torch.aminmax(x_N)
@@ -209,7 +209,7 @@ def widen(kind: str, half_N: Tensor, exponent: int, out_N: Tensor) -> Tensor:
 
 
 def exponent_of(magnitude: float) -> int:
-    """The scale's exponent for this largest magnitude; 0 if nothing can be scaled."""
+    """Return the scale's exponent for this largest magnitude; 0 if nothing can be scaled."""
     if magnitude == 0.0 or not math.isfinite(magnitude):
         return 0
     return min(_TOP - math.frexp(magnitude)[1], _EXPONENTS[-1])

@@ -1,15 +1,14 @@
 """The largest of every chunk of 4096 elements, their values in two bits: SparseLoCo's layout.
 
-Idea: a position within a chunk needs 12 bits, and of the values little more than sign and "large or
-very large" is left: four bins, uniform over three standard deviations to both sides of the mean of
-the chunk's picked values, and the mean of each bin in a table. Error feedback makes up for the
-rest.
+Idea: a position within a chunk needs 12 bits. The values are reduced to four bins, uniform over
+three standard deviations to both sides of the mean of the chunk's picked values, and a table with
+the mean of each bin. Error feedback corrects the rest.
 
 Layout: i64 picks per chunk, i64 exponent of the tables' scale; then for all chunks: the positions,
 two in three bytes (the earlier in the lower bits); the bins, four in a byte (the earlier in the
 lower bits); four fp16 table entries. With 64 picks that is 96 + 16 + 8 bytes for 16384: ratio 136.
-The last chunk may be shorter. Where a chunk has fewer non-zeros than picks, its first non-zero is
-said again; a chunk of zeros says 0 at its first position.
+The last chunk may be shorter. A chunk with fewer non-zeros than picks repeats its first non-zero; a
+chunk of zeros has zeros at its first position.
 
 When: pseudo-gradients of many local steps over very slow links.
 
@@ -53,9 +52,9 @@ Ints = NDArray[np.int64]
 
 
 def chunk_picks(x_P: Tensor, keep: int) -> tuple[Ints, Floats]:
-    """Per chunk, positions (C, K) within it, rising, and the elements (C, K) there.
+    """Return ascending positions (C, K) within each chunk, and the elements (C, K) there.
 
-    Of equal magnitudes the earliest are picked. The last chunk counts as filled up with zeros.
+    Of equal magnitudes the earliest are picked. The last chunk is padded with zeros.
 
     Args:
         x_P: contiguous fp32, any device.
@@ -86,7 +85,7 @@ def _of_piece(x_CE: Tensor, keep: int) -> tuple[Ints, Floats]:
 
 
 def marks(x_CE: Floats, keep: int) -> NDArray[np.bool_]:
-    """Marks exactly ``keep`` elements per row."""
+    """Mark exactly ``keep`` elements per row."""
     magnitude_CE = np.abs(x_CE)
     # The bits of non-negative numbers order as the numbers do, and whole numbers are faster.
     bits_CE = magnitude_CE.view(np.int32).copy()
@@ -101,7 +100,7 @@ def marks(x_CE: Floats, keep: int) -> NDArray[np.bool_]:
 
 
 def marks_elsewhere(x_CE: Tensor, keep: int) -> Tensor:
-    """The same on an accelerator."""
+    """Do the same on an accelerator."""
     magnitude_CE = x_CE.abs()
     kth_C1 = magnitude_CE.topk(keep, dim=1).values[:, -1:]
     more_CE, equal_CE = magnitude_CE > kth_C1, magnitude_CE == kth_C1
@@ -116,10 +115,10 @@ Bytes = NDArray[np.uint8]
 
 
 def without_zeros(at_CK: Ints, x_CK: Floats) -> tuple[Ints, Floats]:
-    """Put each chunk's first non-zero in the place of its zeros.
+    """Replace each chunk's picked zeros by its first non-zero.
 
-    A bin's mean is no zero, so zeros had better not be sent; a value that is said twice does no
-    harm. Of a chunk of zeros the first is repeated.
+    A bin's mean is not zero, so zeros should not be sent; repeating a value does no harm. A chunk
+    of zeros repeats its first.
     """
     zero_CK = x_CK == 0.0
     if not zero_CK.any():
@@ -132,10 +131,10 @@ def without_zeros(at_CK: Ints, x_CK: Floats) -> tuple[Ints, Floats]:
 
 
 def bins_and_table(x_CK: Floats) -> tuple[Bytes, Floats]:
-    """The bin (C, K) of each value, and the mean (C, 4) of the values in each bin.
+    """Return the bin (C, K) of each value, and the mean (C, 4) of the values in each bin.
 
-    Bins are uniform over three standard deviations to both sides of the mean; what is outside goes
-    to the outermost. An empty bin's mean is 0.
+    Bins are uniform over three standard deviations to both sides of the mean; values
+    outside belong to the outermost. An empty bin's mean is 0.
     """
     wide_CK = x_CK.astype(np.float64)  # squares of fp32 overflow fp32
     centred_CK = wide_CK - wide_CK.mean(1, keepdims=True)
@@ -151,7 +150,7 @@ def bins_and_table(x_CK: Floats) -> tuple[Bytes, Floats]:
 
 
 def pack_12(numbers_W: Ints) -> Bytes:
-    """An even count of numbers below 4096, two in three bytes."""
+    """Pack an even count of numbers below 4096, two in three bytes."""
     low_W, high_W = numbers_W.reshape(-1, 2).astype(np.uint16).T
     packed = np.empty((low_W.size, 3), np.uint8)
     packed[:, 0] = low_W & 0xFF
@@ -167,7 +166,7 @@ def unpack_12(packed_B: Bytes) -> Ints:
 
 
 def pack_2(numbers_W: Bytes) -> Bytes:
-    """A multiple of four numbers below 4, four in a byte."""
+    """Pack a multiple of four numbers below 4, four in a byte."""
     a, b, c, d = numbers_W.reshape(-1, 4).T
     return np.asarray(a | b << 2 | c << 4 | d << 6, np.uint8)
 

@@ -1,27 +1,27 @@
-"""Differential gradient transmission: what matters goes surely and first, the rest if it can.
+"""Differential gradient transmission: important blocks reliably and first, the others best-effort.
 
-Idea: training tolerates that a part of a change comes late. The vector is cut into blocks, which
-are ranked by their contribution; the first ones travel reliably, and whoever receives them goes on
-at once. The rest follows, most important first, in datagrams that may be lost.
+Idea: training tolerates that a part of a change arrives late. The vector is cut into blocks, which
+are ranked by their contribution. The first ones travel reliably, and the receiver continues when it
+has them. The rest follows, most important first, in datagrams that may be lost.
 
 Rule: ``c = alpha * c + (1 - alpha) * mean |g|`` per block; the largest ``share`` of all blocks is
 reliable, the others are lossy, in ``bands`` equal ranges of rank. Blocks of nothing but zeros are
-not sent. ``adaptive`` lets the share follow the loss: ``share * loss / first loss``, but not below
+not sent. With ``adaptive`` the share follows the loss: ``share * loss / first loss``, but not below
 ``share_min``.
 
 Layout: i64 format of values, format of lossy blocks, elements of a block E, reliable blocks R,
 lossy blocks L, exponent of the values' scale; a bit per block, whether it is reliable; R x E
-values in the order of the blocks. A lossy block is decoded on its own:
+values in the order of the blocks. A lossy block is decoded separately:
 
     fp32   E values
     fp16   fp32 scale, E halves; the largest magnitude is 1 before it is multiplied by the scale
     int4   fp32 scale, E codes of 4 bit, two per byte, low half first; value = (code - 8) * scale
 
 When: slow links and models with many more bytes than seconds of computing, whose changes add up
-(`asgd`, `asgd_ga`, `bsp`). What becomes of lossy blocks: docs/reference/codecs.md.
+(`asgd`, `asgd_ga`, `bsp`). The fate of lossy blocks: docs/reference/codecs.md.
 
 Source: DGT (Zhou et al., FGCS 121, 2021), reconstructed from its abstract and its released code.
-Blocks of the whole vector instead of single tensors, the way back of what did not arrive, and
+Blocks of the whole vector instead of single tensors, the return of blocks that did not arrive, and
 half precision are ours.
 
 Shape legend: P = elements of the vector; N = blocks; E = elements of a block; R, L = reliable and
@@ -60,7 +60,7 @@ _LEVELS = 7  # int4: -7 to 7 around code 8
 
 
 def cut(x_P: Tensor, elements: int) -> Tensor:
-    """The vector as blocks (N, E), the last one filled up with zeros; a view if it is full."""
+    """Return the vector as blocks (N, E), the last one padded with zeros; a view if it is full."""
     missing = -x_P.numel() % elements
     if missing:
         x_P = torch.cat([x_P, x_P.new_zeros(missing)])
@@ -68,7 +68,7 @@ def cut(x_P: Tensor, elements: int) -> Tensor:
 
 
 def strength(grid_NE: Tensor, num: int) -> Tensor:
-    """Mean magnitude per block, fp32 (N,); what fills up the last of P = ``num`` does not count."""
+    """Return the mean magnitude per block, fp32 (N,); padding beyond P = ``num`` does not count."""
     mean_N: Tensor = torch.linalg.vector_norm(grid_NE, ord=1, dim=1) / grid_NE.shape[1]
     if num:
         mean_N[-1] *= grid_NE.shape[1] / (grid_NE.shape[1] - (grid_NE.numel() - num))
@@ -76,14 +76,14 @@ def strength(grid_NE: Tensor, num: int) -> Tensor:
 
 
 def lossy_bytes(form: BlockFormat, elements: int) -> int:
-    """K of a block of ``elements`` elements."""
+    """Return K, the bytes of a block of ``elements`` elements."""
     if form == "fp32":
         return 4 * elements
     return 4 + (2 * elements if form == "fp16" else -(-elements // 2))
 
 
 def pack_lossy(form: BlockFormat, grid_LE: Tensor) -> Tensor:
-    """Blocks as bytes, uint8 (L, K), on their device."""
+    """Return blocks as bytes, uint8 (L, K), on their device."""
     if form == "fp32":
         return grid_LE.contiguous().view(torch.uint8)
     top_L1 = grid_LE.abs().amax(dim=1, keepdim=True)
@@ -100,7 +100,7 @@ def pack_lossy(form: BlockFormat, grid_LE: Tensor) -> Tensor:
 
 
 def unpack_lossy(form: BlockFormat, blocks_LK: Tensor, elements: int) -> Tensor:
-    """The inverse of `pack_lossy`: fp32 (L, E). The caller has checked K."""
+    """Undo `pack_lossy`: fp32 (L, E). The caller has checked K."""
     if form == "fp32":
         return _seen_as(blocks_LK, torch.float32)
     scale_L1 = _seen_as(blocks_LK[:, :4], torch.float32)
@@ -112,20 +112,20 @@ def unpack_lossy(form: BlockFormat, blocks_LK: Tensor, elements: int) -> Tensor:
 
 
 def pack_bits(ids_R: Tensor, num: int) -> Tensor:
-    """A bit per block, set for ``ids_R``: uint8 (ceil(num / 8),)."""
+    """Return a bit per block, set for ``ids_R``: uint8 (ceil(num / 8),)."""
     marks = np.zeros(num, dtype=bool)
     marks[ids_R.to(torch.int64).cpu().numpy()] = True
     return torch.from_numpy(np.packbits(marks))
 
 
 def unpack_bits(bits_B: Tensor, num: int) -> Tensor:
-    """The inverse of `pack_bits`: int64, ascending; bits beyond ``num`` do not count."""
+    """Undo `pack_bits`: int64, ascending; bits beyond ``num`` do not count."""
     marks = np.unpackbits(bits_B.numpy(), count=num)
     return torch.from_numpy(np.flatnonzero(marks))
 
 
 def _seen_as(rows_LB: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of bytes as numbers; a copy if they lie badly in memory."""
+    """View rows of bytes as numbers; a copy if they are misaligned."""
     flat_B = rows_LB.flatten()
     if flat_B.storage_offset() % dtype.itemsize or flat_B.data_ptr() % dtype.itemsize:
         flat_B = flat_B.clone()
@@ -133,7 +133,7 @@ def _seen_as(rows_LB: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _quotient(grid_LE: Tensor, scale_L1: Tensor) -> Tensor:
-    """Zeros where the scale is zero; a tiny scale must not make infinities."""
+    """Divide by the scale: zeros if the scale is zero; a tiny scale must not make infinities."""
     return torch.where(scale_L1 > 0, grid_LE / scale_L1, 0.0)
 
 
@@ -236,7 +236,7 @@ class Dgt(StrictModel):
         )
 
     def observe(self, memory: dict[str, Tensor], loss: float) -> None:
-        """Tell the training loss before the next `encode`; it is what `adaptive` goes by."""
+        """Record the training loss for ``adaptive``, before the next `encode`."""
         if not self.adaptive:
             return
         first, now = memory[_LOSSES].tolist() if _LOSSES in memory else (loss, loss)
@@ -244,11 +244,11 @@ class Dgt(StrictModel):
         memory[_LOSSES] = torch.tensor([first, smooth], dtype=torch.float64)
 
     def tell_share(self, memory: dict[str, Tensor], share: float) -> None:
-        """Let the averager choose the share of reliable blocks, from the next vector on."""
+        """Use the averager's share of reliable blocks from the next vector on."""
         memory[_TOLD] = torch.tensor([share], dtype=torch.float64)
 
     def present_share(self, memory: dict[str, Tensor]) -> float:
-        """The share of reliable blocks of the next vector, in (0, 1]."""
+        """Return the share of reliable blocks of the next vector, in (0, 1]."""
         if self.loose == "reliable":
             return 1.0
         if _TOLD in memory:
@@ -259,7 +259,7 @@ class Dgt(StrictModel):
         return min(1.0, max(self.share_min, self.share * now / first))
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
-        """Rank the blocks; the best are data, the others lossy."""
+        """Rank the blocks; the best are reliable, the others lossy."""
         x_P = as_fp32(x_P)
         grid_NE = cut(x_P, self.elements)
         now_N = strength(grid_NE, x_P.numel())
@@ -276,7 +276,7 @@ class Dgt(StrictModel):
         return Coded(self.kind, x_P.numel(), data_B, lossy)
 
     def decode(self, coded: Coded) -> Tensor:
-        """The reliable blocks and those lossy ones that are here; zeros elsewhere."""
+        """Decode the reliable blocks and the lossy ones that arrived; zeros elsewhere."""
         num = check_num(self.kind, coded.num)
         head = DgtHeader(coded)
         x_P = zeros(head.blocks * head.elements)
@@ -288,11 +288,11 @@ class Dgt(StrictModel):
         return x_P[:num]
 
     def subset(self, coded: Coded, places: Tensor) -> Coded:
-        """A vector of some of the lossy blocks of ``coded`` and nothing else.
+        """Return an encoding with some of the lossy blocks of ``coded`` only.
 
         Args:
-            coded: what `encode` gave.
-            places: which, int64, by rank.
+            coded: the result of `encode`.
+            places: ranks of the blocks, int64.
         """
         lossy = coded.lossy
         if lossy is None:
@@ -307,7 +307,7 @@ class Dgt(StrictModel):
         return Coded(self.kind, coded.num, data_B, part)
 
     def _in_order(self, now_N: Tensor, memory: dict[str, Tensor], seed: int) -> Tensor:
-        """Ids of all blocks that are to be sent, most important first."""
+        """Return the ids of all blocks to send, most important first."""
         before_N = memory.get(_CONTRIBUTION)
         if before_N is None or before_N.shape != now_N.shape:
             before_N = torch.zeros_like(now_N)
@@ -333,10 +333,10 @@ class Dgt(StrictModel):
 
 
 class DgtHeader:
-    """What the reliable part of a vector says.
+    """The decoded reliable part of a vector.
 
     Args:
-        coded: as it came.
+        coded: the received encoding.
 
     Attributes:
         lossy_format: of lossy blocks.
@@ -347,7 +347,7 @@ class DgtHeader:
         values_RE: fp32, their values.
 
     Raises:
-        FrameError: it makes no sense.
+        FrameError: the bytes are invalid.
     """
 
     def __init__(self, coded: Coded) -> None:
@@ -377,10 +377,10 @@ class DgtHeader:
 
 
 def check_ids(lossy: LossyBlocks, head: DgtHeader) -> Tensor:
-    """The places of lossy blocks as int64 (L,), if they are in order.
+    """Return the positions of lossy blocks as int64 (L,), if they are valid.
 
     Raises:
-        FrameError: an id is out of range, double, or that of a reliable block; or a size is wrong.
+        FrameError: an id is out of range, repeated, or of a reliable block; or a size is wrong.
     """
     ids_L = lossy.ids_L.to(torch.int64)
     size_bytes = lossy_bytes(head.lossy_format, head.elements)
@@ -399,10 +399,10 @@ def check_ids(lossy: LossyBlocks, head: DgtHeader) -> Tensor:
 
 
 def reliable_count(share: float, blocks: int) -> int:
-    """How many of ``blocks`` blocks are reliable: the nearest number, but at least one of any."""
+    """Return how many of ``blocks`` blocks are reliable: the nearest number, at least one."""
     return min(blocks, max(1, int(share * blocks + 0.5))) if blocks else 0
 
 
 def band_of(rank: int, lossy: int, bands: int) -> int:
-    """The band, from 0, of the lossy block at ``rank`` among ``lossy``; bands are equally long."""
+    """Return the band, from 0, of the block at ``rank`` of ``lossy``; bands have equal length."""
     return rank * bands // lossy

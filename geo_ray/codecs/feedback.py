@@ -1,9 +1,9 @@
-"""Error feedback: what an encoding has lost is added to the next vector.
+"""Error feedback: the loss of an encoding is added to the next vector.
 
-An `Encoder` is the sending end of one stream of vectors. The sum of all vectors handed in
-equals the sum of what the receiver decodes plus the residual. A codec whose traits say that it
-`feeds_back` keeps its residual in its own memory; a lossless codec has none. A payload that was
-sent but never accepted (refused, dropped, lost) is put back and goes with the next vector, also
+An `Encoder` is the sending end of one stream of vectors. The sum of all vectors passed to it equals
+the sum of the receiver's decoded vectors plus the residual. A codec whose traits say that it
+`feeds_back` stores its residual in its own memory; a lossless codec has none. A payload that was
+sent but never accepted (refused, dropped, lost) is put back and sent with the next vector, also
 without a codec.
 
 The last message may be required to be exact to a given error. It is then coded with eight bits
@@ -42,10 +42,10 @@ BITS_PER_PASS: Final = _INT8.traits.bits_per_value
 
 
 def encode_passes(x_P: Tensor, error: float) -> Coded | None:
-    """A finite vector (P,), off by no more than ``error`` of its 2-norm.
+    """Encode a finite vector (P,) with an error of at most ``error`` of its 2-norm.
 
     Returns:
-        None if so many passes would be needed that it goes as well in full precision.
+        None if full precision would need no more bytes than the passes.
     """
     x_P = as_fp32(x_P)
     limit = error * _norm(x_P)
@@ -61,10 +61,10 @@ def encode_passes(x_P: Tensor, error: float) -> Coded | None:
 
 
 def decode_passes(coded: Coded) -> Tensor:
-    """The vector again: fp32 (P,) on the CPU, owned by the caller.
+    """Return the decoded vector: fp32 (P,) on the CPU, owned by the caller.
 
     Raises:
-        FrameError: the bytes make no sense.
+        FrameError: the bytes are invalid.
     """
     num = check_num(PASSES_KIND, coded.num)
     reader = Reader(PASSES_KIND, coded.data_B)
@@ -79,7 +79,7 @@ def decode_passes(coded: Coded) -> Tensor:
 
 
 def bits_for_error(error: float) -> float:
-    """Bits per element of normal values that are to be so exact; 32 in full precision."""
+    """Return the bits per element of normal values at this error; 32 in full precision."""
     for count, reached in enumerate(_ERRORS, 1):
         if error >= reached:
             return count * BITS_PER_PASS
@@ -97,11 +97,11 @@ _MANY = 1 << 14  # values, to tell how exact a codec is
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What goes out, and what it is worth.
+    """An encoded vector and its decoded value.
 
     Attributes:
-        coded: the vector made small; None if it goes as it is.
-        sent_P: fp32, the vector as the receiver will have it.
+        coded: the encoded vector; None if it is sent unencoded.
+        sent_P: fp32, the vector that the receiver will decode.
     """
 
     coded: Coded | None
@@ -110,25 +110,12 @@ class Encoded:
 
 @dataclass(slots=True)
 class Encoder:
-    """Error feedback: what an encoding has lost is added to the next vector.
-
-    One `Encoder` is the sending end of one stream of vectors. Its books balance: the sum of what
-    was handed in is the sum of what the receiver decodes, plus the residual. A codec whose traits
-    say that it `feeds_back` keeps its own books in its memory; a lossless one has none to keep.
-
-    What was sent, but never taken in (refused, dropped, lost), is put back and goes with the next
-    vector. That holds without a codec, too.
-
-    Source: error feedback as in 1-bit SGD (Seide et al., 2014) and "EF-SGD" (Karimireddy et al.,
-        2019);
-    reconstructed.
-
-    Shape legend: P = elements of the vector.
+    """The sending end of one stream of vectors; see the module's docstring.
 
     Attributes:
-        codec: None sends every vector as it is.
+        codec: None sends every vector unencoded.
         stream: names the stream; random choices are seeded by it and a vector's number.
-        residual_P: what is owed to the receiver; None for nothing. Changed in place.
+        residual_P: the residual that the receiver lacks; None for zero. Changed in place.
         memory: the codec's tensors.
     """
 
@@ -138,13 +125,13 @@ class Encoder:
     memory: dict[str, Tensor] = field(default_factory=dict)
 
     def encode(self, payload_P: Tensor, number: int) -> Encoded:
-        """The next vector of the stream, with what is owed.
+        """Encode the next vector of the stream plus the residual.
 
-        A vector that is not finite goes as it is, for the receiver to refuse, and changes nothing
-        here; one that the codec cannot hold (its decoding is not finite) goes as it is, too.
+        A vector that is not finite is sent unencoded, for the receiver to refuse, and changes
+        nothing here; so is one that the codec cannot represent (its decoding is not finite).
 
         Args:
-            payload_P: fp32, on any device; stays as it is.
+            payload_P: fp32, on any device; does not change.
             number: of the vector within the stream.
         """
         codec = self.codec
@@ -164,12 +151,12 @@ class Encoder:
         return Encoded(coded, sent_P)
 
     def last(self, payload_P: Tensor, number: int, error: float) -> Encoded:
-        """The last vector of the stream, with all that is owed, as exact as is wanted.
+        """Encode the last vector of the stream plus the residual, to the given error.
 
-        What is left is owed in case that another vector follows after all.
+        The remaining error stays in the residual, in case another vector follows.
 
         Args:
-            payload_P: fp32, on any device; stays as it is.
+            payload_P: fp32, on any device; does not change.
             number: of the vector within the stream.
             error: relative, of the 2-norm; 0 for full precision.
         """
@@ -188,7 +175,7 @@ class Encoder:
         return Encoded(coded, sent_P)
 
     def _as_usual(self, whole_P: Tensor, number: int, error: float) -> tuple[Coded | None, Tensor]:
-        """By the stream's own codec, if that is as exact as is wanted and keeps no memory."""
+        """Encode with the stream's codec, if that is precise enough and has no memory."""
         codec = self.codec
         if codec is None or self.memory or codec.traits.feeds_back or codec.traits.differential:
             return None, whole_P
@@ -201,24 +188,24 @@ class Encoder:
         return coded, sent_P
 
     def in_full(self, payload_P: Tensor) -> Tensor:
-        """The vector with all that is owed, to be sent as it is; nothing is owed afterwards."""
+        """Return the vector plus the residual, to be sent unencoded; clears the residual."""
         owed_P, self.residual_P = self._owed(payload_P), None
         return payload_P if owed_P is None else payload_P + owed_P
 
     def put_back(self, vector_P: Tensor) -> None:
-        """Owe ``vector_P`` (P,), which was sent and did not arrive."""
+        """Add ``vector_P`` (P,), which was sent and did not arrive, to the residual."""
         owed_P = self._owed(vector_P)
         self.residual_P = vector_P.clone() if owed_P is None else owed_P + vector_P
 
     def export(self) -> dict[str, Tensor]:
-        """Copies of all tensors, for a checkpoint."""
+        """Return copies of all tensors, for a checkpoint."""
         found = {_MEMORY + name: value.clone() for name, value in self.memory.items()}
         if self.residual_P is not None:
             found[_RESIDUAL] = self.residual_P.clone()
         return found
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Become what `export` saved."""
+        """Restore the state that `export` saved."""
         residual_P = tensors.get(_RESIDUAL)
         self.residual_P = None if residual_P is None else residual_P.clone()
         self.memory = {
@@ -235,16 +222,16 @@ def open_coded(codec: Codec | None, coded: Coded, num: int) -> Tensor:
     """Decode what another process has sent.
 
     Args:
-        codec: the receiver's; both ends are configured alike. A lossy one's last message may be
-            coded in `passes` instead.
-        coded: as it came.
-        num: P that it must have.
+        codec: the receiver's; both ends have the same configuration. The last message of a lossy
+            one may be coded in `passes` instead.
+        coded: the received encoding.
+        num: the required P.
 
     Returns:
         fp32 (P,) on the CPU, owned by the caller.
 
     Raises:
-        FrameError: if it is of another codec or size, or makes no sense.
+        FrameError: it has another codec or size, or is invalid.
     """
     is_last = coded.kind == PASSES_KIND and codec is not None and codec.traits.lossy
     if codec is None or (coded.kind != codec.kind and not is_last):
@@ -256,7 +243,7 @@ def open_coded(codec: Codec | None, coded: Coded, num: int) -> Tensor:
 
 
 def bits_of_last(codec: Codec, error: float) -> float:
-    """Bits per value of the last vector of a stream (`Encoder.last`), if its values are normal."""
+    """Return the bits per value of the last vector of a stream, for normal values."""
     normal_P = torch.randn(_MANY, generator=torch.Generator().manual_seed(0))
     coded = Encoder(codec, "").last(normal_P, 1, error).coded
     if coded is None:
@@ -265,12 +252,12 @@ def bits_of_last(codec: Codec, error: float) -> float:
 
 
 def seed_of(stream: str, number: int) -> int:
-    """The seed of the random choices for one vector of a stream."""
+    """Return the seed of the random choices for one vector of a stream."""
     return int.from_bytes(hashlib.blake2b(f"{stream}/{number}".encode(), digest_size=7).digest())
 
 
 def all_finite(vector_P: Tensor) -> bool:
-    """Whether no element is NaN or infinite; one pass, and nothing allocated."""
+    """Return whether no element is NaN or infinite; one pass without allocation."""
     if not vector_P.numel():
         return True
     low, high = torch.aminmax(vector_P)

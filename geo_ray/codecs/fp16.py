@@ -1,7 +1,7 @@
 """IEEE half precision with one power-of-two scale for the vector.
 
-Idea: 11 significant bits; the scale (`halves`) keeps large values from overflowing and small ones
-from vanishing.
+Idea: 11 significant bits; the scale (`halves`) prevents overflow of large and underflow of small
+values.
 
 Layout: i64 exponent of the scale, P fp16. Ratio 2.
 

@@ -1,7 +1,7 @@
 """No coding: the fp32 bits themselves.
 
-Layout: P fp32. Ratio 1. When: fast links, and as the yardstick for all others. A sender that has
-this codec may as well send the vector itself; `encode` copies, so that the message does not change
+Layout: P fp32. Ratio 1. When: fast links, and as the reference for all others. A sender with this
+codec may as well send the vector itself; `encode` copies, so that the message does not change
 with the model.
 """
 

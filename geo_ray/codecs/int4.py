@@ -4,11 +4,11 @@ Idea: as `int8` with whole numbers of -7..7, two to a byte. Fifteen steps are co
 short and error feedback matters.
 
 Layout: i64 block length, a fp32 scale per block, then bytes of two codes each (value + 8; the
-earlier element in the low four bits; an odd length ends with a code that nobody reads). Ratio
+earlier element in the low four bits; an odd length ends with an unused code). Ratio
 8 / (1 + 8 / block).
 
 When: pseudo-gradients of many local steps, sent with error feedback; plain gradients if `int8` is
-still too much for the link.
+still too large for the link.
 
 Source: Streaming DiLoCo reports 4-bit pseudo-gradients at no loss, with a floating-point code;
 this integer code is the common one.

@@ -5,11 +5,11 @@ error is at most half a step, so a block without a great outlier loses little.
 
 Layout: i64 block length, a fp32 scale per block, P signed bytes. Ratio 4 / (1 + 4 / block).
 
-When: the usual choice where the link is the bottleneck and nothing may go wrong: unbiased enough to
-do without error feedback, better with it.
+When: the usual choice if the link is the bottleneck. Its errors are small enough without error
+feedback, smaller with it.
 
-Source: block-wise quantisation is common property (for example bitsandbytes, hivemind); written
-from the formula.
+Source: block-wise quantisation is widely used (for example bitsandbytes, hivemind); written from
+the formula.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""All that is not zero, exactly: the way down of Bi-Sparse.
+"""All non-zero elements, exactly: the downward codec of Bi-Sparse.
 
-Idea: the sum of a few sparse updates is sparse itself. Every element whose bits are not all zero is
-sent as it is, so nothing is lost, not even the sign of a negative zero. If there are more negative
-zeros than others (a sparse update times a negative number has them), all signs are turned on the
-way.
+Idea: the sum of a few sparse updates is sparse. Every element whose bits are not all zero is sent
+unchanged, so nothing is lost, not even the sign of a negative zero. If there are more negative
+zeros than others (a sparse update times a negative number has them), all signs are flipped for the
+transfer.
 
-Layout: i64 1 if signs are turned, 0 if not; `sparse` with fp32 values. Where positions would take
+Layout: i64 1 if signs are flipped, 0 if not; `sparse` with fp32 values. If positions would take
 more than the zeros do, the zeros are sent as well: 48 bytes more than `identity`.
 
-When: down, if `bisparse` or `topk` go up and what comes back is their sum; not for whole models.
+When: down, if `bisparse` or `topk` go up and the answer is their sum; not for whole models.
 
 Source: GeoMX sends the aggregated sparse gradient down as its non-zeros (Bi-Sparse); the layout is
 ours. GeoMX's positions are fp32 numbers, exact up to 2^24 only; these are whole numbers.
@@ -48,7 +48,7 @@ class NonZeros(StrictModel):
         return CodecTraits(lossy=False, bits_per_value=FP32_BITS)
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
-        """Find what is not zero, and send it with positions."""
+        """Find the non-zero elements and write them with positions."""
         x_P = as_fp32(x_P)
         turned = _mostly_negative(x_P)
         if turned:
@@ -69,7 +69,7 @@ class NonZeros(StrictModel):
 
 
 def _mostly_negative(x_P: Tensor) -> bool:
-    """Whether most zeros have a minus sign."""
+    """Return whether most zeros are negative."""
     bits_P = x_P.view(torch.int32)
     minus = torch.iinfo(torch.int32).min
     excess = 0
@@ -80,7 +80,7 @@ def _mostly_negative(x_P: Tensor) -> bool:
 
 
 def _positions(x_P: Tensor) -> Tensor | None:
-    """Where the bits are not all zero: int64, rising. None if it is cheaper to send all."""
+    """Return ascending positions of non-zero bits, int64; None if sending all is cheaper."""
     bits_P = x_P.view(torch.int32)
     if not x_P.is_cpu:
         at_K = torch.nonzero(bits_P).view(-1)
@@ -93,5 +93,5 @@ def _positions(x_P: Tensor) -> Tensor | None:
 
 
 def _dense(count: int, num: int) -> bool:
-    """Whether a bit per element is more than 32 bits per zero."""
+    """Return whether a bit per element is more than 32 bits per zero."""
     return num >= 32 * (num - count)

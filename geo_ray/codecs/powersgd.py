@@ -1,6 +1,6 @@
 """PowerSGD: matrices as the product of two thin ones, found by one step of power iteration.
 
-Rule, for a matrix M (n, m) and Q (m, r) from the last time:
+Rule, for a matrix M (n, m) and Q (m, r) of the previous call:
 
     P <- orthonormalise(M Q);  Q <- M^T P;  the receiver has P Q^T
 
@@ -10,16 +10,17 @@ every call they turn towards M's strongest directions, and error feedback sends 
 
 Which matrices: by ``shapes``, those of the model's tensors in the order of the vector, tensors of
 more than two dimensions as (first, product of the others). Without them the whole vector is one
-nearly square matrix, in which low rank means little; give the shapes if you know them. What is no
-matrix, is too small to gain by it, or is left over goes as fp32.
+nearly square matrix, in which low rank means little; set the shapes if you know them. Elements
+outside matrices, and of matrices too small to gain, are sent as fp32.
 
 Layout: i64 number of parts, i64 exponent of the scale (0 unless values are extreme); three i64 per
-part: rows, columns, rank (0: fp32 as it is); then the fp32 numbers of every part: P and Q, row by
+part: rows, columns, rank (0: fp32 unchanged); then the fp32 numbers of every part: P and Q, row by
 row. Ratio n m / (r (n + m)).
 
-When: large matrices and slow links, with error feedback always.
+When: large matrices and slow links, always with error feedback.
 
-Source: PowerSGD (Vogels et al., 2019), reconstructed; hivemind's rule for what to leave alone.
+Source: PowerSGD (Vogels et al., 2019), reconstructed; the rule for parts that stay fp32 is
+hivemind's.
 
 Shape legend: P = elements of the vector; n, m = rows and columns of a matrix; R = rank.
 """
@@ -59,7 +60,7 @@ class MatrixPart:
     Attributes:
         rows: n.
         columns: m; the run has n * m elements.
-        rank: columns of the thin matrices; 0 if the elements are sent as they are.
+        rank: columns of the thin matrices; 0 if the elements are sent as fp32.
     """
 
     rows: int
@@ -73,11 +74,11 @@ class MatrixPart:
 
     @property
     def sent(self) -> int:
-        """Numbers that are sent for it."""
+        """Numbers that are sent for the part."""
         return self.rank * (self.rows + self.columns) or self.num
 
     def possible(self, max_rank: int) -> bool:
-        """Whether there is such a part."""
+        """Whether the part is valid."""
         most = min(self.rows, self.columns, max_rank)
         return self.rows >= 0 and self.columns >= 0 and 0 <= self.rank <= max(most, 0)
 
@@ -114,13 +115,13 @@ def _part(rows: int, columns: int, rank: int) -> MatrixPart:
 
 
 def _rows(num: int) -> int:
-    """A number near the square root that leaves a short rest."""
+    """Return a number near the square root that leaves a short rest."""
     root = max(math.isqrt(num), 1)
     return min(range(root, max(root - _WIDTHS_TRIED, root // 2, 0), -1), key=lambda n: num % n)
 
 
 def _merged(parts: list[MatrixPart]) -> list[MatrixPart]:
-    """Neighbours that are sent as they are become one; empty ones vanish."""
+    """Merge neighbouring fp32 parts; drop empty ones."""
     merged: list[MatrixPart] = []
     for part in parts:
         if not part.num:
@@ -157,7 +158,7 @@ class PowerSgd(StrictModel):
         )
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
-        """One step of power iteration per matrix; ``memory["q0"]`` and so on are its starts.
+        """Take one step of power iteration per matrix, starting from ``memory["q0"]`` and so on.
 
         Raises:
             ValueError: the vector does not have as many elements as ``shapes``.
@@ -217,7 +218,7 @@ def _cut(x_P: Tensor, parts: Sequence[MatrixPart]) -> Sequence[Tensor]:
 def _factors(
     x_N: Tensor, part: MatrixPart, memory: dict[str, Tensor], name: str, seed: int
 ) -> list[Tensor]:
-    """P and Q of one matrix; Q's directions are kept."""
+    """Return P and Q of one matrix; stores Q's directions."""
     m_nm = x_N.view(part.rows, part.columns)
     shape = (part.columns, part.rank)
     start_mR = memory.get(name)
@@ -229,5 +230,5 @@ def _factors(
     if math.isfinite(float(length_R.sum())) and float(length_R.min()) > 0.0:
         memory[name] = q_mR / length_R
     else:
-        memory.pop(name, None)  # a direction is lost: start anew
+        memory.pop(name, None)  # a direction is lost: start again
     return [p_nR.contiguous(), q_mR.contiguous()]

@@ -1,20 +1,20 @@
-"""A random share of the elements; the receiver draws the same ones, so only values are sent.
+"""A random fraction of the elements; the receiver draws the same ones, so only values are sent.
 
 Idea: the vector is cut into k runs whose lengths differ by at most one, and from each one element
-is drawn by a hash of seed and run. So positions rise, none comes twice, every element has the same
-chance (to within one part in a run's length), and all machines draw alike.
+is drawn by a hash of seed and run. So positions ascend without duplicates, every element has the
+same chance (to within one part in a run's length), and all machines draw the same.
 
-`randomk` sends the elements as they are; error feedback sends the others later. `randomk_unbiased`
-multiplies each by the length of its run, so that the expectation is the vector itself; that must
-not be combined with error feedback (the residual would grow without bound), so it says of itself
-that it needs none.
+`randomk` sends the elements unchanged; error feedback sends the others later. `randomk_unbiased`
+multiplies each by the length of its run, so that the expectation is the vector itself. It must not
+be combined with error feedback (the residual would grow without bound), so its traits say that it
+needs none.
 
 Layout: i64 seed, i64 k, i64 number format, i64 exponent, k values. Ratio 1 / `ratio` with fp32.
 
-When: `randomk` where finding the largest costs too much; `randomk_unbiased` where theory asks for
-an unbiased estimate. `topk` keeps more of the vector at the same size.
+When: `randomk` if finding the largest costs too much; `randomk_unbiased` if theory requires an
+unbiased estimate. `topk` preserves more of the vector at the same size.
 
-Source: random sparsification is common property; drawing one per run is ours.
+Source: random sparsification is widely used; drawing one element per run is ours.
 
 Shape legend: P = elements of the vector; K = drawn ones.
 """
@@ -50,7 +50,7 @@ class RandomK(StrictModel):
         return CodecTraits(lossy=True, bits_per_value=self.ratio * BITS[self.values])
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
-        """Draw and send."""
+        """Draw the positions and write the values."""
         return _encode(self.kind, as_fp32(x_P), seed, self.ratio, self.values)
 
     def decode(self, coded: Coded) -> Tensor:
@@ -74,7 +74,7 @@ class UnbiasedRandomK(StrictModel):
         )
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
-        """Draw and send."""
+        """Draw the positions and write the values."""
         return _encode(self.kind, as_fp32(x_P), seed, self.ratio, self.values)
 
     def decode(self, coded: Coded) -> Tensor:
@@ -106,7 +106,7 @@ def _decode(coded: Coded, *, scaled: bool) -> Tensor:
 
 
 def _draw(seed: int, num: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """One position from each of ``count`` runs of ``range(num)``, and the runs' lengths."""
+    """Draw one position per run of ``count`` runs of ``range(num)``; return also their lengths."""
     if not count:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     bounds = np.arange(count + 1, dtype=np.int64) * num // count
@@ -117,7 +117,7 @@ def _draw(seed: int, num: int, count: int) -> tuple[NDArray[np.int64], NDArray[n
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output function of SplitMix64: every bit of the result depends on every one of x."""
+    """Mix bits as SplitMix64: every bit of the result depends on every bit of x."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""All codecs by name. A new one is a file in this package and a line in this table.
+"""All codecs by name. A new one is a module in this package and a line in this table.
 
 A run's codecs are chosen by the `codec` section of its configuration: `strategies/config.py`.
 """
@@ -32,10 +32,10 @@ CODECS: Final = Plugins[type[Codec]](
 
 
 def sections_of(kind: str | None) -> dict[str, dict[str, str]]:
-    """The ``codec`` section with one codec both ways, or up alone if it does not suit answers.
+    """Return the ``codec`` section with one codec both ways, or up only if it suits no answers.
 
     Args:
-        kind: a codec of the library; None for none.
+        kind: a codec of the library, or None.
     """
     if kind is None:
         return {}
@@ -45,10 +45,9 @@ def sections_of(kind: str | None) -> dict[str, dict[str, str]]:
 
 
 def codec_of(kind: str) -> Codec:
-    """A codec with its default options, by the name that came with a payload.
+    """Return a codec with its default options, by the name in a payload.
 
-    What a decoder must know of the sender's options is in the bytes, so this decodes whatever the
-    sender's options were.
+    The bytes contain the options that a decoder needs, so this decodes payloads of any sender.
 
     Raises:
         FrameError: this release has no such codec.

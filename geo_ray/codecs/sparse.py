@@ -52,12 +52,12 @@ Ints = NDArray[np.int64]
 
 
 def count_of(ratio: float, num: int) -> int:
-    """How many of ``num`` elements a ratio means: at least one, unless there are none."""
+    """Return the number of elements of a ratio: at least one, unless ``num`` is 0."""
     return min(max(round(ratio * num), 1), num)
 
 
 def largest_positions(x_P: Tensor, count: int) -> Tensor:
-    """Positions of the ``count`` largest magnitudes; of equal ones the earliest.
+    """Return the positions of the ``count`` largest magnitudes; of equal ones the earliest.
 
     Args:
         x_P: contiguous fp32, finite, any device.
@@ -80,7 +80,7 @@ def largest_positions(x_P: Tensor, count: int) -> Tensor:
 
 
 def largest_elsewhere(x_P: Tensor, count: int) -> Tensor:
-    """`largest_positions` on an accelerator, where sorting is cheap; ``count`` is not 0."""
+    """Compute `largest_positions` on an accelerator, where sorting is cheap; ``count`` is not 0."""
     magnitude_P = x_P.abs()
     kth = float(magnitude_P.topk(count).values[-1])
     found_C = torch.nonzero(magnitude_P >= max(kth, _SMALLEST)).view(-1)
@@ -89,7 +89,7 @@ def largest_elsewhere(x_P: Tensor, count: int) -> Tensor:
 
 
 def _estimate(x_P: Floats, count: int) -> float:
-    """A magnitude that probably somewhat more than ``count`` elements reach."""
+    """Estimate a magnitude that slightly more than ``count`` elements reach."""
     if x_P.size <= _SMALL:
         return max(_kth(np.abs(x_P), count), _SMALLEST)
     share = count / x_P.size * _SAMPLE
@@ -100,7 +100,7 @@ def _estimate(x_P: Floats, count: int) -> float:
 
 
 def _lower(x_P: Floats, threshold: float) -> float:
-    """The next threshold to try: one that eight times as many of the sample reach."""
+    """Return the next threshold: one that eight times as many of the sample reach."""
     sample_M = _sample(x_P)
     rank = 8 * max(int(np.count_nonzero(sample_M >= np.float32(threshold))), 1)
     if rank >= sample_M.size:
@@ -109,14 +109,14 @@ def _lower(x_P: Floats, threshold: float) -> float:
 
 
 def _sample(x_P: Floats) -> Floats:
-    """Magnitudes at random positions, one from each of ``_SAMPLE`` equal runs."""
+    """Return magnitudes at random positions, one from each of ``_SAMPLE`` equal runs."""
     starts_M = np.linspace(0, x_P.size, _SAMPLE, endpoint=False)
     at_M = starts_M + np.random.default_rng(0).random(_SAMPLE) * (x_P.size / _SAMPLE)
     return np.abs(x_P[np.minimum(at_M.astype(np.int64), x_P.size - 1)])
 
 
 def _candidates(x_P: Floats, threshold: float) -> tuple[Ints, Floats]:
-    """Positions and magnitudes of the elements that reach a threshold."""
+    """Return positions and magnitudes of the elements that reach a threshold."""
     scratch_N, reaches_N = np.empty(PIECE, np.float32), np.empty(PIECE, np.bool_)
     bound = np.float32(threshold)
     positions: list[Ints] = []
@@ -131,7 +131,7 @@ def _candidates(x_P: Floats, threshold: float) -> tuple[Ints, Floats]:
 
 
 def _keep(magnitude_C: Floats, count: int) -> NDArray[np.bool_]:
-    """Marks the ``count`` largest, of equal ones the earliest."""
+    """Mark the ``count`` largest, of equal ones the earliest."""
     if magnitude_C.size <= count:
         return np.ones(magnitude_C.size, np.bool_)
     kth = np.float32(_kth(magnitude_C, count))
@@ -142,7 +142,7 @@ def _keep(magnitude_C: Floats, count: int) -> NDArray[np.bool_]:
 
 
 def _kth(magnitude_N: Floats, rank: int) -> float:
-    """The rank-th largest of non-negative numbers; as whole numbers their bits order alike."""
+    """Return the rank-th largest of non-negative numbers, whose bits order like whole numbers."""
     bits_N = np.partition(magnitude_N.view(np.int32), magnitude_N.size - rank)
     return float(bits_N[magnitude_N.size - rank].view(np.float32))
 
@@ -156,7 +156,7 @@ _WORDS: dict[int, tuple[torch.dtype, type[np.unsignedinteger]]] = {
 
 
 def bits_per_position(share: float) -> float:
-    """About what a position takes where a share of all elements, in (0, 1], is there."""
+    """Return about the bits of a position if this fraction of all elements, in (0, 1], is sent."""
     if share >= 1:
         return 0.0
     gaps = [
@@ -167,12 +167,12 @@ def bits_per_position(share: float) -> float:
 
 
 def write_positions(at_K: Tensor | None, num: int) -> Tensor:
-    """Code positions.
+    """Encode positions.
 
     Layout: three i64 (K, code, how many gap words), then the code's words.
 
     Args:
-        at_K: int64, strictly rising, within ``range(num)``, on the CPU; None for all.
+        at_K: int64, strictly ascending, within ``range(num)``, on the CPU; None for all.
         num: P.
 
     Returns:
@@ -195,7 +195,7 @@ def write_positions(at_K: Tensor | None, num: int) -> Tensor:
 
 
 def read_positions(kind: str, reader: Reader, num: int) -> Tensor | None:
-    """Positions again: int64 (K,), strictly rising, within ``range(num)``; None for all.
+    """Decode positions: int64 (K,), strictly ascending, within ``range(num)``; None for all.
 
     Raises:
         FrameError: they are not.
@@ -224,7 +224,7 @@ def read_positions(kind: str, reader: Reader, num: int) -> Tensor | None:
 
 
 def _smallest(gap_K: Ints, num: int) -> int:
-    """The code with the fewest bytes."""
+    """Return the code with the fewest bytes."""
     bitmap = -(-num // 8)
     if gap_K.size >= bitmap:
         return _BITMAP
@@ -236,7 +236,7 @@ def _smallest(gap_K: Ints, num: int) -> int:
 
 
 def _to_gaps(gap_K: Ints, code: int) -> NDArray[np.unsignedinteger]:
-    """Words of which the greatest value means: nothing for so many elements, read on."""
+    """Encode gaps; the greatest word means that many elements without a position."""
     word = _WORDS[code][1]
     skip = int(np.iinfo(word).max)
     skips_K, rest_K = np.divmod(gap_K, skip)
@@ -246,7 +246,7 @@ def _to_gaps(gap_K: Ints, code: int) -> NDArray[np.unsignedinteger]:
 
 
 def _from_gaps(words_G: NDArray[np.unsignedinteger], skip: int) -> Ints:
-    """Undo `_to_gaps`; whatever the words are, the result rises and is not negative."""
+    """Undo `_to_gaps`; for any words the result is ascending and not negative."""
     last_G = words_G != skip
     reached_G = np.cumsum(words_G + last_G.astype(np.int64))
     return np.asarray(reached_G[last_G] - 1, np.int64)
@@ -263,20 +263,20 @@ BITS: Final[Mapping[Values, int]] = {"fp32": 32, "fp16": 16}
 
 
 def sparse_bits(share: float, values: Values) -> float:
-    """About what an element of a long vector takes, if so many of them are sent."""
+    """Return about the bits per element of a long vector at this ratio."""
     return share * (BITS[values] + bits_per_position(share))
 
 
 def write_sparse(kind: str, x_P: Tensor, at_K: Tensor | None, values: Values) -> Coded:
-    """Send the elements of ``x_P`` at rising positions, both on one device; None for all."""
+    """Encode the elements of ``x_P`` at ascending positions, both on one device; None for all."""
     return Coded(kind, x_P.numel(), joined(*sparse_parts(x_P, at_K, values)))
 
 
 def read_sparse(coded: Coded) -> Tensor:
-    """The vector with zeros elsewhere: fp32 (P,).
+    """Decode the vector, with zeros elsewhere: fp32 (P,).
 
     Raises:
-        FrameError: the bytes make no sense.
+        FrameError: the bytes are invalid.
     """
     num = check_num(coded.kind, coded.num)
     reader = Reader(coded.kind, coded.data_B)
@@ -286,7 +286,7 @@ def read_sparse(coded: Coded) -> Tensor:
 
 
 def sparse_parts(x_P: Tensor, at_K: Tensor | None, values: Values) -> list[Tensor]:
-    """What `write_sparse` sends, to be joined with more."""
+    """Return the parts of `write_sparse`, to be joined with more."""
     x_K = x_P if at_K is None or at_K.numel() == x_P.numel() else x_P[at_K]
     positions_B = write_positions(None if at_K is None else at_K.cpu(), x_P.numel())
     return [positions_B, *write_values(x_K, values)]
@@ -296,7 +296,7 @@ def read_sparse_parts(kind: str, reader: Reader, num: int) -> Tensor:
     """Undo `sparse_parts`: fp32 (num,), owned by the caller.
 
     Raises:
-        FrameError: the bytes make no sense.
+        FrameError: the bytes are invalid.
     """
     at_K = read_positions(kind, reader, num)
     values_K = read_values(kind, reader, num if at_K is None else at_K.numel())
@@ -308,7 +308,7 @@ def read_sparse_parts(kind: str, reader: Reader, num: int) -> Tensor:
 
 
 def write_values(x_K: Tensor, values: Values) -> tuple[Tensor, Tensor]:
-    """Header and bytes of values on any device."""
+    """Return header and bytes of values on any device."""
     exponent, sent_K = 0, x_K
     if values == "fp16":
         sent_K = empty_cpu(x_K.numel(), torch.float16)
@@ -317,10 +317,10 @@ def write_values(x_K: Tensor, values: Values) -> tuple[Tensor, Tensor]:
 
 
 def read_values(kind: str, reader: Reader, num: int) -> Tensor:
-    """What `write_values` wrote: fp32 (num,), owned by the caller.
+    """Decode the bytes of `write_values`: fp32 (num,), owned by the caller.
 
     Raises:
-        FrameError: the bytes make no sense.
+        FrameError: the bytes are invalid.
     """
     number_format, exponent = reader.header(2)
     if number_format == _FORMATS["fp16"]:

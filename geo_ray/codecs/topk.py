@@ -1,12 +1,12 @@
 """The k largest magnitudes, at their positions.
 
-Idea: most of a gradient's length lies in few of its elements. Exactly k = ratio * P are sent
-(fewer if there are not so many that differ from zero); error feedback sends the others later.
+Idea: most of a gradient's norm lies in few of its elements. Exactly k = ratio * P are sent (fewer
+if there are fewer non-zeros); error feedback sends the others later.
 
 Layout: `sparse`. Ratio about 4 / (ratio * 5.1) with fp32 values, 4 / (ratio * 3.1) with fp16, at a
 ratio of 0.01: a position costs little more than a byte then (`positions`).
 
-When: slow links, with error feedback always.
+When: slow links, always with error feedback.
 
 Source: top-k sparsification as in Deep Gradient Compression (Lin et al., 2018); reconstructed.
 """
@@ -44,7 +44,7 @@ class TopK(StrictModel):
         return CodecTraits(lossy=True, bits_per_value=sparse_bits(self.ratio, self.values))
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
-        """Pick, and send with positions."""
+        """Pick the largest and write them with positions."""
         x_P = as_fp32(x_P)
         at_K = largest_positions(x_P, count_of(self.ratio, x_P.numel()))
         return write_sparse(self.kind, x_P, at_K, self.values)

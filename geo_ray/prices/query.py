@@ -135,8 +135,8 @@ def making_sense(place: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        told = quoted(f"{type(error).__name__}: {error}")
-        raise CloudError(f"{place}: the answer is not valid ({told})") from None
+        message = quoted(f"{type(error).__name__}: {error}")
+        raise CloudError(f"{place}: the answer is not valid ({message})") from None
 
 
 def quoted(text: str, secrets: Iterable[str | None] = ()) -> str:

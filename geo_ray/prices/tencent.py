@@ -43,8 +43,8 @@ def role_credentials(url: str) -> tuple[str, str, str]:
     """
     try:
         name = _read(url + _PATH).splitlines()[0].strip()
-        told = json.loads(_read(url + _PATH + name))
-        return str(told["TmpSecretId"]), str(told["TmpSecretKey"]), str(told["Token"])
+        answer = json.loads(_read(url + _PATH + name))
+        return str(answer["TmpSecretId"]), str(answer["TmpSecretKey"]), str(answer["Token"])
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise CloudError(
             f"the machine's role cannot be had at {url}: {type(error).__name__}",

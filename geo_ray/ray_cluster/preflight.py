@@ -334,9 +334,7 @@ class CheckedCluster:
         """That machines may take until they are there; 0: all are."""
         return self.served.longest_s if self.waited else 0.0
 
-    def check_newcomers(
-        self, demands: Sequence[RegionDemand], status: Callable[[str], None]
-    ) -> None:
+    def check_joining(self, demands: Sequence[RegionDemand], status: Callable[[str], None]) -> None:
         """Check nodes that came while the run was placed.
 
         Args:

@@ -184,8 +184,8 @@ class Footprint:
         """What a region's parameter server and bridge need."""
         return self._copies(4 + self.states + (2 if self.regions > 1 else 0))
 
-    def capacity(self, machine: Instance, *, serves: bool) -> tuple[float, str]:
-        """Return the rows of a step that a machine has max_rows for, and why there is none.
+    def max_rows(self, machine: Instance, *, serves: bool) -> tuple[float, str]:
+        """Return the rows of a step that fit the memory of a machine, and why none does.
 
         Args:
             machine: what it has.
@@ -259,7 +259,7 @@ def site_of(
     rentals, edges_h = [], _edges_h_of_server(offer, book)
     for machine in offer.machines:
         has = _facts(offer, machine)
-        capacity, why = footprint.capacity(has, serves=offer.server is None)
+        capacity, why = footprint.max_rows(has, serves=offer.server is None)
         for market in machine.markets:
             record = book.instance(offer.cloud, offer.at, machine.type, market)
             edges_h |= {tier.after_h for tier in record.age_tiers}

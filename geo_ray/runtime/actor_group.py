@@ -441,9 +441,9 @@ class ActorGroup:
         if region == self.standby:
             self.standby = None
         elif region == self.leader.region:
-            self.expect_takeover()
+            self.expect_failover()
 
-    def expect_takeover(self) -> None:
+    def expect_failover(self) -> None:
         """The averager's bridge is gone: its standby, if there is one, hosts it now."""
         if self.standby is not None:
             self._move(
@@ -480,15 +480,15 @@ class ActorGroup:
         for worker in self._idle.pop(region, []):
             kill(worker.handle)
 
-    def adopt(self, newcomers: ActorGroup) -> None:
+    def adopt(self, joining: ActorGroup) -> None:
         """What were the actors of regions on their way in are this run's."""
-        self.placed |= newcomers.placed
-        self.bridges |= newcomers.bridges
-        self.primaries |= newcomers.primaries
-        self.shard_servers |= newcomers.shard_servers
-        self.workers |= newcomers.workers
-        self.shard_addresses |= newcomers.shard_addresses
-        self.bridge_addresses |= newcomers.bridge_addresses
+        self.placed |= joining.placed
+        self.bridges |= joining.bridges
+        self.primaries |= joining.primaries
+        self.shard_servers |= joining.shard_servers
+        self.workers |= joining.workers
+        self.shard_addresses |= joining.shard_addresses
+        self.bridge_addresses |= joining.bridge_addresses
 
     def note(self, origin_unix_s: float, gone: GoneRegions, *, is_changing: bool) -> None:
         """Let whoever owns the processes have what the next run actor must know, if it has changed.

@@ -1,9 +1,10 @@
-"""Attaches a restarted run loop to the processes that its predecessor has left running.
+"""Attaches a restarted run loop to the running processes of its predecessor.
 
-The run loop holds the lease; the supervisor, then every server and bridge learn its fencing token
-and refuse the predecessor. `why_anew` decides (pure): processes are handoff unless something was
-under way that only the old run actor knew. What the handoff record does not name ends. What the
-old run actor may have heard and not written is reported again; nothing is logged twice.
+The run loop holds the lease. The supervisor, then every server and bridge, learn its fencing token
+and refuse the predecessor. `restart_reason` (pure) decides whether to attach: it does unless an
+operation was in progress that only the predecessor knew. Processes that are not in the handoff
+record are ended. Events that the predecessor may have received and not written are reported again;
+nothing is logged twice.
 """
 
 from __future__ import annotations
@@ -57,17 +58,16 @@ _STILL: Final = frozenset({"starting", "halted"})
 
 
 @dataclass(frozen=True, slots=True)
-class Living:
-    """What is seen of a run's processes.
+class ProcessObservation:
+    """Observed state of a run's processes.
 
     Attributes:
-        same_configuration: whether they have the one that is asked for.
-        is_changing: whether the run actor before was changing members.
-        view: the averager's; None where there is none, or it does not answer.
-        phases: of the regions whose servers answer.
+        same_configuration: whether their configuration is the requested one.
+        is_changing: whether the previous run actor was changing members.
+        view: the averager's view; None if there is none, or if it does not answer.
+        phases: phases of the regions whose servers answer.
         reported: kinds of events since the run last began.
-        uses_upload_server: whether any process uploads its parts to the previous run actor's
-            machine.
+        uses_upload_server: whether any process uploads parts to the previous run actor's machine.
     """
 
     same_configuration: bool
@@ -78,26 +78,26 @@ class Living:
     uses_upload_server: bool = False
 
 
-def why_anew(living: Living) -> str | None:
-    """Why a new run actor begins anew from a checkpoint; None: it goes on with what is there."""
-    if not living.same_configuration:
-        return "another configuration is asked for"
-    if not living.phases:
+def restart_reason(observed: ProcessObservation) -> str | None:
+    """Return why a new run actor restarts from a checkpoint; None: it attaches to the processes."""
+    if not observed.same_configuration:
+        return "another configuration was requested"
+    if not observed.phases:
         return "no parameter server answers"
-    if _ENDING.intersection(living.reported):
+    if _ENDING.intersection(observed.reported):
         return "it was about to end"
-    if living.uses_upload_server:
-        return "some of them send their parts of checkpoints to the run actor before"
-    if living.is_changing or (living.view is not None and living.view.joining):
+    if observed.uses_upload_server:
+        return "some of them upload parts of checkpoints to the previous run actor"
+    if observed.is_changing or (observed.view is not None and observed.view.joining):
         return "its members were changing"
-    still = sorted(name for name, phase in living.phases.items() if phase in _STILL)
+    still = sorted(name for name, phase in observed.phases.items() if phase in _STILL)
     if still:
-        return f"region '{still[0]}' was standing still"
+        return f"region '{still[0]}' was paused"
     return None
 
 
-def why_gone(reported: Collection[str]) -> str | None:
-    """Why a run that was cut off has no processes; None: it never trained, or has ended itself.
+def gone_reason(reported: Collection[str]) -> str | None:
+    """Return why an interrupted run has no processes; None: it never trained, or it has ended.
 
     Args:
         reported: kinds of events since the run last began.
@@ -108,18 +108,18 @@ def why_gone(reported: Collection[str]) -> str | None:
 
 
 _ANSWER_S: Final = 15.0
-_KNOWN: Final = 20_000  # events of the log that processes may tell again
+_KNOWN: Final = 20_000  # events of the log that processes may report again
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A run that goes on.
+    """A running run to attach to.
 
     Attributes:
         experiment: its configuration.
         actors: its processes.
-        record: what the run actor before has noted.
-        steps: of each region, as far as it answers.
+        record: last record of the previous run actor.
+        steps: step of each region whose server answers.
         stretch: its events since it last began.
     """
 
@@ -131,18 +131,18 @@ class Attached:
 
     @property
     def known(self) -> list[Event]:
-        """The newest events that are written."""
+        """The newest written events."""
         return self.stretch[-_KNOWN:]
 
     @property
     def evaluated(self) -> frozenset[EvalMark]:
-        """Evaluations that are written."""
+        """The written evaluations."""
         evals = [event for event in self.stretch if event.kind == "eval"]
         return frozenset((e["step"], e["region"], bool(e.fields.get("final"))) for e in evals)
 
     @property
     def sent(self) -> dict[tuple[str, str], dict[str, int]]:
-        """Bytes that were told to have been sent so far, by link and class."""
+        """Bytes reported as sent so far, by link and class."""
         sums: dict[tuple[str, str], dict[str, int]] = {}
         for event in self.stretch:
             if event.kind == "wan":
@@ -151,7 +151,7 @@ class Attached:
 
     @property
     def requested(self) -> set[tuple[str, int]]:
-        """Places of workers that were requested, and of which nothing says that they work."""
+        """Places of requested workers that are not reported to work yet."""
         places: set[tuple[str, int]] = set()
         for event in self.stretch:
             if event.kind == "worker_requested":
@@ -162,41 +162,41 @@ class Attached:
 
     @property
     def startup_s(self) -> float:
-        """Of the run."""
+        """Duration of the run's first start."""
         begun = next((event for event in self.stretch if event.kind == "run_started"), None)
         return float(begun.fields.get("startup_s") or 0.0) if begun is not None else 0.0
 
     @property
     def last_s(self) -> float:
-        """When something was written last."""
+        """Time of the last written event."""
         return max((event.t_s for event in self.stretch), default=0.0)
 
 
 def running_processes(setup: RunSetup) -> Attached | str | None:
-    """Look for processes of the run that an earlier run actor has left running.
+    """Look for running processes that an earlier run actor has left.
 
-    The supervisor, servers and bridges refuse that run actor from then on. Processes that cannot go
-    on as they are have ended.
+    From then on the supervisor, servers and bridges refuse that run actor. Processes that cannot
+    continue are ended.
 
     Returns:
-        They; or why there are none to go on with; None: the run has ended by itself before.
+        The processes; or why there are none to attach to; None: the run has ended by itself.
 
     Raises:
-        LeaseLostError: another run actor has come since.
+        LeaseLostError: another run actor has attached since.
     """
     launcher, experiment, run = setup.launcher, setup.experiment, setup.run
     token = setup.lease.epoch
     events = newest_stretch(EventTail(run.path / EVENTS_FILE))
     handoff = launcher.attach(token)
     if handoff is None or handoff.record is None:
-        return why_gone({event.kind for event in events})
+        return gone_reason({event.kind for event in events})
     record = handoff.record
-    setup.reporting.status("the run's processes go on: attaching")
+    setup.reporting.status("attaching to the run's processes")
     shaped = with_shapes(experiment, load_task(experiment.task, run.base_dir))
     statuses = _attended(record.servers, token)
     leader = statuses.get(("bridge", record.where.leader.region), {})
     phases = {region: str(s["phase"]) for (role, region), s in statuses.items() if role == "ps"}
-    seen = Living(
+    seen = ProcessObservation(
         digest(_as_begun(shaped, record)) == digest(record.spec.experiment),
         record.is_changing,
         leader.get("view"),
@@ -204,14 +204,14 @@ def running_processes(setup: RunSetup) -> Attached | str | None:
         {event.kind for event in events},
         record.uses_upload_server,
     )
-    why = why_anew(seen)
+    why = restart_reason(seen)
     if why is not None:
         launcher.clear()
         return why
     launcher.keep_only(record.handles)
     actors = _group(launcher, handoff, record, token, upload_server_of(run, experiment))
     for primary in actors.primaries.values():
-        primary.pause.remote(False)  # absences are judged again
+        primary.pause.remote(False)  # absences are evaluated again
     steps = {
         region: int(s.get("version", 0)) for (role, region), s in statuses.items() if role == "ps"
     }
@@ -219,7 +219,7 @@ def running_processes(setup: RunSetup) -> Attached | str | None:
 
 
 def _as_begun(experiment: Experiment, record: HandoffRecord) -> Experiment:
-    """The configuration, of the regions and the averager that the run last began with."""
+    """Return the configuration with the regions and the averager of the run's last start."""
     begun = record.spec.experiment
     return experiment.model_copy(update={"members": begun.members, "averager": begun.averager})
 
@@ -240,7 +240,7 @@ def _group(
 def _attended(
     servers: Mapping[tuple[str, str], Handle], token: int
 ) -> dict[tuple[str, str], dict[str, Any]]:
-    """What servers and bridges tell that live; the others are missed by who polls them."""
+    """Return the reports of servers and bridges; those missing are detected by polling."""
     calls = {key: handle.attend.remote(token) for key, handle in servers.items()}
     ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=_ANSWER_S)
     came, reported = set(ready), {}
@@ -259,7 +259,7 @@ def _attended(
 
 @contextmanager
 def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> Iterator[Training]:
-    """Take a run over whose processes train, and end them after the block.
+    """Attach to a run whose processes train, and end them after the block.
 
     Args:
         setup: the run.
@@ -300,7 +300,7 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
             controller.checkpoints.traffic.go_on(found.sent)
             gone = found.record.gone.but_for(set(away).difference(actors.primaries))
             controller.workers.go_on(found.requested)
-            # Regions that were lost before a resume are absent, and were not waited for.
+            # Regions lost before a resume are absent; the run does not wait for them.
             controller.members.go_on(gone, unhurried=experiment.members.absent)
             for region in sorted(set(away).intersection(actors.primaries)):
                 requests.request_member_change(run.path, MemberRequest(verb="drain", region=region))
@@ -309,7 +309,7 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
             reporting.status("")
             yield Training(context, controller, found.startup_s)
     except (LeaseLostError, BrokenError):
-        raise  # another process writes to the run, or it restarts
+        raise  # another process writes to the run, or the run restarts
     except BaseException as error:
         note_failure(run.path, error, reporting.began_unix_s)
         raise
@@ -318,6 +318,6 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
 
 
 def _health(store: CheckpointStore) -> LossHealth:
-    """How the loss was when a checkpoint was last made."""
+    """Return the loss statistics of the newest checkpoint."""
     ids = store.ids()
     return LossHealth.restore(store.manifest(ids[-1])) if ids else LossHealth()

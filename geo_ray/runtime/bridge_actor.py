@@ -175,17 +175,17 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         """Another region is gone: nobody dials it, nor waits for it at the end."""
         self._bridge.endpoint.forget(peer)
 
-    def lend(self, servers: Mapping[str, Any]) -> None:
+    def serve(self, servers: Mapping[str, Any]) -> None:
         """Give the copy of this region's state to the newcomer that asks for it.
 
         Args:
             servers: the actor that has it, by file.
         """
-        self._bridge.copies.lend(partial(_lent_piece, servers))
+        self._bridge.copies.serve(partial(_read_piece, servers))
 
-    def fetch_piece(self, giver: str, file: str, offset: int, num_bytes: int) -> bytes:
+    def fetch_piece(self, donor: str, file: str, offset: int, num_bytes: int) -> bytes:
         """A piece of the copy that another region lends; blocks."""
-        return self._bridge.copies.fetch(giver, file, offset, num_bytes)
+        return self._bridge.copies.fetch(donor, file, offset, num_bytes)
 
     def attend(self, token: int) -> dict[str, Any]:
         """Attach a new run actor: report the state, and repeat what the last one received."""
@@ -220,9 +220,9 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         """Another region is dead, or only its bridge, and there will be another one."""
         self._bridge.path.report_dead(region, comes_back=comes_back)
 
-    def change_members(self, joins: Sequence[str], leaves: Sequence[str], giver: str) -> None:
+    def change_members(self, joins: Sequence[str], leaves: Sequence[str], donor: str) -> None:
         """Let regions join and leave at the next border."""
-        change = MemberChange(tuple(joins), tuple(leaves), giver)
+        change = MemberChange(tuple(joins), tuple(leaves), donor)
         self._bridge.path.tell_members(ChangeMembers(change))
 
     def pace(self, steps: int) -> None:
@@ -238,8 +238,8 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
             served.close()
 
 
-def _lent_piece(servers: Mapping[str, Any], file: str, offset: int, num_bytes: int) -> bytes:
+def _read_piece(servers: Mapping[str, Any], file: str, offset: int, num_bytes: int) -> bytes:
     if file not in servers:
-        raise CheckpointCorruptError(f"{file} is not lent here")
-    piece: bytes = answer_of(servers[file].lent_piece.remote(file, offset, num_bytes), _PIECE_S)
+        raise CheckpointCorruptError(f"{file} is not part of the state")
+    piece: bytes = answer_of(servers[file].read_piece.remote(file, offset, num_bytes), _PIECE_S)
     return piece

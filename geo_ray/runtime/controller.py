@@ -452,9 +452,9 @@ class Controller:
             reports = bytearray(event["model_buffers"])
             self._statistics.add(region, torch.frombuffer(reports, dtype=torch.uint8))
             self._share_statistics()
-        elif kind == "handed":
-            self.members.on_handed(region, event)
-        elif kind == "hand_over_failed":
+        elif kind == "state_transferred":
+            self.members.on_state_transferred(region, event)
+        elif kind == "state_transfer_failed":
             self.members.on_hand_over_failed(event["error"])
         elif kind == "part_failed":
             if event["id"] == self.saver.open_id:

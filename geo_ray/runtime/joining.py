@@ -21,7 +21,7 @@ from geo_ray.ray_cluster.demand import RegionDemand
 from geo_ray.ray_cluster.placement import PlacedRegion
 from geo_ray.runtime.actor_group import ActorGroup
 from geo_ray.runtime.spec import demand_of
-from geo_ray.training.checkpoint_parts import Handed
+from geo_ray.training.checkpoint_parts import TransferredState
 from geo_ray.training.membership import View
 from geo_ray.transport.wire.sockets import Address
 
@@ -112,9 +112,9 @@ class Joining:
         """Its bridge, once it is up."""
         return self.group.bridges[self.region]
 
-    def begin_as(self, handed: Handed) -> None:
+    def begin_as(self, transferred: TransferredState) -> None:
         """Begin, on a thread, to let it go on from a copy of another region."""
-        self._begun = self._submit(partial(self._begin_as, handed))
+        self._begun = self._submit(partial(self._begin_as, transferred))
 
     @property
     def begun(self) -> int | None:
@@ -178,28 +178,29 @@ class Joining:
         names = sorted(bridges) if self.meets_all else [actors.leader.region]
         return {n: (bridges[n], actors.bridge_addresses[n][0]) for n in names if n in bridges}
 
-    def _begin_as(self, handed: Handed) -> int:
-        group, giver, bridges = self.group, handed.giver, self.actors.bridges
+    def _begin_as(self, transferred: TransferredState) -> int:
+        group, donor, bridges = self.group, transferred.donor, self.actors.bridges
         bridge = group.bridges[self.region]
-        files = [part.file for part in handed.parts]
-        lenders = dict(zip(files, _servers(self.actors, giver), strict=True))
-        calls = {"lend": bridges[giver].lend.remote(lenders)}
-        is_stranger = giver not in self.peers()
+        files = [part.file for part in transferred.parts]
+        lenders = dict(zip(files, _servers(self.actors, donor), strict=True))
+        calls = {"serve": bridges[donor].serve.remote(lenders)}
+        is_stranger = donor not in self.peers()
         if is_stranger:
-            calls["expect"] = bridges[giver].expect.remote(self.region)
-            reached, _ = self.actors.bridge_addresses[giver]
-            calls["connect"] = bridge.connect.remote(giver, reached)
-            calls["link"] = bridge.await_link.remote(giver, _LINK_S)
+            calls["expect"] = bridges[donor].expect.remote(self.region)
+            reached, _ = self.actors.bridge_addresses[donor]
+            calls["connect"] = bridge.connect.remote(donor, reached)
+            calls["link"] = bridge.await_link.remote(donor, _LINK_S)
         collect(calls, _START_S)
         servers = _servers(group, self.region)
         collect(
-            {i: s.begin_as.remote(handed, bridge) for i, s in enumerate(servers)}, _STATE_TRANSFER_S
+            {i: s.begin_as.remote(transferred, bridge) for i, s in enumerate(servers)},
+            _STATE_TRANSFER_S,
         )
         if is_stranger:
-            ends = {giver: bridge, self.region: bridges[giver]}
+            ends = {donor: bridge, self.region: bridges[donor]}
             collect({peer: end.forget.remote(peer) for peer, end in ends.items()}, _START_S)
         group.start(self.origin_unix_s, _START_S)
-        return sum(part.bytes for part in handed.parts)
+        return sum(part.bytes for part in transferred.parts)
 
     def _end(self, up: Future[ActorGroup]) -> None:
         if up.cancelled() or up.exception() is not None:
@@ -208,10 +209,10 @@ class Joining:
         self.actors.launcher.remove(self._own)
 
 
-def end_lending(actors: ActorGroup, giver: str) -> None:
+def end_transfer(actors: ActorGroup, donor: str) -> None:
     """The copy of a region's state is not needed any more; the region may be gone."""
-    for server in _servers(actors, giver):
-        server.end_lending.remote()
+    for server in _servers(actors, donor):
+        server.end_transfer.remote()
 
 
 def _servers(actors: ActorGroup, region: str) -> list[Handle]:
@@ -230,7 +231,7 @@ _ENDING_S: Final = 20.0  # that a run which is to end waits for those that enter
 class _Copy:
     """What newcomers begin as: whose, by which bridge, how far the others were, and since when."""
 
-    giver: str
+    donor: str
     bridge: Handle
     step: int
     round: int
@@ -298,7 +299,7 @@ JoinNews = HasStarted | Enter | HasJoined | HasFailed | HasStopped
 
 
 @dataclass(slots=True)
-class Newcomers:
+class JoiningRegions:
     """Joining regions: started at the same time, and let in at reconfiguration points.
 
     Starting processes takes seconds to minutes, so each region starts by itself, and none waits for
@@ -315,7 +316,7 @@ class Newcomers:
     origin_unix_s: float
     _open: dict[str, Joining] = field(default_factory=dict)
     _copy: _Copy | None = None  # for those that enter now
-    _giver: str = ""  # whose copies they are to begin as, once they are members
+    _donor: str = ""  # whose copies they are to begin as, once they are members
     _member_s: float = 0.0  # when they were not members yet
     _asked_s: float = 0.0
     _ending_s: float | None = None  # since when the run is to end
@@ -339,7 +340,7 @@ class Newcomers:
 
     def note(self, view: View | None) -> None:
         """Take in what the averager reports, if it has."""
-        self._giver = "" if view is None else view.giver
+        self._donor = "" if view is None else view.donor
 
     def go_on(self, view: View, *, may_enter: bool, is_ending: bool) -> list[JoinNews]:
         """Do what can be done now.
@@ -390,24 +391,26 @@ class Newcomers:
         self._asked_s = now_s
         return [*news, Enter(tuple(each.region for each in asked))] if asked else news
 
-    def on_handed(
-        self, giver: str, event: Mapping[str, Any], rows: Mapping[str, Mapping[str, object]]
+    def on_state_transferred(
+        self, donor: str, event: Mapping[str, Any], rows: Mapping[str, Mapping[str, object]]
     ) -> None:
         """Let regions that enter begin as the copy of a region's state, which is written now.
 
         Args:
-            giver: that region.
+            donor: that region.
             event: what it reports.
             rows: the sample ledgers of joining regions that were there before.
         """
         entering = self._entering
-        if not entering or giver not in self.actors.bridges:
-            end_lending(self.actors, giver)
+        if not entering or donor not in self.actors.bridges:
+            end_transfer(self.actors, donor)
             return
-        bridge, now_s = self.actors.bridges[giver], time.monotonic()
-        self._copy = _Copy(giver, bridge, int(event["step"]), int(event["round"]), now_s)
+        bridge, now_s = self.actors.bridges[donor], time.monotonic()
+        self._copy = _Copy(donor, bridge, int(event["step"]), int(event["round"]), now_s)
         for joining in entering:
-            joining.begin_as(Handed(giver, tuple(event["parts"]), rows.get(joining.region)))
+            joining.begin_as(
+                TransferredState(donor, tuple(event["parts"]), rows.get(joining.region))
+            )
 
     def fail_all(self, error: GeoRayError) -> list[JoinNews]:
         """End the joins of regions that enter now: there is no copy of a region's state."""
@@ -415,10 +418,10 @@ class Newcomers:
 
     def on_lost(self, region: str) -> list[JoinNews]:
         """Note that the run continues without a region: its copy may be awaited."""
-        if region != self._giver or self._copy is not None:
+        if region != self._donor or self._copy is not None:
             return []
         return self.fail_all(
-            RegionLostError(f"region '{region}' was lost before it had handed its state over")
+            RegionLostError(f"region '{region}' was lost before it had transferred its state")
         )
 
     def leader_moved(self) -> None:
@@ -460,10 +463,9 @@ class Newcomers:
             return None
         size_bytes = joining.begun
         if size_bytes is None:
-            if self.actors.bridges.get(copy.giver) is not copy.bridge:
+            if self.actors.bridges.get(copy.donor) is not copy.bridge:
                 raise RegionLostError(
-                    f"the bridge of region '{copy.giver}' was lost before it had handed its state "
-                    "over"
+                    f"the bridge of region '{copy.donor}' was lost before its state was transferred"
                 )
             return None
         took_s = time.monotonic() - copy.at_s
@@ -481,14 +483,16 @@ class Newcomers:
         now_s = time.monotonic()
         if region not in view.members:
             self._member_s = now_s
-        elif region in view.joining and view.giver not in view.members:
+        elif region in view.joining and view.donor not in view.members:
             # As the averager moved nobody had told of it yet.
-            raise RegionLostError(f"region '{view.giver}' was lost before it handed its state over")
+            raise RegionLostError(
+                f"region '{view.donor}' was lost before its state was transferred"
+            )
         elif now_s - self._member_s > _COPY_S:
             raise RegionLostError(f"no region's state was there {_COPY_S:g} s after the border")
 
     def _forget(self, joining: Joining) -> None:
         del self._open[joining.region]
         if self._copy is not None and not self._entering:
-            end_lending(self.actors, self._copy.giver)
+            end_transfer(self.actors, self._copy.donor)
             self._copy = None

@@ -1,6 +1,6 @@
 """Starts the processes of a run, which end with their owner, and holds its keys.
 
-`HandoffRecord` is what a restarted run actor must know about running processes.
+`HandoffRecord` contains what a restarted run actor must know about the running processes.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.process_keys import SignedCertificate
 from geo_ray.transport.wire.sockets import Address
 
-if TYPE_CHECKING:  # they import PyTorch
+if TYPE_CHECKING:  # these import PyTorch
     from geo_ray.runtime.spec import RunSpec
     from geo_ray.training.membership import AveragerLeader
 
 
 @dataclass(frozen=True, slots=True)
 class RunEndpoints:
-    """Where the averager lives and lived, and where servers and bridges listen.
+    """Where the averager is and was, and where servers and bridges listen.
 
     Attributes:
-        leader: of the averager.
-        standby: who may take over from there.
-        former_leaders: where it lived before.
-        shards: by region, the primary shard's first.
-        bridges: where other regions, and the own one, reach each bridge.
+        leader: region of the averager.
+        standby: region that may take over.
+        former_leaders: earlier regions of the averager.
+        shards: addresses by region, the primary shard's first.
+        bridges: addresses of each bridge, for other regions and for its own.
     """
 
     leader: AveragerLeader
@@ -48,12 +48,12 @@ class RunEndpoints:
 
 @dataclass(frozen=True, slots=True)
 class GoneRegions:
-    """What is known of regions that take no part.
+    """Regions that do not take part.
 
     Attributes:
-        awaited: lost ones that will be brought back.
-        away: those that were asked to leave, or are not to be there.
-        rows: the books of rows of those that were there before, by region.
+        awaited: lost regions that will be brought back.
+        away: regions that were asked to leave or are excluded.
+        rows: row accounting of regions that took part before.
     """
 
     awaited: tuple[str, ...] = ()
@@ -61,25 +61,25 @@ class GoneRegions:
     rows: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     def but_for(self, regions: Collection[str]) -> GoneRegions:
-        """The same with regions that take no part and are not to come back by themselves."""
+        """Return the same without ``regions``: they do not take part or return by themselves."""
         awaited = tuple(name for name in self.awaited if name not in regions)
         return GoneRegions(awaited, tuple(sorted({*self.away, *regions})), self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffRecord:
-    """Handoff record of a running run, kept by the supervisor: plain values and handles.
+    """State of a running run, stored by the supervisor for the next run actor: values and handles.
 
     Attributes:
-        spec: what the run's processes were given at its start.
-        origin_unix_s: time of day at which the run's clock was 0.
+        spec: the run's specification at its start.
+        origin_unix_s: wall-clock time at which the run's clock was 0.
         servers: servers and bridges, by (role, region).
         workers: attempt and handle, by region and rank.
         placed: reserved places by region.
-        where: where all that listens.
-        gone: regions that take no part.
-        is_changing: whether a region is on its way in or out.
-        uses_upload_server: whether any process sends its parts to the run actor's machine.
+        where: addresses.
+        gone: regions that do not take part.
+        is_changing: whether a region is joining or leaving.
+        uses_upload_server: whether any process uploads parts to the run actor's machine.
     """
 
     spec: RunSpec
@@ -94,18 +94,18 @@ class HandoffRecord:
 
     @property
     def handles(self) -> list[Handle]:
-        """Of all processes."""
+        """Handles of all processes."""
         return [*self.servers.values(), *(handle for _, handle in self.workers.values())]
 
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """What a supervisor has for a run actor that comes.
+    """What a supervisor gives to a new run actor.
 
     Attributes:
-        record: what the run actor before has noted last; None: it had not begun to train.
-        attempts: the newest incarnation that was made of each worker, by region and rank.
-        newest_attempt: of bridges and servers.
+        record: last record of the previous run actor; None: it had not begun to train.
+        attempts: newest attempt of each worker, by region and rank.
+        newest_attempt: newest attempt of bridges and servers.
     """
 
     record: HandoffRecord | None
@@ -121,34 +121,34 @@ _CLASSES: Final[Mapping[ProcessKind, tuple[str, str, int]]] = {
     "shard": ("geo_ray.runtime.server_actors", "ShardServerActor", 2),
     "worker": ("geo_ray.runtime.worker_actor", "WorkerActor", 6),
 }
-"""The actor's module and class, and how many calls of it may run at a time."""
+"""The actor's module and class, and the number of its concurrent calls."""
 
 
 def class_of(kind: ProcessKind) -> type:
-    """Return the class of such a process, which imports PyTorch."""
+    """Return the actor class of a kind of process; imports PyTorch."""
     module, name, _ = _CLASSES[kind]
     found: type = getattr(import_module(module), name)
     return found
 
 
 def load_classes() -> None:
-    """Import the classes of all processes, which takes seconds: they import PyTorch."""
+    """Import the classes of all processes, which takes seconds because of PyTorch."""
     for module, _, _ in _CLASSES.values():
         import_module(module)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A process that is wanted.
+    """Specification of a process.
 
     Attributes:
-        kind: what it is.
-        arguments: what its actor is made with.
-        cpus: that it asks for.
-        gpus: that it asks for.
-        strategy: its place.
-        place: region and number, of a worker; others have none.
-        attempt: its incarnation.
+        kind: kind of process.
+        arguments: constructor arguments of its actor.
+        cpus: requested CPUs.
+        gpus: requested GPUs.
+        strategy: its placement.
+        place: region and rank of a worker; None for others.
+        attempt: its attempt.
     """
 
     kind: ProcessKind
@@ -165,57 +165,57 @@ class ProcessLauncher(Protocol):
 
     @property
     def has_places(self) -> bool:
-        """Whether places were reserved for the run before."""
+        """Whether places were reserved before the run started."""
         ...
 
     def attach(self, token: int) -> Handoff | None:
         """Become the run actor.
 
         Args:
-            token: fencing token: epoch of the run actor's lease.
+            token: fencing token of the run actor's lease.
 
         Returns:
-            What an earlier run actor has left; None: nothing outlives a run actor here.
+            The state left by an earlier run actor; None: processes do not outlive a run actor here.
 
         Raises:
-            LeaseLostError: a later run actor is there, as for all other methods.
+            LeaseLostError: a later run actor has attached; this applies to all other methods, too.
         """
         ...
 
     def begin(self, run_id: str, regions: Sequence[str], transport: TransportConfig) -> None:
-        """End whatever there is, and make the keys of a run that begins."""
+        """End all existing processes, and create the keys of a new run."""
         ...
 
     def make(self, specs: Sequence[ProcessSpec]) -> list[Handle]:
-        """Begin to start processes; nothing is waited for."""
+        """Start processes without waiting for them."""
         ...
 
     def place(self, demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, PlacedRegion]:
-        """Reserve everything that ``demands`` ask for, or nothing.
+        """Reserve all of ``demands``, or nothing.
 
         Raises:
-            PlacementError: a region cannot be placed in time; nothing stays reserved.
+            PlacementError: a region cannot be placed in time; nothing is reserved.
         """
         ...
 
     def remove(self, placed: Mapping[str, PlacedRegion]) -> None:
-        """Give reservations back; processes in them end."""
+        """Release reservations; processes in them end."""
         ...
 
     def keep_only(self, handles: Sequence[Handle]) -> None:
-        """End every process but these."""
+        """End every process except these."""
         ...
 
     def clear(self) -> None:
-        """End all processes and give all places back."""
+        """End all processes and release all places."""
         ...
 
     def is_ours(self) -> bool:
-        """Whether this run actor may still end them."""
+        """Return whether this run actor may still end them."""
         ...
 
     def note(self, record: HandoffRecord) -> None:
-        """Keep for the next run actor what this one knows of the run."""
+        """Store this run actor's state of the run for the next one."""
         ...
 
     def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
@@ -232,11 +232,11 @@ class ProcessLauncher(Protocol):
 
 
 class OwnProcesses:
-    """A `ProcessLauncher` that owns everything itself: all ends with this process.
+    """A `ProcessLauncher` that owns everything itself: all processes end with this one.
 
     Args:
-        reserved: places that somebody has reserved for the run, and gives back; None: it asks for
-            places as they are needed.
+        reserved: places that the caller has reserved and will release; None: places are requested
+            as needed.
     """
 
     def __init__(self, reserved: Mapping[str, PlacedRegion] | None = None) -> None:
@@ -249,7 +249,7 @@ class OwnProcesses:
         return self._reserved is not None
 
     def attach(self, token: int) -> Handoff | None:
-        """See `ProcessLauncher.attach`: no earlier run actor has left anything."""
+        """See `ProcessLauncher.attach`: there is no earlier run actor."""
         return None
 
     def begin(self, run_id: str, regions: Sequence[str], transport: TransportConfig) -> None:
@@ -273,14 +273,14 @@ class OwnProcesses:
         """See `ProcessLauncher.keep_only`: there are no others."""
 
     def clear(self) -> None:
-        """See `ProcessLauncher.clear`: whoever has made processes here has ended them."""
+        """See `ProcessLauncher.clear`: the owner of the processes has ended them."""
 
     def is_ours(self) -> bool:
-        """They are nobody else's."""
+        """Return True: there is no other owner."""
         return True
 
     def note(self, record: HandoffRecord) -> None:
-        """No other run actor could read it."""
+        """Do nothing: no other run actor could read the record."""
 
     def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
         """See `RunKeys.for_bridge`."""
@@ -297,7 +297,7 @@ class OwnProcesses:
     @property
     def _held_keys(self) -> RunKeys:
         if self._keys is None:
-            raise InvariantError("keys were asked for before a run began")
+            raise InvariantError("keys were requested before a run began")
         return self._keys
 
 

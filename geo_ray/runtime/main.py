@@ -1,6 +1,6 @@
-"""A run from start to end: the only run loop.
+"""The run loop: runs an experiment from start to end.
 
-It has two hosts: `RunLoopActor`, which a supervisor restarts, and a Tune trial
+Two hosts call `run`: `RunLoopActor`, which a supervisor restarts, and a Tune trial
 (`geo_ray.sweep.trial`), whose processes end with it. Reading order: `run`, `run_start.started` or
 `attach.attached`, `train`, `Controller.run`, `run_finish.finish`.
 """
@@ -36,7 +36,7 @@ from geo_ray.runtime.run_start import started
 from geo_ray.telemetry.event_log import note_failure
 from geo_ray.telemetry.summary import Summary
 
-_PAUSE_S: Final = 15.0  # after a restart that failed at its start; doubles with each further one
+_PAUSE_S: Final = 15.0  # before the retry of a failed restart; doubles with each further failure
 
 
 def run(
@@ -49,10 +49,10 @@ def run(
 ) -> Summary:
     """Run the experiment to its end, in a process that is connected to the run's cluster.
 
-    It begins, or continues as ``resume`` says; the processes belong to ``launcher``.
+    Without ``resume`` the run starts from the beginning. ``launcher`` owns its processes.
 
     Raises:
-        GeoRayError: the reason why it ends early.
+        GeoRayError: the run ended early; the error says why.
     """
     limit, window_s = experiment.checkpoint.restarts, experiment.train.restart_window_s
     restarts, failed_starts = Restarts(limit, window_s, "checkpoint.restarts"), 0
@@ -60,8 +60,8 @@ def run(
         held(directory, reporting, experiment.checkpoint.retry_s) as lease,
         watched_head(ray.get_runtime_context().gcs_address, reporting.interruption.set),
     ):
-        told = reporting.noted_in(lease)
-        setup = RunSetup(experiment, directory, told, launcher, lease)
+        reporting = reporting.noted_in(lease)
+        setup = RunSetup(experiment, directory, reporting, launcher, lease)
         attaches = resume is not None and resume.checkpoint is None
         while True:
             try:
@@ -69,12 +69,13 @@ def run(
                     return train(training)
             except BrokenError as broken:
                 failed_starts = failed_starts + 1 if broken.at_start else 0
-                pause_s = _PAUSE_S * 2 ** (failed_starts - 1)
                 end = None if _may_restart(setup, broken, restarts) else broken.cause
-                if end is None and failed_starts and told.interruption.wait(pause_s):
-                    end = told.interruption.why
+                if end is None and failed_starts:
+                    pause_s = _PAUSE_S * 2 ** (failed_starts - 1)
+                    if reporting.interruption.wait(pause_s):
+                        end = reporting.interruption.why
                 if end is not None:
-                    note_failure(directory.path, end, told.began_unix_s)
+                    note_failure(directory.path, end, reporting.began_unix_s)
                     raise end from None
                 resume = Resumption(waits=True, away=broken.away, clock=broken.clock)
                 attaches = False
@@ -82,28 +83,28 @@ def run(
 
 @contextmanager
 def _ready(setup: RunSetup, resume: Resumption | None, *, attaches: bool) -> Iterator[Training]:
-    """Attach to the processes that an earlier run actor has left, or start them."""
+    """Attach to the processes of an earlier run actor, or start new ones."""
     if attaches and resume is not None:
         found = running_processes(setup)
         if isinstance(found, Attached):
             with attached(setup, found, resume.away) as training:
                 yield training
             return
-        told = setup.reporting
-        if told.interruption.is_set():  # the checkpoint is all that a stopped run leaves
-            note_failure(setup.run.path, told.interruption.why, told.began_unix_s)
-            raise told.interruption.why
+        reporting = setup.reporting
+        if reporting.interruption.is_set():  # an interrupted run is not started again
+            note_failure(setup.run.path, reporting.interruption.why, reporting.began_unix_s)
+            raise reporting.interruption.why
         resume = replace(resume, cause=found)
     with started(setup, resume) as training:
         yield training
 
 
 def train(training: Training) -> Summary:
-    """Watch over a run whose processes train until it ends, and write its results.
+    """Control the run until training ends, then write its results.
 
     Raises:
-        BrokenError: a region is lost without which the run only continues from a checkpoint.
-        GeoRayError: any other reason why it ends early.
+        BrokenError: a lost region cannot be replaced; the run can continue from a checkpoint.
+        GeoRayError: the run ended early for another reason.
     """
     context, controller = training.context, training.controller
     lease, reporting, is_lost = context.lease, context.reporting, False
@@ -126,15 +127,15 @@ def train(training: Training) -> Summary:
 
 
 def _may_restart(setup: RunSetup, broken: BrokenError, restarts: Restarts) -> bool:
-    """Whether a run continues from its newest checkpoint; a store that is away is waited for."""
-    checkpoint, told = setup.experiment.checkpoint, setup.reporting
+    """Return whether the run restarts from its newest checkpoint; retries an unreachable store."""
+    checkpoint, reporting = setup.experiment.checkpoint, setup.reporting
     store = store_of(setup.run, checkpoint)
-    retrying = Retrying(checkpoint.retry_s, told)
+    retrying = Retrying(checkpoint.retry_s, reporting)
     try:
         retrying.until_done("reading the newest checkpoint", store.latest)
     except (CheckpointError, StoreError, RunDirectoryError):
         return False
     may = restarts.take(time.monotonic())
     if may:
-        told.status(f"{broken.cause.message}: the run goes on from its newest checkpoint")
+        reporting.status(f"{broken.cause.message}: restarting from the newest checkpoint")
     return may

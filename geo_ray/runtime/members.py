@@ -1,7 +1,7 @@
 """Carries out changes of a run's members: regions join, leave, are lost and come back.
 
-`Regions` decides, `Newcomers` starts the processes of joining regions, and the averager says when
-a change takes effect (`geo_ray.training.membership`).
+`Regions` decides, `JoiningRegions` starts the processes of joining regions, and the averager says
+when a change takes effect (`geo_ray.training.membership`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from geo_ray.runtime.joining import (
     HasJoined,
     HasStarted,
     HasStopped,
+    JoiningRegions,
     JoinNews,
-    Newcomers,
 )
 from geo_ray.runtime.launcher import GoneRegions
 from geo_ray.runtime.regions import (
@@ -82,11 +82,11 @@ class Members:
     origin_unix_s: float
     notices: DrainNotices
     regions: Regions = field(init=False)
-    _newcomers: Newcomers = field(init=False)
+    _joining_regions: JoiningRegions = field(init=False)
 
     def __post_init__(self) -> None:
         self.regions = Regions(self.policy, tuple(self.actors.primaries))
-        self._newcomers = Newcomers(self.actors, self.origin_unix_s)
+        self._joining_regions = JoiningRegions(self.actors, self.origin_unix_s)
 
     def tick(self, statuses: Statuses) -> None:
         """Do what can be done now.
@@ -99,7 +99,7 @@ class Members:
                 region = self.regions[name]
                 region.rows, region.step = status["rows"], status["version"]
         view = statuses.get(("bridge", self.actors.leader.region), {}).get("view")
-        self._newcomers.note(view)
+        self._joining_regions.note(view)
         for request in self.requests():
             self._on(Requested(request, view))
         now_unix_s = time.time()
@@ -110,11 +110,11 @@ class Members:
         if isinstance(view, View):
             self._on(ViewSeen(view, self._busy()))
             self._hear(
-                self._newcomers.go_on(
+                self._joining_regions.go_on(
                     view, may_enter=not self.is_leaving, is_ending=self.loop.is_ending
                 )
             )
-            self._newcomers.link()
+            self._joining_regions.link()
 
     @property
     def is_leaving(self) -> bool:
@@ -132,7 +132,7 @@ class Members:
     @property
     def is_joining(self) -> bool:
         """Whether a region's processes run, and it enters at the next reconfiguration point."""
-        return self._newcomers.are_entering
+        return self._joining_regions.are_entering
 
     @property
     def gone(self) -> GoneRegions:
@@ -167,19 +167,19 @@ class Members:
             return False
         return self.regions[region].is_on_notice or region not in self.regions.needed(self._now())
 
-    def on_handed(self, giver: str, event: Mapping[str, Any]) -> None:
+    def on_state_transferred(self, donor: str, event: Mapping[str, Any]) -> None:
         """Let joining regions begin as the copy of a region's state, which is written now."""
         rows = {each.name: each.rows for each in self.regions if each.rows is not None}
-        self._newcomers.on_handed(giver, event, rows)
+        self._joining_regions.on_state_transferred(donor, event, rows)
 
     def on_hand_over_failed(self, error: GeoRayError) -> None:
         """End the joins that wait for a copy of a region's state: there is none."""
-        self._hear(self._newcomers.fail_all(error))
+        self._hear(self._joining_regions.fail_all(error))
 
     def report_lost(self, region: str) -> None:
         """Note that the run continues without a region, and tell the averager."""
         self._on(RegionGone(region, region in self.notices.regions))
-        self._hear(self._newcomers.on_lost(region))
+        self._hear(self._joining_regions.on_lost(region))
 
     def move_averager(self) -> None:
         """Have the averager move to its standby's region."""
@@ -187,12 +187,12 @@ class Members:
 
     def leader_moved(self) -> None:
         """Report losses again, to the averager in its new home."""
-        self._newcomers.leader_moved()
+        self._joining_regions.leader_moved()
         self._on(AveragerMoved())
 
     def close(self) -> None:
         """End all joins: the run is over."""
-        self._newcomers.close()
+        self._joining_regions.close()
 
     # -------------------------------------------------------------- events and actions
 
@@ -205,7 +205,7 @@ class Members:
             actors.standby in actors.bridges,
             frozenset(name for name in list(actors.primaries) if not actors.can_lose(name)),
             self.loop.is_ending,
-            self._newcomers.are_entering,
+            self._joining_regions.are_entering,
         )
 
     def _busy(self) -> frozenset[str]:
@@ -234,10 +234,10 @@ class Members:
                 loop.show(text)
             case Start(region):
                 loop.show(f"region '{region}' is joining: starting its processes")
-                self._newcomers.begin(region)
+                self._joining_regions.begin(region)
                 loop.emit("region_joining", region=region)
             case CallOff(region, cause):
-                self._hear([self._newcomers.call_off(region, RegionLostError(cause))])
+                self._hear([self._joining_regions.call_off(region, RegionLostError(cause))])
             case AskToLeave(region):
                 self._ask_change((), (region,))
             case MoveAverager(region):

@@ -44,9 +44,9 @@ from geo_ray.training.config import exchange_s
 from geo_ray.training.effects import (
     Assignment,
     Effect,
-    HandOver,
     SendUpdate,
     Snapshot,
+    StateTransfer,
     StepDone,
     TeamChanged,
 )
@@ -103,7 +103,7 @@ class RegionLog:
         self._buffer.add("exchange", **event)
 
 
-Written = Snapshot | HandOver
+Written = Snapshot | StateTransfer
 """What is copied at once, and written when there is time."""
 
 
@@ -139,17 +139,17 @@ class RegionWriter:
 
     def _write(self, copies: Sequence[Written]) -> None:
         for copy in copies:
-            is_handed = isinstance(copy, HandOver)
-            snapshot = copy.snapshot if isinstance(copy, HandOver) else copy
+            is_transfer = isinstance(copy, StateTransfer)
+            snapshot = copy.snapshot if isinstance(copy, StateTransfer) else copy
             try:
                 parts = self._write_parts(snapshot)
             except Exception as error:  # whatever it is: the controller waits for the part
-                kind = "hand_over_failed" if is_handed else "part_failed"
+                kind = "state_transfer_failed" if is_transfer else "part_failed"
                 self._event_buffer.add(kind, id=snapshot.id, error=typed(error))
                 continue
             about = {"id": snapshot.id, "step": snapshot.step, "parts": parts}
-            if is_handed:
-                self._event_buffer.add("handed", **about, round=snapshot.round)
+            if is_transfer:
+                self._event_buffer.add("state_transferred", **about, round=snapshot.round)
             else:
                 self._event_buffer.add("parts", **about)
 
@@ -481,7 +481,7 @@ class PrimaryShard:
             elif isinstance(effect, StepDone):
                 self._log.step(effect)
                 self._exhausted |= self.server.exhausted  # remembered until somebody asks
-            elif isinstance(effect, HandOver):  # nothing of it lies where a payload is put
+            elif isinstance(effect, StateTransfer):  # nothing of it lies where a payload is put
                 snapshots.append(effect)
             elif isinstance(effect, TeamChanged):
                 self._event_buffer.add("team", **effect.event())
@@ -496,7 +496,7 @@ class PrimaryShard:
             return snapshot
         lies_there = self._line.client.lies_there
         placed = {k: v for k, v in snapshot.tensors.items() if lies_there(v)}
-        return replace(snapshot, lent=self._unread.copy(placed))
+        return replace(snapshot, lazy=self._unread.copy(placed))
 
     def _go_on(self) -> None:
         """Under the lock: something has changed, which those that wait, or ask, are to know."""

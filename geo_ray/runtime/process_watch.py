@@ -540,7 +540,7 @@ class BridgeWatch:
         self.loop.show(f"the bridge of region '{region}' is lost: starting another one")
         self.loop.emit("bridge_requested", region=region, cause=cause)
         if region == actors.leader.region:
-            actors.expect_takeover()
+            actors.expect_failover()
             actors.bridges[actors.leader.region].report_dead.remote(region, True)
         elif region == actors.standby:
             actors.standby = None

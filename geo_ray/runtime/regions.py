@@ -20,7 +20,7 @@ from geo_ray.base.states import StateTable
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.requests import MemberRequest
 from geo_ray.training.config import why_fixed, why_nobody_joins
-from geo_ray.training.membership import View, giver_of
+from geo_ray.training.membership import View, donor_of
 
 AT_ONCE_S: Final = 2.0
 """Before a machine goes, the others continue without a region that has not left yet."""
@@ -487,11 +487,11 @@ class MemberPolicy:
         if self._fixed is not None:
             return self._fixed
         if request.verb == "add":
-            return self._no_newcomer(region, members)
+            return self._cannot_join(region, members)
         stays = leader if standby is None else ""
         return self._no_leaver(region, members, stays)
 
-    def _no_newcomer(self, region: str, members: Collection[str]) -> str | None:
+    def _cannot_join(self, region: str, members: Collection[str]) -> str | None:
         if region in members:
             return f"region '{region}' takes part already"
         shards = {each.name: each.ps_shards for each in self.experiment.regions}
@@ -560,7 +560,7 @@ class Regions:
 
     def donor(self, leader: str) -> str:
         """Return the region whose state joining regions copy."""
-        return giver_of({each.name: each.step for each in self if each.is_here}, leader)
+        return donor_of({each.name: each.step for each in self if each.is_here}, leader)
 
     def restore(
         self,

@@ -1,4 +1,4 @@
-"""What the parts of a run loop ask of it: `RunServices`, which the controller implements."""
+"""`RunServices`: what the parts of a run loop need from it. The controller implements it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from geo_ray.runs.requests import MemberRequest
 
 
 class StatusLine(Protocol):
-    """Shows what a run does."""
+    """Shows the current activity of a run."""
 
     def __call__(self, text: str, /) -> None:
         """Show a line to the user; an empty one clears it."""
@@ -16,7 +16,7 @@ class StatusLine(Protocol):
 
 
 class MemberRequests(Protocol):
-    """Takes what users ask of a run's members."""
+    """Source of membership requests from users."""
 
     def __call__(self) -> list[MemberRequest]:
         """Return the requests since the last call."""
@@ -24,19 +24,19 @@ class MemberRequests(Protocol):
 
 
 class RunServices(Protocol):
-    """A run loop, as the watches and the membership of its run see it."""
+    """The run loop's interface for its watches and its membership."""
 
     @property
     def is_ending(self) -> bool:
-        """Whether the run is told to finish or to halt."""
+        """Whether the run was told to finish or to halt."""
         ...
 
     def now_s(self) -> float:
-        """Return the time of the run's clock."""
+        """Return the current time of the run's clock."""
         ...
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Record an event of now."""
+        """Record an event at the current time."""
         ...
 
     def show(self, text: str) -> None:
@@ -48,29 +48,29 @@ class RunServices(Protocol):
 
         Returns:
             The answer; None if the averager is lost and will be replaced, or if the request no
-            longer fits what the averager does.
+            longer applies to its state.
         """
         ...
 
     def set_interval(self, interval: int) -> None:
-        """Have all regions exchange after so many local steps."""
+        """Set the number of local steps between exchanges, for all regions."""
         ...
 
     def move_averager(self) -> None:
-        """Have the averager move to its standby's region."""
+        """Move the averager to its standby's region."""
         ...
 
     def hear_all(self) -> None:
-        """Take in the news of all servers and bridges."""
+        """Process the pending events of all servers and bridges."""
         ...
 
     def admit_region(self, region: str, step: int, attempt: int) -> None:
-        """Count a region as a member.
+        """Admit a region as a member.
 
         Args:
             region: its name.
-            step: the steps behind it.
-            attempt: of its processes.
+            step: step of the state that it starts from.
+            attempt: attempt of its processes.
         """
         ...
 
@@ -84,9 +84,9 @@ class RunServices(Protocol):
 
 
 def no_requests() -> list[MemberRequest]:
-    """Return no requests: nobody asks to change the run's members."""
+    """Return no requests: the run has no source of membership requests."""
     return []
 
 
 def show_nothing(text: str) -> None:
-    """Show nothing: nobody watches the run."""
+    """Show nothing: the run has no watcher."""

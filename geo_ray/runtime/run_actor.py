@@ -1,7 +1,7 @@
-"""The host of a run's loop on a cluster: an actor that its supervisor starts and restarts.
+"""The run actor: hosts a run's loop on a cluster; its supervisor starts and restarts it.
 
-`RunHost` executes the user's code, so its process may die at any time. `SupervisedLauncher` is its
-client of the supervisor, which owns everything that must outlive it.
+`RunHost` executes user code, so its process may die at any time. `SupervisedLauncher` is its client
+of the supervisor, which owns everything that must outlive it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_LINES: Final = 1000
 
 
 class WatchedProgress(RunObserver):
-    """What the run has reported since the last beat, and whether it is to end at once.
+    """Reports of the run since the last beat, and whether it must end immediately.
 
     Args:
         order: the run.
@@ -71,7 +71,7 @@ class WatchedProgress(RunObserver):
         self._awaiting = StartWait(phase, done, total, tuple(names))
 
     def on_event(self, event: Event) -> None:
-        """Write down the configuration of a run that has begun with another one."""
+        """Store the configuration of a run that was resumed with a changed one."""
         self._check()
         order = self._order
         if event.kind == "run_started":
@@ -80,38 +80,38 @@ class WatchedProgress(RunObserver):
                 directory.adopt(order.run, order.experiment, order.plan)
 
     def say(self, text: str, logger: str = "") -> None:
-        """Report a line to watchers: a phase, or a warning of a logger."""
+        """Report a line to watchers: a phase, or a logger's warning."""
         with self._lock:
             self._lines.append((text, logger))
             self._awaiting = None
 
     def take(self) -> tuple[tuple[tuple[str, str], ...], StartWait | None]:
-        """Return lines that were not taken before, and the wait that is in progress."""
+        """Return lines that were not taken before, and the wait in progress."""
         with self._lock:
             lines, awaiting = tuple(self._lines), self._awaiting
             self._lines.clear()
         return lines, awaiting
 
     def give_back(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Report lines again that were taken and did not reach the supervisor."""
+        """Put lines back that did not reach the supervisor."""
         with self._lock:
             self._lines.extendleft(reversed(lines))
 
     def _check(self) -> None:
-        """End the run where it is, if that was asked for."""
+        """End the run here if this was requested."""
         error = self.end_error
         if error is not None and not self._is_ending:
-            self._is_ending = True  # the end reports phases, too
+            self._is_ending = True  # the shutdown reports phases, too
             raise error
 
 
 class RunHost:
-    """Drives one run for its supervisor, in the process of a `RunLoopActor`.
+    """Executes one run for its supervisor, in the process of a `RunLoopActor`.
 
     Args:
-        supervisor: of the run, which has made this actor and owns all its processes.
+        supervisor: the supervisor of the run; it created this actor and owns all its processes.
         order: the run.
-        attempt: how many run actors there were for it before this one.
+        attempt: number of earlier run actors of the run.
     """
 
     def __init__(self, supervisor: Handle, order: RunOrder, attempt: int) -> None:
@@ -123,15 +123,15 @@ class RunHost:
         self._is_over = threading.Event()
 
     def run(self) -> RunEnd:
-        """Drive the run to its end; called once, by the supervisor."""
+        """Execute the run to its end; called once, by the supervisor."""
         logging.getLogger().addHandler(_Forward(self._progress))
         beats = threading.Thread(target=self._beat_often, name="beats", daemon=True)
-        self._try_beat()  # what was asked for before counts from the start
+        self._try_beat()  # earlier requests count from the start
         beats.start()
         order = self._order
         try:
             end = RunEnd(self._run(order, order.experiment))
-        except BaseException as raised:  # watchers are told, whatever it is
+        except BaseException as raised:  # reported to watchers, whatever its class
             end = RunEnd(None, _portable(raised))
         self._is_over.set()
         beats.join()
@@ -156,7 +156,7 @@ class RunHost:
             self._try_beat()
 
     def _try_beat(self) -> None:
-        """Report to the supervisor; if it does not answer, the next beat reports the same."""
+        """Report to the supervisor; if it does not answer, the next beat repeats the report."""
         lines, awaiting = self._progress.take()
         try:
             beat = self._supervisor.beat.remote(self._attempt, lines, awaiting)
@@ -171,7 +171,7 @@ class RunHost:
 
 
 class _Forward(logging.Handler):
-    """Passes warnings of this library to the watchers of a run."""
+    """Forwards warnings of this library to the watchers of a run."""
 
     def __init__(self, progress: WatchedProgress) -> None:
         super().__init__(logging.WARNING)
@@ -183,7 +183,7 @@ class _Forward(logging.Handler):
 
 
 def _portable(error: BaseException) -> BaseException:
-    """Return the error as processes can read it that do not know the user's modules."""
+    """Convert an error so that processes without the user's modules can unpickle it."""
     if isinstance(error, GeoRayError) and type(error).__module__.startswith("geo_ray."):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -227,7 +227,7 @@ class SupervisedLauncher:
         return placed
 
     def remove(self, placed: Mapping[str, PlacedRegion]) -> None:
-        """See `ProcessLauncher.remove`; a run actor that was overtaken removes nothing."""
+        """See `ProcessLauncher.remove`; a superseded run actor removes nothing."""
         with suppress(RegionLostError, LeaseLostError):
             self._ask("remove", dict(placed))
 
@@ -248,7 +248,7 @@ class SupervisedLauncher:
         return True
 
     def note(self, record: HandoffRecord) -> None:
-        """See `ProcessLauncher.note`; nothing is waited for."""
+        """See `ProcessLauncher.note`; does not wait."""
         self._supervisor.note.remote(self._token, record)
 
     def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:

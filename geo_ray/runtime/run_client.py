@@ -1,6 +1,6 @@
-"""Starts supervised runs, and watches them: passes on events, phases, results and Ctrl-C.
+"""Starts supervised runs and watches them: forwards events, phases, results and Ctrl-C.
 
-The watching process does not drive the run. If it dies, the run goes on for `run.unattended_s`.
+The watching process does not execute the run. If it dies, the run continues for `run.unattended_s`.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _ASK_EVERY_S: Final = 0.15
 _ANSWER_S: Final = 15.0
 _START_S: Final = 60.0
 _FREE_S: Final = 20.0
-_END_S: Final = 20.0  # longer than a supervisor gives the run actor
+_END_S: Final = 20.0  # longer than a supervisor gives the run actor to end
 _HEAD_S: Final = 3.0
 
 
 def cluster_of(
     experiment: Experiment, observer: RunObserver
 ) -> AbstractContextManager[ConnectedCluster]:
-    """Return the cluster of a run, as `connect` makes it: large enough for the whole run."""
+    """Return the cluster of a run from `connect`, with resources for the whole run."""
     demands = by_label([demand_of(experiment, region) for region in experiment.regions])
     observer.status("starting the cluster" if experiment.cluster.kind == "local" else "connecting")
     return connect(
@@ -70,15 +70,15 @@ def cluster_of(
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A run to be started or resumed.
+    """A request to start or resume a run.
 
     Attributes:
         experiment: its configuration.
         run: its directory.
-        resume: how to continue it; None: it begins.
-        adopts: whether the configuration differs from that in the directory.
-        plan: to follow from now on, if it differs from the one before.
-        detach: whether to return as soon as it trains; then it needs no watcher.
+        resume: how the run continues; None: it starts from the beginning.
+        adopts: whether the configuration differs from the one in the directory.
+        plan: plan to follow from now on, if it differs from the previous one.
+        detach: whether to return as soon as it trains; the run then needs no watcher.
     """
 
     experiment: Experiment
@@ -89,7 +89,7 @@ class RunRequest:
     detach: bool = False
 
     def order(self, began_unix_s: float, log_bytes: int) -> RunOrder:
-        """Return what the supervisor is given."""
+        """Return the order for the supervisor."""
         return RunOrder(
             self.experiment.model_dump_json(),
             self.run,
@@ -106,19 +106,19 @@ class RunRequest:
 def drive(
     request: RunRequest, reporting: Reporting, cluster: ConnectedCluster | None = None
 ) -> Summary | None:
-    """Have a run driven on its cluster, and watch it to its end.
+    """Start a supervised run on its cluster and watch it to its end.
 
     Args:
         request: the run.
         reporting: receives its progress.
-        cluster: that this process is connected to; None: as the configuration says.
+        cluster: the cluster that this process is connected to; None: connect as configured.
 
     Returns:
-        What it came to; None if it was detached from.
+        The run's summary; None if it was detached from.
 
     Raises:
-        GeoRayError: whatever ends the run early; the class says what.
-        KeyboardInterrupt: it was ended at once.
+        GeoRayError: the run ended early; the class says why.
+        KeyboardInterrupt: the user ended it immediately.
     """
     reporting.status("checking task and data")
     check_inputs(request.experiment, request.run, goes_on=request.resume is not None)
@@ -127,10 +127,10 @@ def drive(
             cluster = stack.enter_context(cluster_of(request.experiment, reporting.observer))
         log = EventTail(request.run.path / EVENTS_FILE)
         for _ in log.new():
-            pass  # what happened before is not of this run segment
+            pass  # skip events before this run segment
         order = request.order(reporting.began_unix_s, log.read_bytes)
         reporting.status("starting the run actor")
-        signals = stack.enter_context(counted_signals())  # a run that starts is ended by them
+        signals = stack.enter_context(counted_signals())  # they end a run that is starting
         watcher = RunWatcher(_start(order), request.run, reporting.observer, cluster, log, signals)
         try:
             return watcher.follow(until_begun=request.detach)
@@ -144,7 +144,7 @@ def drive(
 def train_watched(
     request: RunRequest, reporting: Reporting, cluster: ConnectedCluster | None = None
 ) -> Summary:
-    """Do as `drive` does with a run that is not detached from."""
+    """Do as `drive` for a run without detaching."""
     summary = drive(request, reporting, cluster)
     if summary is None:
         raise InvariantError("a run that is watched to its end has no summary")
@@ -154,18 +154,19 @@ def train_watched(
 def watch_running(
     run: RunDirectory, experiment: Experiment, observer: RunObserver, *, detach: bool = False
 ) -> tuple[bool, Summary | None]:
-    """Watch a run that goes on, from where its newest segment began.
+    """Watch a running run, from the start of its newest segment.
 
-    One that is being stopped is waited for, and does not go on unless another process resumes it.
+    A run that is being stopped is waited for; it does not continue unless another process resumes
+    it.
 
     Args:
         run: its directory.
         experiment: its configuration.
         observer: receives its progress.
-        detach: whether to return at once; then it needs no watcher any more.
+        detach: whether to return immediately; the run then needs no watcher.
 
     Returns:
-        Whether the run goes on; what it came to, None if it was detached from.
+        Whether the run is running; its summary, None if it was detached from.
 
     Raises:
         GeoRayError, KeyboardInterrupt: as for `drive`.
@@ -184,16 +185,16 @@ def watch_running(
         if detach:
             ray.get(supervisor.detach.remote(), timeout=_ANSWER_S)
         log = EventTail(run.path / EVENTS_FILE)
-        with counted_signals() as signals:  # before anything says that the run is watched
+        with counted_signals() as signals:  # before the run is reported as watched
             watcher = RunWatcher(supervisor, run, observer, cluster, log, signals)
             return True, watcher.join(until_begun=detach)
 
 
 def may_be_running(run: RunDirectory) -> bool:
-    """Whether a run may have a supervisor that can be watched from here.
+    """Return whether a run may have a supervisor that can be watched from this process.
 
-    Somebody has its lease, or had it until killed; if the run is in a bucket, on this machine,
-    which then has its events.
+    Its lease is held, or was held until its holder was killed. If the run is in a bucket, the
+    holder is on this machine, which then has its events.
     """
     found = (lease_of(run) or LocalConditionalStore(run.path)).read(LEASE_KEY)
     if found is None:
@@ -204,29 +205,29 @@ def may_be_running(run: RunDirectory) -> bool:
 
 
 def _find(run: RunDirectory, longest_s: float = _ANSWER_S) -> tuple[Handle | None, RunState]:
-    """Return the supervisor of a run that is not over, if this cluster has one; and its state.
+    """Return the supervisor of an unfinished run in this cluster, if any, and its state.
 
     Args:
         run: its directory.
-        longest_s: how long its answer is waited for.
+        longest_s: longest wait for its answer.
     """
     try:
         supervisor: Any = ray.get_actor(supervisor_name(run), namespace=NAMESPACE)
         news: RunNews = ray.get(supervisor.hear.remote("", 0), timeout=longest_s)
-    except (ValueError, RayError):  # there is none, it has just ended, or it hangs
+    except (ValueError, RayError):  # it does not exist, has just ended, or hangs
         return None, RunState.OVER
     return None if news.state is RunState.OVER else supervisor, news.state
 
 
 def _start(order: RunOrder) -> Handle:
-    """Start the supervisor of a run on this node, which sees the run's directory.
+    """Start the supervisor of a run on this node, which can access the run's directory.
 
     Returns:
-        It, or one that another process has just started.
+        The supervisor, or one that another process has just started.
 
     Raises:
-        RunHeldError: the run goes on with another configuration; or a supervisor that does not
-            answer cannot be ended.
+        RunHeldError: the run is active with another configuration, or its supervisor does not
+            answer and cannot be ended.
     """
     node = ray.get_runtime_context().get_node_id()
     kind = ray.remote(Supervisor).options(
@@ -249,7 +250,7 @@ def _start(order: RunOrder) -> Handle:
                     return running
                 if running is not None:
                     raise RunHeldError(
-                        f"{order.run.path.name} goes on with another configuration",
+                        f"{order.run.path.name} is running with another configuration",
                         fix="Wait for its end, or stop it with `geo-ray stop`.",
                     ) from error
             with suppress(ValueError):
@@ -263,7 +264,7 @@ def _start(order: RunOrder) -> Handle:
 
 @dataclass(slots=True)
 class SignalCount:
-    """How often the user has asked for an end: Ctrl-C or SIGTERM."""
+    """Counts the user's requests to end: Ctrl-C or SIGTERM."""
 
     number: int = 0
 
@@ -277,7 +278,7 @@ def counted_signals() -> Iterator[SignalCount]:
         return
 
     def on_signal(number: int, _: Any) -> None:
-        count.number += 1  # nothing else: it may interrupt anything
+        count.number += 1  # nothing else: a handler may run at any instruction
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, on_signal) for number in numbers}
@@ -289,16 +290,16 @@ def counted_signals() -> Iterator[SignalCount]:
 
 
 class RunWatcher:
-    """One process that watches a run and passes its user's requests on.
+    """A process that watches a run and forwards its user's requests.
 
     Args:
-        supervisor: of the run.
+        supervisor: the supervisor of the run.
         run: its directory.
         observer: receives phases and events.
-        cluster: that this process is connected to.
-        log: the run's events, at the first that is passed on.
-        signals: the first one saves and stops the run; the second one, or one before training,
-            ends it at once.
+        cluster: the cluster that this process is connected to.
+        log: the run's events, positioned at the first one to forward.
+        signals: the first signal saves and stops the run; the second one, or one before training,
+            ends it immediately.
     """
 
     def __init__(
@@ -320,8 +321,8 @@ class RunWatcher:
         self.has_begun = False
 
     def join(self, *, until_begun: bool = False) -> Summary | None:
-        """Do as `follow` does with a run that goes on, from where its newest segment began."""
-        self._observer.status("the run goes on; watching it")
+        """Do as `follow` for a running run, from the start of its newest segment."""
+        self._observer.status("the run is active; watching it")
         for event in newest_stretch(self._log):
             self._pass_on_event(event)
         return self.follow(until_begun=until_begun)
@@ -330,22 +331,22 @@ class RunWatcher:
         """Watch until the run is over.
 
         Args:
-            until_begun: only until it trains.
+            until_begun: return when it trains.
 
         Returns:
-            What it came to; None if it goes on.
+            The run's summary; None if it is still running.
 
         Raises:
             RunActorLostError: its supervisor died.
-            HeadLostError: so did the head of the cluster.
-            KeyboardInterrupt: it was ended at once.
-            GeoRayError: whatever ended it early.
+            HeadLostError: the head of the cluster died.
+            KeyboardInterrupt: the user ended it immediately.
+            GeoRayError: the run ended early.
         """
         try:
             return self._follow(until_begun=until_begun)
         except (RunActorLostError, HeadLostError):
             raise
-        except BaseException as error:  # the observer raised: that ends the run
+        except BaseException as error:  # the observer raised, which ends the run
             if not self._is_over and self._ends_at_s is None:
                 self._end(error)
             raise
@@ -360,7 +361,7 @@ class RunWatcher:
                 if end is None:
                     raise
                 return self._result(end)
-            self._pass_on_events()  # what was written before the run was over
+            self._pass_on_events()  # those written before the end
             if news is not None:
                 self._pass_on(news)
                 if news.state is RunState.OVER:
@@ -375,16 +376,16 @@ class RunWatcher:
         return end.result()
 
     def _noted_end(self) -> RunEnd | None:
-        """How the run ended if its supervisor has not waited for this process; None: it died.
+        """Return how the run ended if its supervisor did not wait for this process; None: it died.
 
-        A receiver of events may take long. A run that is over has given its lease back.
+        A receiver of events may be slow. A run that is over has released its lease.
         """
         if self._newest is None or may_be_running(self._run):
             return None
         return noted_end([self._newest])
 
     def _hear(self) -> RunNews | None:
-        """Return what is new; None if the supervisor is slow to answer."""
+        """Return the news; None if the supervisor is slow to answer."""
         call = self._supervisor.hear.remote(self._name, self._next)
         deadline_s = time.monotonic() + (_START_S if self._next == 0 else 1.0)
         try:

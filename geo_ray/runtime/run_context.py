@@ -1,4 +1,4 @@
-"""What a run consists of while it trains, and how it is resumed; see `geo_ray.runtime.main`."""
+"""The parts of a run while it trains, and how it is resumed; see `geo_ray.runtime.main`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from geo_ray.telemetry.metrics import METRICS, MetricsState
 
 
 class RayMetrics:
-    """Folds events into metric values and hands each change to Ray."""
+    """Converts events to metric values and passes each change to Ray."""
 
     def __init__(self) -> None:
         self._state = MetricsState()
@@ -47,7 +47,7 @@ class RayMetrics:
         self._gauges: dict[str, Gauge] = {}
 
     def feed(self, event: Event) -> None:
-        """Take the next event of the run."""
+        """Process the next event of the run."""
         for reading in self._state.feed(event):
             spec = self._specs[reading.name]
             tags = dict(zip(spec.tag_keys, reading.tags, strict=True))
@@ -64,12 +64,12 @@ class RayMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Reporting:
-    """Who receives a run's progress, and may interrupt it.
+    """Callbacks that receive a run's progress and may interrupt it.
 
     Attributes:
         observer: receives phases and events.
-        began_unix_s: time of day of the user's command.
-        interruption: set to have the run saved and ended.
+        began_unix_s: wall-clock time of the user's command.
+        interruption: set to save and end the run.
     """
 
     observer: RunObserver
@@ -77,16 +77,16 @@ class Reporting:
     interruption: Interruption = field(default_factory=Interruption)
 
     def status(self, text: str) -> None:
-        """Report the phase that begins."""
+        """Report the start of a phase."""
         self.observer.status(text)
 
     def noted_in(self, lease: LeaseKeeper) -> Reporting:
-        """Return the same, with phases also written into the lease, for `geo-ray status`."""
+        """Return a copy that also writes phases into the lease, for `geo-ray status`."""
         return replace(self, observer=_NotedInLease(self.observer, lease))
 
 
 class _NotedInLease(RunObserver):
-    """Passes everything on and writes phases into the lease of the run."""
+    """Forwards everything and also writes phases into the lease of the run."""
 
     def __init__(self, observer: RunObserver, lease: LeaseKeeper) -> None:
         self._observer, self._lease = observer, lease
@@ -108,8 +108,8 @@ def held(run: RunDirectory, reporting: Reporting, retry_s: float) -> Iterator[Le
 
     Args:
         run: its directory.
-        reporting: told of waits.
-        retry_s: how long a bucket that is away is tried again at the end.
+        reporting: receives notes on waits.
+        retry_s: how long the final upload to an unreachable bucket is retried.
 
     Raises:
         RunHeldError, StoreError, RunDirectoryError: as for `driving` and `uploading`.
@@ -125,14 +125,14 @@ def held(run: RunDirectory, reporting: Reporting, retry_s: float) -> Iterator[Le
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """A run that this process drives, whether its processes are there or not.
+    """A run that this process drives, before or after its processes have started.
 
     Attributes:
         experiment: its configuration.
         run: its directory.
         reporting: receives its progress.
         launcher: owns its processes, places and keys.
-        lease: the run's, which is held.
+        lease: the run's lease, held by this process.
     """
 
     experiment: Experiment
@@ -143,13 +143,13 @@ class RunSetup:
 
 
 class BrokenError(Exception):
-    """What a run has lost cannot be replaced while the rest of it goes on.
+    """The run has lost something that cannot be replaced while the rest continues.
 
     Args:
-        cause: what ends the run, if it does not go on from a checkpoint.
+        cause: the error that ends the run if it cannot restart from a checkpoint.
         away: regions that were asked to leave.
-        clock: of the run until now.
-        at_start: whether a restart has failed before it trained.
+        clock: the run's clock so far.
+        at_start: whether a restart failed before training.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class BrokenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """All that takes part in a run that is driven."""
+    """The resources of a run: actors, places, lease, directory and stores."""
 
     actors: ActorGroup
     experiment: Experiment
@@ -180,27 +180,27 @@ class RunContext:
     lease: LeaseKeeper
 
     def own_log(self) -> Path:
-        """Where its events go; a run actor that has it open unheard writes to none from now on."""
+        """Return the event log, detached from a superseded run actor that has it open."""
         path = self.run.path / EVENTS_FILE
         if self.lease.from_unknown and path.exists():
             detach(path)
         return path
 
     def close(self) -> None:
-        """Finish writing checkpoints, end the actors and take in no more parts."""
+        """Finish writing checkpoints, end the actors and stop accepting uploads."""
         self.saver.close()
         self.actors.close()
         if self.actors.upload_server is not None:
             self.actors.upload_server.close()
 
     def exporting(self, origin_unix_s: float) -> AbstractContextManager[ExportQueue]:
-        """What hands its events on to other programs; its clock was 0 at this time of day."""
+        """Return the queue that exports events to other programs; its clock starts at this time."""
         order = ExportOrder(self.run.path, self.run.base_dir, origin_unix_s)
         return exporting(self.experiment.observe.export, order)
 
     def recorder(self, log: EventLog, export: ExportQueue, known: Sequence[Event] = ()) -> Recorder:
-        """What takes its events."""
-        # Of a run in a bucket the log is this machine's; the uploader asks before it copies.
+        """Return the recorder of the run's events."""
+        # For a run in a bucket the log is local; the uploader checks the lease before it copies.
         check = self.lease.check if self.run.address is None else self.lease.check_known
         sinks = [self.reporting.observer.on_event, RayMetrics().feed, export.feed]
         return Recorder(log, sinks, check, known)
@@ -212,13 +212,13 @@ def evals_of(
     keeper: BestKeeper | None,
     noted: frozenset[EvalMark] = frozenset(),
 ) -> EvalNotes:
-    """What follows from its evaluations.
+    """Return the handler of the run's evaluations.
 
     Args:
         context: the run.
-        recorder: takes events.
-        keeper: keeps the best model; None if nobody wants it.
-        noted: evaluations of which an earlier run actor has taken note.
+        recorder: receives events.
+        keeper: stores the best model; None: not configured.
+        noted: evaluations that an earlier run actor has already recorded.
     """
     collector = build_evals(context.experiment, context.task)
     writer = ThreadPoolExecutor(1, "best-model")
@@ -229,13 +229,13 @@ def evals_of(
 def controller_of(
     context: RunContext, recorder: Recorder, evals: EvalNotes, origin_unix_s: float
 ) -> Controller:
-    """What watches over it.
+    """Return the controller of the run.
 
     Args:
         context: the run.
-        recorder: takes events.
+        recorder: receives events.
         evals: combines evaluations.
-        origin_unix_s: time of day at which the run's clock was 0.
+        origin_unix_s: wall-clock time at which the run's clock was 0.
     """
     reporting, run = context.reporting, context.run
     return Controller(
@@ -255,12 +255,12 @@ def controller_of(
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A run whose processes train.
+    """A run whose processes are training.
 
     Attributes:
         context: the run.
-        controller: watches over it.
-        startup_s: how long the first start took, which the run's clock does not count.
+        controller: controls it.
+        startup_s: duration of the first start, which the run's clock excludes.
     """
 
     context: RunContext
@@ -274,14 +274,14 @@ class Training:
 
 
 def _planner(run: RunDirectory, experiment: Experiment) -> PlanFor | None:
-    """What plans anew for those who take part; None: the run follows no plan."""
+    """Return the planner for changed members; None: the run follows no plan."""
     if followed_plan(run) is None:
         return None
     return partial(plan_of_members, run, experiment)
 
 
 def _requests(run: Path, interruption: Interruption) -> list[MemberRequest]:
-    """What users ask of members; that they ask the run to stop is passed on."""
+    """Return the pending membership requests; a stop request sets the interruption."""
     if requests.take_stop_request(run):
         interruption.set()
     return requests.take_member_requests(run)

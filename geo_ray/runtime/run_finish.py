@@ -1,10 +1,10 @@
 """The end of a run: the final model, the summary, and the order of the shutdown.
 
-Shutdown: 1. `Controller.close` ends all other threads that call Ray; 2. `finish` writes the
-model of a finished run; 3. it writes the summary and ``run_finished`` (`note_failure`:
-``run_failed``); 4. actors and places end; 5. the report is written; 6. the rest is copied to the
-bucket and the lease is released; 7. the supervisor ends. Every step replaces what it writes as a
-whole, so a crash between two loses nothing.
+Shutdown: 1. `Controller.close` ends all other threads that call Ray; 2. `finish` writes the model
+of a finished run; 3. it writes the summary and ``run_finished`` (`note_failure`: ``run_failed``);
+4. actors and places end; 5. the report is written; 6. the rest is copied to the bucket and the
+lease is released; 7. the supervisor ends. Every step replaces its output atomically, so a crash
+between two steps loses nothing.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Retrying:
-    """How long the end of a run is tried again where a store or a disk takes nothing.
+    """Retries the steps of a run's end while a store or a disk is unavailable.
 
     Attributes:
-        seconds: for each step.
-        reporting: told why it takes so long; its interruption ends the wait.
-        is_store_away: whether the last checkpoint could not be saved: then the store is left out.
+        seconds: time limit of each step.
+        reporting: receives the reason for a delay; its interruption ends the retries.
+        is_store_away: whether the last checkpoint could not be saved; then the store is not used.
     """
 
     seconds: float
@@ -62,7 +62,7 @@ class Retrying:
     is_store_away: bool = False
 
     def until_done(self, what: str, step: Callable[[], T]) -> T:
-        """Carry out a step that may be repeated, until it succeeds.
+        """Repeat a step until it succeeds; the step must be idempotent.
 
         Raises:
             StoreError, RunDirectoryError: it did not succeed in time, or before an interruption.
@@ -75,22 +75,23 @@ class Retrying:
                 left_s = ends_s - time.monotonic()
                 if left_s <= 0 or self.reporting.interruption.is_set():
                     raise
-                self.reporting.status(f"{what} is tried again for {left_s:.0f} s: {error.message}")
+                self.reporting.status(f"retrying {what} for {left_s:.0f} s: {error.message}")
                 self.reporting.interruption.wait(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
 
 
 def finish(training: Training) -> Summary:
-    """Have the model written, and write the summary.
+    """Write the final model and the summary.
 
-    The model comes through the store, if the run has one. If that does not take it in time, the
-    run actor takes it from the server of the averager's region, so the run's directory has it.
+    The model is written through the store, if the run has one. If the store does not accept it in
+    time, the run actor fetches the model from the server of the averager's region, so that the
+    run's directory has it.
 
     Args:
         training: a run whose workers are done.
 
     Raises:
-        GeoRayError: whatever keeps them from being written.
+        GeoRayError: the model or the summary cannot be written.
     """
     context, controller = training.context, training.controller
     experiment, run, reporting = context.experiment, context.run, context.reporting
@@ -103,7 +104,7 @@ def finish(training: Training) -> Summary:
     )
     actors.dismiss_workers()
     tensors, digests = _final_model(actors, places_of(run, experiment.checkpoint), run, retrying)
-    if actors.upload_server is not None:  # the model has come over it
+    if actors.upload_server is not None:  # the model was uploaded through it
         for (src, dst), count in actors.upload_server.crossed().items():
             recorder.emit("wan", now_s, src=src, dst=dst, bytes_by_class={"checkpoint": count})
     summing = Summing(experiment.train.target)
@@ -122,11 +123,11 @@ def finish(training: Training) -> Summary:
         save_summary(summary, run.path)
 
     retrying.until_done("writing the model", save)
-    recorder.emit(  # last: a run that has this event is not resumed
+    recorder.emit(  # last: a run with this event is not resumed
         "run_finished", now_s, summary=summary.model_dump(), digests=digests
     )
     if aside is not None:
-        reporting.status(f"the model before was of more steps: it is {aside.name} now")
+        reporting.status(f"the previous model was of more steps: it was renamed to {aside.name}")
     return summary
 
 
@@ -137,17 +138,17 @@ def conclude(
     end: RunEnd,
     retry_s: float,
 ) -> Summary:
-    """Do what is left of steps 4 to 7, where a run actor died after step 3.
+    """Carry out the remaining steps 4 to 7 after a run actor died after step 3.
 
     Args:
-        run: whose log says how it has ended.
+        run: its log says how the run ended.
         reporting: receives its progress.
         launcher: owns its processes.
-        end: what the log says.
-        retry_s: how long a bucket that is away is tried again.
+        end: the end recorded in the log.
+        retry_s: how long an unreachable bucket is retried.
 
     Raises:
-        GeoRayError: what ended the run early.
+        GeoRayError: the error that ended the run early.
     """
     with held(run, reporting, retry_s) as lease:
         launcher.attach(lease.epoch)
@@ -158,7 +159,7 @@ def conclude(
 def _final_model(
     actors: ActorGroup, places: CheckpointPlaces, run: RunDirectory, retrying: Retrying
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Give the vectors of the final model, and the digest of the parameters of each region."""
+    """Return the vectors of the final model, and each region's digest of its parameters."""
     leader = actors.leader.region
     others = {r: p.write_model.remote(False) for r, p in actors.primaries.items() if r != leader}
     digests = {r: str(value) for r, (_, value) in collect(others, _WRITE_S).items()}
@@ -187,15 +188,15 @@ def _final_model(
 def _through(
     primary: Handle, folder: Folder, places: CheckpointPlaces
 ) -> tuple[dict[str, Tensor], str]:
-    """Have the model written to a folder, and read it there."""
+    """Write the model to a folder and read it from there."""
     if places.is_remote:
-        places.beside("model").clear()  # of an end before this one that was not come to
+        places.beside("model").clear()  # left by an earlier, unfinished end
     try:
         part, digest = collect({0: primary.write_model.remote(True)}, _WRITE_S)[0]
-    except (RegionLostError, CheckpointConflictError) as error:  # an earlier attempt comes late
+    except (RegionLostError, CheckpointConflictError) as error:  # an earlier attempt is late
         if not places.is_remote:
             raise
-        raise StoreError(f"{places} does not take the model: {error.message}") from error
+        raise StoreError(f"{places} does not accept the model: {error.message}") from error
     if part is None:
         raise InvariantError("the averager's region wrote no model")
     tensors, _ = read_part(folder, part)

@@ -1,4 +1,4 @@
-"""What a run's watchers, its supervisor and its run actor say to each other."""
+"""Messages between a run's watchers, its supervisor and its run actor."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunClock:
-    """The time of a run, which goes on while its run actor restarts it from a checkpoint.
+    """The clock of a run; it continues while the run actor restarts the run from a checkpoint.
 
     Attributes:
-        origin_unix_s: time of day at which it was 0.
-        startup_s: how long the first start took, which it does not count.
+        origin_unix_s: wall-clock time at which it was 0.
+        startup_s: duration of the first start, which it excludes.
     """
 
     origin_unix_s: float
@@ -33,19 +33,18 @@ class RunClock:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """Go on with a run.
+    """How a run continues.
 
     Attributes:
-        checkpoint: id of the one to go on from; None: the newest that is whole and healthy.
-        waits: whether the run goes on by itself, and so pauses for regions that were lost before it
-            where it pauses for any.
-        away: regions that are not to take part: who resumes says so, or they were asked to leave
-            since.
-        begins: whether a run that never saved starts from the beginning.
-        cause: why the processes that the run had do not go on, if they might have.
-        log_bytes: what the run's log had when this was asked for.
-        clock: of the run that this run actor restarts. The restart counts as part of its time;
-            None: the time without a run actor does not count.
+        checkpoint: id of the checkpoint to continue from; None: the newest intact and healthy one.
+        waits: whether the restart is automatic; then the run may pause for regions that were lost
+            earlier.
+        away: regions that must not take part: excluded on resume, or asked to leave since.
+        begins: whether a run without a checkpoint starts from the beginning.
+        cause: why the existing processes cannot be used, if there were any.
+        log_bytes: size of the run's log when this was requested.
+        clock: clock of the run that this run actor restarts; the restart counts as part of its
+            time. None: the time without a run actor does not count.
     """
 
     checkpoint: int | None = None
@@ -57,15 +56,15 @@ class Resumption:
     clock: RunClock | None = None
 
     def again(self, log: EventTail) -> Resumption:
-        """How another run actor goes on after one that was told this and is gone.
+        """Return how another run actor continues after one that received this and died.
 
-        As it was told, if that one had not come to begin. Else from the newest checkpoint; it may
-        be the one that was gone on from, which has the state of regions that are not to take part.
-        They stay away, but for those that have come since; so do those that were asked to leave
-        since.
+        If that run actor had not begun, nothing changes. Otherwise the run continues from the
+        newest checkpoint, which may be the one it was resumed from and contain regions that must
+        not take part. These stay away unless they have joined since, as do regions that were asked
+        to leave since.
 
         Args:
-            log: the run's, read from its first event on.
+            log: the run's log, read from its first event.
         """
         there: set[str] = set()
         left: set[str] = set()
@@ -87,29 +86,29 @@ class Resumption:
         return Resumption(away=(self.away | left).difference(there), begins=self.begins)
 
     def end_noted(self, log: EventTail) -> RunEnd | None:
-        """How the run has ended since this was asked for; None: its log does not say.
+        """Return how the run has ended since this was requested; None: its log does not say.
 
         Args:
-            log: the run's, read from its first event on.
+            log: the run's log, read from its first event.
         """
         return noted_end(event for event in log.new() if log.read_bytes > self.log_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class RunOrder:
-    """A run to be driven to its end.
+    """A run to execute.
 
     Attributes:
-        experiment_json: its configuration; only the run actor reads it, as it may name classes of
-            the user's.
+        experiment_json: its configuration; only the run actor parses it, as it may name user
+            classes.
         run: its directory.
         resume: as for `geo_ray.runtime.main.run`.
-        began_unix_s: time of day of the user's command.
+        began_unix_s: wall-clock time of the user's command.
         cwd: working directory of that command.
-        path: where that command looks for modules.
-        unattended_s: a run that nobody watches for so long is saved and ended; None: never.
-        adopts: whether the configuration differs from that in the directory.
-        plan: to follow from now on, if it differs from the one before.
+        path: module search path of that command.
+        unattended_s: a run without a watcher for this long is saved and ended; None: never.
+        adopts: whether the configuration differs from the one in the directory.
+        plan: plan to follow from now on, if it differs from the previous one.
     """
 
     experiment_json: str
@@ -124,8 +123,8 @@ class RunOrder:
 
     @property
     def experiment(self) -> Experiment:
-        """The configuration as a tree."""
-        # Imported here: it imports PyTorch, which the supervisor of the run does not need.
+        """Return the parsed configuration."""
+        # A local import: it loads PyTorch, which the supervisor of the run does not need.
         from geo_ray.experiment.experiment import Experiment
 
         given = context(self.run.base_dir)
@@ -137,10 +136,10 @@ class StartWait:
     """A wait of the start-up that is in progress.
 
     Attributes:
-        phase: what is done.
-        done: how many of ``total`` are there.
-        total: how many there will be.
-        names: of those that are awaited.
+        phase: the current phase.
+        done: number of ``total`` that are ready.
+        total: number that must become ready.
+        names: names of those that are awaited.
     """
 
     phase: str
@@ -151,11 +150,11 @@ class StartWait:
 
 @dataclass(frozen=True, slots=True)
 class UserRequests:
-    """What the users of a run have asked for, as the supervisor passes it on.
+    """Requests of the run's users, forwarded by the supervisor.
 
     Attributes:
-        stop: save a checkpoint and end with this error.
-        end: end at once, with this error.
+        stop: save a checkpoint and end the run with this error.
+        end: end the run immediately with this error.
     """
 
     stop: GeoRayError | None = None
@@ -179,7 +178,7 @@ class RunEnd:
 
 
 def noted_end(events: Iterable[Event]) -> RunEnd | None:
-    """How a run has ended; None: its newest event does not say."""
+    """Return how a run has ended; None: its newest event does not say."""
     newest = None
     for newest in events:  # noqa: B007 - the last one counts
         pass

@@ -49,12 +49,13 @@ _START_TIMEOUT_S: Final = 180.0
 
 
 def check_inputs(experiment: Experiment, run: RunDirectory, *, goes_on: bool) -> None:
-    """Check the task and the given data of a run, for which no cluster has to be there.
+    """Check the task and the given data of a run; needs no cluster.
 
-    Of a run that continues, neither model nor data: its checkpoint says which regions it has.
+    For a run that continues, the model and the data are not checked: its checkpoint determines
+    which regions it has.
 
     Raises:
-        GeoRayError: the run could not start; the class says why.
+        GeoRayError: the run cannot start; the class says why.
     """
     check_absent(experiment)
     task = load_task(experiment.task, run.base_dir)
@@ -71,16 +72,16 @@ def started(setup: RunSetup, resume: Resumption | None) -> Iterator[Training]:
 
     Args:
         setup: the run.
-        resume: which checkpoint to continue from; None: the run begins.
+        resume: the checkpoint to continue from; None: start from the beginning.
 
     Raises:
-        BrokenError: an automatic restart lacks something, and can be tried again.
+        BrokenError: an automatic restart failed and can be retried.
         GeoRayError: the run cannot start; the class says why.
     """
     run, reporting, launcher, lease = setup.run, setup.reporting, setup.launcher, setup.lease
     experiment = setup.experiment
     use_one_thread()
-    followed_plan(run)  # an error in it is reported now, not at the end
+    followed_plan(run)  # report an invalid plan now, not at the end
     places = places_of(run, experiment.checkpoint)
     store = CheckpointStore(places.root(), experiment.checkpoint.keep, writing=lease.writing)
     if resume is None:
@@ -106,7 +107,7 @@ def started(setup: RunSetup, resume: Resumption | None) -> Iterator[Training]:
         checked, placed = _placed(setup, experiment, run_id)
     try:
         with _restartable(resume):
-            checked.check_newcomers(demands_of(experiment), reporting.observer.status)
+            checked.check_joining(demands_of(experiment), reporting.observer.status)
         spec = RunSpec(
             experiment_json=with_shapes(experiment, task).model_dump_json(),
             base_dir=str(run.base_dir),
@@ -133,7 +134,7 @@ def started(setup: RunSetup, resume: Resumption | None) -> Iterator[Training]:
         with _training(context, gone, resume, step) as training:
             yield training
     except (LeaseLostError, BrokenError):
-        raise  # another process writes to the run, or it restarts
+        raise  # another process writes to the run, or the run restarts
     except BaseException as error:
         note_failure(run.path, error, reporting.began_unix_s)
         raise
@@ -143,10 +144,10 @@ def started(setup: RunSetup, resume: Resumption | None) -> Iterator[Training]:
 
 @contextmanager
 def _restartable(resume: Resumption | None) -> Iterator[None]:
-    """Start processes; an automatic restart that lacks something is tried again, like the run.
+    """Convert the failure of an automatic restart, so that the run loop retries it.
 
     Raises:
-        BrokenError: the restart failed; any other start fails with its own error.
+        BrokenError: the restart failed. Any other start fails with its own error.
     """
     try:
         yield
@@ -159,7 +160,7 @@ def _restartable(resume: Resumption | None) -> Iterator[None]:
 def _placed(
     setup: RunSetup, experiment: Experiment, run_id: str
 ) -> tuple[CheckedCluster, dict[str, PlacedRegion]]:
-    """Check the cluster, end what an earlier start has left, and reserve all places."""
+    """Check the cluster, end the processes of an earlier start, and reserve all places."""
     launcher, reporting, demands = setup.launcher, setup.reporting, demands_of(experiment)
     reporting.status("checking the cluster and placing processes")
     checked = CheckedCluster()
@@ -217,16 +218,16 @@ def _training(
 def _find_checkpoint(
     store: CheckpointStore, resume: Resumption, reporting: Reporting
 ) -> Checkpoint | None:
-    """Return what to resume from; None: the run has saved nothing and may begin again."""
+    """Return the checkpoint to resume from; None: none was saved, so the run may start again."""
     if resume.cause is not None:
-        reporting.status(f"the run's processes do not go on: {resume.cause}")
+        reporting.status(f"cannot continue with the run's processes: {resume.cause}")
     if resume.begins and resume.checkpoint is None and not store.ids():
-        reporting.status("the run has saved nothing yet: starting from the beginning")
+        reporting.status("no checkpoint was saved: starting from the beginning")
         return None
     found = store.latest() if resume.checkpoint is None else store.open(resume.checkpoint)
     for problem in found.problems:
-        reporting.status(f"passed over {problem}")
-    reporting.status(f"going on from checkpoint {found.manifest.id} at step {found.manifest.step}")
+        reporting.status(f"skipped {problem}")
+    reporting.status(f"resuming from checkpoint {found.manifest.id} at step {found.manifest.step}")
     return found
 
 
@@ -238,16 +239,17 @@ def _without(
     left = left_out(experiment, manifest, resume.away, asked=not resume.waits)
     experiment, missing = without_lost(experiment, {part.name for part in manifest.parts}, left)
     if missing:
-        reporting.status(f"going on without {', '.join(missing)}: not in checkpoint {manifest.id}")
+        text = f"continuing without {', '.join(missing)}: not in checkpoint {manifest.id}"
+        reporting.status(text)
     if left:
         why = "asked to leave" if resume.waits else "members.absent"
-        reporting.status(f"going on without {', '.join(left)}: {why}")
+        reporting.status(f"continuing without {', '.join(left)}: {why}")
     gone = GoneRegions(lost_before(manifest, experiment), rows=saved_rows(found, left))
     return experiment, gone.but_for(resume.away.difference(experiment.present_names))
 
 
 def _parts_of(found: Checkpoint, places: CheckpointPlaces, experiment: Experiment) -> Resume:
-    """Return the checkpoint without parts that nobody reads."""
+    """Return the checkpoint without parts that no process reads."""
     manifest, wanted = found.manifest, part_names(experiment)
     parts = {part.name: part for part in manifest.parts if part.name in wanted}
     return Resume(places, manifest.id, parts)

@@ -27,7 +27,7 @@ from geo_ray.runtime.state_transfer import PIECES_AHEAD, StreamedParts, answer_o
 from geo_ray.storage.manifest import PartInfo, shard_part_name
 from geo_ray.storage.parts import read_part, write_part
 from geo_ray.telemetry.event_buffer import EventBuffer
-from geo_ray.training.checkpoint_parts import Handed, HeldShard, wire_tensors
+from geo_ray.training.checkpoint_parts import HeldShard, TransferredState, wire_tensors
 from geo_ray.training.config import operation_s, wait_limit_s
 from geo_ray.training.membership import region_state, shard_state
 from geo_ray.training.parameters import digest
@@ -81,28 +81,34 @@ def _load_shard(spec: RunSpec, region: str, index: int) -> _LoadedShard:
     return _LoadedShard(held, start, restored)
 
 
-def _begin_as(spec: RunSpec, held: HeldShard, handed: Handed, bridge: Any) -> dict[str, Any]:
+def _begin_as(
+    spec: RunSpec, held: HeldShard, transferred: TransferredState, bridge: Any
+) -> dict[str, Any]:
     """Let a shard begin as the copy that is handed over; what the primary shard's part holds.
 
     Args:
         spec: the run.
         held: the shard.
-        handed: the copy.
+        transferred: the copy.
         bridge: its own region's, which fetches it.
     """
-    part = next(p for p in handed.parts if p.name == shard_part_name(handed.giver, held.index))
+    part = next(
+        p for p in transferred.parts if p.name == shard_part_name(transferred.donor, held.index)
+    )
 
     def fetch(file: str, offset: int, num_bytes: int) -> Callable[[], bytes]:
-        return partial(answer_of, bridge.fetch_piece.remote(handed.giver, file, offset, num_bytes))
+        return partial(
+            answer_of, bridge.fetch_piece.remote(transferred.donor, file, offset, num_bytes)
+        )
 
-    ahead = max(1, PIECES_AHEAD // len(handed.parts))
-    tensors, meta = read_part(StreamedParts(f"region '{handed.giver}'", fetch, ahead), part)
+    ahead = max(1, PIECES_AHEAD // len(transferred.parts))
+    tensors, meta = read_part(StreamedParts(f"region '{transferred.donor}'", fetch, ahead), part)
     counters = cast(dict[str, float], meta["counters"])
     held.shard.restore(*shard_state((dict(tensors), counters), spec.experiment.strategy.traits))
     if "control" not in meta:
         return {}
     control = cast(dict[str, object], meta["control"])
-    found, on_wire = region_state(control, wire_tensors(tensors), handed.rows)
+    found, on_wire = region_state(control, wire_tensors(tensors), transferred.rows)
     return {"control": found, "wire": on_wire}
 
 
@@ -167,18 +173,18 @@ class _ServerActor(PartActor[_LoadedShard, S]):
         """Load the shard."""
         self._load(_load_shard(self._spec, self._region, self._index))
 
-    def begin_as(self, handed: Handed, bridge: Any) -> None:
+    def begin_as(self, transferred: TransferredState, bridge: Any) -> None:
         """Continue from a copy of another region; before the region's primary shard starts."""
         loaded = self._loaded
-        loaded.restored = _begin_as(self._spec, loaded.held, handed, bridge)
+        loaded.restored = _begin_as(self._spec, loaded.held, transferred, bridge)
 
-    def lent_piece(self, file: str, offset: int, num_bytes: int) -> bytes:
+    def read_piece(self, file: str, offset: int, num_bytes: int) -> bytes:
         """Return a piece of this shard's part of the copy for joining regions."""
-        return self._loaded.held.handed.piece(file, offset, num_bytes)
+        return self._loaded.held.transferred.piece(file, offset, num_bytes)
 
-    def end_lending(self) -> None:
+    def end_transfer(self) -> None:
         """Drop the copy for joining regions."""
-        self._loaded.held.handed.clear()
+        self._loaded.held.transferred.clear()
 
 
 class PrimaryActor(_ServerActor[_ServingPrimary]):

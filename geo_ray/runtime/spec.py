@@ -1,7 +1,8 @@
 """Specification of a run's actors, their resource demand, and the fencing token check.
 
-Plain values, small enough for one control message, and nothing secret; keys are handed out by
-`ray_cluster.keys`. An actor obeys only the run actor with the newest lease (`TokenFence`).
+The values are plain, small enough for one control message, and contain no secrets;
+`ray_cluster.keys` distributes keys. An actor obeys only the run actor with the newest lease
+(`TokenFence`).
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from geo_ray.training.parameters import BufferLayout
 
 
 class TokenFence:
-    """Any thread may ask."""
+    """Rejects calls with an outdated fencing token; any thread may call it."""
 
     def __init__(self) -> None:
         self._newest = 0
         self._changed = threading.Condition()
 
     def check(self, token: int) -> None:
-        """A run actor asks; those before it are refused from now on.
+        """Record the token of a call; earlier tokens are refused from now on.
 
         Args:
-            token: epoch of its lease.
+            token: fencing token of the caller's lease.
 
         Raises:
-            LeaseLostError: a later one has asked.
+            LeaseLostError: a call with a later token has arrived.
         """
         with self._changed:
             if token < self._newest:
@@ -49,10 +50,10 @@ class TokenFence:
                 self._changed.notify_all()
 
     def wait(self, token: int, longest_s: float) -> None:
-        """Wait for a while, on behalf of a run actor.
+        """Wait for a while, on behalf of the run actor with this token.
 
         Raises:
-            LeaseLostError: a later one has asked, before or meanwhile.
+            LeaseLostError: a call with a later token has arrived.
         """
         with self._changed:
             if self._changed.wait_for(lambda: token < self._newest, longest_s):
@@ -66,13 +67,13 @@ def _overtaken(token: int, by: int) -> LeaseLostError:
 
 
 def demands_of(experiment: Experiment) -> list[RegionDemand]:
-    """What the run asks of each region that is there at the start."""
+    """Return the resources that the run requests in each region present at the start."""
     return [demand_of(experiment, region) for region in experiment.present]
 
 
 def demand_of(experiment: Experiment, region: RegionConfig) -> RegionDemand:
-    """What the run asks of a region."""
-    # A local cluster stands for all machines.
+    """Return the resources that the run requests in a region."""
+    # A local cluster provides all machines.
     own = None if experiment.cluster.kind == "local" else region.nodes
     on = (region.server_node if experiment.cluster.kind != "local" else None) or ""
     server = Bundle("ps", region.cpus_per_server, node_type=on)
@@ -94,9 +95,9 @@ class Resume:
     """The checkpoint to start from.
 
     Attributes:
-        places: where checkpoints lie.
-        id: of this one.
-        parts: their fingerprints by name.
+        places: where checkpoints are.
+        id: id of the checkpoint.
+        parts: fingerprints of its parts by name.
     """
 
     places: PartPlaces
@@ -104,11 +105,11 @@ class Resume:
     parts: dict[str, PartInfo]
 
     def read(self, name: str) -> tuple[dict[str, object], dict[str, object]]:
-        """One part: tensors and plain values.
+        """Read one part: tensors and plain values.
 
         Raises:
-            CheckpointCorruptError: if it is missing or not whole.
-            StoreError: if a store does not answer or refuses.
+            CheckpointCorruptError: the part is missing or incomplete.
+            StoreError: a store does not answer or refuses.
         """
         part = self.parts.get(name)
         if part is None:
@@ -122,25 +123,25 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """What every actor of a run is given: plain values, small enough for one control message.
+    """Arguments of every actor of a run: plain values, small enough for one control message.
 
-    Nothing of it is secret; how keys get to actors is `geo_ray.ray_cluster.keys`.
+    It contains no secrets; `geo_ray.ray_cluster.keys` distributes keys.
 
     Attributes:
         experiment_json: the whole configuration.
-        base_dir: where relative paths of the configuration start, on the run actor's machine.
+        base_dir: base of relative paths in the configuration, on the run actor's machine.
         working_dir: the run actor's working directory, which a submitted job has on every node.
-        manifest_address: where the data's manifest is.
-        run_id: tells this run's sockets from another's.
+        manifest_address: location of the data's manifest.
+        run_id: distinguishes this run's sockets from those of other runs.
         run_dir: the run's directory.
-        places: where checkpoints go.
+        places: where checkpoints are written.
         num_params: size of the model.
-        attempt: incarnation of the run; grows with every resume.
-        resume: where to start from, or None.
+        attempt: attempt of the run; grows with every resume.
+        resume: checkpoint to start from, or None.
         data_rows: rows of each region's training data.
-        layout: of what the model carries beside its parameters.
-        constants: digests of what is not trained; every process must have the same.
-        leader: where the averager lives, for processes that begin in mid-run; None at the start.
+        layout: layout of the model buffers.
+        constants: digests of untrained tensors; they must be the same in every process.
+        leader: the averager's leader, for processes that start during the run; None at the start.
     """
 
     experiment_json: str
@@ -160,7 +161,7 @@ class RunSpec:
 
     @property
     def experiment(self) -> Experiment:
-        """The configuration as a tree; read once in a process."""
+        """The parsed configuration, cached per process."""
         return _experiment(self.experiment_json, self.here)
 
     @property
@@ -176,13 +177,13 @@ class RunSpec:
         return next(r for r in self.experiment.regions if r.name == name)
 
     def check_run_directory(self, region: str) -> None:
-        """Refuse to start where what is written would land on another machine's disk.
+        """Refuse to start if output would be written to another machine's disk.
 
-        With a store, only generated data and candidates for the best model lie in the run's
+        With a store, only generated data and candidates for the best model are in the run's
         directory.
 
         Raises:
-            RunDirectoryError: if this process does not see the run's files.
+            RunDirectoryError: this process cannot access the run's files.
         """
         experiment = self.experiment
         generates = experiment.data.generate is not None and not is_s3(self.manifest_address)
@@ -192,9 +193,9 @@ class RunSpec:
         run = Path(self.run_dir)
         if not (run / CONFIG_FILE).is_file():
             raise RunDirectoryError(
-                f"a node of region '{region}' does not see {run}",
-                fix="Set `run.dir` to a directory that all nodes of the run share, or leave out "
-                "`data.generate` and `train.keep_best`: they need one, and checkpoints do not.",
+                f"a node of region '{region}' cannot access {run}",
+                fix="Set `run.dir` to a directory that all nodes of the run share, or remove "
+                "`data.generate` and `train.keep_best`: they need one, checkpoints do not.",
             )
 
 

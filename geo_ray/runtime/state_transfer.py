@@ -96,22 +96,22 @@ class CopyTransfer:
     """
 
     send: Sender
-    _lent: PieceReader | None = None
+    _reader: PieceReader | None = None
     _wanted: dict[int, tuple[str, Future[bytes]]] = field(default_factory=dict)  # by number
     _numbers: Iterator[int] = field(default_factory=partial(count, 1))
     _readers: ThreadPoolExecutor = field(
-        default_factory=partial(ThreadPoolExecutor, 2, "lent-pieces")
+        default_factory=partial(ThreadPoolExecutor, 2, "state-pieces")
     )
 
-    def lend(self, lent: PieceReader) -> None:
+    def serve(self, reader: PieceReader) -> None:
         """Give pieces of a copy to whoever asks from now on; what was lent before is not any more.
 
         Args:
-            lent: raises a `GeoRayError` for what it does not have.
+            reader: raises a `GeoRayError` for what it does not have.
         """
-        self._lent = lent
+        self._reader = reader
 
-    def fetch(self, giver: str, file: str, offset: int, num_bytes: int) -> bytes:
+    def fetch(self, donor: str, file: str, offset: int, num_bytes: int) -> bytes:
         """A piece that another region lends; blocks.
 
         Raises:
@@ -119,14 +119,14 @@ class CopyTransfer:
             GeoRayError: the other region cannot give it.
         """
         number, wanted = next(self._numbers), Future[bytes]()
-        self._wanted[number] = giver, wanted
+        self._wanted[number] = donor, wanted
         meta: Meta = {"number": number, "file": file, "offset": offset, "bytes": num_bytes}
         try:
-            self.send(giver, Message(_WANTED, meta, b"", _TRAFFIC, CONTROL))
+            self.send(donor, Message(_WANTED, meta, b"", _TRAFFIC, CONTROL))
             return wanted.result(_UNANSWERED_S)
         except LateError as error:
             raise LinkDownError(
-                f"region '{giver}' gave nothing of {file} for {_UNANSWERED_S:g} s"
+                f"region '{donor}' gave nothing of {file} for {_UNANSWERED_S:g} s"
             ) from error
         finally:
             self._wanted.pop(number, None)
@@ -152,9 +152,9 @@ class CopyTransfer:
     def _give(self, peer: str, about: Meta, which: tuple[str, int, int]) -> None:
         file = which[0]
         try:
-            if self._lent is None:
+            if self._reader is None:
                 raise CheckpointCorruptError(f"{file}: nothing is lent here")
-            piece = self._lent(*which)
+            piece = self._reader(*which)
             reply = Message(_PIECE, about, piece, _TRAFFIC, BACKGROUND)
         except GeoRayError as error:
             reply = Message(_REFUSED, refusal_meta(0, error) | about, b"", _TRAFFIC, CONTROL)
@@ -170,8 +170,8 @@ class CopyTransfer:
         self._end(peer, message, read_refusal(message.meta)[1])
 
     def _end(self, peer: str, message: Message, reply: bytes | GeoRayError) -> None:
-        giver, wanted = self._wanted.get(fields.count(message.meta, "number"), ("", None))
-        if wanted is None or wanted.done() or giver != peer:  # nobody waits for it any more
+        donor, wanted = self._wanted.get(fields.count(message.meta, "number"), ("", None))
+        if wanted is None or wanted.done() or donor != peer:  # nobody waits for it any more
             return
         if isinstance(reply, bytes):
             wanted.set_result(reply)
@@ -199,20 +199,20 @@ class StreamedParts:
     """A `PartSource` of what lies on another machine, and comes by pieces.
 
     Attributes:
-        giver: who lends, for messages.
+        donor: who lends, for messages.
         fetch: begins to fetch a piece (file, offset, bytes); calling what it gives waits for it.
         ahead: how many are asked for at once.
         close: called when a file is closed.
     """
 
-    giver: str
+    donor: str
     fetch: PieceFetcher
     ahead: int
     close: Closer = keep_open
 
     def name_of(self, file: str) -> str:
         """See `PartSource.name_of`."""
-        return f"{file} of {self.giver}"
+        return f"{file} of {self.donor}"
 
     def open(self, file: str, num_bytes: int | None = None) -> io.RawIOBase:
         """See `PartSource.open`; pieces are asked for as they are read."""

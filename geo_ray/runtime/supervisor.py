@@ -1,9 +1,9 @@
 """The supervisor of a run: a small detached actor that owns everything the run loop needs.
 
-Placement groups, processes and keys belong to it, so they survive a run actor that dies. It starts
-the run actor as its child, and again when that dies or hangs; then the run continues with the
-living processes or from its newest checkpoint. It executes no user code. When it ends, or is
-killed, Ray ends all that it owns: nothing is left behind.
+Placement groups, processes and keys belong to it, so they survive the death of a run actor. It
+starts the run actor as its child and restarts it when it dies or hangs; the run then continues with
+the running processes or from its newest checkpoint. It executes no user code. When it ends or is
+killed, Ray ends everything that it owns.
 """
 
 from __future__ import annotations
@@ -54,56 +54,56 @@ NAMESPACE: Final = "geo_ray-runs"
 _TICK_S: Final = 0.1
 _MOST_LINES: Final = 1000
 _MOST_RESTARTS: Final = 20
-_MOST_FAILED_STARTS: Final = 3  # run actors in a row that die before the run trains
+_MOST_FAILED_STARTS: Final = 3  # consecutive run actors that die before the run trains
 _HUNG_S: Final = 60.0
-_ENDS_S: Final = 10.0  # that a run actor has to end at once
-_AWAY_AFTER_S: Final = 5.0  # without a question a watcher is gone
-_LINGERS_S: Final = 20.0  # for watchers that come to hear how the run has ended
-_ANSWERED_S: Final = 0.5  # until a watcher that has heard it has its answer
-_PAUSED_S: Final = 5.0  # without a look of its own, the supervisor was stopped itself
-_HEAD_BACK_S: Final = 15.0  # that a start waits for a unresponsive head; that is noted for 10 s
+_ENDS_S: Final = 10.0  # limit for an immediate end of the run actor
+_AWAY_AFTER_S: Final = 5.0  # a watcher without a request for this long has left
+_LINGERS_S: Final = 20.0  # for watchers that have not received the run's end yet
+_ANSWERED_S: Final = 0.5  # until the last answer has reached its watcher
+_PAUSED_S: Final = 5.0  # between two iterations: this process itself was stopped
+_HEAD_BACK_S: Final = 15.0  # wait of a start for an unresponsive head, which is cached for 10 s
 
 
 @dataclass(slots=True)
 class WatcherLiveness:
-    """Whether anybody watches a run.
+    """Tracks whether a run has a watcher.
 
     Attributes:
-        longest_s: for how long nobody may watch; None: for ever.
-        heard_s: when a watcher was last heard.
+        longest_s: longest time without a watcher; None: unlimited.
+        heard_s: time of the last request of a watcher.
     """
 
     longest_s: float | None
     heard_s: float
 
     def hear(self, now_s: float) -> None:
-        """Record that somebody watches."""
+        """Record a request of a watcher."""
         self.heard_s = max(self.heard_s, now_s)
 
     def pass_over(self, seconds: float, now_s: float) -> None:
-        """Leave a time out that ends now and in which nobody could be heard."""
+        """Exclude a period that ends now and in which no request could arrive."""
         self.heard_s = min(now_s, self.heard_s + seconds)
 
     def is_over(self, now_s: float) -> bool:
-        """Whether nobody has watched for too long."""
+        """Return whether the run had no watcher for too long."""
         return self.longest_s is not None and now_s - self.heard_s >= self.longest_s
 
 
 @dataclass(slots=True)
 class RestartBudget:
-    """How often a run actor is started again. Pure."""
+    """Limits the restarts of the run actor. Pure."""
 
     restarts: int = 0
     failed_starts: int = 0
 
     def take(self, *, has_trained: bool) -> bool:
-        """Record that the run actor died.
+        """Record the death of the run actor.
 
         Args:
             has_trained: whether the run trained under it.
 
         Returns:
-            Whether another one is started.
+            Whether to start another run actor.
         """
         self.restarts += 1
         self.failed_starts = 0 if has_trained else self.failed_starts + 1
@@ -115,23 +115,23 @@ class RunState(Enum):
 
     RUNNING = "running"
     STOPPING = "stopping"
-    """A checkpoint is saved, then the run ends."""
+    """The run ends after a checkpoint is saved."""
     ENDING = "ending"
-    """The run ends at once."""
+    """The run ends immediately."""
     OVER = "over"
 
 
 @dataclass(frozen=True, slots=True)
 class RunNews:
-    """What a watcher of a run is told; events are in the run's log.
+    """News for a watcher of a run; events are in the run's log.
 
     Attributes:
-        lines: phases since the last time, in order, and warnings, each with its logger's name.
-        next: the number of the first line that is not among them.
-        state: of the run.
-        awaiting: a wait that is in progress.
-        summary: what the run came to.
-        error: what ended it early.
+        lines: phases since the last request, in order, and warnings, each with its logger's name.
+        next: number of the first line after them.
+        state: state of the run.
+        awaiting: the wait in progress.
+        summary: the run's summary.
+        error: the error that ended it early.
     """
 
     lines: Sequence[tuple[str, str]]
@@ -143,28 +143,28 @@ class RunNews:
 
 
 class RunLoopActor:
-    """The process of a run's loop, which imports it: the supervisor's process has no PyTorch yet.
+    """The process of a run's loop. It imports the loop, as the supervisor's process has no PyTorch.
 
     Args:
-        supervisor: of the run, which has made this actor and owns all its processes.
+        supervisor: the supervisor of the run; it created this actor and owns all its processes.
         order: the run.
-        attempt: how many run actors there were for it before this one.
+        attempt: number of earlier run actors of the run.
     """
 
     def __init__(self, supervisor: Handle, order: RunOrder, attempt: int) -> None:
         from geo_ray.runtime.run_actor import RunHost
 
-        # A process that is told to exit is replaced. Ray's own handler would raise `SystemExit` in
-        # the run loop, which would end the run.
+        # SIGTERM ends the process, which is then replaced. Ray's own handler would raise
+        # `SystemExit` in the run loop and end the run.
         signal.signal(signal.SIGTERM, _exit)
         self._loop = RunHost(supervisor, order, attempt)
 
     def process_id(self) -> int:
-        """Id of this actor's process on its node."""
+        """Return the process id of this actor on its node."""
         return os.getpid()
 
     def run(self) -> RunEnd:
-        """Drive the run to its end; called once, by the supervisor."""
+        """Execute the run to its end; called once, by the supervisor."""
         return self._loop.run()
 
 
@@ -173,15 +173,15 @@ def _exit(_number: int, _frame: object) -> None:
 
 
 def supervisor_name(run: RunDirectory) -> str:
-    """Return the name of a run's supervisor in `NAMESPACE`; a run has one at most."""
+    """Return the name of a run's supervisor in `NAMESPACE`; a run has at most one."""
     place = run.address or str(run.path.resolve())
     return f"run-{hashlib.sha256(place.encode()).hexdigest()[:16]}"
 
 
 class Supervisor:
-    """See the module. Methods are called by watchers and by the run actor.
+    """The actor's class; see the module. Watchers and the run actor call its methods.
 
-    The run actor's commands carry the fencing token of its lease. Those of an earlier run actor
+    Commands of the run actor carry the fencing token of its lease; commands of earlier run actors
     are refused.
 
     Args:
@@ -192,7 +192,7 @@ class Supervisor:
         self._order = order
         self._lock = threading.Lock()
         self._state = RunState.RUNNING
-        # What the run owns.
+        # Owned by the run.
         self._token = 0
         self._processes = OwnProcesses()
         self._made: dict[str, Handle] = {}  # by actor id
@@ -200,7 +200,7 @@ class Supervisor:
         self._record: HandoffRecord | None = None
         self._attempts: dict[tuple[str, int], int] = {}
         self._newest_attempt = 0
-        # The run actor.
+        # State of the run actor.
         self._attempt = -1
         self._has_trained = False
         self._budget = RestartBudget()
@@ -208,7 +208,7 @@ class Supervisor:
         self._call: Any = None
         self._pid: Any = None
         self._beat_s = 0.0
-        # What watchers hear and want.
+        # State for watchers, and their requests.
         self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
         self._next = 0
         self._awaiting: StartWait | None = None
@@ -224,11 +224,11 @@ class Supervisor:
     # ------------------------------------------------------------------ watchers
 
     def hear(self, watcher: str, since: int) -> RunNews:
-        """Return what is new.
+        """Return the news for a watcher.
 
         Args:
             watcher: its name; "" asks without watching.
-            since: number of the first line that it has not heard.
+            since: number of the first line that it has not received.
         """
         now_s = time.monotonic()
         with self._lock:
@@ -241,12 +241,12 @@ class Supervisor:
             return RunNews(lines, self._next, self._state, self._awaiting, end.summary, end.error)
 
     def is_of(self, order: RunOrder) -> bool:
-        """Whether the run has this configuration and follows this plan."""
+        """Return whether the run has this configuration and follows this plan."""
         mine = self._order
         return (mine.experiment_json, mine.plan) == (order.experiment_json, order.plan)
 
     def detach(self) -> None:
-        """Let the run go on without a watcher from now on."""
+        """Let the run continue without a watcher."""
         with self._lock:
             self._liveness.longest_s = None
 
@@ -255,7 +255,7 @@ class Supervisor:
         self._stop(InterruptedRunError("the run was interrupted"))
 
     def end_now(self, error: BaseException) -> None:
-        """End the run at once, with this error."""
+        """End the run immediately, with this error."""
         with self._lock:
             if self._state in (RunState.RUNNING, RunState.STOPPING):
                 self._state = RunState.ENDING
@@ -273,12 +273,12 @@ class Supervisor:
     def beat(
         self, attempt: int, lines: Sequence[tuple[str, str]], awaiting: StartWait | None
     ) -> UserRequests:
-        """Take in what the run actor reports, and tell it what users want.
+        """Process a report of the run actor, and return the users' requests.
 
         Args:
-            attempt: number of the run actor; one that was replaced is not listened to.
+            attempt: number of the run actor; reports of a replaced one are ignored.
             lines: as for `RunNews`.
-            awaiting: a wait that is in progress.
+            awaiting: the wait in progress.
         """
         with self._lock:
             if attempt == self._attempt:
@@ -291,10 +291,10 @@ class Supervisor:
     # ------------------------------------------------------------------ what the run owns
 
     def attach(self, token: int) -> Handoff:
-        """Return what is left of an earlier run actor, whose commands are refused from now on.
+        """Return the state left by an earlier run actor, whose commands are refused from now on.
 
         Args:
-            token: fencing token: epoch of the lease.
+            token: fencing token of the caller's lease.
         """
         with self._lock:
             self._check(token)
@@ -311,12 +311,12 @@ class Supervisor:
         """See `ProcessLauncher.begin`.
 
         Raises:
-            HeadLostError: what there is cannot be ended.
+            HeadLostError: existing processes cannot be ended.
         """
         deadline_s = time.monotonic() + _HEAD_BACK_S
         while not self._clear(token):
             if time.monotonic() > deadline_s:
-                raise HeadLostError("the processes of the run cannot be ended: no head answers")
+                raise HeadLostError("cannot end the processes of the run: the head does not answer")
             time.sleep(_TICK_S)
         self._processes.begin(run_id, regions, transport)
 
@@ -404,14 +404,14 @@ class Supervisor:
         return are_ended and are_free
 
     def _keep_only(self, token: int | None, handles: Sequence[Handle]) -> bool:
-        """End all other processes; what a unresponsive head does not end stays the run's.
+        """End all other processes; those that an unresponsive head cannot end stay with the run.
 
         Args:
-            token: who asks; None: the supervisor itself.
-            handles: of the processes that stay.
+            token: fencing token of the caller; None: the supervisor itself.
+            handles: processes to keep.
 
         Returns:
-            Whether they were ended.
+            Whether the others were ended.
         """
         wanted = {actor_id(handle) for handle in handles}
         with self._lock:
@@ -419,7 +419,7 @@ class Supervisor:
                 self._check(token)
             others = {key: each for key, each in self._made.items() if key not in wanted}
         if others and not head_answers():
-            log.warning("%d processes of the run are not ended: no Ray head answers", len(others))
+            log.warning("%d processes still run: the Ray head does not answer", len(others))
             return False
         for handle in others.values():
             kill(handle)
@@ -441,7 +441,7 @@ class Supervisor:
         """Start the run actor, watch it, and end this process after the run."""
         try:
             self._start()
-            load_classes()  # while the run actor loads the same
+            load_classes()  # in parallel with the run actor, which loads the same
             while not self._is_finished():
                 time.sleep(_TICK_S)
                 if self._state is not RunState.OVER:
@@ -482,10 +482,10 @@ class Supervisor:
             self._replace(f"it has not answered for {now_s - self._beat_s:.0f} s")
         elif self._liveness.is_over(now_s):
             longest_s = coarse_text(self._liveness.longest_s or 0.0)
-            self._stop(InterruptedRunError(f"nobody has watched the run for {longest_s}"))
+            self._stop(InterruptedRunError(f"the run had no watcher for {longest_s}"))
 
     def _pass_over(self, now_s: float) -> None:
-        """Leave a time out in which this process was stopped: nobody could be heard then."""
+        """Exclude a period in which this process was stopped: no request could arrive."""
         with self._lock:
             gone_s, self._looked_s = now_s - self._looked_s, now_s
             if gone_s >= _PAUSED_S:
@@ -494,7 +494,7 @@ class Supervisor:
                 self._ends_by_s += gone_s
 
     def _replace(self, cause: str) -> None:
-        """Start another run actor in place of one that is gone."""
+        """Start another run actor in place of one that has died."""
         if self._state is RunState.ENDING:
             self._finish(RunEnd(None, self._requests.end))
         elif self._budget.take(has_trained=self._has_trained):
@@ -504,7 +504,7 @@ class Supervisor:
             self._finish(RunEnd(None, RunActorLostError(f"the run actor is gone: {cause}")))
 
     def _finish(self, end: RunEnd) -> None:
-        """End all that the run owns; watchers hear of the end afterwards."""
+        """End everything that the run owns, before watchers receive the end."""
         try:
             self._clear()
         finally:
@@ -518,13 +518,13 @@ class Supervisor:
             self._awaiting = None
 
     def _kill_actor(self) -> None:
-        """Kill the run actor, even one that is stopped by a signal: it lives on this node."""
+        """Kill the run actor, even if a signal has stopped it; it is on this node."""
         kill(self._actor)
         with suppress(RayError, OSError):
             os.kill(ray.get(self._pid, timeout=0), signal.SIGKILL)
 
     def _is_finished(self) -> bool:
-        """Whether the run is over and everybody who watches has heard how it ended."""
+        """Return whether the run is over and every watcher has received its end."""
         if self._state is not RunState.OVER:
             return False
         now_s = time.monotonic()

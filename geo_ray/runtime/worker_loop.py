@@ -1,8 +1,8 @@
-"""A worker from its first request to its release: the only loop of a worker, without Ray.
+"""The worker loop: computes assigned steps from the first request to the release, without Ray.
 
 `WorkerActor` hosts it. Reading order: `WorkerLoop.run`, `_join`, `_evaluate`, `_read`, `_compute`,
-`_push`. On one host the parameters and the gradient *are* memory that is shared with the shards, so
-a request only signals; across hosts the same requests carry the bytes (`remote_shard.py`).
+`_push`. On one host the parameters and the gradient are in memory that is shared with the shards,
+so a request is only a signal. Across hosts the same requests carry the bytes (`remote_shard.py`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class WorkerLoop:
     """Computes the steps that the parameter server assigns.
 
     Args:
-        worker: computes.
-        links: to the shards, primary first.
+        worker: computes the steps.
+        links: connections to the shards, primary first.
         train: the region's training stream.
-        heldout: its held-out rows.
+        heldout: the region's held-out rows.
         rank: this worker's rank.
-        evals: how it evaluates.
-        step_s: how long steps are padded to; None for no padding.
+        evals: evaluation settings.
+        step_s: minimum duration of a step; None: no padding.
 
     Attributes:
-        doing: what it is doing, for a run actor that waits for it; any thread may read it.
+        doing: current activity, reported to a waiting run actor; any thread may read it.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class WorkerLoop:
         """Work until released; return the number of steps computed.
 
         Raises:
-            TaskOutputError, DataError, TransportError: the reason why this worker stops.
+            TaskOutputError, DataError, TransportError: the worker stops.
         """
         steps = 0
         try:
@@ -100,7 +100,7 @@ class WorkerLoop:
         return dict(zip(spans, self._ahead.take(spans), strict=True))
 
     def _compute(self, work: Assignment, span: Span, rows: dict[Span, Columns]) -> StepResult:
-        """Leave the gradient in the worker's buffer."""
+        """Compute the step; the gradient is left in the worker's buffer."""
         self.doing = "computing"
         if work.parts:
             result = coded_step(self._worker, work.parts, span, rows.__getitem__)
@@ -110,7 +110,7 @@ class WorkerLoop:
         return result
 
     def _evaluate(self, work: Assignment) -> None:
-        """Evaluate the parameters; the last time with statistics over all regions."""
+        """Evaluate the parameters; the final evaluation uses statistics over all regions."""
         worker, evals, model = self._worker, self._evals, None
         if work.eval_params:
             self._links.pull(judged=True)
@@ -129,7 +129,7 @@ class WorkerLoop:
         self._report_changed(work)
 
     def _report_changed(self, work: Assignment) -> None:
-        """Report model state that changes undeclared; all workers find it, rank 0 reports it."""
+        """Report model state that changes undeclared. All workers detect it; rank 0 reports it."""
         for change in self._worker.take_changed():
             if self._rank == 0:
                 about = {"version": work.version, "how": change.how, "names": change.names}
@@ -137,7 +137,7 @@ class WorkerLoop:
                 self._links.primary.client.request(meta, None, timeout_s=60.0)
 
     def _pad(self, work: Assignment, span: Span, began_s: float) -> None:
-        """Wait until the step has taken its least time."""
+        """Sleep until the step has taken its minimum duration."""
         if self._step_s is not None:
             least_s = self._step_s(span) * max(1, len(work.parts))
             time.sleep(max(0.0, began_s + least_s - time.monotonic()))

@@ -1,1 +1,1 @@
-"""Scheduling of many jobs on one shared cluster: admission, placement, prices and a live queue."""
+"""Scheduling of jobs on a shared cluster: admission, placement, pricing and a live queue."""

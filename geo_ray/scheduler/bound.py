@@ -1,9 +1,9 @@
-"""Upper bound on the utility of any schedule, and a schedule with full knowledge of the future.
+"""Upper bound on the utility of any schedule, and an offline (oracle) schedule.
 
-The bound is the relaxed offline problem, solved by column generation: sites are taken together,
-parts of slots and jobs are allowed, egress is free. `OraclePolicy` schedules with all jobs
-known, by list scheduling at the bound's dual prices; it shows how much of the distance to the
-bound is the policy's. Source: duality and list scheduling; ours.
+The bound is the relaxed offline problem, solved by column generation: sites are aggregated,
+fractions of slots and jobs are allowed, egress is free. `OraclePolicy` knows all jobs in advance
+and applies list scheduling at the dual prices of the bound; it shows how much of the distance to
+the bound an online policy could still gain. Source: duality and list scheduling; our combination.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _WORK_EPS: Final = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class SlotWork:
-    """What each number of workers does in a whole slot; those that another beats are left out.
+    """Work of each number of workers in a whole slot, without dominated numbers.
 
     Attributes:
-        part_W: of the job's work, ascending.
-        units_WR: of each resource.
+        part_W: fraction of the job's work, ascending.
+        units_WR: required units of each resource.
     """
 
     part_W: Floats
@@ -50,13 +50,13 @@ class SlotWork:
 
 @dataclass(frozen=True, slots=True)
 class WorkPiece:
-    """A piece of a slot's work: going from one number of workers to a larger one.
+    """A step from one number of workers to a larger one in a slot.
 
     Attributes:
-        cost: of a unit of work.
-        part: of the job's work.
-        less: place of the smaller number in `SlotWork`; -1: no worker.
-        more: place of the larger number.
+        cost: cost of a unit of work.
+        part: fraction of the job's work.
+        less: index of the smaller number in `SlotWork`; -1: no worker.
+        more: index of the larger number.
     """
 
     cost: float
@@ -66,7 +66,7 @@ class WorkPiece:
 
 
 def slot_work(cluster: SharedCluster, job: ClusterJob) -> SlotWork:
-    """Return what a job can do in a slot."""
+    """Return the work that a job can do in a slot."""
     demands = job.demands
     workers_W = np.arange(1, min(demands.most_workers, job.speed.batch.most_rows) + 1)
     servers_W = -(-workers_W // demands.workers_per_server)
@@ -85,12 +85,12 @@ def slot_work(cluster: SharedCluster, job: ClusterJob) -> SlotWork:
 
 
 def _best_link(cluster: SharedCluster, job: ClusterJob) -> LinkUsed:
-    """Return what no link between two sites is better than that the job could have."""
+    """Return a link that is at least as good as every link that the job could use."""
     net = cluster.net
     both_GG, rtt_GG = np.minimum(net.mbps_GG, net.mbps_GG.T), net.rtt_s_GG
     if not job.data:
         return LinkUsed(float(both_GG.max()), False, float(rtt_GG.min()))
-    # Every region with data has workers, and some region the parameter servers.
+    # Every region with data has workers, and one region has the parameter servers.
     homes = list(job.data)
     return LinkUsed(
         float(both_GG[homes].min(axis=0).max()), False, float(rtt_GG[homes].max(axis=0).min())
@@ -100,16 +100,17 @@ def _best_link(cluster: SharedCluster, job: ClusterJob) -> LinkUsed:
 def _fastest_W(
     job: ClusterJob, workers_W: NDArray[np.int64], servers_W: NDArray[np.int64], link: LinkUsed
 ) -> Floats:
-    """Return rows per second with each number of workers, at the best batch."""
+    """Return rows per second for each number of workers, at the best batch."""
     limits, speed = job.speed.batch, job.speed
     sizes = np.unique(np.geomspace(limits.rows, limits.most_rows, _BATCHES).round())
     best_W = np.zeros(len(workers_W))
     for least, above in pairwise([*map(int, sizes), limits.most_rows + 1]):
-        # Of all batches from `least` on, below `above`: progress of the largest, time of the least.
+        # For all batches from `least` to below `above`: progress of the largest, time of the
+        # smallest.
         progress = (above - 1) * limits.efficiency(above - 1)
         pace_W = speed.pace_s(workers_W, servers_W, least, link)
         if job.data:
-            # Workers whom the shares of its data leave idle do not count, their servers do.
+            # Workers without data do not count; their servers do.
             pace_W = np.array([
                 speed.pace_s(workers_W[: n + 1], servers, least, link).min()
                 for n, servers in enumerate(servers_W)
@@ -119,7 +120,7 @@ def _fastest_W(
 
 
 def _not_beaten(part_W: Floats, units_WR: Floats) -> NDArray[np.int64]:
-    """Return who does something that nobody does with less, ascending by work."""
+    """Return the undominated entries: no other does as much with less. Ascending by work."""
     kept: list[int] = []
     for place in np.lexsort((units_WR.sum(axis=1), -part_W)):
         if part_W[place] > _WORK_EPS and not any(
@@ -130,11 +131,11 @@ def _not_beaten(part_W: Floats, units_WR: Floats) -> NDArray[np.int64]:
 
 
 def cheapest_pieces(work: SlotWork, cost_W: Floats) -> list[WorkPiece]:
-    """Return a slot's work in pieces, the cheapest first: the lower hull of cost over work.
+    """Return a slot's work as pieces, cheapest first: the lower convex hull of cost over work.
 
     Args:
-        work: what each number of workers does.
-        cost_W: of each for a whole slot.
+        work: work by number of workers.
+        cost_W: cost of each for a whole slot.
     """
     hull = [(0.0, 0.0, -1)]
     for place, (part, cost) in enumerate(zip(work.part_W.tolist(), cost_W.tolist(), strict=True)):
@@ -166,12 +167,12 @@ class _Column:
 
 @dataclass(frozen=True, eq=False)
 class UtilityBound:
-    """What no schedule's utility, less money, exceeds.
+    """Upper bound on utility minus money of any schedule.
 
     Attributes:
-        utility: that.
-        price_TR: what a unit of each resource is worth in each slot, all sites together; money is
-            not in it.
+        utility: the bound.
+        price_TR: dual price of a unit of each resource by slot, for all sites together, without
+            money.
     """
 
     utility: float
@@ -185,13 +186,13 @@ def utility_bound(
     value_per_usd: float = 0.0,
     rounds: int = 60,
 ) -> UtilityBound:
-    """Return a number that no schedule's utility, less money, exceeds, and its prices.
+    """Return an upper bound on utility minus money of any schedule, with its dual prices.
 
     Args:
         cluster: the cluster.
-        jobs: all that will come.
-        value_per_usd: what a dollar counts; 0: utility alone.
-        rounds: of column generation; fewer give a looser bound.
+        jobs: all jobs.
+        value_per_usd: utility per dollar; 0: money does not count.
+        rounds: rounds of column generation; fewer give a looser bound.
     """
     total_TR = cluster.capacity_TSR.sum(axis=1)
     cheapest_TR = value_per_usd * cluster.slot_s / 3600.0 * cluster.usd_per_h_TSR.min(axis=1)
@@ -218,7 +219,7 @@ def utility_bound(
 def _best(
     number: int, job: ClusterJob, work: SlotWork, price_TR: Floats, money_TR: Floats
 ) -> tuple[float, _Column | None]:
-    """Return the largest utility less price of a job, and its schedule."""
+    """Return the maximum utility minus price of a job, and its schedule."""
     first, slots = job.arrival_slot, len(price_TR)
     if first >= slots or not len(work.part_W):
         return 0.0, None
@@ -260,8 +261,8 @@ def _best(
 
 
 def _master(columns: Sequence[_Column], jobs: int, total_TR: Floats) -> tuple[float, Floats]:
-    """Mix columns; return the value and the prices of resources."""
-    from scipy.optimize import linprog  # slow to import
+    """Solve the master problem; return its value and the prices of resources."""
+    from scipy.optimize import linprog  # slow import
     from scipy.sparse import coo_matrix, vstack
 
     if not columns:
@@ -279,28 +280,29 @@ def _master(columns: Sequence[_Column], jobs: int, total_TR: Floats) -> tuple[fl
 
 
 _TIMES: Final = (0.0, 0.3, 0.6, 1.0, 1.5)
-_PRICE_EPS: Final = 1e-6  # of a price: of schedules that cost nothing the smallest is meant
+_PRICE_EPS: Final = (
+    1e-6  # relative to a price: breaks ties between free schedules in favor of the smallest
+)
 
 Plans = Mapping[str, Mapping[int, Allocation]]
 
 
 @dataclass(frozen=True, eq=False)
 class OraclePolicy:
-    """A schedule that knows all jobs ahead: what an online policy could still gain.
+    """Offline schedule with knowledge of all jobs and future spot capacity.
 
-    Idea: between an online policy and the upper bound lies the best schedule; one that really
-        exists
-    says how much of the distance is the policy's. Rule: jobs in the order of their gain over the
-    bound's prices, or of that gain per share of the cluster, each get the best schedule there is
-    room for at a multiple of those prices; who got none is tried again at no price; of the orders
-    and multiples the best counts. What spot machines will be there is known, too. When: as a
-    measure only; no queue can do it. Source: list scheduling by dual prices; ours.
+    Idea: the best schedule lies between an online policy and the upper bound; a feasible offline
+    schedule shows how much of the distance is due to the policy. Rule: jobs are ordered by
+    their gain at the bound's prices, or by that gain per fraction of the cluster. Each gets its
+    best feasible schedule at a multiple of those prices; rejected jobs are retried at price
+    zero. The best of all orders and multiples counts. When: as a benchmark only; no queue can
+    know the future. Source: list scheduling by dual prices; our combination.
 
     Attributes:
-        jobs: all that will come.
-        bound: of these jobs; its prices are used.
-        value_per_usd: what a dollar counts.
-        change_s: none, as everything is planned.
+        jobs: all jobs.
+        bound: bound of these jobs, whose prices are used.
+        value_per_usd: utility per dollar.
+        change_s: zero, as all changes are planned.
     """
 
     jobs: Sequence[ClusterJob]
@@ -336,7 +338,7 @@ class _Planned:
 def _planned(
     cluster: SharedCluster, policy: OraclePolicy, times: float, per_fraction: bool, seed: int
 ) -> tuple[float, Plans]:
-    """Return plans and what they are value by the prices of their search."""
+    """Return plans and their value at the prices of their search."""
     rng = np.random.default_rng(seed)
     kappa = policy.value_per_usd
     money_TSR = _PRICE_EPS + kappa * cluster.slot_s / 3600.0 * cluster.usd_per_h_TSR

@@ -1,8 +1,8 @@
 """A shared cluster: sites with resources in each slot, links, prices, and allocations of jobs.
 
-A *site* is what resources are counted in: a machine, as in the papers, or a pool of machines of
-a region. Links between regions differ, and their bytes cost money. The future capacity of spot
-sites is unknown; all else is known ahead.
+A *site* is the unit in which resources are counted: a machine, as in the papers, or a pool of
+machines of a region. Links between regions differ, and traffic costs money. The future capacity of
+spot sites is unknown; all else is known in advance.
 
 Shape legend: T = slots, S = sites, R = resources, G = regions.
 """
@@ -25,12 +25,12 @@ Counts = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a job has during one slot: workers and parameter servers by site, and its batch.
+    """Allocation of a job in one slot: workers and parameter servers by site, and its batch.
 
     Attributes:
         workers: by site.
         servers: parameter servers by site.
-        batch: rows of a step of all workers together.
+        batch: rows of a step over all workers.
     """
 
     workers: Counts
@@ -39,22 +39,22 @@ class Allocation:
 
     @property
     def num_workers(self) -> int:
-        """Workers of all sites."""
+        """Number of workers on all sites."""
         return sum(count for _, count in self.workers)
 
     @property
     def num_servers(self) -> int:
-        """Parameter servers of all sites."""
+        """Number of parameter servers on all sites."""
         return sum(count for _, count in self.servers)
 
     @property
     def sites(self) -> tuple[int, ...]:
-        """Every site that is used, ascending."""
+        """Used sites, ascending."""
         return tuple(sorted({site for site, _ in (*self.workers, *self.servers)}))
 
 
 def counts_of(by_site: dict[int, int]) -> Counts:
-    """Return counts in their order, without sites that have none."""
+    """Return the counts in order, without zero entries."""
     return tuple(sorted((site, count) for site, count in by_site.items() if count))
 
 
@@ -65,13 +65,13 @@ RESOURCES: Final = ("gpu", "cpu", "memory_gb", "disk_gb")
 
 @dataclass(frozen=True, slots=True)
 class ClusterSite:
-    """Where resources are.
+    """A site of the cluster.
 
     Attributes:
-        name: of the machine or pool.
-        region: number of its region.
-        inside_mbps: between a worker and a parameter server that are both here.
-        spot: whether what it has may change without notice.
+        name: name of the machine or pool.
+        region: index of its region.
+        inside_mbps: goodput between a worker and a parameter server on this site.
+        spot: whether its capacity may change without notice.
     """
 
     name: str
@@ -85,10 +85,10 @@ class RegionNet:
     """Links and egress prices between regions.
 
     Attributes:
-        names: of the regions.
-        mbps_GG: goodput from one to another; on the diagonal between two sites of a region.
-        usd_per_gb_GG: egress; 0 on the diagonal.
-        rtt_s_GG: round trips.
+        names: names of the regions.
+        mbps_GG: goodput between two regions; on the diagonal between two sites of a region.
+        usd_per_gb_GG: egress price; 0 on the diagonal.
+        rtt_s_GG: round-trip times.
     """
 
     names: tuple[str, ...]
@@ -99,22 +99,21 @@ class RegionNet:
 
 @dataclass(frozen=True, eq=False)
 class SharedCluster:
-    """A shared cluster: sites with what they have of each resource in each slot, links and prices.
+    """A shared cluster: capacity of each site by slot, links and prices.
 
-    A *site* is what resources are counted in: a machine, as in the papers, or a pool of machines of
-    a region. Sites of a region are beside each other; between regions there are links that differ,
-    and whose bytes cost money. Whatever a site of the spot market will have, nobody knows before;
-    all else is known ahead.
+    See the module for sites. Sites of one region are connected by a LAN; links between regions
+    differ, and their traffic costs money. The future capacity of spot sites is unknown; all else is
+    known in advance.
 
     Shape legend: T = slots, S = sites, R = resources, G = regions.
 
     Attributes:
-        sites: all of them.
-        resources: what they have, by name.
-        slot_s: seconds of a slot.
-        capacity_TSR: units of a resource.
-        usd_per_h_TSR: price of a unit for an hour.
-        net: between regions.
+        sites: all sites.
+        resources: names of the resources.
+        slot_s: seconds per slot.
+        capacity_TSR: capacity in units.
+        usd_per_h_TSR: price of a unit per hour.
+        net: links between regions.
     """
 
     sites: tuple[ClusterSite, ...]
@@ -143,23 +142,23 @@ class SharedCluster:
         ]
         if not wrong:
             for name, values in (("capacity", self.capacity_TSR), ("price", self.usd_per_h_TSR)):
-                # Long histories repeat one slot: a broadcast array is looked at once.
+                # Long histories repeat one slot: a broadcast array is checked once.
                 observed = values[:1] if values.strides[0] == 0 else values
                 if not np.isfinite(observed).all() or (observed < 0).any():
                     wrong.append(f"a negative {name}, or one that is not finite")
             if (self.net.mbps_GG <= 0).any() or min(s.inside_mbps for s in self.sites) <= 0:
                 wrong.append("a link without goodput")
         if wrong:
-            raise ScheduleInputError(f"this is no cluster: {'; '.join(wrong)}")
+            raise ScheduleInputError(f"invalid cluster: {'; '.join(wrong)}")
 
     @property
     def slots(self) -> int:
-        """The number of slots."""
+        """Number of slots."""
         return len(self.capacity_TSR)
 
     @cached_property
     def region_S(self) -> NDArray[np.int64]:
-        """The number of each site's region."""
+        """Region index of each site."""
         return np.array([site.region for site in self.sites], dtype=np.int64)
 
     @cached_property
@@ -169,15 +168,15 @@ class SharedCluster:
 
     @cached_property
     def spot_S(self) -> NDArray[np.bool_]:
-        """Which sites are of the spot market."""
+        """Which sites are spot."""
         return np.array([site.spot for site in self.sites])
 
     def foreseen(self, slot: int, window: int) -> tuple[Floats, Floats]:
-        """Return capacities and prices of the next slots as they are expected in ``slot``.
+        """Return the expected capacities and prices of the next slots, as known in ``slot``.
 
         Args:
-            slot: the present one.
-            window: how many, with the present one; fewer at the end.
+            slot: the current slot.
+            window: number of slots, including the current one; fewer at the end.
         """
         capacity = self.capacity_TSR[slot : slot + window]
         usd_per_h = self.usd_per_h_TSR[slot : slot + window]
@@ -189,9 +188,9 @@ class SharedCluster:
 
 
 def unit_prices(machine_usd_per_h: float, machine_R: Sequence[float]) -> Floats:
-    """Split a machine's price evenly over the resources that it has, per unit of each.
+    """Split a machine's price evenly over its resources, per unit of each.
 
-    Whoever has all of a machine so pays its price, and whoever has half of each half of it.
+    A job that uses the whole machine thus pays its price, and half of every resource costs half.
     """
     units_R = np.asarray(machine_R, dtype=np.float64)
     there = units_R > 0

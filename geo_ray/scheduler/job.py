@@ -1,10 +1,11 @@
 """A job of a shared cluster: its work, demands, speed and utility.
 
 Speed: a step of ``F`` rows on ``W`` workers takes `StepModel.step_s` of ``F / W`` rows plus the
-pull and push of the model: ``2 g / (S b)`` inside one site, with ``g`` the model's size, ``S``
-parameter servers and ``b`` the goodput; else the slowest pair of sites and the round trip, as
-often as `Timing` says. The region with the fewest workers for its share decides. Source:
-PD-ORS. Utility: ``u(d) = value / (1 + exp(urgency (d - target_slots)))``. Source: SMD.
+pull and push of the model: ``2 g / (S b)`` inside one site, with model size ``g``, ``S``
+parameter servers and goodput ``b``. Otherwise the slowest pair of sites and the round trip
+count, as often as `Timing` says. The region with the fewest workers relative to its data
+determines the speed. Source: PD-ORS. Utility: ``u(d) = value / (1 + exp(urgency (d -
+target_slots)))``. Source: SMD.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from geo_ray.planner.progress import Noise
 from geo_ray.planner.timing import Timing
 from geo_ray.scheduler.cluster import Allocation, Floats, SharedCluster
 
-_STEEP: Final = 700.0  # exp of more is no float
+_STEEP: Final = 700.0  # exp of larger numbers overflows
 
 
 @dataclass(frozen=True, slots=True)
 class SigmoidUtility:
-    """What a job is worth by how long it takes: a sigmoid that falls around its target.
+    """Value of a job by its completion time: a sigmoid that falls around its target.
 
     ``u(d) = value / (1 + exp(urgency (d - target_slots)))``, where ``d`` is the number of slots
-    from the one in which the job came to the last one in which it ran. Urgency 0 is a job that does
-    not mind waiting (half of its worth, whenever); 4 to 6 one that is worth nothing when late.
+    from the arrival slot to the last slot in which the job ran. Urgency 0: completion time does not
+    matter (half of the value at any time). Urgency 4 to 6: no value when late.
 
-    Source: read in SMD, a sister paper of PD-ORS by the same authors.
+    Source: SMD, a paper by the authors of PD-ORS.
 
     Attributes:
-        value: priority; what the job is worth at once, if it is urgent.
-        urgency: per slot.
-        target_slots: when half of the worth is gone.
+        value: priority; the value on immediate completion of an urgent job.
+        urgency: steepness per slot.
+        target_slots: slots after which half of the value is lost.
     """
 
     value: float
@@ -47,7 +48,7 @@ class SigmoidUtility:
     target_slots: float
 
     def of(self, slots: float) -> float:
-        """Return what finishing ``slots`` after the slot of arrival is worth."""
+        """Return the value of completion ``slots`` after the arrival slot."""
         return self.value / (1 + math.exp(min(_STEEP, self.urgency * (slots - self.target_slots))))
 
 
@@ -58,12 +59,12 @@ _EPS: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Rows of a step.
+    """Batch sizes of a job.
 
     Attributes:
-        rows: as the job was submitted; progress is counted in rows of such steps.
-        most_rows: that it may have.
-        noise_rows: batch at which gradient noise and gradient balance; infinite: never.
+        rows: batch as submitted; progress is counted in rows of such steps.
+        most_rows: maximum batch.
+        noise_rows: gradient noise scale in rows; infinite: efficiency does not fall.
     """
 
     rows: int
@@ -71,7 +72,7 @@ class BatchLimits:
     noise_rows: float = math.inf
 
     def efficiency(self, rows: int) -> float:
-        """Return the progress of a row with ``rows`` a step, against one of the job's own batch."""
+        """Return the progress of a row at batch ``rows``, relative to the submitted batch."""
         if rows == self.rows:
             return 1.0
         if math.isinf(self.noise_rows):
@@ -82,28 +83,28 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class JobSpeed:
-    """How fast a job is with what it has: the planner's step model and its timing of exchanges.
+    """Speed of a job with an allocation: step model and exchange timing of the planner.
 
-    A step of ``F`` rows on ``W`` workers takes what `StepModel.step_s` says of ``F / W`` rows, and
-    the pull and push of the model. All on one site: ``2 g / (S b)`` in every step, with ``g`` the
-    model's size, ``S`` parameter servers that serve at the same time and ``b`` the goodput inside
-    the site. Anything else: the same with the slowest pair of a worker's and a server's site, and
-    the round trip, as often and as much hidden as `Timing` says; a step then takes the *pace* of
-    `JobWork`. With an exchange in every step, no fixed part and no round trip, rows per second of a
-    worker are ``1 / q``, ``q = tau + 2 g gamma / (b F)``, as in PD-ORS with ``W = gamma S``.
+    A step of ``F`` rows on ``W`` workers takes `StepModel.step_s` of ``F / W`` rows, and the pull
+    and push of the model. On one site: ``2 g / (S b)`` in every step, with model size ``g``, ``S``
+    parallel parameter servers and goodput ``b`` inside the site. Otherwise: the slowest pair of a
+    worker's and a server's site, and the round trip, as often and as much hidden as `Timing` says;
+    a step then takes the *pace* of `JobWork`. With an exchange in every step, no fixed part and no
+    round trip, a worker computes ``1 / q`` rows per second, ``q = tau + 2 g gamma / (b F)``, as in
+    PD-ORS with ``W = gamma S``.
 
-    A job whose data lie in several regions computes each region's share of a batch there, so the
-    region with fewest workers for its share decides.
+    A job with data in several regions computes each region's part of a batch there, so the region
+    with the fewest workers relative to its data determines the speed.
 
-    Source: step and pace are those of `geo_ray.planner`; the two cases of one site and several are
-    PD-ORS's observation on locality, derived anew.
+    Source: step and pace are those of `geo_ray.planner`; the distinction between one and several
+    sites is PD-ORS's observation on locality, derived independently.
 
     Attributes:
-        steps: the planner's model of a step, of the machine type `MACHINE`.
-        model_bytes: of a push, and of a pull.
-        batch: rows of a step.
+        steps: step model of the planner, for machine type `MACHINE`.
+        model_bytes: bytes of a push or a pull.
+        batch: rows per step.
         timing: exchanges between sites.
-        most_mbps: of the job's own lines between sites.
+        most_mbps: bandwidth limit of the job between sites.
     """
 
     steps: StepModel
@@ -113,19 +114,19 @@ class JobSpeed:
     most_mbps: float = math.inf
 
     def step_s(self, workers: Counted, batch: float) -> Floats:
-        """Return the seconds of a step without the exchange."""
+        """Return the seconds of a step without its exchange."""
         model = self.steps
         found = model.fixed_s + model.row_s[MACHINE] * batch / workers + model.lan_s * workers
         return np.asarray(found)
 
     def pace_s(self, workers: Counted, servers: Counted, batch: float, link: LinkUsed) -> Floats:
-        """Return the seconds of a step with all that belongs to it.
+        """Return the average seconds of a step, with exchanges.
 
         Args:
-            workers: of all sites; may be an array.
-            servers: the same.
-            batch: rows of a step.
-            link: the slowest pair of a worker and a parameter server.
+            workers: on all sites; may be an array.
+            servers: on all sites; may be an array.
+            batch: rows per step.
+            link: slowest link between a worker and a parameter server.
         """
         step_s = self.step_s(workers, batch)
         sent_s = 2 * 8e-6 * self.model_bytes / np.asarray(servers)
@@ -142,17 +143,17 @@ class JobSpeed:
         return np.asarray(batch * self.batch.efficiency(batch) / pace_s)
 
 
-_MANY_STEPS: Final = 1e6  # the first and last exchange of a job of so many do not count
+_MANY_STEPS: Final = 1e6  # first and last exchange are negligible for that many steps
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUsed:
-    """The slowest way between a worker and a parameter server.
+    """The slowest link between a worker and a parameter server.
 
     Attributes:
         mbps: its goodput.
-        is_inside: whether both are always on one and the same site.
-        rtt_s: the longest round trip.
+        is_inside: whether both are always on the same site.
+        rtt_s: longest round-trip time.
     """
 
     mbps: float
@@ -161,7 +162,7 @@ class LinkUsed:
 
 
 def link_used(cluster: SharedCluster, allocation: Allocation) -> LinkUsed:
-    """Return the slowest pattern that an allocation uses."""
+    """Return the slowest link that an allocation uses."""
     sites = allocation.sites
     if len(sites) == 1:
         return LinkUsed(cluster.sites[sites[0]].inside_mbps, is_inside=True)
@@ -177,12 +178,12 @@ def link_used(cluster: SharedCluster, allocation: Allocation) -> LinkUsed:
 def counted_workers(
     cluster: SharedCluster, allocation: Allocation, fractions: Mapping[int, float]
 ) -> int:
-    """Return the workers that count: of so many as its data shares allow.
+    """Return the number of effective workers, as limited by the data of each region.
 
     Args:
         cluster: the cluster.
-        allocation: what the job has.
-        fractions: of its data, by number of region; empty: they lie anywhere.
+        allocation: allocation of the job.
+        fractions: fraction of the data by region index; empty: data are available everywhere.
     """
     total = allocation.num_workers
     if not fractions:
@@ -198,14 +199,14 @@ def counted_workers(
 
 @dataclass(frozen=True, eq=False)
 class JobDemands:
-    """What a job's processes need.
+    """Resource demands of a job's processes.
 
     Attributes:
-        worker_R: of each resource for a worker.
-        server_R: the same for a parameter server.
-        workers_per_server: at most.
-        most_workers: at most; no more than rows of its batch.
-        wanted_workers: what its owner asked for; policies that do not choose a number give that.
+        worker_R: units of each resource per worker.
+        server_R: units of each resource per parameter server.
+        workers_per_server: maximum workers per parameter server.
+        most_workers: maximum workers; at most the rows of its batch.
+        wanted_workers: requested workers, used by policies that do not choose the number.
     """
 
     worker_R: Floats
@@ -215,22 +216,22 @@ class JobDemands:
     wanted_workers: int
 
     def servers(self, workers: int) -> int:
-        """Return the parameter servers that so many workers need."""
+        """Return the number of parameter servers for a number of workers."""
         return math.ceil(workers / self.workers_per_server)
 
     def units_R(self, workers: float, servers: float) -> Floats:
-        """Return what so many need of each resource."""
+        """Return the units of each resource for a number of workers and servers."""
         return np.asarray(self.worker_R * workers + self.server_R * servers)
 
 
 @dataclass(frozen=True, eq=False)
 class ClusterJob:
-    """A job of a shared cluster: its work, what it needs, how fast it is, and what it is worth.
+    """A job of a shared cluster: its work, demands, speed and utility.
 
     Attributes:
         id: its name.
-        arrival_slot: before which nobody knows of it.
-        rows: of work, in steps of its own batch.
+        arrival_slot: slot in which it is submitted.
+        rows: work, in rows of steps of its own batch.
         demands: what its processes need.
         speed: how fast it is.
         utility: what it is worth.

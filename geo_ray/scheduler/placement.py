@@ -79,9 +79,11 @@ class SiteCapacity:
         return sorted(regions, key=free.__getitem__, reverse=True)
 
     def most_that_fit(self, job: ClusterJob, workers: int) -> int:
-        """Return the workers that there is room for: as many, or half, or half of that; at least 1.
+        """Return the largest number of workers that fits.
 
-        A job whose owner asked for more than a whole cluster has would wait for ever.
+        ``workers``, half of it, and so on; at least 1.
+
+        Otherwise a job that requests more than the whole cluster would wait forever.
         """
         while workers > 1 and self.place(job, workers) is None:
             workers //= 2
@@ -116,7 +118,7 @@ class SiteCapacity:
         at = np.concatenate([own, rest[is_near], rest[~is_near]])
         of_servers: dict[int, int] = {}
         if not fill(at, capacities_of(free_SR[at], job.demands.server_R), servers, of_servers):
-            # Workers have filled their sites; leave room for the servers, which go first then.
+            # Workers have filled their sites: place the servers first.
             return self._servers_first(job, wanted, servers, batch, order)
         return Allocation(counts_of(of_workers), counts_of(of_servers), batch)
 
@@ -150,9 +152,9 @@ class SiteCapacity:
 
 
 def split_workers(job: ClusterJob, workers: int) -> dict[int | None, int]:
-    """Return the workers of each region: by its data's shares, rounded up; None: anywhere.
+    """Return the workers of each region, proportional to its data, rounded up; None: any region.
 
-    At least one for each region that has data; rounding goes no further than the batch allows.
+    Each region with data gets at least one. Rounding never exceeds the batch.
     """
     if not job.data:
         return {None: workers}
@@ -165,7 +167,7 @@ def split_workers(job: ClusterJob, workers: int) -> dict[int | None, int]:
 
 
 def capacities_of(free_SR: Floats, need_R: Floats) -> np.ndarray:
-    """Return how many of such a process each site has capacity for."""
+    """Return how many such processes fit on each site."""
     asked = need_R > 0
     if not asked.any():
         return np.full(len(free_SR), 1_000_000)
@@ -174,7 +176,7 @@ def capacities_of(free_SR: Floats, need_R: Floats) -> np.ndarray:
 
 
 def fill(sites: np.ndarray, capacities: np.ndarray, count: int, into: dict[int, int]) -> bool:
-    """Put so many on sites in their order; return whether there was room for all."""
+    """Place a number of processes on sites in order; return whether all fit."""
     total = np.cumsum(capacities)
     if count and (not len(total) or total[-1] < count):
         return False
@@ -189,18 +191,18 @@ def fill(sites: np.ndarray, capacities: np.ndarray, count: int, into: dict[int, 
 
 
 def _fullest(free_SR: Floats, capacity_SR: Floats) -> Floats:
-    """Return the mean fraction that is free of what each site has."""
+    """Return the mean free fraction of each site's resources."""
     there_SR = capacity_SR > 0
     fraction_SR = np.divide(free_SR, capacity_SR, out=np.zeros_like(free_SR), where=there_SR)
     return np.asarray(fraction_SR.sum(axis=1) / np.maximum(1, there_SR.sum(axis=1)))
 
 
 class GrowingJob:
-    """A job that is given worker after worker, with the parameter servers that they need.
+    """A job that receives workers one by one, with the parameter servers that they need.
 
-    A worker goes where the job is already, if there is room, else to the site of the same region,
-    else of any, that has room for most of its workers; in a job with data in several regions, to
-    the region that lacks most.
+    A worker goes to a site that the job uses, if it fits; else to a site of the same region; else
+    to the site with capacity for most of its workers. A job with data in several regions extends
+    the region with the largest deficit.
     """
 
     def __init__(self, job: ClusterJob, capacity: SiteCapacity) -> None:
@@ -213,7 +215,7 @@ class GrowingJob:
 
     @property
     def allocation(self) -> Allocation:
-        """What it has been given."""
+        """Its allocation."""
         batch = self.job.speed.batch.rows
         return Allocation(counts_of(self._of_workers), counts_of(self._of_servers), batch)
 
@@ -223,11 +225,11 @@ class GrowingJob:
         return self.workers > 0 and all(self._there(region) for region in self.job.data)
 
     def units_R(self) -> Floats:
-        """What it has of each resource."""
+        """Allocated units of each resource."""
         return self.job.demands.units_R(self.workers, self._servers)
 
     def grow(self) -> bool:
-        """Give it one more worker; return whether there was room for it."""
+        """Add one worker; return whether it fits."""
         if self.workers >= min(self.job.demands.most_workers, self.job.speed.batch.rows):
             return False
         demands = self.job.demands
@@ -248,7 +250,7 @@ class GrowingJob:
         return True
 
     def give_back(self) -> None:
-        """Return all that it has."""
+        """Release the whole allocation."""
         self._capacity.take(self.job, self.allocation, times=-1)
         self.workers = self._servers = 0
         self._of_workers.clear()
@@ -269,7 +271,7 @@ class GrowingJob:
         capacities = capacities_of(self._capacity.free_SR, need_R)
         if region is not None:
             capacities = capacities * (self._capacity.cluster.region_S == region)
-        elif own:  # stay in the region, if there is room
+        elif own:  # stay in the region if possible
             here = capacities * (self._capacity.cluster.region_S == sites[own[0]].region)
             capacities = here if here.any() else capacities
         best = int(capacities.argmax())
@@ -283,17 +285,17 @@ class GrowingJob:
 
 
 def whole(jobs: Mapping[str, GrowingJob]) -> dict[str, Allocation]:
-    """Return what those jobs have that can train."""
+    """Return the allocations of jobs that can train."""
     return {name: each.allocation for name, each in jobs.items() if each.is_whole}
 
 
 def most_workers(job: ClusterJob, batch: int) -> int:
-    """Return the most workers with a batch."""
+    """Return the maximum number of workers with a batch."""
     return min(job.demands.most_workers, batch)
 
 
 def progress_curve(cluster: SharedCluster, job: ClusterJob, batch: int) -> Floats:
-    """Return progress per second by the number of workers, from 0 on, beside each other if few."""
+    """Return progress per second by number of workers, from 0. Few workers share a site."""
     most = most_workers(job, batch)
     workers_W = np.arange(1, most + 1)
     servers_W = -(-workers_W // job.demands.workers_per_server)
@@ -303,7 +305,7 @@ def progress_curve(cluster: SharedCluster, job: ClusterJob, batch: int) -> Float
 
 
 def worker_fractions(view: SlotView) -> Floats:
-    """Return the dominant fraction of all that there is, of a worker of each active job."""
+    """Return the dominant resource fraction of one worker of each active job."""
     total_R = np.maximum(1e-9, view.capacity_SR.sum(axis=0))
     found = []
     for each in view.active.values():
@@ -318,12 +320,14 @@ def put(
     view: SlotView,
     wanted: Mapping[str, tuple[int, int]],
 ) -> dict[str, Allocation]:
-    """Place jobs: those that keep what they have first, others by size, halved until they fit.
+    """Place jobs: first those that keep their allocation, then others by size.
+
+    The workers of a job are halved until it fits.
 
     Args:
         cluster: the cluster.
         view: the slot.
-        wanted: workers and batch of each job that shall run.
+        wanted: workers and batch of each job that should run.
     """
     capacity = SiteCapacity(cluster, view.capacity_SR)
     given: dict[str, Allocation] = {}

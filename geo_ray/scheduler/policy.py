@@ -1,8 +1,7 @@
-"""What a policy sees in a slot, and what it answers.
+"""Policy interface: the view of a slot and the decision.
 
-A policy is a frozen configuration; `begin` gives a scheduler, which remembers what it has promised.
-Neither has a clock, a socket or Ray: the history that is replayed here and a live queue ask the
-same object.
+A policy is a frozen configuration; `begin` returns a scheduler, which remembers its reservations.
+Neither uses a clock, a socket or Ray: replays and the live queue call the same object.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from geo_ray.scheduler.schedule import Admission
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """A job that has come and has not ended.
+    """State of a submitted job that has not ended.
 
     Attributes:
         job: the job.
-        rows_left: of its work.
-        service_s: seconds of accelerators (or of workers, if it has none) that it has had.
-        had: in the slot before; None: nothing.
-        waited_slots: that it had nothing in.
+        rows_left: remaining work.
+        service_s: attained service in accelerator seconds (worker seconds without accelerators).
+        had: allocation in the previous slot; None: none.
+        waited_slots: slots without an allocation.
     """
 
     job: ClusterJob
@@ -37,19 +36,18 @@ class JobProgress:
 
 @dataclass(frozen=True, eq=False)
 class SlotView:
-    """A slot's beginning.
+    """State at the start of a slot.
 
     Attributes:
-        slot: its number.
-        arrived: jobs that came with it, in their order.
-        active: all that have come and not ended, by id, in the order of arrival.
-        capacity_SR: what there is in this slot.
-        gone: jobs that were there and are not any more, otherwise than by running to their planned
-            end: cancelled, or faster than they were said to be.
-        admitted: jobs that were taken on before; of those that arrive, they come again as others
-            than they were, and are not turned away for what they are worth by now.
-        lost: jobs that lost what they had since the slot before, through no fault of their own:
-            they keep their place before others.
+        slot: number of the slot.
+        arrived: jobs that arrived in it, in order.
+        active: all jobs that have not ended, by id, in order of arrival.
+        capacity_SR: capacity in this slot.
+        gone: jobs that ended other than by their plan: cancelled, or faster than declared.
+        admitted: jobs that were admitted before. If one arrives again, its specification has
+            changed, and it must not be rejected for its value.
+        lost: jobs that lost their allocation since the previous slot without being at fault: they
+            keep their priority.
     """
 
     slot: int
@@ -63,11 +61,11 @@ class SlotView:
 
 @dataclass(frozen=True, eq=False)
 class SlotDecision:
-    """The answer.
+    """Decision for a slot.
 
     Attributes:
-        allocations: of this slot, by job.
-        admissions: what was decided for good.
+        allocations: allocations of this slot, by job.
+        admissions: final admission decisions.
     """
 
     allocations: Mapping[str, Allocation]
@@ -75,18 +73,18 @@ class SlotDecision:
 
 
 class SlotScheduler(Protocol):
-    """What a policy is while a history or a queue goes on."""
+    """Scheduler of one replay or queue."""
 
     def decide(self, view: SlotView) -> SlotDecision:
-        """Decide who has what in the slot that begins."""
+        """Decide the allocations of the slot that begins."""
         ...
 
 
 class SchedulingPolicy(Protocol):
-    """A frozen configuration of a way to schedule.
+    """Frozen configuration of a scheduling policy.
 
     Attributes:
-        change_s: seconds that a running job loses when what it has changes.
+        change_s: seconds lost by a running job whose allocation changes.
     """
 
     @property
@@ -95,10 +93,10 @@ class SchedulingPolicy(Protocol):
         ...
 
     def begin(self, cluster: SharedCluster, seed: int) -> SlotScheduler:
-        """Return what decides, slot by slot.
+        """Return a scheduler.
 
         Args:
-            cluster: what there is; of spot sites only the present slot may be looked at.
-            seed: of all that is left to chance.
+            cluster: the cluster; of spot sites, only the current slot may be read.
+            seed: seed of all random choices.
         """
         ...

@@ -1,10 +1,10 @@
-"""The best schedule of a job at given prices, by dynamic programming over its work.
+"""Best schedule of a job at given prices, by dynamic programming over its work.
 
-The work is cut into ``quanta``; the least price of ``v`` quanta until slot ``t`` is ``cost(t,
-v) = min_k cost(t - 1, v - k) + slot(t, k)``. A slot's work is done inside one site or spread. A
-spread is a mixed packing and cover program: greedy bounds, else the relaxation (HiGHS) with
-randomized rounding and repair. Source: PD-ORS (reconstructed) and Chernoff bounds as in SMD;
-the repair and the bound that saves the relaxation are ours.
+The work is divided into ``quanta``; the minimum price of ``v`` quanta until slot ``t`` is ``cost(t,
+v) = min_k cost(t - 1, v - k) + slot(t, k)``. A slot's work uses one site or several. The latter is
+a mixed packing and covering program: greedy bounds, else the LP relaxation (HiGHS) with randomized
+rounding and repair. Source: PD-ORS (reconstructed) and Chernoff bounds as in SMD; the repair and
+the bound that avoids the relaxation are ours.
 """
 
 from __future__ import annotations
@@ -22,35 +22,36 @@ from geo_ray.scheduler.placement import capacities_of, fill, split_workers
 
 
 def packing_factor(rows: int, width: float, delta: float = 0.5) -> float:
-    """Return the factor that keeps packing rows, in (0, 1]."""
+    """Return the scaling factor that preserves packing constraints, in (0, 1]."""
     part = 3 * math.log(3 * rows / delta) / (2 * width)
     return 1 + part - math.sqrt(part * part + 2 * part)
 
 
 def cover_factor(rows: int, width: float, delta: float = 0.5) -> float:
-    """Return the factor that keeps cover rows, above 1."""
+    """Return the scaling factor that preserves covering constraints, above 1."""
     part = math.log(3 * rows / delta) / width
     return 1 + part + math.sqrt(part * part + 2 * part)
 
 
 def rounded(relaxed: Floats, factor: float, rng: np.random.Generator) -> np.ndarray:
-    """Return whole numbers, each scaled value rounded up with the chance of its fraction."""
+    """Return integers: each scaled value is rounded up with the probability of its fraction."""
     scaled = relaxed * factor
     down = np.floor(scaled + 1e-9)
     return np.asarray((down + (rng.random(len(scaled)) < scaled - down)).astype(np.int64))
 
 
-_ROOM = 3  # times what is needed, on the sites that take part
+_ROOM = 3  # multiple of the needed capacity on the candidate sites
 
 
 @dataclass(frozen=True, slots=True)
 class RoundingRule:
-    """How the relaxation becomes whole numbers.
+    """Randomized rounding of the relaxation.
 
     Attributes:
-        factor: G.
-        tries: of rounding.
-        gap: share of the lower bound within which no relaxation is solved; below 0: always.
+        factor: scaling factor G.
+        tries: number of roundings.
+        gap: relative distance to the lower bound within which the relaxation is skipped; below 0:
+            never skipped.
     """
 
     factor: float = 1.0
@@ -60,16 +61,16 @@ class RoundingRule:
 
 @dataclass(frozen=True, eq=False)
 class SpreadQuestion:
-    """One slot for one job.
+    """Spread placement problem of one job in one slot.
 
     Attributes:
-        free_SR: what is free, and the prices of a worker and a server by site.
-        worker_cost_S: of a worker.
-        server_cost_S: of a parameter server.
-        worker_R: what a worker needs.
-        server_R: what a parameter server needs.
-        groups: sites that may have the workers of each region with data.
-        servers: sites that may have parameter servers.
+        free_SR: free capacity by site.
+        worker_cost_S: price of a worker.
+        server_cost_S: price of a parameter server.
+        worker_R: demand of a worker.
+        server_R: demand of a parameter server.
+        groups: allowed sites of the workers of each region with data.
+        servers: allowed sites of parameter servers.
     """
 
     free_SR: Floats
@@ -83,7 +84,7 @@ class SpreadQuestion:
 
 @dataclass(frozen=True, eq=False)
 class SpreadFound:
-    """An answer: workers and parameter servers by site, and their price."""
+    """Solution: workers and parameter servers by site, and their price."""
 
     workers: dict[int, int]
     servers: dict[int, int]
@@ -91,7 +92,7 @@ class SpreadFound:
 
 
 class SpreadSolver:
-    """Answers for several numbers of workers in one slot; sorts sites once."""
+    """Solves the problem for several numbers of workers in one slot; sorts sites once."""
 
     def __init__(
         self, question: SpreadQuestion, rule: RoundingRule, rng: np.random.Generator
@@ -110,7 +111,7 @@ class SpreadSolver:
         self._server_rooms = capacities_of(question.free_SR[self._servers], question.server_R)
 
     def least(self, workers: Mapping[int | None, int], servers: int) -> float:
-        """Return a price below which no plan is; infinite if there is none."""
+        """Return a lower bound on the price of any plan; infinite if infeasible."""
         cost = _filled(self._q.server_cost_S[self._servers], self._server_rooms, servers)
         for key, count in workers.items():
             sites = self._workers[key]
@@ -133,8 +134,11 @@ class SpreadSolver:
     def relaxed(
         self, workers: Mapping[int | None, int], servers: int
     ) -> tuple[np.ndarray, np.ndarray, Floats, float] | None:
-        """Solve the relaxation: sites of workers and of servers, values, price; None: none."""
-        from scipy.optimize import linprog  # slow to import
+        """Solve the relaxation.
+
+        Sites of workers and of servers, values, price; None: infeasible.
+        """
+        from scipy.optimize import linprog  # slow import
         from scipy.sparse import csr_matrix
 
         q = self._q
@@ -198,7 +202,7 @@ class SpreadSolver:
     def _completed(
         self, begun: dict[int, int], workers: Mapping[int | None, int], servers: int
     ) -> SpreadFound | None:
-        """Repair: cut workers to what fits and is asked, add the missing ones, then the servers."""
+        """Repair a rounded plan: trim excess workers, add missing ones, then the servers."""
         q, free_SR = self._q, self._q.free_SR.copy()
         placed: dict[int, int] = {}
         for key, count in workers.items():
@@ -231,7 +235,10 @@ def _by_cost(sites: np.ndarray, cost_S: Floats) -> np.ndarray:
 
 
 def _filled(costs: Floats, capacities: np.ndarray, count: int) -> float:
-    """Return the price of so many on the cheapest places; infinite if there is no room."""
+    """Return the price of a number of processes on the cheapest sites.
+
+    Infinite if they do not fit.
+    """
     total = np.cumsum(capacities)
     if not len(total) or total[-1] < count:
         return math.inf if count else 0.0
@@ -242,13 +249,13 @@ def _filled(costs: Floats, capacities: np.ndarray, count: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class PlacementPattern:
-    """A way to lie apart.
+    """Allowed sites of a job that is spread over several sites.
 
     Attributes:
-        workers: numbers of the sites that may have workers.
-        servers: of those that may have parameter servers.
-        link: the slowest between them.
-        server_region: the only region of the parameter servers.
+        workers: indices of sites that may have workers.
+        servers: indices of sites that may have parameter servers.
+        link: slowest link between them.
+        server_region: the single region of the parameter servers.
     """
 
     workers: np.ndarray
@@ -260,12 +267,12 @@ class PlacementPattern:
 def placement_patterns(
     cluster: SharedCluster, job: ClusterJob, most: int
 ) -> list[PlacementPattern]:
-    """Return the ways to spread, fastest links first, at most ``most`` with distinct sites.
+    """Return placement patterns with distinct sites, fastest links first, at most ``most``.
 
     Args:
         cluster: the cluster.
-        job: the job; its workers are where its data are.
-        most: of ways; those with the slowest links are left out.
+        job: the job; its workers run where its data are.
+        most: maximum number of patterns; those with the slowest links are dropped.
     """
     net, region_S = cluster.net, cluster.region_S
     both_GG = np.minimum(net.mbps_GG, net.mbps_GG.T)
@@ -288,7 +295,7 @@ def placement_patterns(
     found.sort(key=attrgetter("link.mbps"), reverse=True)
     if not job.data or len(job.data) < 2:
         return found[:most]
-    # Links inside a region come first, and there may be many: those of the data's regions matter.
+    # Links inside a region come first and may be many: prefer the regions with data.
     near_data = [pattern for pattern in found if pattern.server_region in job.data]
     rest = [pattern for pattern in found if pattern.server_region not in job.data]
     return (near_data + rest)[:most]
@@ -296,14 +303,14 @@ def placement_patterns(
 
 @dataclass(frozen=True, slots=True)
 class SearchRule:
-    """How a best schedule is looked for.
+    """Parameters of the schedule search.
 
     Attributes:
         quanta: parts of the work.
-        rounding: of spread slots.
-        inside: whether everything may be on one site.
-        value_per_usd: utility that a dollar costs; 0: money does not count.
-        max_patterns: of spreads that are tried.
+        rounding: rounding of spread slots.
+        inside: whether a job may use one site only.
+        value_per_usd: utility per dollar; 0: money does not count.
+        max_patterns: maximum placement patterns tried.
     """
 
     quanta: int = 10
@@ -315,15 +322,16 @@ class SearchRule:
 
 @dataclass(frozen=True, eq=False)
 class SlotOffers:
-    """What a window of slots offers.
+    """Prices and capacity of a window of slots.
 
     Attributes:
-        first: its first slot.
-        price_NSR: of a unit in a slot, money included.
-        free_NSR: what is not promised.
-        span: slots that each row stands for: a job has the same in all of them.
-        later_slots: that a job goes on for behind the schedule, as work is planned in part only.
-        later_fraction: price of the whole job, to that of the part that is planned.
+        first: first slot.
+        price_NSR: price of a unit per slot, including money.
+        free_NSR: capacity without reservations.
+        span: number of slots per row; allocations are constant within it.
+        later_slots: slots that the job continues after the schedule, if only part of its work is
+            planned.
+        later_fraction: price of the whole job relative to the planned part.
     """
 
     first: int
@@ -334,7 +342,7 @@ class SlotOffers:
     later_fraction: float = 1.0
 
     def in_blocks(self, span: int, most: int) -> SlotOffers:
-        """Return the same in blocks of so many slots, at most so many blocks."""
+        """Return the same in blocks of several slots, with at most ``most`` blocks."""
         blocks = min(most, len(self.price_NSR) // span)
         shape = (blocks, span, *self.price_NSR.shape[1:])
         price_NSR = self.price_NSR[: blocks * span].reshape(shape).sum(axis=1)
@@ -344,13 +352,13 @@ class SlotOffers:
 
 @dataclass(frozen=True, eq=False)
 class BestSchedule:
-    """An answer.
+    """Result of the search.
 
     Attributes:
         allocations: by slot.
-        surplus: utility less price.
+        surplus: utility minus price.
         cost: the price.
-        last: slot in which the job ends.
+        last: last slot of the job.
     """
 
     allocations: Mapping[int, Allocation]
@@ -368,16 +376,16 @@ def best_schedule(
     rule: SearchRule,
     rng: np.random.Generator,
 ) -> BestSchedule | None:
-    """Return the best schedule from the window's first slot on; None if the job cannot be done.
+    """Return the best schedule from the first slot of the window; None if infeasible.
 
     Args:
         cluster: the cluster.
         job: the job.
-        rows_left: of its work.
-        offers: prices and room.
-        patterns: to spread it.
-        rule: how to look.
-        rng: of the rounding.
+        rows_left: its remaining work.
+        offers: prices and capacity.
+        patterns: placement patterns.
+        rule: search parameters.
+        rng: random generator of the rounding.
     """
     return _Search(cluster, job, rows_left, offers, patterns, rule, rng).run()
 
@@ -405,7 +413,7 @@ class _Search:
         self._allowed_S = job.may_work_S(cluster)
 
     def _needed_K(self, link: LinkUsed) -> np.ndarray:
-        """Return the workers that each number of quanta takes in a slot; 0: cannot be done."""
+        """Return the number of workers for each number of quanta in a slot; 0: infeasible."""
         per_s_W = self._job.speed.rows_per_s(self._workers_W, self._servers_W, self._batch, link)
         done_W = np.maximum.accumulate(per_s_W) * self._block_s
         place_K = np.searchsorted(done_W, self._parts_K * (1 - 1e-12))
@@ -488,7 +496,7 @@ class _Search:
         workers_NK: np.ndarray,
         cost_K: Floats,
     ) -> dict[int, Allocation]:
-        """Fill in the prices of a slot, and return what to do for each number of quanta."""
+        """Add the prices of a slot; return the allocation for each number of quanta."""
         job, found = self._job, dict[int, Allocation]()
         cost_K[:] = inside_K
         for k in np.flatnonzero(np.isfinite(inside_K)).tolist():

@@ -31,9 +31,9 @@ from geo_ray.simulator.clock import Scheduler
 from geo_ray.training.effects import (
     Assignment,
     Effect,
-    HandOver,
     SendUpdate,
     Snapshot,
+    StateTransfer,
     StepDone,
     TeamChanged,
 )
@@ -220,7 +220,9 @@ class RegionHost(Protocol):
     def saved(self, name: str, primary: Snapshot, shards: list[ShardState]) -> None:
         """The parts of a checkpoint are there: of the server, and of each shard."""
 
-    def handed(self, giver: str, handed: Snapshot, shards: list[ShardState]) -> None:
+    def on_state_transfer(
+        self, donor: str, on_state_transfer: Snapshot, shards: list[ShardState]
+    ) -> None:
         """The copy of a region's state that joining regions begin with is there."""
 
     def precise(self, name: str, buffers_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
@@ -330,10 +332,12 @@ class SimRegion:
             shard.restore(*state)
 
     def begin_as(
-        self, handed: Snapshot, shards: list[ShardState], rows: dict[str, object] | None
+        self, on_state_transfer: Snapshot, shards: list[ShardState], rows: dict[str, object] | None
     ) -> None:
         """Become, before the start, a copy of another region (see `membership.newcomer`)."""
-        self.server.restore(*region_state(handed.control, handed.tensors, rows))
+        self.server.restore(
+            *region_state(on_state_transfer.control, on_state_transfer.tensors, rows)
+        )
         for shard, state in zip(self._shards, shards, strict=True):
             shard.restore(*shard_state(state, self._experiment.strategy.traits))
 
@@ -380,7 +384,8 @@ class SimRegion:
             raise NonFiniteError(
                 f"region '{self.name}' refused {most} steps in a row: no finite loss and gradient",
                 fix="Simulate with a lower `optimizer.lr`, or clip gradients: "
-                "`--set train.clip_norm=1.0`.",
+                "`--set train.clip_norm=1.0`. If the first steps are refused, look for NaN in the "
+                "rows.",
             )
 
     def on_reply(self, reply: ReplyMessage, took_s: float) -> None:
@@ -405,9 +410,9 @@ class SimRegion:
                 self._host.send(self.name, effect)
             elif isinstance(effect, StepDone):
                 self._host.stepped(self.name, effect, self._began_s)
-            elif isinstance(effect, HandOver):
+            elif isinstance(effect, StateTransfer):
                 parts = [shard.take_snapshot(effect.snapshot.id) for shard in self._shards]
-                self._host.handed(self.name, effect.snapshot, parts)
+                self._host.on_state_transfer(self.name, effect.snapshot, parts)
             elif isinstance(effect, TeamChanged):
                 self._host.team(self.name, effect)
             else:

@@ -33,10 +33,10 @@ from geo_ray.training.averager import (
     stalled_regions,
 )
 from geo_ray.training.checkpoint_parts import AveragerSnapshot
-from geo_ray.training.command_log import become_twin, resume_averager, twin_of
+from geo_ray.training.command_log import install_snapshot, resume_averager, snapshot_of
 from geo_ray.training.effects import SendUpdate, Snapshot, StepDone, TeamChanged
 from geo_ray.training.failover import next_standby
-from geo_ray.training.membership import MemberChange, ShardState, giver_of, rows_of
+from geo_ray.training.membership import MemberChange, ShardState, donor_of, rows_of
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.state_guard import StateChange
@@ -177,8 +177,8 @@ class SimLeader:
     def move(self, region: str) -> None:
         """The averager goes on in another region."""
         averager = self.make()
-        become_twin(averager, twin_of(self.averager))
-        averager.took_over(region)
+        install_snapshot(averager, snapshot_of(self.averager))
+        averager.on_failover(region)
         self.averager, self.region, self.is_down = averager, region, False
         self.term += 1
 
@@ -370,7 +370,7 @@ class World:
             for region in experiment.regions
         }
         self._rows: dict[str, dict[str, object]] = {}  # books of those that were here
-        self._handed: set[str] = set()  # newcomers that a copy is on its way to
+        self._transferring: set[str] = set()  # newcomers that a copy is on its way to
         self.regions = {name: self._regions[name]() for name in experiment.present_names}
         self.workers = SimWorkers(self.regions, self._scheduler, emit)
 
@@ -447,7 +447,7 @@ class World:
         leader.is_down |= takes_over
         if name in self.regions:
             self.regions[name].die()
-        then = self._take_over if takes_over else partial(self._lose, name)
+        then = self._fail_over if takes_over else partial(self._lose, name)
         self._scheduler.at(self._scheduler.now_s + noticed_s, then)
 
     def cut_at(self, when_s: float, a: str, b: str, for_s: float) -> None:
@@ -458,7 +458,7 @@ class World:
     def _alive(self) -> set[str]:
         return {name for name, region in self.regions.items() if not region.is_dead}
 
-    def _take_over(self) -> None:
+    def _fail_over(self) -> None:
         """Go on without the averager's region, as those that are left do."""
         former, heir = self._leader.region, self._leader.heir(self._alive)
         if heir is None:
@@ -493,32 +493,45 @@ class World:
         steps = {name: region.server.version for name, region in self.regions.items()}
         self.averager.at(self._scheduler.now_s)
         self._answered(
-            self.averager.change(MemberChange(joins, leaves, giver_of(steps, self._leader.region)))
+            self.averager.change(MemberChange(joins, leaves, donor_of(steps, self._leader.region)))
         )
 
-    def handed(self, giver: str, handed: Snapshot, shards: list[ShardState]) -> None:
+    def on_state_transfer(
+        self, donor: str, on_state_transfer: Snapshot, shards: list[ShardState]
+    ) -> None:
         """The state of a region is on its way to all newcomers."""
-        self._handed.update(self.averager.view.joining)
+        self._transferring.update(self.averager.view.joining)
         sizes = [t.nbytes for state, _ in shards for t in state.values()]
-        sizes += [tensor.nbytes for tensor in handed.tensors.values()]
+        sizes += [tensor.nbytes for tensor in on_state_transfer.tensors.values()]
         for name in self.averager.view.joining:
             arrival_s = self._network.arrival_s(
-                self._scheduler.now_s, giver, name, sum(sizes), "join"
+                self._scheduler.now_s, donor, name, sum(sizes), "join"
             )
-            begin = partial(self._begin, name, handed, shards, self._scheduler.now_s, sum(sizes))
+            begin = partial(
+                self._begin, name, on_state_transfer, shards, self._scheduler.now_s, sum(sizes)
+            )
             self._scheduler.at(arrival_s, begin)
 
     def _begin(
-        self, name: str, handed: Snapshot, shards: list[ShardState], asked_s: float, size: int
+        self,
+        name: str,
+        on_state_transfer: Snapshot,
+        shards: list[ShardState],
+        asked_s: float,
+        size: int,
     ) -> None:
         now_s = self._scheduler.now_s
-        self._handed.discard(name)
+        self._transferring.discard(name)
         if name not in self.averager.view.joining:  # it was lost on the way
             return
         region = self.regions[name] = self._regions[name]()
-        region.begin_as(handed, shards, self._rows.get(name))
+        region.begin_as(on_state_transfer, shards, self._rows.get(name))
         self._evals.collector.admit(name, region.server.version)
-        about = {"view": self.averager.view.generation, "round": handed.round, "step": handed.step}
+        about = {
+            "view": self.averager.view.generation,
+            "round": on_state_transfer.round,
+            "step": on_state_transfer.step,
+        }
         about |= {"bytes": size}
         self._emit("region_joined", now_s, region=name, **about, took_s=now_s - asked_s)
         self.averager.begun(name)
@@ -534,10 +547,10 @@ class World:
         before = self.averager.view
         self.averager.at(now_s)
         self._answered(self.averager.leave(region))
-        waiting = set(before.joining) - self._handed if region == before.giver else set[str]()
-        for newcomer in sorted(waiting):
-            self._emit("join_failed", now_s, region=newcomer, cause="nobody's state came")
-            self._answered(self.averager.leave(newcomer))
+        waiting = set(before.joining) - self._transferring if region == before.donor else set[str]()
+        for joining in sorted(waiting):
+            self._emit("join_failed", now_s, region=joining, cause="nobody's state came")
+            self._answered(self.averager.leave(joining))
 
     def _on_left(self, region: str) -> None:
         """A region was asked to leave, and has merged its last answer."""
@@ -708,7 +721,7 @@ class World:
         else:
             self._notes.exchange(send, reply, began_s, self.regions[reply.to].server.wire)
         self.regions[reply.to].on_reply(reply, now_s - began_s)
-        if reply.border is not None and reply.border.leaves:
+        if reply.barrier is not None and reply.barrier.leaves:
             self._on_left(reply.to)
 
     def stepped(self, name: str, done: StepDone, began_s: float) -> None:

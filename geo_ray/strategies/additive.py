@@ -140,8 +140,8 @@ def relay_sum(
     replies: list[Reply] = []
     for part in parts:
         reply = answer(averager, part)
-        twin = next((r for r in replies if torch.equal(r.payload_P, reply.payload_P)), reply)
-        replies.append(replace(reply, payload_P=twin.payload_P))
+        equal = next((r for r in replies if torch.equal(r.payload_P, reply.payload_P)), reply)
+        replies.append(replace(reply, payload_P=equal.payload_P))
     return replies
 
 

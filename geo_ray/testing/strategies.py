@@ -245,10 +245,14 @@ class Fleet:
         """Become what another fleet is, through its checkpoint."""
         self.averager.restore(*other.averager.export())
         for name, region in self.regions.items():
-            twin = other.regions[name]
-            for shard, theirs in zip(region.shards, twin.shards, strict=True):
+            other_region = other.regions[name]
+            for shard, theirs in zip(region.shards, other_region.shards, strict=True):
                 shard.restore(*theirs.export())
-            region.seq, region.version, region.since = twin.seq, twin.version, twin.since
+            region.seq, region.version, region.since = (
+                other_region.seq,
+                other_region.version,
+                other_region.since,
+            )
 
     def digests(self) -> list[str]:
         """Of the regions' parameters."""

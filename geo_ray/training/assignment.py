@@ -213,7 +213,7 @@ class Team:
         leaving: workers that are to go home when they have pushed what they compute.
         idle: workers that wait for rows.
         computes: shares that are being computed, by worker.
-        lent: pushed shares that no step has used yet and that lie with their worker, by worker.
+        uncopied: pushed shares that no step has used yet and that lie with their worker, by worker.
         step: shares of the step under way; empty between two.
     """
 
@@ -225,7 +225,7 @@ class Team:
         self.leaving: set[int] = set()
         self.idle: set[int] = set()
         self.computes: dict[int, int] = {}
-        self.lent: dict[int, int] = {}
+        self.uncopied: dict[int, int] = {}
         self.step: set[int] = set()
         self._pushed_by: dict[int, int] = {}
         self._told = set(range(ranks))
@@ -238,7 +238,7 @@ class Team:
         self.awaited.discard(worker)
         self.joined.add(worker)
         self.idle.add(worker)
-        return self.lent.pop(worker, None)
+        return self.uncopied.pop(worker, None)
 
     def leave(self, worker: int) -> int | None:
         """A worker is gone; the share that it was computing, if it was."""
@@ -253,7 +253,8 @@ class Team:
     def goers(self) -> dict[int, int | None]:
         """Those that wait and are to go home, with what they had lent; they are not here now."""
         going = {
-            worker: self.lent.pop(worker, None) for worker in sorted(self.leaving & self.waiting)
+            worker: self.uncopied.pop(worker, None)
+            for worker in sorted(self.leaving & self.waiting)
         }
         for worker in going:
             self.leave(worker)
@@ -304,7 +305,7 @@ class Team:
         takers = self.idle & self.present
         dealt = {worker: worker for worker in sorted(takers & left)}
         if self.elastic is not None:
-            helpers = sorted(takers - left) + sorted(self.present & self.lent.keys())
+            helpers = sorted(takers - left) + sorted(self.present & self.uncopied.keys())
             dealt |= dict(zip(helpers, sorted(left - dealt.keys()), strict=False))
         return dealt
 
@@ -312,19 +313,19 @@ class Team:
         """``worker`` begins a share; the one that it had lent, whose place it needs now."""
         self.idle.discard(worker)
         self.computes[worker] = share
-        return self.lent.pop(worker, None)
+        return self.uncopied.pop(worker, None)
 
     def pushed(self, worker: int) -> None:
         """It has pushed what it computed."""
         share = self.computes.pop(worker)
-        self.lent[worker] = share
+        self.uncopied[worker] = share
         self._pushed_by[share] = worker
 
     def applied(self, shares: Iterable[int]) -> None:
         """A step has used these shares; whoever waited for that is idle."""
         used = set(shares)
-        for worker in [w for w, share in self.lent.items() if share in used]:
-            del self.lent[worker]
+        for worker in [w for w, share in self.uncopied.items() if share in used]:
+            del self.uncopied[worker]
             self.idle |= {worker} & self.joined
         self.step.clear()
 
@@ -339,7 +340,7 @@ class Team:
     @property
     def waiting(self) -> set[int]:
         """Workers that are here and compute nothing."""
-        return (self.idle | self.lent.keys()) & self.joined
+        return (self.idle | self.uncopied.keys()) & self.joined
 
 
 @dataclass(slots=True)
@@ -591,9 +592,9 @@ class RegionWork:
     def _work(
         self, worker: int, share: int, spans: Mapping[int, Span], version: int, seen: int
     ) -> Assignment:
-        lent = self.team.take(worker, share)
-        if lent is not None:
-            self.keep(lent)
+        uncopied = self.team.take(worker, share)
+        if uncopied is not None:
+            self.keep(uncopied)
         evaluate = self._evaluates(worker) and self.evals.is_due(version, seen)
         if evaluate:
             self.evals.by = worker
@@ -615,9 +616,9 @@ class RegionWork:
     def goers(self, version: int) -> list[Assignment]:
         """Send home those that are to leave; what they pushed stays."""
         going = self.team.goers()
-        for lent in going.values():
-            if lent is not None:
-                self.keep(lent)
+        for uncopied in going.values():
+            if uncopied is not None:
+                self.keep(uncopied)
         return [Assignment(worker, version, None, done=True) for worker in going]
 
     def finish_all(self, version: int, *, done: bool) -> list[Assignment]:
@@ -635,7 +636,7 @@ class RegionWork:
             answers.append(Assignment(worker, version, None, evaluate=last, done=True))
         self.team.joined -= self.team.waiting
         self.team.idle.clear()
-        self.team.lent.clear()
+        self.team.uncopied.clear()
         self.pushes.clear()
         return answers
 

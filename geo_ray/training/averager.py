@@ -169,7 +169,7 @@ class AveragerBooks:
             if region in members and answered.get(region) != seq
         }
 
-    def join(self, region: str, giver: str) -> None:
+    def join(self, region: str, donor: str) -> None:
         """Begin a region as a copy of another one: with its numbers, and no answer.
 
         Each region counts its own attempts. Those of the giver may be later than those of the
@@ -177,7 +177,7 @@ class AveragerBooks:
         for a duplicate.
         """
         self.answers.pop(region, None)
-        self.last[region] = (self.newest(region)[0], self.newest(giver)[1])
+        self.last[region] = (self.newest(region)[0], self.newest(donor)[1])
 
     def leave(self, region: str) -> None:
         """A region takes part no more; its numbers stay, so that what it says late is known."""
@@ -588,19 +588,19 @@ class Averager:
                 return replies + self._answer(state.waiting.pop(state.members[0]))
             return replies
 
-    def _enter(self, view: View, giver: str = "") -> None:
+    def _enter(self, view: View, donor: str = "") -> None:
         parts = (self.wire, self.model_buffers, self._books, self._marks)
-        follow(self.state, parts, view, giver)
+        follow(self.state, parts, view, donor)
         self.view = view
 
-    def _at_border(self, replies: list[ReplyMessage]) -> list[ReplyMessage]:
+    def _at_barrier(self, replies: list[ReplyMessage]) -> list[ReplyMessage]:
         """Answers after which all regions are equal: members may change with them."""
         change, self._change = self._change, None
         if change is None or any(reply.stop for reply in replies):
             return replies
-        giver, view = change.giver(self.view), change.after(self.view)
-        self._enter(view, giver)
-        marked = change.marked(replies, view, giver)
+        donor, view = change.donor(self.view), change.after(self.view)
+        self._enter(view, donor)
+        marked = change.marked(replies, view, donor)
         self._books.answers |= {reply.to: reply for reply in marked}  # it may be asked for again
         return marked
 
@@ -629,10 +629,10 @@ class Averager:
         self._marks.begin(checkpoint, halt=halt)
         return True
 
-    def took_over(self, region: str) -> None:
+    def on_failover(self, region: str) -> None:
         """It goes on in ``region``, which stays, for one that may have answered more."""
         self._change = self._change and self._change.but(region)
-        self._marks.took_over(self.state.members)
+        self._marks.on_failover(self.state.members)
         self._clock.restore(self.state.now_s)  # that of another host
 
     def settle(self, region: str) -> None:
@@ -763,7 +763,7 @@ class Averager:
                 for update in updates
                 for reply in self._answer(update.content(self.state.version))
             ]
-            return replies if goes_on else self._at_border(replies)
+            return replies if goes_on else self._at_barrier(replies)
         if not self.strategy.traits.averager.frees or not self.state.waiting:
             return self._release_finals()
         return self._publish(self.strategy.on_finished(self.state))
@@ -776,7 +776,7 @@ class Averager:
         if update.final:  # the last words are all in, and answered together
             return replies
         if replies and self._change is not None and not self._is_gathering:  # a round is over
-            return self._at_border(replies)
+            return self._at_barrier(replies)
         if self.state.stopping or self._is_gathering:
             replies += self.release_waiting()
         if self._books.finals and self.state.waiting:  # they may wait for who has finished

@@ -25,7 +25,7 @@ from geo_ray.storage.manifest import AVERAGER_PART, PartInfo, shard_part_name
 from geo_ray.storage.parts import InPieces, write_part
 from geo_ray.storage.places import PartPlaces
 from geo_ray.strategies.state import Update
-from geo_ray.training.effects import HANDED, Snapshot
+from geo_ray.training.effects import FIRST_TRANSFER, Snapshot
 from geo_ray.training.lazy_copy import LazyCopy
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.shard import Shard
@@ -34,7 +34,7 @@ M = TypeVar("M", Update, UpdateMessage, ReplyMessage)
 
 # Fields that are no plain values, and those that no checkpoint has: none is made while members
 # change, and all who take part at a resume begin it together.
-_APART: Final = ("payload_P", "coded", "lossy", "buffers_E", "gather", "border", "view")
+_APART: Final = ("payload_P", "coded", "lossy", "buffers_E", "gather", "barrier", "view")
 
 
 def save_messages(
@@ -202,12 +202,12 @@ class SnapshotMarks:
         self._unsettled = set()
         self._mark = None if mark is None else _CutMark(int(mark[0]), bool(mark[1]), set(mark[2]))
 
-    def join(self, region: str, giver: str) -> None:
+    def join(self, region: str, donor: str) -> None:
         """A newcomer is told of no checkpoint that began before."""
         if self._mark is not None:
             self._mark.told.add(region)
 
-    def took_over(self, members: Iterable[str]) -> None:
+    def on_failover(self, members: Iterable[str]) -> None:
         """The averager goes on for one that is lost: nobody is settled, and its mark is gone."""
         self._mark = None
         self._unsettled = set(members)
@@ -239,14 +239,14 @@ class HeldShard:
         region: its region.
         index: its number in the region; 0 is the primary one.
         places: where parts of checkpoints go.
-        handed: where the newest part of a copy for a newcomer is, until that has it.
+        transferred: where the newest part of a copy for a newcomer is, until that has it.
     """
 
     shard: Shard
     region: str
     index: int
     places: PartPlaces
-    handed: TempFileFolder = field(default_factory=TempFileFolder)
+    transferred: TempFileFolder = field(default_factory=TempFileFolder)
 
     def write_part(self, checkpoint: int) -> PartInfo:
         """Write the copy that the shard took for ``checkpoint``.
@@ -265,31 +265,31 @@ class HeldShard:
         meta: dict[str, Any] = {"counters": dict(counters)}
         tensors: dict[str, Tensor | InPieces] = {**copies}
         if snapshot is not None:
-            on_wire: dict[str, Tensor | InPieces] = {**snapshot.tensors, **snapshot.lent}
+            on_wire: dict[str, Tensor | InPieces] = {**snapshot.tensors, **snapshot.lazy}
             tensors |= {_WIRE + name: value for name, value in on_wire.items()}
             meta["control"] = dict(snapshot.control)
         name = shard_part_name(self.region, self.index)
-        if checkpoint < HANDED:
+        if checkpoint < FIRST_TRANSFER:
             folder = self.places.folder(checkpoint)
             if not self.places.is_remote:
                 return write_part(folder, name, tensors, meta)
-            keep([*copies.values(), *([] if snapshot is None else snapshot.lent.values())])
+            keep([*copies.values(), *([] if snapshot is None else snapshot.lazy.values())])
             return given_way(partial(write_part, folder, name, tensors, meta))
-        self.handed.clear()
-        return write_part(self.handed, name, tensors, meta)
+        self.transferred.clear()
+        return write_part(self.transferred, name, tensors, meta)
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class TransferredState:
     """A region's state at a border, which newcomers begin with.
 
     Attributes:
-        giver: the region.
+        donor: the region.
         parts: their fingerprints, in the order of its shards.
         rows: the newcomer's own books of rows, if it was there before.
     """
 
-    giver: str
+    donor: str
     parts: tuple[PartInfo, ...]
     rows: Mapping[str, object] | None = None
 

@@ -1,7 +1,7 @@
 """The averager's inputs as a command log, and copies of its state to start from.
 
 An `Averager` is deterministic: two that apply the same entries in the same order hold the same
-state to the bit, so a follower is kept by sending it the log. A state snapshot (`AveragerTwin`)
+state to the bit, so a follower is kept by sending it the log. A state snapshot (`StateSnapshot`)
 lets a follower start in the middle of a run; `resume_averager` restores a checkpoint, where
 regions that are gone count as having left, and their waiting peers are answered.
 """
@@ -20,7 +20,7 @@ from geo_ray.base.errors import CheckpointCorruptError, GeoRayError
 from geo_ray.codecs.feedback import open_coded
 from geo_ray.training.averager import Averager, set_pace
 from geo_ray.training.membership import MemberChange, View
-from geo_ray.training.messages import Border, ReplyMessage, UpdateMessage
+from geo_ray.training.messages import Barrier, ReplyMessage, UpdateMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True)
-class Appoint:
+class Promote:
     """Whoever is sent the log stands by from here on; nothing else changes."""
 
 
@@ -109,7 +109,7 @@ Op = (
     | Begun
     | ChangePace
     | Wake
-    | Appoint
+    | Promote
 )
 
 
@@ -180,7 +180,7 @@ def execute(averager: Averager, op: Op) -> LogOutcome:
             case Stop():
                 averager.request_stop()
                 return LogOutcome([])
-            case Appoint():
+            case Promote():
                 return LogOutcome([])
     except GeoRayError as error:
         return LogOutcome([], done=False, error=error)
@@ -233,14 +233,14 @@ _ASKS = ("stop", "checkpoint", "halt", "closing", "gather", "view")  # of an ans
 
 
 @dataclass(frozen=True, slots=True)
-class AveragerTwin:
+class StateSnapshot:
     """A copy of an averager's state: tensors by name, and plain values."""
 
     tensors: dict[str, Tensor]
     control: dict[str, object]
 
 
-def twin_of(averager: Averager) -> AveragerTwin:
+def snapshot_of(averager: Averager) -> StateSnapshot:
     """Copy all of an averager's state; it works, and goes on meanwhile as it likes."""
     tensors, control = averager.export()
     books, change, view = averager._books, averager._change, averager.view
@@ -251,19 +251,19 @@ def twin_of(averager: Averager) -> AveragerTwin:
         "marks": averager._marks.export(),
         "ending": averager._ending.export_exact(),
     }
-    return AveragerTwin({name: value.clone() for name, value in tensors.items()}, control)
+    return StateSnapshot({name: value.clone() for name, value in tensors.items()}, control)
 
 
-def become_twin(averager: Averager, twin: AveragerTwin) -> None:
-    """Let an averager that has done nothing yet become what `twin_of` copied.
+def install_snapshot(averager: Averager, snapshot: StateSnapshot) -> None:
+    """Let an averager that has done nothing yet become what `snapshot_of` copied.
 
     Raises:
         CheckpointCorruptError: it makes no sense.
         ConfigChangedError: it is that of a run with other codecs.
     """
-    averager.restore(twin.tensors, twin.control)
+    averager.restore(snapshot.tensors, snapshot.control)
     try:
-        exact = cast(Mapping[str, Any], twin.control["exact"])
+        exact = cast(Mapping[str, Any], snapshot.control["exact"])
         averager.view = View(**{name: _tuples(value) for name, value in exact["view"].items()})
         averager.state.members = averager.view.members
         change = exact["change"]
@@ -272,19 +272,19 @@ def become_twin(averager: Averager, twin: AveragerTwin) -> None:
         averager._change = change
         answers = averager._books.answers
         for region, asks in exact["asks"].items():
-            border = None if asks["border"] is None else Border(**asks["border"])
+            barrier = None if asks["barrier"] is None else Barrier(**asks["barrier"])
             told = {name: asks[name] for name in _ASKS}
-            answers[region] = replace(answers[region], border=border, **told)
+            answers[region] = replace(answers[region], barrier=barrier, **told)
         averager._marks.restore(exact["marks"])
         averager._ending.restore_exact(exact["ending"])
-        averager.state.now_s = float(str(twin.control["now_s"]))
+        averager.state.now_s = float(str(snapshot.control["now_s"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointCorruptError(f"a copy of the averager cannot be read: {error!r}") from error
 
 
 def _asked(reply: ReplyMessage) -> dict[str, object]:
-    border = None if reply.border is None else asdict(reply.border)
-    return {name: getattr(reply, name) for name in _ASKS} | {"border": border}
+    barrier = None if reply.barrier is None else asdict(reply.barrier)
+    return {name: getattr(reply, name) for name in _ASKS} | {"barrier": barrier}
 
 
 def _plain(value: object) -> object:

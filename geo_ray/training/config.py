@@ -234,7 +234,7 @@ class AveragerConfig(StrictModel):
         description="norm of updates that the standby may lack; 0: it has every update that "
         "counts; not in rounds",
     )
-    takeover_s: float = Field(
+    failover_s: float = Field(
         5.0,
         gt=0,
         description="time without a connection to the averager after which the standby takes over",

@@ -123,13 +123,13 @@ class Snapshot:
     """A checkpoint's part was taken: each shard holds its copy, here is the control state.
 
     The copies are of the moment of the event; writing them may take its time. ``tensors`` are the
-    wire's; those that lie where something else is put soon are in ``lent``, too.
+    wire's; those that lie where something else is put soon are in ``lazy``, too.
     """
 
     id: int
     control: dict[str, object]
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    lent: Mapping[str, LazyCopy] = field(default_factory=dict)
+    lazy: Mapping[str, LazyCopy] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -142,12 +142,12 @@ class Snapshot:
         return int(str(self.control["averager_version"]))
 
 
-HANDED: Final = 10**17
+FIRST_TRANSFER: Final = 10**17
 """Numbers from here on are of copies that are handed over, and not of checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class StateTransfer:
     """The region's state of now is what newcomers begin with.
 
     Attributes:
@@ -178,4 +178,4 @@ class TeamChanged:
         return {"step": self.step, "workers": len(self.ranks), "rows": self.rows}
 
 
-Effect = Assignment | SendUpdate | StepDone | TeamChanged | Snapshot | HandOver
+Effect = Assignment | SendUpdate | StepDone | TeamChanged | Snapshot | StateTransfer

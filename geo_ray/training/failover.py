@@ -1,7 +1,7 @@
 """Failover of the averager between bridges: leader, follower and ordinary region. Pure.
 
 The follower applies the leader's log. It takes over when it has not reached the leader for
-``takeover_s`` and a majority of the other regions report the same, or when the controller
+``failover_s`` and a majority of the other regions report the same, or when the controller
 reports the leader dead. Answers carry the leader's term, and lower terms are rejected, which
 fences off a partitioned leader. Regions then repeat what the new leader lacks (`Caller`). The
 next follower is the first configured one that is present, then the nearest by round trip time.
@@ -22,24 +22,24 @@ from torch import Tensor
 from geo_ray.base.errors import GeoRayError
 from geo_ray.training.averager import Averager, AveragerFactory
 from geo_ray.training.command_log import (
-    Appoint,
-    AveragerTwin,
     BeginCheckpoint,
     Leave,
     LogEntry,
     LogOutcome,
     Op,
+    Promote,
     Skip,
+    StateSnapshot,
     TakeIn,
-    become_twin,
+    install_snapshot,
 )
 from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.replication import (
+    AveragerReplica,
     EntryCommitted,
     ReplicatedAverager,
     ReplicationStep,
-    ShadowAverager,
     ShipEntry,
 )
 
@@ -108,12 +108,12 @@ class LogAppend:
 
 
 @dataclass(frozen=True, slots=True)
-class LogTwin:
+class InstallSnapshot:
     """To who is to stand by: the averager as it was after entry ``number``."""
 
     term: int
     number: int
-    twin: AveragerTwin
+    snapshot: StateSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ StandbyMessage = (
     | AveragerAnswer
     | AveragerRefusal
     | LogAppend
-    | LogTwin
+    | InstallSnapshot
     | LogAck
     | AveragerLost
     | NewAverager
@@ -300,7 +300,7 @@ class ReportLost:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeOver:
+class FailOver:
     """Host the averager; `LivenessWatch.leader` is this region already."""
 
 
@@ -311,7 +311,7 @@ class GiveUpRegion:
     region: str
 
 
-WatchEffect = ReportLost | TakeOver | GiveUpRegion
+WatchEffect = ReportLost | FailOver | GiveUpRegion
 
 
 @dataclass(slots=True)
@@ -321,13 +321,13 @@ class LivenessWatch:
     Attributes:
         region: whose watch.
         leader: where the averager lives, as far as this region knows.
-        takeover_s: how long the home must be lost.
+        failover_s: how long the home must be lost.
         rejoin_s: how long a new home waits for the region of one before.
     """
 
     region: str
     leader: AveragerLeader
-    takeover_s: float
+    failover_s: float
     rejoin_s: float
     _known: set[str] = field(default_factory=set)
     _lost_s: dict[str, float] = field(default_factory=dict)
@@ -361,10 +361,10 @@ class LivenessWatch:
                 self._lost_s.setdefault(peer, now_s)
         if self.region == self.leader.region:
             return self._give_up(now_s, members)
-        lost = self.is_lost(self.leader.region, now_s, self.takeover_s)
+        lost = self.is_lost(self.leader.region, now_s, self.failover_s)
         self.on_vote(self.region, self.leader.term, lost=lost)
         if is_standby and lost and self._has_majority(members):
-            return self._take_over(members)
+            return self._fail_over(members)
         return self._report(lost=lost)
 
     def on_vote(self, voter: str, term: int, *, lost: bool) -> None:
@@ -391,13 +391,13 @@ class LivenessWatch:
         """
         if comes_back:
             is_leader = region == self.leader.region
-            return self._take_over(members) if is_standby and is_leader else []
+            return self._fail_over(members) if is_standby and is_leader else []
         self._dead.add(region)
         if self.region == self.leader.region:
             self._former.discard(region)
             return [GiveUpRegion(region)] if region in members else []
         is_leader = region == self.leader.region
-        return self._take_over(members) if is_standby and is_leader else []
+        return self._fail_over(members) if is_standby and is_leader else []
 
     def follow(self, leader: AveragerLeader) -> bool:
         """The averager lives at ``leader``; whether that is news."""
@@ -421,9 +421,9 @@ class LivenessWatch:
         self._told |= dict.fromkeys(news, lost)
         return [ReportLost(name, lost) for name in news]
 
-    def _take_over(self, members: Collection[str]) -> list[WatchEffect]:
+    def _fail_over(self, members: Collection[str]) -> list[WatchEffect]:
         self.follow(AveragerLeader(self.region, self.leader.term + 1))
-        return [TakeOver(), *self._give_up(0.0, members)]
+        return [FailOver(), *self._give_up(0.0, members)]
 
     def _give_up(self, now_s: float, members: Collection[str]) -> list[WatchEffect]:
         """Of the homes before this one, those that are not waited for any more."""
@@ -482,7 +482,7 @@ class StandbyEvent:
     standby again.
     """
 
-    what: Literal["took_over", "follows", "left", "appointed"]
+    what: Literal["failed_over", "follows", "left", "promoted"]
     region: str
     term: int
 
@@ -517,7 +517,7 @@ class StandbyNode:
         preferred: who is to stand by, the best first; after them any region may.
         bound: how far an averager here may be ahead of its standby.
         primary: the averager, if this is its home.
-        shadow: its copy, if this is the standby, or is to become it.
+        replica: its copy, if this is the standby, or is to become it.
         standby: at the averager's home: who is sent the log.
     """
 
@@ -528,7 +528,7 @@ class StandbyNode:
     preferred: tuple[str, ...] = ()
     bound: float = 0.0
     primary: ReplicatedAverager | None = None
-    shadow: ShadowAverager | None = None
+    replica: AveragerReplica | None = None
     standby: str | None = None
     _now_s: float = 0.0
     _repeated: set[tuple[str, int]] = field(default_factory=set)  # regions, numbers of updates
@@ -547,8 +547,8 @@ class StandbyNode:
     @property
     def is_standby(self) -> bool:
         """Whether this region may take over: nothing counts that it lacks."""
-        shadow = self.shadow
-        return shadow is not None and shadow.is_appointed and self.region in self.members
+        replica = self.replica
+        return replica is not None and replica.is_promoted and self.region in self.members
 
     @property
     def wakes_s(self) -> float | None:
@@ -559,7 +559,7 @@ class StandbyNode:
     @property
     def members(self) -> tuple[str, ...]:
         """Who takes part; known at the home and at the standby, empty elsewhere."""
-        known = self.shadow if self.primary is None else self.primary
+        known = self.replica if self.primary is None else self.primary
         return () if known is None else known.averager.view.members
 
     # ------------------------------------------------------------------ events
@@ -595,7 +595,7 @@ class StandbyNode:
             case AveragerRefusal(term, seq, error):
                 from_leader = AveragerLeader(peer, term) == self.leader
                 return [RefuseOwn(seq, error)] if from_leader and self.caller.refused(seq) else []
-            case LogAppend() | LogTwin():
+            case LogAppend() | InstallSnapshot():
                 return self._logged(peer, message)
             case LogAck():
                 return self._acknowledged(peer, message)
@@ -644,39 +644,39 @@ class StandbyNode:
         if not self.watch.follow(leader):
             return []
         # A home that was cut off is none any more.
-        self.primary = self.shadow = self.standby = None
+        self.primary = self.replica = self.standby = None
         news = StandbyEvent("follows", leader.region, leader.term)
         return [news, *self._ask(self.caller.on_moved(last))]
 
     # ------------------------------------------------------------------ as the standby
 
-    def _logged(self, peer: str, message: LogAppend | LogTwin) -> list[StandbyEffect]:
-        term, shadow = message.term, self.shadow
+    def _logged(self, peer: str, message: LogAppend | InstallSnapshot) -> list[StandbyEffect]:
+        term, replica = message.term, self.replica
         if term < self.leader.term or self.primary is not None:
             return []
         is_leader = AveragerLeader(peer, term) == self.leader
-        if isinstance(message, LogTwin) and is_leader:
+        if isinstance(message, InstallSnapshot) and is_leader:
             averager = self.make()
-            become_twin(averager, message.twin)
-            shadow = self.shadow = ShadowAverager(averager, message.number, is_appointed=False)
-            return [SendMessage(peer, LogAck(term, shadow.number))]
-        if shadow is None or not is_leader or isinstance(message, LogTwin):
+            install_snapshot(averager, message.snapshot)
+            replica = self.replica = AveragerReplica(averager, message.number, is_promoted=False)
+            return [SendMessage(peer, LogAck(term, replica.number))]
+        if replica is None or not is_leader or isinstance(message, InstallSnapshot):
             return [SendMessage(peer, LogAck(term, 0, follows=False))]
-        return [SendMessage(peer, LogAck(term, shadow.on_entry(message.entry)))]
+        return [SendMessage(peer, LogAck(term, replica.on_entry(message.entry)))]
 
-    def _take_over(self) -> list[StandbyEffect]:
-        shadow = self.shadow
-        if shadow is None:
+    def _fail_over(self) -> list[StandbyEffect]:
+        replica = self.replica
+        if replica is None:
             return []
-        averager, term = shadow.averager, self.leader.term
-        averager.took_over(self.region)
+        averager, term = replica.averager, self.leader.term
+        averager.on_failover(self.region)
         self.primary = ReplicatedAverager(
-            averager, self.bound, has_standby=False, number=shadow.number
+            averager, self.bound, has_standby=False, number=replica.number
         )
-        self.shadow = self.standby = None
+        self.replica = self.standby = None
         self._repeated.clear()
         self._greeted = set(averager.view.members)
-        effects: list[StandbyEffect] = [StandbyEvent("took_over", self.region, term)]
+        effects: list[StandbyEffect] = [StandbyEvent("failed_over", self.region, term)]
         view = averager.view  # who has left may not have heard that it has
         others = [name for name in (*view.members, *view.left) if name != self.region]
         effects += [SendMessage(other, NewAverager(term, averager.last(other))) for other in others]
@@ -708,7 +708,7 @@ class StandbyNode:
         if self.standby is not None:
             # Who is appointed is waited for, and so may not be passed over as easily.
             given_up = not primary.has_standby and self.watch.is_lost(
-                self.standby, now_s, self.watch.takeover_s
+                self.standby, now_s, self.watch.failover_s
             )
             if not given_up:
                 return []
@@ -718,7 +718,7 @@ class StandbyNode:
         self.standby = next_standby(self.preferred, able - {self.region}, rtts_s)
         if self.standby is None:
             return effects
-        copy = LogTwin(self.leader.term, primary.number, primary.begin_twin())
+        copy = InstallSnapshot(self.leader.term, primary.number, primary.begin_snapshot())
         return [*effects, SendMessage(self.standby, copy)]
 
     def _release(self) -> list[StandbyEffect]:
@@ -755,9 +755,9 @@ class StandbyNode:
             return []
         term = self.leader.term
         shipped = SendMessage(self.standby, LogAppend(term, step.entry, step.counts))
-        if not isinstance(step.entry.op, Appoint):
+        if not isinstance(step.entry.op, Promote):
             return [shipped]
-        return [shipped, StandbyEvent("appointed", self.standby, term)]
+        return [shipped, StandbyEvent("promoted", self.standby, term)]
 
     def _greet(self) -> list[StandbyEffect]:
         """Tell newcomers where the averager is, if that is not where the configuration says."""
@@ -788,8 +788,8 @@ class StandbyNode:
             match effect:
                 case ReportLost(to, lost):
                     effects.append(SendMessage(to, AveragerLost(self.leader.term, lost)))
-                case TakeOver():
-                    effects += self._take_over()
+                case FailOver():
+                    effects += self._fail_over()
                 case GiveUpRegion(region):
                     effects.append(StandbyEvent("left", region, self.leader.term))
                     effects += self._release() if region == self.standby else []

@@ -3,7 +3,7 @@
 Rule: members change only where all regions hold the same model. Round-based strategies that
 block reach such a point at the end of every round; others are drained: the averager marks
 answers (`ReplyMessage.gather`), each region sends a final update and waits, and the answers given
-together (`ReplyMessage.border`) are the point. A joining region starts from a donor region's state
+together (`ReplyMessage.barrier`) are the point. A joining region starts from a donor region's state
 there. No checkpoint begins while a change is pending. Source: ours.
 """
 
@@ -19,7 +19,7 @@ from geo_ray.base.errors import CheckpointCorruptError, InvariantError, RegionLo
 from geo_ray.strategies.state import AveragerState
 from geo_ray.strategies.traits import Traits
 from geo_ray.training.assignment import Ledger
-from geo_ray.training.messages import Border, ReplyMessage
+from geo_ray.training.messages import Barrier, ReplyMessage
 from geo_ray.training.model_buffers import REGION_PREFIX
 from geo_ray.training.payload_encoding import REFERENCE
 
@@ -49,7 +49,7 @@ class View:
         lost: those that took part until they were lost, in that order.
         left: those that took part until they were asked to leave, in that order.
         generation: 1 at the start of a run; grows by 1 with every change.
-        giver: whose copies those begin as that are joining.
+        donor: whose copies those begin as that are joining.
         since: the epochs from which on those take part that joined in this run, by region.
     """
 
@@ -58,7 +58,7 @@ class View:
     lost: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     generation: int = 1
-    giver: str = ""
+    donor: str = ""
     since: tuple[tuple[str, int], ...] = ()
 
     def check(self, region: str, said_in: int = 0) -> None:
@@ -105,13 +105,13 @@ class View:
         gone = self._of(name for name in self.members if name != region)
         return replace(gone, lost=(*self.lost, region), generation=self.generation + 1)
 
-    def changed(self, joins: Sequence[str], leaves: Sequence[str], giver: str = "") -> View:
+    def changed(self, joins: Sequence[str], leaves: Sequence[str], donor: str = "") -> View:
         """The next view: some join, who may have taken part before, and some leave.
 
         Args:
             joins: who were no members.
             leaves: who are members.
-            giver: whose copies newcomers begin as.
+            donor: whose copies newcomers begin as.
 
         Raises:
             InvariantError: who joins is a member, who leaves is none, or nobody stays.
@@ -129,7 +129,7 @@ class View:
             lost=tuple(name for name in self.lost if name not in joins),
             left=(*[name for name in self.left if name not in joins], *leaves),
             generation=self.generation + 1,
-            giver=giver,
+            donor=donor,
             since=(*then.since, *((name, self.generation + 1) for name in sorted(joins))),
         )
 
@@ -179,12 +179,12 @@ class MemberChange:
     Attributes:
         joins: regions that begin there.
         leaves: regions that end there.
-        donor: whose state newcomers begin with; another one if it is not there.
+        preferred_donor: whose state newcomers begin with; another one if it is not there.
     """
 
     joins: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
-    donor: str = ""
+    preferred_donor: str = ""
 
     def but(self, region: str) -> MemberChange:
         """The change without a region that is lost.
@@ -203,21 +203,21 @@ class MemberChange:
         """
         if not (self.joins or self.leaves):
             return view
-        giver = self.giver(view) if self.joins else ""
-        return view.changed(self.joins, self.leaves, giver)
+        donor = self.donor(view) if self.joins else ""
+        return view.changed(self.joins, self.leaves, donor)
 
-    def giver(self, view: View) -> str:
+    def donor(self, view: View) -> str:
         """Whose state newcomers begin with."""
         stay = [name for name in view.members if name not in (*self.leaves, *view.joining)]
-        return self.donor if self.donor in stay or not stay else stay[0]
+        return self.preferred_donor if self.preferred_donor in stay or not stay else stay[0]
 
-    def marked(self, replies: Sequence[ReplyMessage], view: View, giver: str) -> list[ReplyMessage]:
+    def marked(self, replies: Sequence[ReplyMessage], view: View, donor: str) -> list[ReplyMessage]:
         """The answers at the border, which begins ``view``."""
-        donor = giver if self.joins else None
+        donor_name = donor if self.joins else None
         return [
             replace(
                 r,
-                border=Border(view.generation, r.to == donor, r.to in self.leaves),
+                barrier=Barrier(view.generation, r.to == donor_name, r.to in self.leaves),
                 view=view.generation,
             )
             for r in replies
@@ -229,7 +229,7 @@ def gathers(traits: Traits) -> bool:
     return not traits.in_rounds or traits.exchange.meets_by_last_words
 
 
-def giver_of(steps: Mapping[str, int], leader: str) -> str:
+def donor_of(steps: Mapping[str, int], leader: str) -> str:
     """Whose copy newcomers had best begin as: of those with most left to do, the averager's region.
 
     Args:
@@ -242,28 +242,28 @@ def giver_of(steps: Mapping[str, int], leader: str) -> str:
 class KeepsRegions(Protocol):
     """What keeps something of every region."""
 
-    def join(self, region: str, giver: str) -> None:
-        """``region`` begins as a copy of ``giver``."""
+    def join(self, region: str, donor: str) -> None:
+        """``region`` begins as a copy of ``donor``."""
 
     def leave(self, region: str) -> None:
         """Nothing more is kept of ``region``."""
 
 
-def follow(state: AveragerState, parts: Sequence[KeepsRegions], view: View, giver: str) -> None:
+def follow(state: AveragerState, parts: Sequence[KeepsRegions], view: View, donor: str) -> None:
     """Let the strategy's averager, and what else keeps something of regions, enter a view.
 
     Args:
         state: of the strategy, in the view before.
         parts: what else.
         view: the next one.
-        giver: as whose copies newcomers begin.
+        donor: as whose copies newcomers begin.
     """
     before, state.members = state.members, view.members
     for region in [name for name in view.members if name not in before]:
-        _copy(state.memory, giver, region, Tensor.clone)
-        _copy(state.numbers, giver, region, float)
+        _copy(state.memory, donor, region, Tensor.clone)
+        _copy(state.numbers, donor, region, float)
         for part in parts:
-            part.join(region, giver)
+            part.join(region, donor)
     for region in [name for name in before if name not in view.members]:
         state.waiting.pop(region, None)
         _drop(state.memory, region)
@@ -277,9 +277,9 @@ def _drop(books: dict[str, V], region: str) -> None:
         del books[name]
 
 
-def _copy(books: dict[str, V], giver: str, newcomer: str, copied: Callable[[V], V]) -> None:
-    for name in [name for name in books if name.endswith(f"/{giver}")]:
-        books[name.removesuffix(giver) + newcomer] = copied(books[name])
+def _copy(books: dict[str, V], donor: str, joining: str, copied: Callable[[V], V]) -> None:
+    for name in [name for name in books if name.endswith(f"/{donor}")]:
+        books[name.removesuffix(donor) + joining] = copied(books[name])
 
 
 ShardState = tuple[dict[str, Tensor], dict[str, float]]
@@ -292,7 +292,7 @@ def region_state(
     """What a newcomer's `Server.restore` is given.
 
     Args:
-        control: of the region whose copy it is, from its `HandOver`, as for the next.
+        control: of the region whose copy it is, from its `StateTransfer`, as for the next.
         tensors: its wire's, and what its model carries.
         rows: the newcomer's own books, if it was there before, as its ledger's `export` gave them.
     """

@@ -98,17 +98,17 @@ class UpdateMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Border:
+class Barrier:
     """After this answer all regions hold the same model, and those who take part are others.
 
     Attributes:
         view: generation of the view that begins (`geo_ray.training.membership`).
-        donates: the receiver copies its state after merging the answer; newcomers begin with it.
+        is_donor: the receiver copies its state after merging the answer; newcomers begin with it.
         leaves: the receiver takes part no more.
     """
 
     view: int
-    donates: bool = False
+    is_donor: bool = False
     leaves: bool = False
 
 
@@ -147,7 +147,7 @@ class ReplyMessage:
         closing: the receiver's next update is its last word: the run ends with that round.
         gather: say the last word after the step that is being computed, as at the end of a run:
             once all have, members change, and then training goes on.
-        border: the answer with which members change; None: they do not.
+        barrier: the answer with which members change; None: they do not.
         view: generation of the view in which it was given; 0: the first.
     """
 
@@ -175,7 +175,7 @@ class ReplyMessage:
     buffers_weight: float = 0.0
     closing: bool = False
     gather: bool = False
-    border: Border | None = None
+    barrier: Barrier | None = None
     view: int = 0
 
     @property
@@ -220,7 +220,7 @@ class ReplyMessage:
             self.steps,
             self.reliable,
             self.dropped,
-            continues=self.border is not None,
+            continues=self.barrier is not None,
         )
 
 

@@ -232,12 +232,12 @@ class AveragerBuffers:
         if update.num_samples:
             self._rows[update.region] = float(update.num_samples)
 
-    def join(self, region: str, giver: str) -> None:
+    def join(self, region: str, donor: str) -> None:
         """A region begins as a copy of another one."""
-        if giver in self._newest:
-            self._newest[region] = self._newest[giver]
-        if giver in self._rows:
-            self._rows[region] = self._rows[giver]
+        if donor in self._newest:
+            self._newest[region] = self._newest[donor]
+        if donor in self._rows:
+            self._rows[region] = self._rows[donor]
 
     def leave(self, region: str) -> None:
         """Go on without a region."""

@@ -438,13 +438,13 @@ class AveragerWire:
             return self._encode(_ALL, replies)
         return [coded for reply in replies for coded in self._encode(reply.to, [reply])]
 
-    def join(self, region: str, giver: str) -> None:
+    def join(self, region: str, donor: str) -> None:
         """A region begins as a copy of another one, which is owed nothing at a border."""
-        if giver in self._merged:
-            self._merged[region] = self._merged[giver]
-        if giver in self._references:  # in rounds it is everybody's
-            self._references[region] = self._references[giver]
-            self._versions[region] = self._versions[giver]
+        if donor in self._merged:
+            self._merged[region] = self._merged[donor]
+        if donor in self._references:  # in rounds it is everybody's
+            self._references[region] = self._references[donor]
+            self._versions[region] = self._versions[donor]
 
     def leave(self, region: str) -> None:
         """A region takes part no more."""

@@ -8,9 +8,9 @@ comes at the end of the training, or a change of members, whatever the bound: th
 answer hangs on others, and a standby that knows the update but not the others would answer
 otherwise.
 
-A new standby is won in the middle of a run: it is sent a copy of the averager (`AveragerTwin`),
+A new standby is won in the middle of a run: it is sent a copy of the averager (`StateSnapshot`),
 behind it every entry, and the averager waits for nothing. Once it has caught up, one entry appoints
-it (`Appoint`): from there on nothing counts that it lacks, and whoever holds that entry has all
+it (`Promote`): from there on nothing counts that it lacks, and whoever holds that entry has all
 that came before. So it alone knows for certain whether it may take over; the averager may lose it
 again at any time.
 """
@@ -24,18 +24,18 @@ from typing import Final
 from geo_ray.base.errors import InvariantError
 from geo_ray.training.averager import Averager
 from geo_ray.training.command_log import (
-    Appoint,
-    AveragerTwin,
     LogEntry,
     LogOutcome,
     Op,
+    Promote,
     Skip,
+    StateSnapshot,
     TakeIn,
     TakeSum,
     Wake,
     distance,
     execute_entry,
-    twin_of,
+    snapshot_of,
 )
 from geo_ray.training.messages import UpdateMessage
 
@@ -126,17 +126,17 @@ class ReplicatedAverager:
         if number > self.number:
             raise InvariantError(f"the standby has entry {number}; the log ends at {self.number}")
         if self._begins is not None:
-            return self._appoint() if self._has_caught_up(number) else []
+            return self._promote() if self._has_caught_up(number) else []
         if self.has_standby:
             self._stable = max(self._stable, number)
         return self._advance()
 
-    def begin_twin(self) -> AveragerTwin:
+    def begin_snapshot(self) -> StateSnapshot:
         """A copy for who is to stand by; every entry from now on is shipped."""
         if self.has_standby:
             raise InvariantError("there is a standby")
         self._begins = self.number
-        return twin_of(self.averager)
+        return snapshot_of(self.averager)
 
     def release(self) -> list[ReplicationStep]:
         """Nobody stands by any more, or is to: nothing waits for that."""
@@ -171,9 +171,9 @@ class ReplicatedAverager:
         behind = self.number - number
         return behind <= len(self.averager.view.members) or behind > _MOST_AHEAD
 
-    def _appoint(self) -> list[ReplicationStep]:
+    def _promote(self) -> list[ReplicationStep]:
         self.number += 1
-        entry = LogEntry(self.number, Appoint(), self.averager.state.now_s)
+        entry = LogEntry(self.number, Promote(), self.averager.state.now_s)
         self.has_standby, self._begins, self._stable = True, None, self.number
         return [ShipEntry(entry)]
 
@@ -224,18 +224,18 @@ class ReplicatedAverager:
 
 
 @dataclass(slots=True)
-class ShadowAverager:
+class AveragerReplica:
     """The standby's end: an averager that carries out the same entries and answers nobody.
 
     Attributes:
         averager: built, or restored, as the one at home, or a copy of it.
         number: up to which it has everything.
-        is_appointed: whether nothing counts that it lacks: it may take over.
+        is_promoted: whether nothing counts that it lacks: it may take over.
     """
 
     averager: Averager
     number: int = 0
-    is_appointed: bool = True
+    is_promoted: bool = True
     _early: dict[int, LogEntry] = field(default_factory=dict)  # overtook others on the way
 
     def on_entry(self, entry: LogEntry) -> int:
@@ -248,7 +248,7 @@ class ShadowAverager:
             self._early[entry.number] = entry
         while (known := self._early.pop(self.number + 1, None)) is not None:
             self.number = known.number
-            self.is_appointed |= isinstance(known.op, Appoint)
+            self.is_promoted |= isinstance(known.op, Promote)
             execute_entry(self.averager, known)
             self.averager.snapshots.clear()  # the one at home writes them
             self.averager.noise.news()  # and tells these

@@ -23,8 +23,15 @@ from geo_ray.base.types import StepReport
 from geo_ray.strategies.state import Outgoing, Wait
 from geo_ray.training.assignment import Ledger, Phase, RegionWork, ServerPlan
 from geo_ray.training.checkpoint_parts import load_messages, save_messages
-from geo_ray.training.effects import HANDED, Effect, HandOver, SendUpdate, Snapshot, StepDone
-from geo_ray.training.messages import Border, ReplyMessage, UpdateMessage, no_buffers
+from geo_ray.training.effects import (
+    FIRST_TRANSFER,
+    Effect,
+    SendUpdate,
+    Snapshot,
+    StateTransfer,
+    StepDone,
+)
+from geo_ray.training.messages import Barrier, ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.model_buffers import RegionBuffers
 from geo_ray.training.noise import NoiseReading, RegionNoise
 from geo_ray.training.payload_encoding import RegionWire, WirePlan
@@ -431,20 +438,20 @@ class Server:
             # Not final: others waited for this region, the final update is sent again.
             self.phase = "training"
             if reply.final:
-                self._pass_end(told=told, at_border=reply.border is not None)
-        handed = [] if reply.border is None else self._enter(reply.border)
-        return handed + self._advance()
+                self._pass_end(told=told, at_barrier=reply.barrier is not None)
+        transferred = [] if reply.barrier is None else self._enter(reply.barrier)
+        return transferred + self._advance()
 
-    def _enter(self, border: Border) -> list[Effect]:
+    def _enter(self, barrier: Barrier) -> list[Effect]:
         """All regions are equal, and members change."""
-        if border.leaves:
+        if barrier.leaves:
             self.phase = "done"
             self.work.evals.skip_last()  # others go on without it
-        if not border.donates:
+        if not barrier.is_donor:
             return []
-        number = HANDED + border.view
+        number = FIRST_TRANSFER + barrier.view
         self.model.snapshot(number)
-        return [HandOver(Snapshot(number, self.export(), self._tensors()), border.view)]
+        return [StateTransfer(Snapshot(number, self.export(), self._tensors()), barrier.view)]
 
     def stop(self) -> None:
         """Finish after the step that is being computed, if any.
@@ -620,10 +627,10 @@ class Server:
         self.phase = "finishing"
         return [sent]
 
-    def _pass_end(self, *, told: bool, at_border: bool = False) -> None:
+    def _pass_end(self, *, told: bool, at_barrier: bool = False) -> None:
         is_over = self._ending.passed(self.version, told=told)
         # At a border others may go on: the last word is said again, and means it.
-        self.phase = "done" if is_over and (told or not at_border) else "training"
+        self.phase = "done" if is_over and (told or not at_barrier) else "training"
 
     def _send(self, out: Outgoing, *, final: bool) -> SendUpdate:
         if out.wait:

@@ -48,7 +48,7 @@ class LanConfig(StrictModel):
     )
 
     def limits(self) -> FrameLimits:
-        """What a receiver takes."""
+        """Return the limits of received frames."""
         return FrameLimits(
             self.max_meta_bytes,
             self.max_payload_bytes,
@@ -58,7 +58,7 @@ class LanConfig(StrictModel):
 
     @property
     def protection(self) -> str:
-        """What is done for payloads; both ends must do the same."""
+        """Return the protection of payloads, which must be the same at both ends."""
         if self.encrypt_payload:
             return "encrypted"
         return "authenticated" if self.digest_payload else "plain"
@@ -174,12 +174,12 @@ class TransportConfig(StrictModel):
     )
 
     def limits(self) -> FrameLimits:
-        """What a receiver takes."""
+        """Return the limits of received frames."""
         return FrameLimits(self.max_meta_bytes, self.max_payload_bytes)
 
     @property
     def unresponsive_after_s(self) -> float:
-        """A peer that was silent for longer is down."""
+        """A peer that is unresponsive for longer is down."""
         return self.peer_timeout_s + 2 * self.heartbeat_s
 
     @model_validator(mode="after")

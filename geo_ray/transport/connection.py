@@ -68,10 +68,10 @@ class SessionSide(Protocol):
         """See `Outbox.straggler`; None for a connection that was replaced."""
 
     def acknowledged(self, link_id: str, keys: list[Key], delivered: list[int]) -> list[Chunk]:
-        """Take in an ACK; return the chunks that it newly acknowledges, none if replaced."""
+        """Process an ACK; return the newly acknowledged chunks, none if replaced."""
 
     def give_back(self, link_id: str, chunks: list[Chunk]) -> None:
-        """See `Outbox.give_back`; nothing happens for a connection that was replaced."""
+        """See `Outbox.give_back`; does nothing for a connection that was replaced."""
 
     def in_flight_bytes(self, lanes: range) -> int:
         """See `Outbox.in_flight_bytes`."""
@@ -91,10 +91,10 @@ class SessionSide(Protocol):
         """Return, by lane, the number up to which messages were delivered here."""
 
     def settled(self) -> None:
-        """Note that nothing is owed to the peer any more."""
+        """Note that all acknowledgements were sent to the peer."""
 
     def note_error(self, error: Exception) -> None:
-        """Remember why a stream could not be made, or ended."""
+        """Record why a stream could not be made, or ended."""
 
 
 _TIMES_SENT: Final = 3
@@ -109,7 +109,7 @@ class ChunkSender:
     Args:
         link_id: id of the connection.
         session: session of the connection.
-        write: hands a stream's buffers to the kernel; must not raise if the stream fails.
+        write: gives a stream's buffers to the kernel; must not raise if the stream fails.
 
     Attributes:
         late_s: a chunk that was not acknowledged for that many seconds is sent again when streams
@@ -123,7 +123,7 @@ class ChunkSender:
         self._write = write
 
     def run(self, control: Stream, streams: Sequence[Stream], now_s: float) -> None:
-        """Hand out chunks as long as there are chunks, room and window.
+        """Send chunks as long as there are chunks, space and window.
 
         The window is the link's, whatever the streams. Control messages do not wait for data, but
         for a window's worth of their own: at most two windows are under way.
@@ -159,10 +159,10 @@ class ChunkSender:
                     ready.remove(stream)
 
     def take_acks(self, meta: Meta, streams: Sequence[Stream], now_s: float) -> None:
-        """Take in an acknowledgement of the peer's.
+        """Process an acknowledgement of the peer.
 
         Raises:
-            FrameError: the acknowledgement makes no sense.
+            FrameError: the acknowledgement is invalid.
         """
         flat, delivered = counts(meta, "chunks"), counts(meta, "delivered")
         if len(flat) % 3:
@@ -189,7 +189,7 @@ class ChunkSender:
         return self._session.next_chunk(self._link_id, lanes, size_bytes, now_s, shares)
 
     def _late(self, stream: Stream, holders: list[Stream], now_s: float) -> Chunk | None:
-        """Return a chunk that has been under way for too long, when nothing new is to be sent."""
+        """Return a chunk that was in flight for too long, when there is nothing new to send."""
         before_s = now_s - self.late_s
         chunk = self._session.straggler(self._link_id, before_s, _TIMES_SENT, now_s, stream.chunks)
         if chunk is not None:
@@ -231,7 +231,7 @@ class ChunkReceiver:
 
     @property
     def owes(self) -> bool:
-        """Whether something is not acknowledged yet."""
+        """Return whether an acknowledgement is due."""
         return bool(self._acks) or self._acknowledged != self._session.delivered()
 
     def place(self, stream: Stream, kind: FrameKind, meta: Meta, size_bytes: int) -> memoryview:
@@ -245,7 +245,7 @@ class ChunkReceiver:
         return self._session.place(self._attempt, piece, size_bytes, divert)
 
     def take(self, stream: Stream, frame: Frame, wire_bytes: int) -> None:
-        """Hand a complete chunk to the session."""
+        """Pass a complete chunk to the session."""
         piece, _ = self._placing.pop(stream)
         payload = frame.payload if isinstance(frame.payload, memoryview) else memoryview(b"")
         is_new = self._session.complete(self._attempt, piece, payload)
@@ -274,7 +274,7 @@ _READ_BYTES: Final = 512 * 1024  # then the other streams have their turn
 
 
 class Stream:
-    """A socket after its handshake, with what waits to go out on it.
+    """A socket after its handshake, with its queued frames.
 
     Args:
         sock: plain or TLS; not blocking from here on.
@@ -286,10 +286,10 @@ class Stream:
     Attributes:
         number: as given.
         greeting: as given.
-        chunks: chunks that were handed to it and are not acknowledged.
+        chunks: chunks that were given to it and are not acknowledged.
         sent: bytes by class.
         received: bytes by class; a chunk's are added by the owner.
-        is_draining: nothing new is handed to it; it closes when both sides have said so.
+        is_draining: it gets nothing new; it closes when both sides have sent BYE.
         has_moved: whether the kernel took bytes of chunks since the owner last looked. Heartbeats
             do not count, because they may pass on a stream whose chunks do not arrive.
         progress_s: time of the last such bytes or acknowledgement; set by the owner.
@@ -341,7 +341,7 @@ class Stream:
         return self._is_tls
 
     def is_spent(self, now_s: float, most_bytes: float, most_s: float) -> bool:
-        """Whether its keys have served for as many bytes one way, or as long, as they may."""
+        """Return whether its keys have reached their limit of bytes one way, or of time."""
         carried_bytes = max(sum(self.sent.values()), sum(self.received.values()))
         return carried_bytes >= most_bytes or now_s - self.opened_s >= most_s
 
@@ -362,7 +362,7 @@ class Stream:
         """Return the seconds until an emulated link can act again, which no selector can tell.
 
         Args:
-            has_chunk: whether something waits for room on the link.
+            has_chunk: whether a chunk waits for space on the link.
         """
         if self._shaper is None:
             return math.inf
@@ -391,13 +391,13 @@ class Stream:
             self._queue.extend((when_s, part, traffic) for part in group)
 
     def keep_copies(self) -> None:
-        """Copy what waits to go out, because its buffers may change."""
+        """Copy queued payloads, because their buffers may change."""
         self._queue = deque(
             (when_s, memoryview(bytes(part)), traffic) for when_s, part, traffic in self._queue
         )
 
     def write(self) -> bool:
-        """Give the kernel what is due; return whether it took everything.
+        """Write what is due to the kernel; return whether it accepted everything.
 
         Raises:
             OSError: the connection is lost.
@@ -458,7 +458,7 @@ class Stream:
                 complete.
 
         Raises:
-            TransportError: what arrived is no valid frame.
+            TransportError: a received frame is invalid.
             OSError: the connection is lost, or ended by the other side (`ConnectionError`).
         """
         reader = self._reader
@@ -497,7 +497,7 @@ class Stream:
     # ------------------------------------------------------------------ the end
 
     def finish_sending(self) -> None:
-        """Tell the peer that nothing more will come; what it still sends is received."""
+        """Announce the end of sending; the peer's remaining frames are received."""
         sockets.stop_sending(self.sock)
 
     def close(self) -> None:
@@ -604,7 +604,7 @@ class Connection:
     # ------------------------------------------------------------------ any thread
 
     def wake(self) -> None:
-        """Wake the loop, which then looks at what has changed."""
+        """Wake the loop, which then checks for changes."""
         if self._is_awake:
             return
         self._is_awake = True
@@ -641,7 +641,7 @@ class Connection:
         self.wake()
 
     def finish(self) -> None:
-        """Send what was begun, then nothing more; the connection ends when the peer has seen it."""
+        """Send the begun messages only; the connection ends when the peer has received them."""
         self._finishing = True
         self.wake()
 
@@ -651,14 +651,14 @@ class Connection:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the path seems to be cut, so that TCP waits twice as long before each try.
+        """Return whether the path seems to be down, so that TCP doubles its pauses.
 
-        The kernel of a peer that is busy answers.
+        The kernel of a busy peer answers.
         """
         return self._control.timeouts >= _CUT_TIMEOUTS
 
     def stuck_s(self) -> float:
-        """Return the seconds since the loop last turned; it waits for half of one at most."""
+        """Return the seconds since the loop's last turn; it waits for at most half a second."""
         return self._clock.now_s() - self._turned_s
 
     @property
@@ -741,7 +741,7 @@ class Connection:
         return wait_s
 
     def _settle(self, now_s: float) -> None:
-        """Tell the session, the peer and flow control what the loop's turn has left to do."""
+        """Report the results of a loop turn to the session, the peer and flow control."""
         streams = [self._control, *self._data]
         owed, self.owes = (
             self.owes,
@@ -764,7 +764,7 @@ class Connection:
         )
 
     def _guard(self, stream: Stream, work: Callable[[Stream], object]) -> None:
-        """Do something with a stream; if a data stream fails, only that stream is given up."""
+        """Run an action on a stream; if a data stream fails, only that stream is closed."""
         try:
             work(stream)
         except (TransportError, OSError) as error:
@@ -795,10 +795,10 @@ class Connection:
             self._renew(now_s)
 
     def _renew(self, now_s: float) -> None:
-        """Replace streams whose keys have served long enough, one at a time.
+        """Replace streams whose keys have reached their limit, one at a time.
 
-        The control stream's end is that of the connection, which is dialed anew at once; it comes
-        while nothing is under way, if such a moment comes within a tenth of the time.
+        Ending the control stream ends the connection, which is redialed at once. This happens while
+        nothing is in flight, if such a moment comes within a tenth of the time.
         """
         config = self._config
         limits = config.max_stream_bytes, config.max_stream_age_s
@@ -850,7 +850,7 @@ class Connection:
             self._redial_at_s = self._clock.now_s() + _REDIAL_S
 
     def _tend_streams(self, now_s: float) -> None:
-        """Keep as many data streams as the side that wants more asks for."""
+        """Maintain the larger of both sides' wanted number of data streams."""
         mine = self._session.flow.streams
         if not self.dialed:
             if mine != self._sent_wish:

@@ -46,7 +46,7 @@ class Connector:
         clock: clock for emulated links.
         shapers: emulated links by destination region.
         encryption: which connections are encrypted.
-        find: returns the session with a region, or None; it is also asked about unknown regions.
+        find: returns the session with a region, or None for an unknown one.
 
     Attributes:
         encryption: as given.
@@ -91,7 +91,7 @@ class Connector:
         Raises:
             PeerRefusedError: one side refused the other.
             TransportError: the other side does not speak this protocol, or this one is closed.
-            OSError: nobody answers there.
+            OSError: no process answers there.
         """
         sock = self._connect(address)
 
@@ -116,10 +116,10 @@ class Connector:
 
         Args:
             address: where the region listens.
-            is_over: asked ten times per second; True gives up.
+            is_over: called ten times per second; True gives up.
 
         Returns:
-            Whether there is a path.
+            Whether the path works.
         """
         config = self._config
         try:
@@ -267,8 +267,8 @@ _FAILURES_TO_LOG: Final = 3  # at the end of a run, other regions may close earl
 class Dialer:
     """Dials and accepts for an endpoint, and keeps its sessions going.
 
-    Every thread that dials or runs a connection can fail, for want of memory or threads or by a
-    fault of this program. `watch` finds out by what is there, not by what was reported.
+    Every thread that dials or runs a connection can fail, for lack of memory or threads or by a
+    fault of this program. `watch` checks the present state, not reports.
 
     Args:
         connector: makes streams of sockets.
@@ -305,7 +305,7 @@ class Dialer:
         self._pools: list[AcceptPool] = []
 
     def close(self) -> None:
-        """Accept nothing more, and stop to watch."""
+        """Stop accepting and watching."""
         self._closed.set()
         for pool in self._pools:
             pool.close()
@@ -313,11 +313,11 @@ class Dialer:
     # ------------------------------------------------------------------ watching
 
     def watch(self, sessions: Callable[[], list[Session]]) -> None:
-        """Prove until closed that every session makes progress; runs in a thread of its own.
+        """Check until closed that every session makes progress; runs in a separate thread.
 
-        It also looks for certificates that have changed, and ends links whose peer's is revoked.
-        A connection whose loop stands still is given up, and a region whose thread has ended or
-        stands still is dialed by another thread.
+        It also reloads changed certificates, and ends links whose peer's is revoked. A connection
+        whose loop is stuck is closed, and a region whose thread has ended or is stuck is dialed by
+        another thread.
         """
         every_s = self._config.heartbeat_s
         looked_s = self._clock.now_s()
@@ -347,10 +347,10 @@ class Dialer:
                 self._probed.add(session.peer)
 
     def _look_for_path(self, session: Session, connection: Connection) -> None:
-        """Give up a connection once there is a path again which its TCP has not noticed.
+        """Close a connection once the path works again and its TCP has not noticed.
 
-        After an outage TCP tries again only when its pause is over, which is as long as the outage
-        was. A request for another connection costs a packet and tells at once.
+        After an outage TCP retries only when its pause is over, which is as long as the outage
+        was. A request for another connection costs a packet and shows the path at once.
         """
         try:
             address = self._address(session.peer)
@@ -379,7 +379,7 @@ class Dialer:
                 self._start_keeper(session)
 
     def drop(self, session: Session) -> None:
-        """Dial a session's region no more; a connection to it stays."""
+        """Stop dialing a session's region; a connection to it stays."""
         with self._lock:
             self._keepers.pop(session.peer, None)
 
@@ -449,7 +449,7 @@ class Dialer:
     # ------------------------------------------------------------------ accepting
 
     def accept(self, listener: socket.socket) -> None:
-        """Accept connections until closed, in a thread of its own that is started here."""
+        """Start a thread that accepts connections until closed."""
         pool = AcceptPool(
             listener,
             self._receive,

@@ -1,7 +1,7 @@
 """Emulated WAN links: a seeded link model, and shapers that delay real bytes and datagrams by it.
 
-The model describes one direction of a link and has no clock. The simulator asks it when a message
-arrives; the shapers delay real traffic until then, so both agree. TCP itself (slow start,
+The model describes one direction of a link and has no clock. The simulator computes arrivals with
+it; the shapers delay real traffic until then, so both agree. TCP itself (slow start,
 windows, congestion) is not modelled; see docs/design/transport.md.
 """
 
@@ -93,7 +93,7 @@ class LinkModel:
         return self._free_at_s
 
     def transfer(self, now_s: float, size_bytes: int) -> float:
-        """Put bytes on the link behind those that are on it.
+        """Put bytes on the link after those that are on it.
 
         Calling it for a message at once, or for its 64 KiB chunks one after the other with the
         same ``now_s``, gives the same arrival.
@@ -118,7 +118,7 @@ class LinkModel:
             return self._last_arrival_s
 
     def datagram(self, now_s: float, size_bytes: int) -> float | None:
-        """Put a datagram on the link behind the bytes that are on it.
+        """Put a datagram on the link after the bytes that are on it.
 
         Args:
             now_s: when it is ready, in seconds since the run began.
@@ -155,7 +155,7 @@ class LinkModel:
         self._last_arrival_s = arrival_s
 
     def _serialised_at_s(self, start_s: float, work_s: float) -> float:
-        """When ``work_s`` seconds of sending are done; the link stands still during outages."""
+        """Return when ``work_s`` seconds of sending are done; the link is paused during outages."""
         for outage_s, end_s in self.spec.outages:
             # An outage is given where bytes arrive; the sender feels it one delay earlier.
             outage_s, end_s = outage_s - self.spec.delay_s, end_s - self.spec.delay_s

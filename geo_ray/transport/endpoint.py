@@ -42,11 +42,11 @@ class Endpoint:
     Args:
         identity: identity of this endpoint.
         on_message: called with (peer's region, message) in a receiving thread, in order, and not
-            again for that peer before it returns. Acks of the same peer wait meanwhile: hand long
-            work to another thread, and do not wait here for room in that peer's outbox.
+            again for that peer before it returns. Acks of the same peer wait meanwhile: move long
+            work to another thread, and do not wait here for space in that peer's outbox.
         config: None takes the defaults; the same in every region.
-        shaping: link models by destination region, fresh ones (see `build_links`); what is not
-            named is not shaped.
+        shaping: link models by destination region, new ones (see `build_links`); other regions
+            are not shaped.
         clock: None takes the machine's.
         on_peer: called with (peer's region, its attempt, whether it is connected), in order with
             its messages. A higher attempt means that the peer restarted: messages that it had not
@@ -145,7 +145,7 @@ class Endpoint:
         return host, port
 
     def connect(self, peer: str, address: Address) -> None:
-        """Keep a connection to a region from now on; a second call changes the address.
+        """Maintain a connection to a region from now on; a second call changes the address.
 
         Returns at once; `wait_connected` waits.
 
@@ -162,7 +162,7 @@ class Endpoint:
                 self._dialer.keep(session)
 
     def expect(self, peer: str) -> None:
-        """Let messages for a region that is going to connect wait for it from now on.
+        """Queue messages for a region that will connect, from now on.
 
         Raises:
             LinkDownError: the endpoint is closed.
@@ -173,9 +173,9 @@ class Endpoint:
         self._session(peer)
 
     def forget(self, peer: str) -> None:
-        """A region is gone: it is not dialed any more, and `close` does not wait for it.
+        """Forget a region: it is no longer dialed, and `close` does not wait for it.
 
-        It may come back, by a connection of its own or by `connect`; then all is as before.
+        It may return, by its own connection or by `connect`; then the state is as before.
         """
         session = self._find(peer)
         if session is not None:
@@ -211,12 +211,12 @@ class Endpoint:
     # ------------------------------------------------------------------ messages
 
     def send(self, peer: str, message: Message, deadline_s: float | None = None) -> None:
-        """Queue a message; it arrives once, after earlier ones, as long as both endpoints live.
+        """Queue a message; it arrives once, after earlier ones, while both endpoints live.
 
         Args:
             peer: a region that was connected to, is expected, or has connected.
             message: its payload must stay unchanged until it is acknowledged (`flush`).
-            deadline_s: how long to wait for room; None takes ``send_deadline_s``.
+            deadline_s: how long to wait for space; None takes ``send_deadline_s``.
 
         Raises:
             DeadlineExceededError: the peer does not keep up; nothing was queued.
@@ -241,11 +241,11 @@ class Endpoint:
     def link_key(
         self, peer: str, purpose: bytes, *, outgoing: bool, link_id: str | None = None
     ) -> tuple[str, bytes]:
-        """Derive a key that only this end and the other end of a connection can have.
+        """Derive a key that only the two ends of a connection can have.
 
         Args:
             peer: the other region.
-            purpose: what it is for; another purpose gives another key.
+            purpose: name of the use; another purpose gives another key.
             outgoing: whether it protects what goes to the peer, or what comes from there.
             link_id: of the connection; None takes the present one.
 
@@ -258,15 +258,15 @@ class Endpoint:
         return self._known(peer).link_key(purpose, outgoing=outgoing, link_id=link_id)
 
     def is_revoked(self, peer: str) -> bool:
-        """Whether the certificate that a region showed last counts no more.
+        """Return whether the certificate that a region showed last is revoked.
 
-        Its connections are ended; who talks to it beside them must end that, too.
+        Its connections are ended; other channels to it must be ended by their owners.
         """
         session = self._find(peer)
         return session is not None and session.is_revoked
 
     def use_certificate(self, certificate: TlsSource) -> None:
-        """Use another certificate from the next handshake on; connections stay as they are.
+        """Use another certificate from the next handshake on; connections stay open.
 
         Raises:
             CertificateError: it cannot be used; the earlier one stays.

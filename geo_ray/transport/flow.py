@@ -55,7 +55,7 @@ class Window:
             whose data share a line let it run empty together.
 
     Attributes:
-        size_bytes: how much may be under way, but for the moments in which the line runs empty.
+        size_bytes: bytes that may be in flight, except while the line runs empty.
         base_rtt_s: the shortest round trip lately, or None.
     """
 
@@ -83,9 +83,9 @@ class Window:
         return not self._is_young
 
     def begin(self, now_s: float) -> None:
-        """The link was silent and has something to do again.
+        """Begin a busy time after a pause.
 
-        Until its first round trips are back nothing tells of a queue, and nothing must grow.
+        Until its first round trips are complete no queue is visible, and the window must not grow.
         """
         self._begun_s = now_s
         if self._is_young:  # round trips from before the first data say nothing of their queue
@@ -95,7 +95,7 @@ class Window:
             self.size_bytes = min(self.size_bytes, self._held_bytes)
 
     def free_bytes(self, now_s: float) -> float:
-        """How much may be under way now."""
+        """Return the bytes that may be in flight now."""
         start_s, length_s = self._drain_s
         since_s = now_s - start_s
         if not 0.0 <= since_s < 2.0 * length_s:
@@ -104,7 +104,7 @@ class Window:
         return self.size_bytes * (_DRAIN_SHARE + (1.0 - _DRAIN_SHARE) * back)
 
     def _plan_drain(self, now_s: float, rtt_s: float) -> bool:
-        """Begin to let the line run empty if it is time; returns whether that is going on."""
+        """Start to let the line run empty if it is time; return whether it is running empty."""
         slot = (now_s + self._unix_offset_s) // _DRAIN_EVERY_S
         earlier, self._slot = self._slot, slot
         if earlier is not None and slot != earlier:
@@ -115,7 +115,7 @@ class Window:
         return 0.0 <= now_s - start_s < 2.0 * length_s + rtt_s
 
     def on_rtt(self, now_s: float, rtt_s: float) -> None:
-        """Take in a heartbeat's round trip."""
+        """Record a heartbeat's round trip."""
         while self._base and self._base[-1][1] >= rtt_s:
             self._base.pop()
         self._base.append((now_s, rtt_s))
@@ -134,7 +134,7 @@ class Window:
             self._look(now_s, self.base_rtt_s)
 
     def on_acked(self, size_bytes: int, in_flight_bytes: int) -> None:
-        """Take in an acknowledgement of chunks.
+        """Record acknowledged chunks.
 
         Args:
             size_bytes: size of the chunks.
@@ -161,10 +161,10 @@ class Window:
         self._acked_bytes, self._was_full = 0, False
 
     def _remember(self, pull: float) -> None:
-        """Keep the size that made a short queue: the next burst begins with it.
+        """Store the size that made a short queue: the next burst begins with it.
 
-        While TCP recovers from a loss the window fills with what the kernel did not send yet, and
-        says nothing about the path.
+        While TCP recovers from a loss the window fills with unsent bytes of the kernel, and shows
+        nothing about the path.
         """
         if pull > _CLEAR:
             self._clear_looks += 1
@@ -191,14 +191,14 @@ _WAITED: Final = 0.2  # share of the time; below it, streams are not what delays
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What happened while a link was busy.
+    """Measurements of a time in which a link was busy.
 
     Attributes:
         size_bytes: bytes acknowledged in it.
         lasted_s: its duration.
         streams: number of streams that carried it.
-        waited: share of the time in which data waited for a stream, and not for the link's window.
-        is_whole: a whole burst, from silence to silence, rather than a part of a long one.
+        waited: fraction of the time in which data waited for a stream, not for the window.
+        is_whole: a whole burst between two pauses, rather than a part of a long one.
         most: streams whose first flights together fill the link's window. More streams would
             overflow the link's queue, each with so few segments that TCP must wait for timeouts.
     """
@@ -233,7 +233,7 @@ class _Climb:
         self.index, self.scores, self.easy = index, [], 0
 
     def give_up(self, now_s: float, index: int, score: float) -> None:
-        """Go back to fewer streams; ``score`` is what those on trial carried."""
+        """Return to fewer streams; ``score`` is the goodput of those on trial."""
         self.blocked_until_s, self.given_up = now_s + self.patience * _MEMORY_S, score
         self.patience = min(2 * self.patience, _MOST_PATIENCE)
         self.path.clear()
@@ -258,15 +258,15 @@ class StreamCount:
 
     @property
     def target(self) -> int:
-        """The number of streams wanted by the most demanding recent kind of traffic."""
+        """Return the number of streams for the most demanding recent kind of traffic."""
         fresh = [c.index for c in self._climbs.values() if self._now_s - c.seen_s < _MEMORY_S]
         return self._levels[max(fresh, default=self._first)]
 
     def observe(self, now_s: float, stretch: Stretch) -> int:
-        """Learn from a stretch; returns the new target.
+        """Learn from a busy time; return the new target.
 
-        A stretch with another number of streams than the target says nothing: streams are being
-        opened or closed.
+        A time with another number of streams than the target is ignored: streams are being opened
+        or closed.
         """
         self._now_s = now_s
         if stretch.streams != self.target or stretch.lasted_s <= 0.0:
@@ -376,15 +376,15 @@ class FlowControl:
         self._stall_factor = 1.0
 
     def connected(self, *, one_address: bool) -> None:
-        """A connection has begun; both of its ends have one address, or not."""
+        """Record that a connection has begun, and whether both of its ends have one address."""
         self._has_one_address = one_address
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the peer is on this host: its address is, and no tunnel that begins here.
+        """Return whether the peer is on this host, and not behind a tunnel that begins here.
 
-        There is no line to share. What delays heartbeats is a busy processor, which fewer bytes
-        under way, or more streams, would not help; every chunk costs it some time.
+        There is no line to share. Heartbeats are delayed by a busy processor, which fewer bytes in
+        flight or more streams would not help; every chunk costs processor time.
         """
         base_s = self.window.base_rtt_s
         near = self._has_one_address and base_s is not None and base_s < _NEAR_S
@@ -422,11 +422,11 @@ class FlowControl:
         return max(_SHORTEST_BYTES, min(most_bytes, share_bytes))
 
     def shares(self, streams: int) -> int:
-        """Return into how many chunks a message is cut at least: one for each of its streams.
+        """Return the smallest number of chunks of a message: one for each of its streams.
 
-        After a pause TCP sends a few segments and waits for a round trip, or spreads them over a
-        part of it, whatever the line could take: on each stream alone. So an update that is small
-        beside the window is there after half a round trip only if all streams carry a part of it.
+        After a pause TCP sends a few segments per stream and waits for a round trip, or spreads
+        them over a part of it, whatever the line could carry. So an update that is small compared
+        with the window arrives after half a round trip only if all streams carry a part of it.
         """
         return 1 if self._is_shaped or self.is_on_host else max(1, streams)
 
@@ -443,31 +443,31 @@ class FlowControl:
 
     @property
     def stall_limit_s(self) -> float:
-        """How long chunks of a stream may make no progress before the stream is given up.
+        """Return the time without progress after which a stream is closed.
 
-        A chunk is acknowledged as a whole. Where one takes longer than the limit every new stream
-        would be given up like the last one, so the limit doubles each time, until chunks arrive
-        in a small part of it again.
+        A chunk is acknowledged as a whole. If one takes longer than the limit, every new stream
+        would be closed as well, so the limit doubles each time, until chunks arrive in a small
+        part of it again.
         """
         return self._config.unresponsive_after_s * self._stall_factor
 
     def on_stall(self) -> None:
-        """Take in that streams were given up since they made no progress."""
+        """Record that streams were closed because they made no progress."""
         self._stall_factor = min(_MOST_STALL_FACTOR, 2.0 * self._stall_factor)
 
     def on_chunk(self, took_s: float) -> None:
-        """Take in how long a chunk took from the sender to its acknowledgement."""
+        """Record the time of a chunk from the sender to its acknowledgement."""
         if self._stall_factor > 1.0 and took_s < self._config.unresponsive_after_s / _PROMPT:
             self._stall_factor = max(1.0, _CALM * self._stall_factor)
 
     def may_send(self, in_flight_bytes: int) -> bool:
-        """Return whether the window has room for a chunk."""
+        """Return whether the window has space for a chunk."""
         if self._is_shaped or (self.is_on_host and in_flight_bytes < _ON_HOST_BYTES):
             return True
         return in_flight_bytes < self.window.free_bytes(self._now_s)
 
     def on_rtt(self, now_s: float, rtt_s: float) -> None:
-        """Take in a heartbeat's round trip; the first one tells the distance of the peer."""
+        """Record a heartbeat's round trip; the first one shows the distance of the peer."""
         self._now_s = now_s
         self.window.on_rtt(now_s, rtt_s)
         self._estimator.on_rtt(now_s, rtt_s)
@@ -479,13 +479,13 @@ class FlowControl:
                 self._count = StreamCount(smallest, max(smallest, min(largest, _MOST_NEAR)), 1)
 
     def on_acked(self, now_s: float, size_bytes: int, in_flight_bytes: int) -> None:
-        """Take in an acknowledgement of chunks; ``in_flight_bytes`` were under way before."""
+        """Record acknowledged chunks; ``in_flight_bytes`` were in flight before."""
         self._acked_bytes += size_bytes
         self._estimator.on_delivered(now_s, size_bytes, self._had_more)
         self.window.on_acked(size_bytes, in_flight_bytes)
 
     def on_segments(self, now_s: float, sent: int, retransmitted: int) -> None:
-        """Take in what the kernel has sent since the last call, over all streams."""
+        """Record the segments that the kernel has sent since the last call, over all streams."""
         self._estimator.on_segments(now_s, sent, retransmitted)
 
     def look(
@@ -496,9 +496,9 @@ class FlowControl:
         Args:
             now_s: the time.
             streams: data streams that are open.
-            is_busy: whether anything is under way or waits.
-            has_more: whether something waits that is not under way.
-            waits: whether it waits for a stream although the window has room.
+            is_busy: whether anything is in flight or waits.
+            has_more: whether something waits that is not in flight.
+            waits: whether it waits for a stream although the window has space.
         """
         self._now_s, self._had_more = now_s, has_more
         if now_s - self._estimated_s >= _ESTIMATE_EVERY_S:
@@ -585,7 +585,7 @@ class Heartbeat:
         return due
 
     def ping(self, meta: Meta) -> None:
-        """Note the peer's ping; only the last one is answered.
+        """Record the peer's ping; only the last one is answered.
 
         Raises:
             FrameError: the frame is malformed.
@@ -593,7 +593,7 @@ class Heartbeat:
         self._unanswered_s = _seconds(meta)
 
     def pong(self, meta: Meta, now_s: float) -> float:
-        """Take in the peer's answer and return the round trip in seconds.
+        """Process the peer's answer and return the round trip in seconds.
 
         Raises:
             FrameError: the frame is malformed.

@@ -109,9 +109,9 @@ def lan_side(
     Args:
         sock: connected.
         key: the run's key.
-        hello: who this end is.
+        hello: identity of this end.
         config: of this end.
-        timeout_s: for the whole handshake, beside that of ``config``.
+        timeout_s: for the whole handshake, in addition to that of ``config``.
     """
     ours: Meta = {"service": "lan", "payloads": config.protection}
 
@@ -161,10 +161,10 @@ class SharedBuffer:
 
     @classmethod
     def create(cls, size_bytes: int) -> SharedBuffer:
-        """Reserve memory: in /dev/shm where that exists and has room, else in the temp directory.
+        """Reserve memory: in /dev/shm if that has space, else in the temp directory.
 
         Raises:
-            TransportError: no place has room.
+            TransportError: there is no space.
         """
         if size_bytes <= 0:
             raise TransportError(f"cannot share {size_bytes} bytes", fix="Share at least one.")
@@ -294,11 +294,11 @@ class LanClient:
         config: None takes the defaults.
 
     Attributes:
-        shared: memory that both ends see; None for another host or container, without room, or if
-            it is not wanted.
+        shared: memory that both ends see; None for another host or container, without space, or
+            if it is not requested.
 
     Raises:
-        LinkDownError: nobody answered in time.
+        LinkDownError: no server answered in time.
         PeerRefusedError: the server belongs to another run or release.
     """
 
@@ -337,7 +337,7 @@ class LanClient:
         into: memoryview | None = None,
         timeout_s: float = 60.0,
     ) -> tuple[Meta, memoryview | None]:
-        """Ask and wait for the answer.
+        """Send a request and wait for the answer.
 
         Args:
             meta: scalars and lists of scalars by name.
@@ -362,7 +362,7 @@ class LanClient:
         return answer.meta, answer.payload if isinstance(answer.payload, memoryview) else None
 
     def again(self, connect_timeout_s: float) -> LanClient:
-        """Another connection to the same server, with shared memory of its own.
+        """Open another connection to the same server, with separate shared memory.
 
         Raises:
             TransportError: as for the first one.
@@ -371,7 +371,7 @@ class LanClient:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, or is lost."""
+        """Return whether it was closed or lost."""
         return self._closed
 
     def close(self) -> None:
@@ -493,11 +493,11 @@ class LanConnection:
         self._scratch = memoryview(b"")
 
     def buffer(self, size_bytes: int) -> memoryview:
-        """A buffer for an answer's payload; those of earlier requests are not needed any more."""
+        """Return a buffer for an answer's payload; buffers of earlier requests become invalid."""
         return self._into(size_bytes, {})[:size_bytes]
 
     def is_open(self) -> bool:
-        """Return whether the client is still connected; a handler that waits for long may ask."""
+        """Return whether the client is still connected; for handlers that wait for long."""
         try:
             return bool(self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:

@@ -63,7 +63,7 @@ class LinkEstimator:
 
     Args:
         half_life_s: time after which a sample counts half.
-        window_s: how long extremes (peak, shortest round trip) are remembered.
+        window_s: how long extremes (peak, shortest round trip) count.
         sample_s: shortest time of sending that makes a sample; at least a round trip is taken,
             since acknowledgements come in lumps.
         min_segments: fewest segments from which a loss is computed.
@@ -94,7 +94,7 @@ class LinkEstimator:
         self._samples = 0
 
     def on_delivered(self, now_s: float, delivered_bytes: int, inflight_limited: bool) -> None:
-        """The peer has acknowledged more.
+        """Record newly acknowledged bytes.
 
         Args:
             now_s: of a clock that never goes back.
@@ -123,7 +123,7 @@ class LinkEstimator:
                 self._take(now_s, floor_mbps, self._sample_s)
 
     def on_rtt(self, now_s: float, rtt_s: float) -> None:
-        """Take in a round trip, measured by a heartbeat or by the kernel."""
+        """Record a round trip, measured by a heartbeat or by the kernel."""
         if rtt_s <= 0:
             return
         self._rtts.append(rtt_s)
@@ -135,7 +135,7 @@ class LinkEstimator:
         self._rtt_at_s = now_s
 
     def on_segments(self, now_s: float, sent: int, retransmitted: int) -> None:
-        """Take in the segments sent since the last call; see `TcpInfo.segments_since`."""
+        """Record the segments sent since the last call; see `TcpInfo.segments_since`."""
         if sent > 0:
             self._segments.add(now_s, float(min(retransmitted, sent)), float(sent))
             if self._segments.weight(now_s) >= self._min_segments:
@@ -169,7 +169,7 @@ class LinkEstimator:
 
 
 class _AgeingRatio:
-    """Sum of parts over sum of wholes, in which older ones count less."""
+    """Sum of parts over sum of wholes, with less weight for older ones."""
 
     def __init__(self, half_life_s: float) -> None:
         self._half_life_s = half_life_s
@@ -379,11 +379,10 @@ class LinkTable(StrictModel):
         return LinkTable(links=tuple(young))
 
     def merge(self, other: LinkTable, half_life_s: float) -> LinkTable:
-        """Both tables in one.
+        """Merge both tables.
 
-        A pair that both have is averaged, weighted by samples, of which the older side loses half
-        per ``half_life_s`` that lies between the two. The difference of the two sides counts as
-        spread.
+        Records of the same pair are averaged, weighted by samples, of which the older side loses
+        half per ``half_life_s`` between the two. The difference of the two sides counts as spread.
         """
         merged = other._by_pair | self._by_pair
         for pair in self._by_pair.keys() & other._by_pair.keys():

@@ -31,8 +31,8 @@ class OutboxEntry:
         number: counts up from 1 per lane, direction and pair of incarnations.
         message: the message.
         view: bytes of its payload.
-        next_offset: where the part begins that was never handed out.
-        is_open: whether something was never handed out; an empty message is one empty chunk.
+        next_offset: where the part begins that was never sent.
+        is_open: whether a part was never sent; an empty message is one empty chunk.
     """
 
     number: int
@@ -49,15 +49,15 @@ class OutboxEntry:
 
 @dataclass(slots=True)
 class Chunk:
-    """A chunk of a message that was handed out and is not acknowledged.
+    """A chunk of a message that was sent and is not acknowledged.
 
     Attributes:
         entry: the message.
         offset: where it begins.
         size_bytes: its length.
-        times_sent: how often the chunk was handed to a stream.
-        copies: how often since it was last given back; so many are under way.
-        sent_s: when it was last handed to a stream.
+        times_sent: how often the chunk was given to a stream.
+        copies: how often since it was last given back; the number in flight.
+        sent_s: when it was last given to a stream.
     """
 
     entry: OutboxEntry
@@ -94,7 +94,7 @@ class _Lane:
 
 
 class Outbox:
-    """What one peer has not delivered yet.
+    """The messages that one peer has not delivered yet.
 
     Args:
         max_messages: bound on the number of messages.
@@ -113,7 +113,7 @@ class Outbox:
         self._in_flight_bytes = [0] * LANES
 
     def in_flight_bytes(self, lanes: range = ALL_LANES) -> int:
-        """Return the bytes handed out and not acknowledged, each copy of a chunk counted."""
+        """Return the sent and unacknowledged bytes, each copy of a chunk counted."""
         return sum(self._in_flight_bytes[lanes.start : lanes.stop])
 
     def __len__(self) -> int:
@@ -147,10 +147,10 @@ class Outbox:
         """Return the most urgent chunk, which then counts as sent; returned chunks come first.
 
         Args:
-            lanes: which lanes to look at, the most urgent first.
+            lanes: the lanes to consider, the most urgent first.
             chunk_bytes: longest new chunk.
             now_s: remembered in the chunk.
-            shares: into how many chunks a message should be cut at least, for as many streams.
+            shares: the smallest number of chunks of a message, for as many streams.
         """
         for lane in self._lanes_of(lanes):
             chunk = self._again(lane) or self._fresh(lane, chunk_bytes, shares)
@@ -214,7 +214,7 @@ class Outbox:
         self._in_flight_bytes[chunk.entry.message.lane] += chunk.size_bytes
 
     def _land(self, key: Key) -> Chunk | None:
-        """Take a chunk, with all copies, from what is under way."""
+        """Remove a chunk, with all copies, from the chunks in flight."""
         chunk = self._in_flight.pop(key, None)
         if chunk is not None:
             self._in_flight_bytes[key[0]] -= chunk.copies * chunk.size_bytes
@@ -231,7 +231,7 @@ class Outbox:
         return chunk
 
     def give_back(self, chunks: list[Chunk]) -> None:
-        """Send again what the peer has not acknowledged of a dead stream's chunks."""
+        """Resend the unacknowledged chunks of a dead stream."""
         for chunk in sorted(chunks, key=attrgetter("key")):
             if self._land(chunk.key) is not None:
                 self._lanes[chunk.entry.message.lane].again[chunk.key] = chunk
@@ -260,7 +260,7 @@ class Outbox:
             lane.again = {key: chunk for key, chunk in lane.again.items() if key[1] > number}
 
     def rewind(self, delivered: list[int]) -> None:
-        """Make what is not acknowledged due again, for a new connection.
+        """Make unacknowledged chunks due again, for a new connection.
 
         Args:
             delivered: by lane, the number up to which the peer has delivered.
@@ -275,7 +275,7 @@ class Outbox:
         self.give_back(list(self._in_flight.values()))
 
     def restart(self) -> int:
-        """Drop the messages to a peer's earlier incarnation; return how many there were."""
+        """Drop the messages to a peer's earlier attempt; return how many there were."""
         dropped = len(self)
         self._lanes = [_Lane() for _ in range(LANES)]
         self._in_flight.clear()

@@ -64,14 +64,14 @@ class HeldBytes:
 
     @property
     def held_bytes(self) -> int:
-        """How much is held now."""
+        """Return the bytes held now."""
         return self._held_bytes
 
     def take(self, size_bytes: int) -> None:
         """Count a message that begins to arrive; one always passes.
 
         Raises:
-            TransportError: there is no room for it now.
+            TransportError: there is no space for it now.
         """
         with self._lock:
             held_bytes = self._held_bytes + size_bytes
@@ -116,13 +116,13 @@ class _Lane:
 
 
 class Assembly:
-    """The parts of a peer's messages that are not complete yet.
+    """The incomplete messages of a peer.
 
     Args:
         max_ahead: how many messages of a lane may be begun beyond the last one delivered.
         max_ahead_bytes: their payloads, per lane; a single larger message passes.
         max_payload_bytes: largest payload of one message.
-        held: what all peers together hold.
+        held: memory held for all peers.
 
     Attributes:
         duplicates: count of chunks that had arrived before.
@@ -159,13 +159,13 @@ class Assembly:
         return partial.buffer[piece.offset : piece.offset + size_bytes]
 
     def abandon(self, piece: Piece, divert: Divert) -> None:
-        """Free a chunk's place, because its stream died before the chunk was complete."""
+        """Free a chunk's buffer, because its stream died before the chunk was complete."""
         partial = self._lanes[piece.lane].partial.get(piece.number)
         if partial is not None and partial.writers.get(piece.offset) is divert:
             del partial.writers[piece.offset]
 
     def complete(self, piece: Piece, payload: memoryview) -> tuple[bool, list[Message]]:
-        """Take in a complete chunk.
+        """Add a complete chunk.
 
         Args:
             piece: the chunk's header.
@@ -327,11 +327,11 @@ class Inbox:
         self._append([_News(attempt, message) for message in messages])
 
     def tell_peer(self, attempt: int, *, is_up: bool) -> None:
-        """Queue the news that the peer is connected or disconnected."""
+        """Queue the notification that the peer is connected or disconnected."""
         self._append([_News(attempt, is_up=is_up)])
 
     def close(self) -> None:
-        """End `run` once it has delivered what is queued."""
+        """End `run` once it has delivered all queued messages."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -359,7 +359,7 @@ class Inbox:
             del news  # not held while the next one is awaited: a payload may be a whole model
 
     def _count(self, attempt: int, message: Message) -> bool:
-        """Count a message as received; return False for one that is not wanted any more."""
+        """Count a message as received; return False for an obsolete one."""
         self._on_next(attempt, message)
         with self._changed:
             is_wanted = attempt == self._attempt and not self._closed
@@ -486,14 +486,14 @@ class Session:
         callbacks: the user's.
         on_change: called when the session was connected or disconnected.
         is_shaped: whether the link to the peer is emulated.
-        held: what the messages of all peers hold here.
+        held: memory that the messages of all peers hold here.
 
     Attributes:
         peer: as given.
         flow: the link's flow control.
         inbox: messages that have come.
-        is_revoked: whether the certificate that the peer showed last counts no more.
-        is_forgotten: whether the peer is gone, and nobody waits for it unless it comes back.
+        is_revoked: whether the certificate that the peer showed last is revoked.
+        is_forgotten: whether the peer has departed and is not waited for unless it returns.
     """
 
     def __init__(
@@ -568,7 +568,7 @@ class Session:
         return self._closed or not (self._outbox or (connection is not None and connection.owes))
 
     def forget(self) -> None:
-        """The peer is gone; what it has not acknowledged waits for it, should it come back."""
+        """Forget the peer; unacknowledged messages wait in case it returns."""
         self.is_forgotten = True
 
     def stats(self) -> PeerStats:
@@ -599,7 +599,7 @@ class Session:
             )
 
     def note_error(self, error: Exception) -> None:
-        """Remember why a connection or stream could not be made, or ended; `stats` shows it."""
+        """Record why a connection or stream could not be made, or ended; `stats` shows it."""
         with self._changed:
             self._counters.last_error = str(error)
 
@@ -664,7 +664,7 @@ class Session:
 
         Raises:
             PeerRefusedError: the peer may not, or both sides dialed and the other dial won.
-            FrameError: the peer's READY makes no sense.
+            FrameError: the peer's READY is invalid.
             LinkDownError: the session is closed.
         """
         hello = connection.greeting.hello
@@ -721,9 +721,9 @@ class Session:
         return connection if connection is not None and connection.is_cut else None
 
     def give_up_revoked(self, is_revoked: Callable[[int], bool]) -> None:
-        """End a connection to a peer that has shown a certificate which counts no more.
+        """End a connection to a peer whose certificate is revoked.
 
-        What was agreed on over it, such as keys of datagrams, counts no more either, also if the
+        Keys that were derived from it, such as those of datagrams, become invalid, also if the
         connection itself has ended before.
         """
         with self._changed:
@@ -829,7 +829,7 @@ class Session:
             return self._outbox.straggler(sent_before_s, times, now_s, but)
 
     def acknowledged(self, link_id: str, keys: list[Key], delivered: list[int]) -> list[Chunk]:
-        """Take in an ACK and return the chunks that it newly acknowledges.
+        """Process an ACK and return the newly acknowledged chunks.
 
         Raises:
             FrameError: the ACK is for more than was sent, or for other lanes.
@@ -886,7 +886,7 @@ class Session:
         return self.inbox.delivered
 
     def settled(self) -> None:
-        """Note that nothing is owed to the peer any more."""
+        """Note that all acknowledgements were sent to the peer."""
         with self._changed:
             self._changed.notify_all()
 

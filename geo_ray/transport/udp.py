@@ -51,7 +51,7 @@ class _Session:
 
 @dataclass(slots=True)
 class UdpCounts:
-    """What arrived at a channel.
+    """Counters of a channel's received datagrams.
 
     Attributes:
         datagrams: count of authentic datagrams, each counted once.
@@ -74,7 +74,7 @@ class UdpChannel:
         on_report: called with (peer, session, what was seen) about every `REPORT_S` while datagrams
             arrive.
         clock: clock for delays and reports.
-        is_revoked: whether a peer's session must end, because its certificate counts no more.
+        is_revoked: whether a peer's session must end, because its certificate is revoked.
 
     Raises:
         TransportError: no UDP socket can be opened there.
@@ -277,7 +277,7 @@ class LossyLoad:
 
 @dataclass(slots=True)
 class SenderCounts:
-    """What a sender has sent.
+    """Counters of a sender's datagrams.
 
     Attributes:
         datagrams: count of datagrams.

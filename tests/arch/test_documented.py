@@ -268,7 +268,16 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 
 # Files of examples that a guide has its reader write.
-OF_EXAMPLES = {"churn.py", "make_files.py", "waves.py"}
+OF_EXAMPLES = {
+    "churn.py",
+    "client.py",
+    "digits_task.py",
+    "make_data.py",
+    "make_files.py",
+    "server.py",
+    "train_ddp.py",
+    "waves.py",
+}
 
 
 def test_files_that_documents_name_exist() -> None:

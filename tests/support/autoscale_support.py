@@ -11,12 +11,12 @@ from typing import Any
 
 from geo_ray.cloud.autoscaler.actions import Drain, End, Launch
 from geo_ray.cloud.autoscaler.observation import (
-    GroupWay,
     LabelWanted,
-    NodeSeen,
     Observed,
+    ObservedNode,
     PendingBundle,
     PendingGroup,
+    PlacementStrategy,
     RegionOutage,
 )
 from geo_ray.cloud.autoscaler.policy import AutoscalePolicy, Decided
@@ -97,7 +97,7 @@ class Scene:
     chosen_zone: str = "r-1c"  # by the cloud, where a request names none
     resources: dict[str, dict[str, float]] = field(default_factory=dict)
     unreachable: set[str] = field(default_factory=set)
-    kept: set[str] = field(default_factory=set)  # machines that the cloud does not end
+    retained: set[str] = field(default_factory=set)  # machines that the cloud does not end
 
     def __post_init__(self) -> None:
         for each in self.target.pools():
@@ -110,7 +110,7 @@ class Scene:
         availabilities = {pool: Availability(pool, usd) for pool, usd in self.usd.items()}
         listed = [m for m in self.machines.values() if m.pool.region not in self.unreachable]
         nodes = {
-            each.id: NodeSeen(
+            each.id: ObservedNode(
                 True,
                 self.busy if isinstance(self.busy, bool) else each.id in self.busy,
                 self.leaves.get(each.id),
@@ -193,7 +193,7 @@ class Scene:
             case Drain(machine_id=name, until_unix_s=until_s):
                 self.leaves[name] = until_s
             case End(machine_id=name, only_idle=only_idle):
-                if not (only_idle and name in self.begun) and name not in self.kept:
+                if not (only_idle and name in self.begun) and name not in self.retained:
                     self.machines.pop(name, None)
 
 
@@ -208,11 +208,11 @@ def simulated_bench(tmp_path: Path) -> Iterator[CloudBench]:
 
 
 def waiting(
-    count: int = 1, way: GroupWay = "alone", at: str = "r", **resources: float
+    count: int = 1, strategy: PlacementStrategy = "alone", at: str = "r", **resources: float
 ) -> PendingGroup:
     """So many bundles that wait in a region; each wants a CPU unless something else is said."""
     labels = (LabelWanted(REGION_LABEL, (at,)),)
-    return PendingGroup((PendingBundle(resources or {"CPU": 1.0}, labels, count),), way)
+    return PendingGroup((PendingBundle(resources or {"CPU": 1.0}, labels, count),), strategy)
 
 
 def scene(*waits: PendingGroup, **changes: Any) -> Scene:

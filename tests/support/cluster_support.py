@@ -13,21 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from moto.server import ThreadedMotoServer
-from tests.support.ec2_frontend import Ec2Frontend
 
 from geo_ray.api.clusters import _asked
 from geo_ray.api.plan import PlanInputs
 from geo_ray.base.errors import GeoRayError
-from geo_ray.cloud.autoscaler.actions import AutoscalerStatus, told
+from geo_ray.cloud.autoscaler.actions import AutoscalerStatus, action_report
 from geo_ray.cloud.autoscaler.journal import Journal
-from geo_ray.cloud.autoscaler.observation import NodeSeen, PendingGroup
+from geo_ray.cloud.autoscaler.observation import ObservedNode, PendingGroup
 from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler
 from geo_ray.cloud.cluster.head import find_head
 from geo_ray.cloud.cluster.providers import RemoteProvider, RemoteStore, open_clouds
 from geo_ray.cloud.cluster.spec import AskedCluster
 from geo_ray.cloud.cluster.state import ClusterState
-from geo_ray.cloud.cluster.status import ALL_ENDED, ToldStatus, read_status, tell_status
+from geo_ray.cloud.cluster.status import ALL_ENDED, HeadStatus, read_status, write_status
 from geo_ray.cloud.provider import Machine, MachineProvider, MachineState
 from geo_ray.cloud.terraform import read_stack
 from geo_ray.prices.price_book import bundled_book, dump_book
@@ -42,6 +41,7 @@ from tests.support.cloud_servers import (
     quota,
 )
 from tests.support.cvm_server import CvmServer
+from tests.support.ec2_frontend import Ec2Frontend
 from tests.support.s3_support import new_bucket
 
 RUN: dict[str, Any] = {
@@ -307,9 +307,9 @@ def boots(world: CloudWorld) -> list[str]:
 class ReadyNodes:
     """Nodes that are there as soon as their machines run, and idle."""
 
-    def seen(self, machines: Sequence[Machine]) -> dict[str, NodeSeen]:
+    def seen(self, machines: Sequence[Machine]) -> dict[str, ObservedNode]:
         running = [m for m in machines if m.state is MachineState.RUNNING]
-        return {machine.id: NodeSeen(is_ready=True, is_busy=False) for machine in running}
+        return {machine.id: ObservedNode(is_ready=True, is_busy=False) for machine in running}
 
     def drain(self, machine: Machine, reason: str, until_unix_s: float) -> None:
         pass
@@ -386,7 +386,7 @@ def _serve(state: ClusterState, stop: threading.Event, ahead_s: float) -> None:
                 return
             work.is_released = phase == "ending"
             result = loop.tick(time.time())
-            actions += [told(each, time.time()) for each in result.decided.actions]
+            actions += [action_report(each, time.time()) for each in result.decided.actions]
             living = [
                 m for m in result.observed.machines or () if m.state is not MachineState.ENDED
             ]
@@ -396,8 +396,8 @@ def _serve(state: ClusterState, stop: threading.Event, ahead_s: float) -> None:
                 True, time.time(), tuple(living), left_s=5000.0, actions=tuple(actions)
             )
             told_s = time.time() + ahead_s
-            said = ToldStatus(unix_s=told_s, made=record.made, did=did, status=status)
-            tag = tell_status(state.store(), said, tag)
+            said = HeadStatus(unix_s=told_s, made=record.made, did=did, status=status)
+            tag = write_status(state.store(), said, tag)
             if own and len(living) == 0:
                 return
     finally:
@@ -449,6 +449,6 @@ class PlayedRay:
     def allow(self, budget_usd: float | None) -> None:
         self.allowed.append(budget_usd)
 
-    def stop_jobs(self, longest_s: float, tell: Callable[[str | None], None]) -> None:
-        tell("geo-ray-queue-all is served no more")
-        tell("stopping job one, which saves its run first")
+    def stop_jobs(self, longest_s: float, notify: Callable[[str | None], None]) -> None:
+        notify("geo-ray-queue-all is served no more")
+        notify("stopping job one, which saves its run first")

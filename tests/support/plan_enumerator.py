@@ -66,7 +66,7 @@ class Question:
         fragments: parts of the model that are exchanged one by one.
         hidden_steps: steps that hide an exchange (when_late); None: those until the next.
         bound: exchanges that regions may be ahead of the slowest (never).
-        pool: whether a region that stands still holds up all of them.
+        synchronous: whether a region that stands still holds up all of them.
         one_by_one: whether regions are answered one by one, and not in rounds.
         by_speed: whether slower regions exchange after fewer steps.
         first_in_full: whether the first exchange has no codec.
@@ -84,7 +84,7 @@ class Question:
     fragments: int = 1
     hidden_steps: float | None = None
     bound: int | None = None
-    pool: bool = True
+    synchronous: bool = True
     one_by_one: bool = False
     by_speed: bool = False
     first_in_full: bool = False
@@ -467,7 +467,7 @@ def plan_with(
     steps_s = {name: each.step_s for name, each in zip(names, chosen, strict=True)}
     trained_s, usd = trained(question, how, steps_s)
     shares = [each.lost_fraction for each in chosen]
-    lost = min(0.9, sum(shares) if question.pool else max(shares))
+    lost = min(0.9, sum(shares) if question.synchronous else max(shares))
     seconds = startup_s + trained_s / (1 - lost)
     is_rest = question.steps * question.fragments % how.interval > 0
     if ends_apart(question, how.codec) or (question.last == "rest" and is_rest):

@@ -29,7 +29,7 @@ from geo_ray.training.failover import (
 )
 from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
-from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
+from geo_ray.training.replication import AveragerReplica, ReplicatedAverager
 
 TAKEOVER_S, REJOIN_S = 5.0, 20.0
 
@@ -186,7 +186,7 @@ class World:
             node.primary = ReplicatedAverager(self._averager(), self.setup.bound)
             node.standby = standby
         if name == standby:
-            node.shadow = ShadowAverager(self._averager())
+            node.replica = AveragerReplica(self._averager())
         return node
 
     # ---------------------------------------------------------------- network
@@ -320,11 +320,11 @@ class World:
 
     def _check_distance(self, host: StandbyNode, standby: StandbyNode) -> None:
         """The standby may be ahead by what is still held back; behind only by the bound."""
-        assert host.primary is not None and standby.shadow is not None
-        if standby.shadow.number > host.primary.stable or not host.primary.has_standby:
+        assert host.primary is not None and standby.replica is not None
+        if standby.replica.number > host.primary.stable or not host.primary.has_standby:
             return  # acknowledgements are on their way
         if all(line.is_committed for line in host.primary._lines):
-            behind_P = known_to(host.primary.averager) - known_to(standby.shadow.averager)
+            behind_P = known_to(host.primary.averager) - known_to(standby.replica.averager)
             assert float(behind_P.norm()) <= self.setup.bound + 1e-4
 
     @property

@@ -1,1 +1,1 @@
-"""The autoscaler: what should run, at the least cost, with nothing left behind."""
+"""The autoscaler: keeps the machines that a job needs at the lowest cost, and ends all others."""

@@ -11,15 +11,15 @@ from geo_ray.cloud.provider import LaunchRequest, Machine, Pool
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A pool as it was judged.
+    """A pool and its score for one launch decision.
 
     Attributes:
-        pool: which.
-        usd_per_hour: of one machine; None: no price is known.
-        preemptions_per_h: that are expected of one.
-        usd_per_million_rows: with what preemptions are expected to cost; None: no price is known.
-        chosen: how many machines are taken from there.
-        note: why none are, if it could not be taken.
+        pool: the pool.
+        usd_per_hour: price of one machine; None: unknown.
+        preemptions_per_h: expected preemptions of one machine.
+        usd_per_million_rows: cost with expected preemptions; None: the price is unknown.
+        chosen: number of machines to launch in this pool.
+        note: why no machine of the pool can be launched, if none can.
     """
 
     pool: Pool
@@ -32,13 +32,13 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Machines are to be rented.
+    """Launches machines.
 
     Attributes:
-        request: what is sent.
-        region: of the run.
-        reason: why.
-        alternatives: all pools, the best first.
+        request: the request to the cloud.
+        region: region of the run.
+        reason: why the machines are needed.
+        alternatives: all pools, best first.
     """
 
     request: LaunchRequest
@@ -49,13 +49,13 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A machine is to leave: nothing new is started there, and what runs goes home.
+    """Drains a machine: nothing new starts there, and running workers leave in order.
 
     Attributes:
-        machine_id: which.
-        region: of the run.
-        reason: why.
-        until_unix_s: when it will be gone at the latest.
+        machine_id: the machine.
+        region: region of the run.
+        reason: why the machine leaves.
+        until_unix_s: latest time at which it ends.
     """
 
     machine_id: str
@@ -66,13 +66,13 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A machine is to be given back.
+    """Terminates a machine.
 
     Attributes:
-        machine_id: which.
-        region: of the run; empty: not known.
-        reason: why.
-        only_idle: whether it stays if anything runs there by now.
+        machine_id: the machine.
+        region: region of the run; empty: unknown.
+        reason: why the machine ends.
+        only_idle: whether the machine stays if something runs there by then.
     """
 
     machine_id: str
@@ -85,15 +85,15 @@ Action = Launch | Drain | End
 
 
 @dataclass(frozen=True)
-class ActionTold:
-    """Something that was done.
+class ActionReport:
+    """An action that was executed.
 
     Attributes:
-        unix_s: when.
-        what: ``launch``, ``drain`` or ``end``, with how many of what.
-        region: of the run.
-        reason: why.
-        alternatives: for a launch: the pools as they were judged, the best first.
+        unix_s: time of the action.
+        what: ``launch``, ``drain`` or ``end``, with number and kind.
+        region: region of the run.
+        reason: reason of the action.
+        alternatives: for a launch, the scored pools, best first.
     """
 
     unix_s: float
@@ -105,19 +105,20 @@ class ActionTold:
 
 @dataclass(frozen=True)
 class AutoscalerStatus:
-    """How a cluster stands, for people and commands.
+    """Status of a cluster, for users and commands.
 
     Attributes:
-        is_acting: whether this autoscaler has the lease.
-        looked_unix_s: when it last looked; None: not yet.
-        machines: of the cluster, as listed; of regions that do not answer as they last were.
-        usd_per_hour: what they cost.
-        spend: what was spent, by region and reason.
-        left_s: how long the rest of the job takes; None: no end is known.
-        actions: the newest ones, the oldest first.
-        errors: of the last look, with each region that does not answer, for how long, and why.
-        notes: what somebody should look at.
-        saves: whether runs are to be saved and stopped, as the budget is nearly used up.
+        is_acting: whether this autoscaler holds the lease.
+        looked_unix_s: time of the last iteration; None: there was none.
+        machines: machines of the cluster as listed; those of unreachable regions as last listed.
+        usd_per_hour: cost of all machines.
+        spend: money spent by region and reason.
+        left_s: estimated seconds until the job ends; None: unknown.
+        actions: most recent actions, oldest first.
+        errors: errors of the last iteration, including each unreachable region with duration and
+            reason.
+        notes: findings that need the attention of the user.
+        saves: whether runs must be saved and stopped because the budget is nearly used up.
     """
 
     is_acting: bool
@@ -126,28 +127,28 @@ class AutoscalerStatus:
     usd_per_hour: float = 0.0
     spend: tuple[tuple[str, str, SpendRow], ...] = ()
     left_s: float | None = None
-    actions: tuple[ActionTold, ...] = ()
+    actions: tuple[ActionReport, ...] = ()
     errors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     saves: bool = False
 
 
-def told(action: Action, now_s: float) -> ActionTold:
-    """Return an action that is done now as it is told."""
+def action_report(action: Action, now_s: float) -> ActionReport:
+    """Return the report of an action executed now."""
     match action:
         case Launch(request=request):
             pool = request.pool
             zone = pool.zone or pool.region
             what = f"launch {request.count} x {pool.type} {pool.market.value} in {zone}"
-            return ActionTold(now_s, what, action.region, action.reason, action.alternatives)
+            return ActionReport(now_s, what, action.region, action.reason, action.alternatives)
         case Drain(machine_id=machine_id):
-            return ActionTold(now_s, f"drain {machine_id}", action.region, action.reason)
+            return ActionReport(now_s, f"drain {machine_id}", action.region, action.reason)
         case End(machine_id=machine_id):
-            return ActionTold(now_s, f"end {machine_id}", action.region, action.reason)
+            return ActionReport(now_s, f"end {machine_id}", action.region, action.reason)
 
 
-def actions_text(actions: Sequence[ActionTold]) -> list[str]:
-    """Return actions as lines, a launch with the pools that were judged."""
+def actions_text(actions: Sequence[ActionReport]) -> list[str]:
+    """Return actions as text lines. A launch also lists the scored pools."""
     lines = []
     for each in actions:
         lines.append(f"{each.region}: {each.what}: {each.reason}")

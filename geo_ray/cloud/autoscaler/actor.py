@@ -1,7 +1,8 @@
 """The autoscaler as a detached actor on the cluster's head, and its view of Ray's nodes.
 
-Ray restarts it when it dies; its state is in the journal. A lease keeps two of them from acting
-at once: on another cluster's head, or where Ray declared one dead that was only paused.
+Ray restarts the actor when it dies; the state is in the journal. A lease prevents two autoscalers
+from acting at the same time, for example on the head of another cluster, or where Ray declared an
+actor dead that was only paused.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import ray
 from ray.util import list_named_actors
 
 from geo_ray.base.errors import ClusterError, GeoRayError, LeaseLostError, RegionsUnreachableError
-from geo_ray.cloud.autoscaler.actions import ActionTold, AutoscalerStatus, told
-from geo_ray.cloud.autoscaler.journal import Journal, read_told, write_told
+from geo_ray.cloud.autoscaler.actions import ActionReport, AutoscalerStatus, action_report
+from geo_ray.cloud.autoscaler.journal import Journal, read_target_override, write_target_override
 from geo_ray.cloud.autoscaler.journal_read import (
     SpentRecord,
     SpentRecorder,
@@ -33,11 +34,11 @@ from geo_ray.cloud.autoscaler.journal_read import (
     read_spent,
 )
 from geo_ray.cloud.autoscaler.observation import (
-    GroupWay,
     LabelWanted,
-    NodeSeen,
+    ObservedNode,
     PendingBundle,
     PendingGroup,
+    PlacementStrategy,
 )
 from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler, TickResult
@@ -52,7 +53,7 @@ from geo_ray.ray_cluster.labels import MACHINE_LABEL, NODE_LABEL, REGION_LABEL
 from geo_ray.runs.lease import LeaseKeeper, LeaseSeeker
 from geo_ray.storage.conditional_store import ConditionalStore
 
-_WAYS: Final[Mapping[str, GroupWay]] = {
+_PLACEMENT_STRATEGIES: Final[Mapping[str, PlacementStrategy]] = {
     "PACK": "PACK",
     "SPREAD": "SPREAD",
     "STRICT_PACK": "STRICT_PACK",
@@ -64,25 +65,25 @@ _GIVEN: Final = {MACHINE_LABEL, NODE_LABEL}
 class RayNodes:
     """See `ClusterNodes`."""
 
-    def seen(self, machines: Sequence[Machine]) -> dict[str, NodeSeen]:
-        """See `ClusterNodes.seen`."""
+    def observe(self, machines: Sequence[Machine]) -> dict[str, ObservedNode]:
+        """See `ClusterNodes.observe`."""
         try:
             living = _living()
             uses = ray_internals.node_uses()
             leaves_ms = ray_internals.draining_nodes()
-        except Exception as error:  # whatever Ray says: without it nothing is decided
-            raise ClusterError(f"Ray does not tell of its nodes: {error}") from error
+        except Exception as error:  # without the nodes, no decision is possible
+            raise ClusterError(f"cannot list the nodes of Ray: {error}") from error
         found = {}
         for machine in machines:
             for node_id in _of(machine, living):
                 leaves_s = None
-                if node_id in leaves_ms:  # 0: nobody said when
+                if node_id in leaves_ms:  # 0: no deadline was given
                     leaves_s = leaves_ms[node_id] / 1000 or math.inf
                 use = uses.get(node_id)
                 found[machine.id] = (
-                    NodeSeen(is_ready=True, leaves_unix_s=leaves_s)
+                    ObservedNode(is_ready=True, leaves_unix_s=leaves_s)
                     if use is None
-                    else NodeSeen(True, use.is_busy, leaves_s, use.resources)
+                    else ObservedNode(True, use.is_busy, leaves_s, use.resources)
                 )
         return found
 
@@ -91,23 +92,23 @@ class RayNodes:
         try:
             for node_id in _of(machine, _living()):
                 ray_internals.drain_node(node_id, reason, int(until_unix_s * 1000))
-        except Exception as error:  # as above
-            raise ClusterError(f"Ray does not drain {machine.id}: {error}") from error
+        except Exception as error:  # see `observe`
+            raise ClusterError(f"Ray cannot drain {machine.id}: {error}") from error
 
     def end_idle(self, machine: Machine, reason: str) -> bool:
         """See `ClusterNodes.end_idle`."""
         try:
             mine = _of(machine, _living())
             return all(ray_internals.drain_node(one, reason, 0, only_idle=True) for one in mine)
-        except Exception as error:  # as above
-            raise ClusterError(f"Ray does not end {machine.id}: {error}") from error
+        except Exception as error:  # see `observe`
+            raise ClusterError(f"Ray cannot terminate {machine.id}: {error}") from error
 
     def pending(self) -> tuple[PendingGroup, ...]:
-        """See `ClusterNodes.pending`; what wants one given node is left out."""
+        """See `ClusterNodes.pending`. Demand that is bound to one node is excluded."""
         try:
             waiting = ray_internals.pending_bundles()
-        except Exception as error:  # as above
-            raise ClusterError(f"Ray does not tell what waits for a place: {error}") from error
+        except Exception as error:  # see `observe`
+            raise ClusterError(f"cannot read pending demand from Ray: {error}") from error
         found = []
         for strategy, wanted in waiting:
             bundles = tuple(
@@ -115,12 +116,12 @@ class RayNodes:
                 for resources, labels, count in wanted
             )
             if not any(each.key in _GIVEN for bundle in bundles for each in bundle.labels):
-                found.append(PendingGroup(bundles, _WAYS.get(strategy, "alone")))
+                found.append(PendingGroup(bundles, _PLACEMENT_STRATEGIES.get(strategy, "alone")))
         return tuple(found)
 
 
 def _living() -> list[tuple[str, str, Mapping[str, str]]]:
-    """Return living nodes: id in hexadecimal, address, labels."""
+    """Return the live nodes: hexadecimal id, address and labels."""
     return [
         (node["NodeID"], node["NodeManagerAddress"], node.get("Labels", {}))
         for node in ray_internals.nodes()
@@ -150,17 +151,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AutoscaleOrder:
-    """What an autoscaler is to look after.
+    """Specification of an autoscaler.
 
     Attributes:
-        cluster: the name that all its machines bear.
+        cluster: name of the cluster, a tag of all its machines.
         provider: the clouds.
-        store: for lease and journal; of this cluster alone.
-        config: how it works.
+        store: store of the lease and the journal of this cluster.
+        config: configuration of the autoscaler.
         target: what should run.
-        run: that it is made for; None: the cluster serves whoever comes, without an end.
-        made: how often the cluster was made; the autoscaler of an earlier time is not this one's.
-        id: of the cluster's own, which tells it from others of its name.
+        run: run that the cluster serves; None: an open-ended cluster for any job.
+        made: how many clusters of this name were created; distinguishes autoscalers of earlier
+            ones.
+        id: unique id of the cluster.
     """
 
     cluster: str
@@ -175,10 +177,10 @@ class AutoscaleOrder:
 
 @dataclass(slots=True)
 class EndlessWork:
-    """Work without an end that is known: what is needed is needed until somebody says otherwise.
+    """Work without a known end: machines stay until the owner releases them.
 
     Attributes:
-        is_released: whether somebody has.
+        is_released: whether the owner has released all machines.
     """
 
     is_released: bool = False
@@ -190,7 +192,7 @@ class EndlessWork:
 
 @dataclass(slots=True)
 class _ClusterWork:
-    """What machines are needed for: the run, or instead of it what somebody wants followed."""
+    """Work that the machines serve: the run, or the target that was set instead."""
 
     run: RunWork | None
     end: EndlessWork
@@ -211,21 +213,21 @@ class _ClusterWork:
 
 @dataclass
 class AutoscalerActor:
-    """Looks after a cluster's machines from an actor of the cluster, whatever becomes of who asked.
+    """Manages the machines of a cluster in an actor that outlives its creator.
 
-    It is a detached actor on the head that Ray starts anew when it dies; what it must know is in
-    the journal, and a lease beside that keeps two of them from acting at once: on another cluster's
-    head, or where Ray believes one dead that only stands still.
+    The actor is detached, runs on the head and is restarted by Ray. Its state is in the journal. A
+    lease prevents two autoscalers from acting at the same time: on the head of another cluster, or
+    where Ray declared an actor dead that was only paused.
 
     Attributes:
-        order: what to look after.
+        order: specification of the autoscaler.
     """
 
     order: AutoscaleOrder
     _status: AutoscalerStatus = field(default_factory=partial(AutoscalerStatus, False))
-    _actions: deque[ActionTold] = field(default_factory=partial(deque, maxlen=_KEPT))
+    _actions: deque[ActionReport] = field(default_factory=partial(deque, maxlen=_KEPT))
     _wake: threading.Event = field(default_factory=threading.Event)
-    _telling: threading.Lock = field(default_factory=threading.Lock)  # one who tells after another
+    _telling: threading.Lock = field(default_factory=threading.Lock)  # serializes status reports
     _target: ClusterTarget | None = None
     _has_recalled: bool = False
     _lost: tuple[str, ...] = ()
@@ -239,18 +241,17 @@ class AutoscalerActor:
         threading.Thread(target=self._live, name="autoscaler", daemon=True).start()
 
     def status(self) -> AutoscalerStatus:
-        """How the cluster stands."""
+        """Status of the cluster."""
         return self._status
 
     def follow(self, target: ClusterTarget) -> None:
-        """Let something else run from now on, with the head that there is; also if this dies.
+        """Set another target, which persists across restarts. The head stays the same.
 
-        The cluster's budget bounds it, unless it has one of its own. It is needed until something
-        else is followed or all is released, however much is left of the run that the cluster was
-        made for.
+        The budget of the cluster applies unless the target has one. The target stays in effect
+        until another one is set or the cluster is released, however much is left of the run.
 
         Raises:
-            RunDirectoryError: that cannot be written down.
+            RunDirectoryError: the target cannot be written.
         """
         with self._telling:
             self._recall()
@@ -259,10 +260,10 @@ class AutoscalerActor:
             self._go_by(target, is_followed=True)
 
     def allow(self, budget_usd: float | None) -> None:
-        """Let its machines cost so much in all, None: without a bound; also if this dies.
+        """Set the total budget, which persists across restarts. None: no limit.
 
         Raises:
-            RunDirectoryError: that cannot be written down.
+            RunDirectoryError: the budget cannot be written.
         """
         with self._telling:
             self._recall()
@@ -272,9 +273,9 @@ class AutoscalerActor:
                 self._go_by(replace(target, budget_usd=budget_usd), is_followed=is_followed)
 
     def _go_by(self, target: ClusterTarget, *, is_followed: bool) -> None:
-        """Go by a target once it is written: else who repeats this would find it known already."""
+        """Write a target, then apply it, so that a retry after a failed write is not ignored."""
         target = replace(target, head=self.order.target.head)
-        write_told(
+        write_target_override(
             self.order.store,
             self.order.made,
             partial(replace, target=target, is_followed=is_followed),
@@ -283,17 +284,17 @@ class AutoscalerActor:
         self._wake.set()
 
     def release(self) -> None:
-        """Let nothing run any more: all machines are drained and ended, except by their users.
+        """Release the cluster: all machines are drained and ended. Machines of the user stay.
 
         Raises:
-            RunDirectoryError: that cannot be written down.
+            RunDirectoryError: the release cannot be written.
         """
         self._work.end.is_released = True
         self._wake.set()
-        write_told(self.order.store, self.order.made, partial(replace, is_over=True))
+        write_target_override(self.order.store, self.order.made, partial(replace, is_over=True))
 
     def served(self) -> ServedRegions:
-        """What it rents machines for, and how long these may take."""
+        """Regions that machines are launched for, and how long a launch may take."""
         config, target = self.order.config, self._target or self.order.target
         names = () if self._work.is_released else tuple(region.name for region in target.regions)
         return ServedRegions(names, config.start_s + config.retry.join_s)
@@ -304,14 +305,14 @@ class AutoscalerActor:
         while True:
             try:
                 self._hold()
-            except Exception as error:  # the thread must live: machines cost money
-                told = str(error) if isinstance(error, GeoRayError) else repr(error)
-                _log.warning("autoscaler: %s", told)
-                self._status = AutoscalerStatus(False, errors=(told,))
+            except Exception as error:  # the thread must survive: machines cost money
+                message = str(error) if isinstance(error, GeoRayError) else repr(error)
+                _log.warning("autoscaler: %s", message)
+                self._status = AutoscalerStatus(False, errors=(message,))
                 time.sleep(_AGAIN_S)
 
     def _hold(self) -> None:
-        """Take the cluster's lease and look after its machines until the lease is lost."""
+        """Hold the lease of the cluster and reconcile until the lease is lost."""
         keeper = LeaseSeeker(self.order.store, self.order.cluster, _log.info).take()
         try:
             self._look_after(keeper)
@@ -340,29 +341,29 @@ class AutoscalerActor:
                     with self._telling:
                         self._recall()
                 loop.target = self._target or order.target
-                self._tell(loop.tick(time.time(), _steady_s()))
+                self._report(loop.tick(time.time(), _steady_s()))
             except LeaseLostError:
                 raise
-            except Exception as error:  # whatever it is: machines cost money, so it looks again
-                _log.exception("autoscaler: a look failed")
-                why = f"a look failed: {error}"
+            except Exception as error:  # the loop continues: machines cost money
+                _log.exception("autoscaler: an iteration failed")
+                why = f"an iteration failed: {error}"
                 self._status = replace(self._status, is_acting=True, errors=(why,))
             self._wake.wait(order.config.every_s)
             self._wake.clear()
 
     def _recall(self) -> None:
-        """Go on with what the actor before this one was told."""
+        """Restore the target override that an earlier actor has written."""
         if self._has_recalled:
             return
-        told = read_told(self.order.store, self.order.made, self._miss)
-        if self._target is None and told.target is not None:  # the head may be another one since
-            self._target = replace(told.target, head=self.order.target.head)
-            self._work.is_followed = told.is_followed
-        self._work.end.is_released |= told.is_over
+        override = read_target_override(self.order.store, self.order.made, self._miss)
+        if self._target is None and override.target is not None:  # the head may have changed
+            self._target = replace(override.target, head=self.order.target.head)
+            self._work.is_followed = override.is_followed
+        self._work.end.is_released |= override.is_over
         self._has_recalled = True
 
     def _mend_journal(self, prefix: str) -> None:
-        """Go on with the machines that are there, if the journal cannot be read."""
+        """Rebuild the state from the listed machines if the journal cannot be read."""
         order = self.order
         cost = ""
 
@@ -379,16 +380,16 @@ class AutoscalerActor:
         aside = put_aside(order.store, there)
         if aside is not None:
             self._miss(
-                f"the journal could not be read and is kept as {aside}: its machines go on, and "
-                f"what they have cost until then is {cost}"
+                f"the journal could not be read and is saved as {aside}; the machines stay, and "
+                f"their cost so far is {cost}"
             )
 
     def _spent_before(self, now_unix_s: float) -> tuple[SpentRecord | None, str]:
-        """Return what counts as spent where the journal cannot be read, and how to say that."""
+        """Return the spend to assume when the journal is unreadable, and its description."""
         order = self.order
         spent = read_spent(order.store, order.made)
         if spent is not None:
-            return spent, f"{spent.paid_usd:.4g} USD, as was noted beside it"
+            return spent, f"{spent.paid_usd:.4g} USD, as recorded next to the journal"
         with self._telling:
             self._recall()
         budget_usd = (self._target or order.target).budget_usd
@@ -400,11 +401,11 @@ class AutoscalerActor:
         )
 
     def _miss(self, what: str) -> None:
-        """Tell what is lost, for as long as this lives."""
+        """Report a loss of state for as long as this actor lives."""
         _log.warning("autoscaler: %s", what)
         self._lost = (*self._lost, what)
 
-    def _tell(self, result: TickResult) -> None:
+    def _report(self, result: TickResult) -> None:
         observed, now_s = result.observed, result.observed.now_unix_s
         unreached = [
             instance.machine  # as last listed
@@ -412,7 +413,7 @@ class AutoscalerActor:
             if instance.machine.pool.region in observed.unreachable
         ]
         for action in result.decided.actions:
-            self._actions.append(told(action, now_s))
+            self._actions.append(action_report(action, now_s))
         errors = result.errors
         try:
             self._spent.write(result.decided.memory, now_s)
@@ -433,22 +434,22 @@ class AutoscalerActor:
 
 
 def _steady_s() -> float:
-    """Return seconds of a clock that is never set; it goes on while the machine sleeps."""
+    """Return seconds of a monotonic clock that continues while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
 def autoscaler_name(cluster: str, made: int = 1) -> str:
-    """Return the name of a cluster's autoscaler among Ray's actors."""
+    """Return the actor name of the autoscaler of a cluster."""
     return f"{NAME_PREFIX}{cluster}{_MADE}{made}"
 
 
 def end_autoscalers(cluster: str, namespace: str, but: str | None = None) -> None:
-    """End the autoscalers of a cluster, as they are on a head that outlives it.
+    """Terminate the autoscalers of a cluster on a head that outlives it.
 
     Args:
-        cluster: its name.
+        cluster: name of the cluster.
         namespace: Ray namespace of the actors.
-        but: name of the one that goes on; None: there is none.
+        but: name of the actor to spare; None: none.
     """
     for name in _names(cluster, namespace):
         if name != but:
@@ -457,23 +458,23 @@ def end_autoscalers(cluster: str, namespace: str, but: str | None = None) -> Non
 
 
 def find_autoscaler(cluster: str, namespace: str) -> Handle:
-    """Return the autoscaler of a cluster, however often one of the name was made.
+    """Return the newest autoscaler of clusters of a name.
 
     Args:
-        cluster: its name.
+        cluster: name of the cluster.
         namespace: Ray namespace of the actor.
 
     Raises:
-        ValueError: it is not there.
+        ValueError: no autoscaler exists.
     """
     names = _names(cluster, namespace)
     if not names:
-        raise ValueError(f"no autoscaler of {cluster} is there")
+        raise ValueError(f"cluster {cluster} has no autoscaler")
     return ray.get_actor(names[-1], namespace=namespace)
 
 
 def _names(cluster: str, namespace: str) -> list[str]:
-    """Return the names of the autoscalers of clusters of a name, the one made last at the end."""
+    """Return the actor names of the autoscalers of a cluster name, newest last."""
     first = autoscaler_name(cluster).rpartition(_MADE)[0]
     query: Any = list_named_actors
     named: list[dict[str, str]] = query(all_namespaces=True)
@@ -486,12 +487,12 @@ def _names(cluster: str, namespace: str) -> list[str]:
 
 
 def start_autoscaler(order: AutoscaleOrder, namespace: str, node_id: str | None = None) -> Handle:
-    """Start the autoscaler of a cluster; the one that is there, if any.
+    """Start the autoscaler of a cluster, or return the running one.
 
     Args:
-        order: what to look after.
-        namespace: Ray namespace of its actor.
-        node_id: of its node; None: this process's.
+        order: specification of the autoscaler.
+        namespace: Ray namespace of the actor.
+        node_id: node of the actor; None: the node of this process.
     """
     name = autoscaler_name(order.cluster, order.made)
     return detached_actor(AutoscalerActor, order, name, namespace, node_id)

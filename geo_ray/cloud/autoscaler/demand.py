@@ -1,9 +1,10 @@
 """What is decided for regions without a speed in the target: by what waits and what runs there.
 
-What waits for a place is packed on machines, bundle by bundle; what has no room at hand rents some.
-A machine on which anything runs is left alone: nothing is exchanged, and only what is idle leaves,
-after a while. One that will be gone all the same (a notice, the end of its life) is replaced and
-drained. Why something that waits rents nothing is told.
+Idea: in regions without a planned speed, pending Ray demand decides how many machines run. Rule:
+pending bundles are packed on machines; what does not fit rents new ones. A busy machine is
+never replaced for a cheaper one; an idle one leaves after a while. A machine that will end
+anyway (notice, end of life) is replaced and then drained. Demand that cannot be placed is
+reported with the reason.
 """
 
 from __future__ import annotations
@@ -18,12 +19,18 @@ from geo_ray.cloud.autoscaler.observation import (
     REPLACED,
     UNWANTED,
     LabelWanted,
-    NodeSeen,
     Observed,
+    ObservedNode,
     PendingBundle,
     PendingGroup,
 )
-from geo_ray.cloud.autoscaler.packing import Packed, Room, RoomOffer, infeasible, pack
+from geo_ray.cloud.autoscaler.packing import (
+    CapacityOffer,
+    MachineCapacity,
+    Packed,
+    infeasible,
+    pack,
+)
 from geo_ray.cloud.autoscaler.pools import PoolOffer, alternatives_of
 from geo_ray.cloud.autoscaler.state import (
     AutoscalerMemory,
@@ -49,12 +56,12 @@ _ROLES: Final[tuple[MachineRole, ...]] = ("worker", "server")
 
 @dataclass(frozen=True, slots=True)
 class DemandRegion:
-    """A region without a speed.
+    """A region without a planned speed.
 
     Attributes:
-        target: of the region.
-        workers: what could be rented, the best first.
-        servers: the same for the machine of its server.
+        target: target of the region.
+        workers: pools for workers, best first.
+        servers: pools for the machine of the server.
     """
 
     target: RegionTarget
@@ -64,12 +71,12 @@ class DemandRegion:
 
 @dataclass(slots=True)
 class DemandChoice:
-    """What is decided for all such regions.
+    """Decision for all regions without a planned speed.
 
     Attributes:
-        node_groups: by region and role.
-        unneeded: ids of requests that nothing waits for.
-        notes: what cannot be placed, and why.
+        node_groups: decisions by region and role.
+        unneeded: ids of requests that no demand needs.
+        notes: demand that cannot be placed, and why.
     """
 
     node_groups: dict[tuple[str, MachineRole], NodeGroupChoice] = field(default_factory=dict)
@@ -78,14 +85,14 @@ class DemandChoice:
 
 
 class DemandKeeper:
-    """See the module's docstring.
+    """Decides for regions without a planned speed; see the module.
 
     Args:
-        config: of the autoscaler.
-        regions: those without a speed.
-        memory: changed in what is said of terminations and idle machines.
-        observed: what is seen.
-        only_on_demand: whether nothing is rented on the spot market.
+        config: configuration of the autoscaler.
+        regions: regions without a planned speed.
+        memory: state; pending terminations and idle times change.
+        observed: observations.
+        only_on_demand: whether spot machines are excluded.
     """
 
     def __init__(
@@ -103,12 +110,12 @@ class DemandKeeper:
         self._choice = DemandChoice()
 
     def decide(self) -> DemandChoice:
-        """Return what is to be done."""
+        """Return the decision."""
         names = {each.target.name for each in self._regions}
         for instance in self._memory.instances.values():
             is_here = _place(instance.machine.labels)[0] in names
             if is_here and _waits(instance) and instance.leaves_for in _STAY:
-                instance.keep()  # it was to be exchanged, or was too much, for a plan
+                instance.keep()  # it was to be replaced or surplus under a plan
         leaving = [
             instance
             for instance in self._memory.instances.values()
@@ -116,7 +123,7 @@ class DemandKeeper:
         ]
         groups = [self._replacement(instance) for instance in leaving]
         groups += self._followed(names)
-        packed = pack(groups, self._rooms(), self._offers(), self._floors())
+        packed = pack(groups, self._capacities(), self._offers(), self._floors())
         used = {key for keys in packed.used.values() for key in keys}
         for each in self._regions:
             self._keep(each, used, packed)
@@ -126,21 +133,21 @@ class DemandKeeper:
     # ------------------------------------------------------------------ what is needed
 
     def _followed(self, names: set[str]) -> list[PendingGroup]:
-        """Return what waits for a place in the regions; what could have none is told instead."""
+        """Return the pending groups of these regions. Infeasible ones become notes."""
         if not self._config.machine_resources:
             return []
         waiting = []
         for group in self._observed.pending:
             mine = [bundle for bundle in group.items() if bundle.regions() & names]
             if mine:
-                way = "alone" if group.way == "STRICT_PACK" else group.way
-                waiting.append(PendingGroup(tuple(mine), way))
+                strategy = "alone" if group.strategy == "STRICT_PACK" else group.strategy
+                waiting.append(PendingGroup(tuple(mine), strategy))
         catalog = self._catalog()
         found = []
         for group in waiting:
-            known = {offer.room.region for offer in catalog}
+            known = {offer.capacity.region for offer in catalog}
             if not all(bundle.regions() & known for bundle in group.bundles):
-                continue  # nothing is known of machines there: such demand is not followed
+                continue  # the machines there are unknown: such demand is skipped
             why = infeasible(group, catalog)
             if why is None:
                 found.append(group)
@@ -149,7 +156,7 @@ class DemandKeeper:
         return found
 
     def _replacement(self, instance: ManagedInstance) -> PendingGroup:
-        """Return what takes the place of a machine: one of its type, or a larger one."""
+        """Return a bundle that reserves a replacement: a machine of the same type or larger."""
         region, _ = _place(instance.machine.labels)
         has = self._resources(instance.machine.pool.type)
         larger = [
@@ -176,9 +183,9 @@ class DemandKeeper:
         )
 
     def _has_busy_successor(self, instance: ManagedInstance) -> bool:
-        """Return whether what took a machine's place works by now, so that nobody else need to.
+        """Return whether the replacement of a machine works by now.
 
-        As long as it does not, its room is kept for the one that leaves.
+        Until then, its capacity is reserved for the replaced machine.
         """
         termination = instance.termination
         name = None if termination is None else termination.successor
@@ -188,7 +195,7 @@ class DemandKeeper:
         return not successor.is_awaited and _is_at_work(self._node(successor))
 
     def _floors(self) -> frozenset[str]:
-        """Return the regions whose next machine must not be on the spot market."""
+        """Return the regions whose next machine must be on demand."""
         found = set()
         for each in self._regions:
             region = each.target
@@ -204,17 +211,17 @@ class DemandKeeper:
 
     # ------------------------------------------------------------------ machines
 
-    def _rooms(self) -> list[Room]:
-        """Return what has room: machines, the cheapest first, then those that are not seen yet."""
-        found: list[Room] = []
+    def _capacities(self) -> list[MachineCapacity]:
+        """Return available capacity: machines, cheapest first, then those not listed yet."""
+        found: list[MachineCapacity] = []
         for each in self._regions:
             region = each.target
             if region.server is not None:
-                found += self._server_rooms(region)
-            free = [d for d in self._instances(region, "worker") if self._has_room(d, region)]
+                found += self._server_capacity(region)
+            free = [d for d in self._instances(region, "worker") if self._has_capacity(d, region)]
             free.sort(key=lambda d: (_is_at_work(self._node(d)), d.usd_per_hour))
             found += [
-                self._room(
+                self._capacity(
                     instance.machine.id, region, instance.machine.pool, instance.machine.labels
                 )
                 for instance in free
@@ -222,25 +229,25 @@ class DemandKeeper:
             for pending_launch, count in self._coming(region, "worker"):
                 request = pending_launch.request
                 found += [
-                    self._room(_coming_key(request, n), region, request.pool, request.labels)
+                    self._capacity(_coming_key(request, n), region, request.pool, request.labels)
                     for n in range(count)
                 ]
         return found
 
-    def _server_rooms(self, region: RegionTarget) -> list[Room]:
-        """Return the room on the server's machine, which comes with whatever the region needs."""
+    def _server_capacity(self, region: RegionTarget) -> list[MachineCapacity]:
+        """Return the capacity of the server's machine, launched whenever the region has demand."""
         there = [instance for instance in self._instances(region, "server") if instance.stays]
         if region.server is None or any(_is_at_work(self._node(instance)) for instance in there):
             return []
         market = region.server.markets[0] if region.server.markets else Market.ON_DEMAND
         pool = Pool(region.at, region.zones[0], region.server.type, market)
-        return [self._room(_server_key(region), region, pool, region.labels(pool, "server"))]
+        return [self._capacity(_server_key(region), region, pool, region.labels(pool, "server"))]
 
-    def _has_room(self, instance: ManagedInstance, region: RegionTarget) -> bool:
-        """Return whether a machine takes what waits.
+    def _has_capacity(self, instance: ManagedInstance, region: RegionTarget) -> bool:
+        """Return whether a machine accepts pending work.
 
-        So does one that has begun to work since the last look, if something waited for it then:
-        that may still be told as waiting, since Ray tells of loads later than of nodes.
+        A machine that has become busy since the last iteration counts as well if something waited
+        for it: Ray reports loads later than nodes, so that demand may still be listed.
         """
         return (
             instance.stays
@@ -248,14 +255,16 @@ class DemandKeeper:
             and (instance.is_awaited or not _is_at_work(self._node(instance)))
         )
 
-    def _room(self, key: str, region: RegionTarget, pool: Pool, labels: Mapping[str, str]) -> Room:
-        return Room(key, region.name, labels, self._resources(pool.type))
+    def _capacity(
+        self, key: str, region: RegionTarget, pool: Pool, labels: Mapping[str, str]
+    ) -> MachineCapacity:
+        return MachineCapacity(key, region.name, labels, self._resources(pool.type))
 
-    def _offers(self) -> list[RoomOffer]:
-        """Return what could be rented now, of types of which it is known what fits there."""
+    def _offers(self) -> list[CapacityOffer]:
+        """Return what can be launched now, of machine types with known resources."""
         return [
-            RoomOffer(
-                self._room(
+            CapacityOffer(
+                self._capacity(
                     _offer_key(each.target, offer.pool),
                     each.target,
                     offer.pool,
@@ -276,8 +285,8 @@ class DemandKeeper:
         is_safe = offer.pool.market is Market.ON_DEMAND
         return offer.usd_per_hour is not None and (is_safe or not self._only_on_demand)
 
-    def _catalog(self) -> list[RoomOffer]:
-        """Return all that a region may ever have, whatever is sold out or in use now."""
+    def _catalog(self) -> list[CapacityOffer]:
+        """Return everything that a region could ever have, ignoring availability and use."""
         found = []
         for each in self._regions:
             region = each.target
@@ -292,12 +301,12 @@ class DemandKeeper:
             for role, type_, market, cap in kinds:
                 pool = Pool(region.at, None, type_, market)
                 key = f"{role} {_offer_key(region, pool)}"
-                room = self._room(key, region, pool, region.labels(pool, role))
-                found.append(RoomOffer(room, 1.0, cap))
+                capacity = self._capacity(key, region, pool, region.labels(pool, role))
+                found.append(CapacityOffer(capacity, 1.0, cap))
         return found
 
     def _resources(self, type_: str) -> Mapping[str, float]:
-        """Return what Ray finds on a type: as it did last, else as the configuration says."""
+        """Return the resources of a type as Ray last reported them, else as configured."""
         found = self._memory.resources.get(type_)
         return found or self._config.machine_resources.get(type_, {})
 
@@ -353,7 +362,7 @@ class DemandKeeper:
                 return
 
     def _watch(self, instance: ManagedInstance, *, is_needed: bool) -> None:
-        """Let go what was idle and of no use for a while."""
+        """Drain machines that were idle for long enough."""
         if not instance.stays:
             return
         is_at_work = _is_at_work(self._node(instance))
@@ -366,7 +375,7 @@ class DemandKeeper:
             instance.release(TOO_MANY, self._now_s)
 
     def _let_go(self, leaving: Sequence[ManagedInstance], packed: Packed) -> None:
-        """Drain what will be gone: with its life over when another one computes, else at once."""
+        """Drain machines that will end. At the end of their life they wait for a successor."""
         at_hand = {
             instance.machine.id
             for instance in self._memory.instances.values()
@@ -392,7 +401,7 @@ class DemandKeeper:
     def _replaced(
         self, leaving: Sequence[ManagedInstance], packed: Packed, at_hand: set[str]
     ) -> set[str]:
-        """Return which machines have a successor that computes; none is that of two."""
+        """Return the machines whose successor works; each successor counts once."""
         taken = {each.termination.successor for each in leaving if each.termination is not None}
         found = set()
         for number, instance in enumerate(leaving):
@@ -411,7 +420,7 @@ class DemandKeeper:
     def _node_group(self, region: RegionTarget, role: MachineRole) -> NodeGroupChoice:
         return self._choice.node_groups.setdefault((region.name, role), NodeGroupChoice())
 
-    def _node(self, instance: ManagedInstance) -> NodeSeen:
+    def _node(self, instance: ManagedInstance) -> ObservedNode:
         return self._observed.node(instance.machine.id)
 
     def _instances(self, region: RegionTarget, role: MachineRole) -> list[ManagedInstance]:
@@ -431,7 +440,7 @@ class DemandKeeper:
         return found
 
 
-def _is_at_work(node: NodeSeen) -> bool:
+def _is_at_work(node: ObservedNode) -> bool:
     return node.is_ready and node.is_busy
 
 

@@ -33,11 +33,11 @@ JOURNAL_KEY: Final = "autoscaler.z"
 
 
 class Journal:
-    """The memory in a store.
+    """Autoscaler state in a conditional store.
 
     Args:
-        store: where it lies.
-        epoch: number of this holder of the lease; part of the ids of its requests.
+        store: the store.
+        epoch: fencing token of the lease; part of request ids.
     """
 
     def __init__(self, store: ConditionalStore, epoch: int) -> None:
@@ -46,10 +46,10 @@ class Journal:
         self._memory: AutoscalerMemory | None = None
 
     def read(self) -> AutoscalerMemory:
-        """Return the memory; asks the store only once.
+        """Return the state. The store is read only once.
 
         Raises:
-            RunDirectoryError: it cannot be read.
+            RunDirectoryError: the store cannot be read.
         """
         if self._memory is None:
             found = self._store.read(JOURNAL_KEY)
@@ -60,50 +60,49 @@ class Journal:
         return self._memory
 
     def write(self, memory: AutoscalerMemory) -> None:
-        """Replace the memory.
+        """Replace the state.
 
         Raises:
-            LeaseLostError: somebody else has written it.
-            RunDirectoryError: it cannot be written; the next write finds out what came of it.
+            LeaseLostError: another process has written it.
+            RunDirectoryError: the outcome of the write is unknown; the next write finds out.
         """
         data = encode_memory(memory)
         if len(data) > MAX_RECORD_BYTES:
             raise RunDirectoryError(
-                f"the autoscaler's journal would have {len(data)} bytes",
-                fix="It is made for some thousand machines: use several clusters.",
+                f"the journal of the autoscaler would have {len(data)} bytes",
+                fix="The autoscaler supports a few thousand machines; use several clusters.",
             )
         tag = self._store.write(JOURNAL_KEY, data, self._tag)
         if tag is None:
             found = self._store.read(JOURNAL_KEY)
             if found is not None and found.data == data:
-                tag = found.tag  # the answer to this very write got lost
+                tag = found.tag  # the reply to this write was lost
             else:
                 raise LeaseLostError(
-                    "another autoscaler has written the journal of this cluster; this one rents "
-                    "and ends nothing any more"
+                    "another autoscaler has written the journal of this cluster; this one "
+                    "makes no more changes"
                 )
         self._tag, self._memory = tag, memory
 
 
-TOLD_KEY: Final = "told.json"
+TARGET_OVERRIDE_KEY: Final = "target-override.json"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ToldTarget:
-    """What an autoscaler was told after it was started: to follow another target, or to end all.
+class TargetOverride:
+    """A target, or the release of all machines, set after the autoscaler was started.
 
-    It lies beside the journal, so that the next one goes on with that and not with what it was
-    started with. Whoever told it may do so again at any time; so what cannot be read, torn or of
-    another release, counts as nothing told, and the next who tells something writes over it.
+    It is stored next to the journal and survives a restart of the actor. It can be set again at any
+    time, so an unreadable override counts as none and is overwritten by the next one.
 
     Attributes:
-        made: of which cluster of the name: how often one was made.
-        target: that is followed; None: the one that it was started with.
-        is_over: whether nothing is to run any more.
-        number: how often it was written.
-        is_followed: whether the target is another than that it was started with, and is needed
-            whatever is left of the run; else it only has another budget.
+        made: how many clusters of this name were created.
+        target: the target; None: the one that the autoscaler was started with.
+        is_over: whether all machines are released.
+        number: how often the override was written.
+        is_followed: whether the target differs from the initial one and is needed whatever is left
+            of the run; otherwise only the budget differs.
     """
 
     made: int
@@ -113,37 +112,37 @@ class ToldTarget:
     is_followed: bool = False
 
 
-_READER: Final = TypeAdapter(ToldTarget)
+_READER: Final = TypeAdapter(TargetOverride)
 
 
-def read_told(
+def read_target_override(
     store: ConditionalStore, made: int, note: Callable[[str], None] = _log.warning
-) -> ToldTarget:
-    """Return what was told; nothing, if all that there is was told of another cluster.
+) -> TargetOverride:
+    """Return the target override of a cluster; an empty one if there is none.
 
     Args:
-        store: where it lies.
-        made: how often a cluster of the name was made.
-        note: told if something was told of this cluster and makes no sense.
+        store: store of the cluster.
+        made: how many clusters of this name were created.
+        note: called with a message if the override is unreadable.
 
     Raises:
-        RunDirectoryError: its store does not answer.
+        RunDirectoryError: the store does not answer.
     """
     return _read(store, made, note)[0]
 
 
-def write_told(
-    store: ConditionalStore, made: int, change: Callable[[ToldTarget], ToldTarget]
+def write_target_override(
+    store: ConditionalStore, made: int, change: Callable[[TargetOverride], TargetOverride]
 ) -> None:
-    """Change what was told.
+    """Change the target override.
 
     Args:
-        store: where it lies.
-        made: how often a cluster of the name was made.
-        change: gives the new from the old; may be called again, if somebody else writes.
+        store: store of the cluster.
+        made: how many clusters of this name were created.
+        change: returns the new override; called again after a concurrent write.
 
     Raises:
-        RunDirectoryError: it cannot be written, or is too long.
+        RunDirectoryError: the store cannot be written, or the override is too long.
     """
     while True:
         before, tag = _read(store, made, _log.warning)
@@ -156,31 +155,31 @@ def write_told(
                 f"a target of {len(data)} bytes is too long",
                 fix="Name fewer regions, zones and types of machines.",
             )
-        if store.write(TOLD_KEY, data, tag) is not None:
+        if store.write(TARGET_OVERRIDE_KEY, data, tag) is not None:
             return
 
 
 def _read(
     store: ConditionalStore, made: int, note: Callable[[str], None]
-) -> tuple[ToldTarget, str | None]:
-    found = store.read(TOLD_KEY)
+) -> tuple[TargetOverride, str | None]:
+    found = store.read(TARGET_OVERRIDE_KEY)
     if found is None:
-        return ToldTarget(made), None
+        return TargetOverride(made), None
     row = _row(found.data)
     number = row.get("number")
-    # Numbers go on: every write is to be another one than all before.
-    nothing = ToldTarget(made, number=number if isinstance(number, int) else 0)
+    # every write needs a new number
+    nothing = TargetOverride(made, number=number if isinstance(number, int) else 0)
     if row.get("made", made) != made:
         return nothing, found.tag
     try:
         return _READER.validate_json(found.data), found.tag
     except ValidationError:
-        note(f"what the autoscaler was told cannot be read, and counts as not told: {TOLD_KEY}")
+        note(f"ignoring an unreadable target override: {TARGET_OVERRIDE_KEY}")
         return nothing, found.tag
 
 
 def _row(data: bytes) -> dict[str, Any]:
-    """Return what was written as far as it is a row of JSON at all."""
+    """Return the JSON object in the data; empty if there is none."""
     try:
         row = json.loads(data)
     except ValueError:

@@ -25,16 +25,16 @@ SPENT_KEY: Final = "spent.json"
 
 @dataclass(frozen=True, slots=True)
 class SpentRecord:
-    """The cost of a cluster so far, noted beside its journal for when that cannot be read.
+    """Cost of a cluster so far, recorded next to the journal as a fallback.
 
-    It is a few numbers, which every release can read, so that a budget holds though the books are
-    lost.
+    It consists of a few numbers that every release can read, so the budget holds even if the
+    journal is lost.
 
     Attributes:
-        made: of which cluster of the name: how often one was made.
-        paid_usd: what machines and head have cost.
-        until_unix_s: until when.
-        stopped_at_usd: the budget at which all was stopped; None: it was not.
+        made: how many clusters of this name were created.
+        paid_usd: cost of machines and head.
+        until_unix_s: end of the accounted time.
+        stopped_at_usd: budget at which everything was stopped; None: it was not.
     """
 
     made: int
@@ -47,10 +47,10 @@ _READER: Final = TypeAdapter(SpentRecord)
 
 
 def read_spent(store: ConditionalStore, made: int) -> SpentRecord | None:
-    """Return what was noted; None: nothing of this cluster that can be read.
+    """Return the recorded cost; None: there is no readable record of this cluster.
 
     Raises:
-        RunDirectoryError: its store does not answer.
+        RunDirectoryError: the store does not answer.
     """
     found = store.read(SPENT_KEY)
     if found is None:
@@ -63,11 +63,11 @@ def read_spent(store: ConditionalStore, made: int) -> SpentRecord | None:
 
 
 class SpentRecorder:
-    """Writes what was spent, whenever it is more.
+    """Records the cost whenever it has grown.
 
     Args:
-        store: the journal's.
-        made: how often a cluster of the name was made.
+        store: store of the journal.
+        made: how many clusters of this name were created.
     """
 
     def __init__(self, store: ConditionalStore, made: int) -> None:
@@ -76,10 +76,10 @@ class SpentRecorder:
         self._last: SpentRecord | None = None
 
     def write(self, memory: AutoscalerMemory, now_unix_s: float) -> None:
-        """Note what is in the books, once they are written themselves.
+        """Record the cost in the ledger. Call it after the journal is written.
 
         Raises:
-            RunDirectoryError: it cannot be written; the next time says it as well.
+            RunDirectoryError: the store cannot be written; the next call retries.
         """
         paid_usd, stopped_usd = memory.ledger.paid_usd, memory.pace.stopped_at_usd
         last = self._last
@@ -91,7 +91,7 @@ class SpentRecorder:
             found = self._store.read(SPENT_KEY)
             tag = None if found is None else found.tag
         self._tag = self._store.write(SPENT_KEY, _READER.dump_json(note), tag)
-        if self._tag is not None:  # else another autoscaler writes it now
+        if self._tag is not None:  # otherwise another autoscaler writes now
             self._last = note
 
 
@@ -101,11 +101,11 @@ _ALIVE: Final = (MachineState.PENDING, MachineState.RUNNING)
 
 @dataclass(frozen=True, slots=True)
 class JournalRead:
-    """What a journal says.
+    """A journal, as far as it is readable.
 
     Attributes:
-        memory: empty if there is none, or none that can be read.
-        trouble: why it cannot be read; empty: it can.
+        memory: the state; empty if there is no readable journal.
+        trouble: why the journal is unreadable; empty: it is readable.
     """
 
     memory: AutoscalerMemory = field(default_factory=AutoscalerMemory)
@@ -113,10 +113,10 @@ class JournalRead:
 
 
 def read_journal(store: ConditionalStore) -> JournalRead:
-    """Read the journal, if that can be done; never raises for what it holds.
+    """Read the journal. Its content never raises an error.
 
     Raises:
-        RunDirectoryError: its store does not answer.
+        RunDirectoryError: the store does not answer.
     """
     found = store.read(JOURNAL_KEY)
     if found is None:
@@ -130,14 +130,14 @@ def read_journal(store: ConditionalStore) -> JournalRead:
 def put_aside(
     store: ConditionalStore, begin: Callable[[], AutoscalerMemory] = AutoscalerMemory
 ) -> str | None:
-    """Let another journal take the place of one that cannot be read, and keep that.
+    """Save an unreadable journal under another key and begin a new one.
 
     Args:
-        store: where it lies.
-        begin: gives what the other one begins with; called only if it is needed.
+        store: store of the journal.
+        begin: returns the initial state; called only if needed.
 
     Returns:
-        The key under which it lies now; None: it could be read, or there is none.
+        Key of the saved journal; None: the journal is readable or missing.
 
     Raises:
         RunDirectoryError: the store cannot be read or written.
@@ -152,8 +152,10 @@ def put_aside(
             break
         held = store.read(key)
         if held is not None and held.data == found.data:
-            break  # whoever put it there did not come to the rest
-    store.write(JOURNAL_KEY, encode_memory(memory), found.tag)  # refused: another one has mended it
+            break  # an earlier attempt saved it and did not finish
+    store.write(
+        JOURNAL_KEY, encode_memory(memory), found.tag
+    )  # refused: another process has repaired it
     return key
 
 
@@ -164,17 +166,16 @@ def memory_of(
     unreachable: Collection[str] = (),
     spent: SpentRecord | None = None,
 ) -> AutoscalerMemory:
-    """Return what can be known without a journal: which machines there are, and since when.
+    """Return the state that follows from the listed machines, without a journal.
 
-    They go on with what they do. What they were rented at is not known.
+    The machines keep working. Their price at launch is unknown.
 
     Args:
-        machines: of the cluster, as listed.
-        prefix: of the ids of the autoscaler's own requests.
-        now_unix_s: the present time.
-        unreachable: by the cloud's name, regions that do not say what there is.
-        spent: what all have cost, as far as that was noted; None: it is not known, and machines
-            are paid since they are there.
+        machines: machines of the cluster, as listed.
+        prefix: prefix of the ids of the autoscaler's own requests.
+        now_unix_s: current time.
+        unreachable: cloud names of regions that do not answer.
+        spent: recorded cost; None: unknown, and machines are charged from their launch.
     """
     own = [m for m in machines if m.state in _ALIVE and (m.request_id or "").startswith(prefix)]
     memory = AutoscalerMemory(unreached=tuple(sorted(unreachable)))
@@ -187,5 +188,5 @@ def memory_of(
 
 
 def all_spent(made: int, budget_usd: float, now_unix_s: float) -> SpentRecord:
-    """Return what counts as spent where that is not known: all that might be."""
+    """Return the assumed cost if it is unknown: everything that may have been spent."""
     return SpentRecord(made, budget_usd, now_unix_s, stopped_at_usd=budget_usd)

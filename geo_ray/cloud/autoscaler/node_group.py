@@ -1,9 +1,13 @@
 """Decisions for one node group: the machines of one role in one region.
 
-1. Too few: the cheapest machines that make it up, first of those that were to leave.
-2. Enough: at most once in a while, whether other machines are cheaper by enough to pay for the
-   change. New machines come first; a replaced one leaves when they compute.
-3. Too many for a while: the most expensive leave.
+Rules:
+
+1. Too few machines: add the cheapest ones that meet the need, first of those that were to leave.
+
+2. Enough machines: check at intervals whether others save enough to pay for the change. New
+machines come first; a replaced one leaves once they work.
+
+3. Too many machines for a while: drain the most expensive.
 
 `cheapest_cover` of the planner chooses the machines.
 """
@@ -31,12 +35,12 @@ from geo_ray.planner.cover import SHORT, Cover, cheapest_cover
 
 @dataclass(frozen=True, slots=True)
 class CoverItem:
-    """Machines that are alike.
+    """Identical machines.
 
     Attributes:
-        rows_per_s: of one.
-        usd_per_hour: of one.
-        most: how many there are.
+        rows_per_s: speed of one.
+        usd_per_hour: price of one.
+        most: maximum count.
     """
 
     rows_per_s: float
@@ -45,7 +49,7 @@ class CoverItem:
 
 
 def cheapest_machines(items: Sequence[CoverItem], rows_per_s: float) -> list[int]:
-    """Return how many of each item; all of them if that is not enough."""
+    """Return the count of each item; all of them if that is not enough."""
     if rows_per_s <= 0 or not items:
         return [0] * len(items)
     most = [max(0, item.most) for item in items]
@@ -59,26 +63,26 @@ def cheapest_machines(items: Sequence[CoverItem], rows_per_s: float) -> list[int
     return [int(count) for count in (cover.cap_I if counts_I is None else counts_I)]
 
 
-ENOUGH = 1 - 1.2 * SHORT  # of the speed
+ENOUGH = 1 - 1.2 * SHORT  # of the required speed
 
-CHEAPER = "cheaper machines take its place"
-TOO_MANY = "there are more than are needed"
+CHEAPER = "cheaper machines replace it"
+TOO_MANY = "surplus machine"
 DEADLINE = "the deadline leaves no time for a preemption"
 _LEAVE_LATER = (CHEAPER, TOO_MANY, DEADLINE, LIFE)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGroupSpec:
-    """Machines of one role in one region.
+    """Need for machines of one role in one region.
 
     Attributes:
-        region: of the run.
-        role: what they do.
-        rows_per_s: that they must compute together; a server counts as 1.
-        kinds: what does for it.
-        floor: how many at least are not on the spot market.
-        only_on_demand: whether spot machines do not count at all.
-        reason: why more machines than the plan's, or others, are wanted; empty: the plan.
+        region: region of the run.
+        role: role of the machines.
+        rows_per_s: required total speed; a server counts as 1.
+        kinds: suitable kinds of machines.
+        floor: minimum number of on-demand machines.
+        only_on_demand: whether spot machines are excluded.
+        reason: why the need differs from the plan; empty: it does not.
     """
 
     region: str
@@ -90,7 +94,7 @@ class NodeGroupSpec:
     reason: str = ""
 
     def speed(self, pool: Pool) -> float:
-        """Return what a machine contributes; 0: it does not do."""
+        """Return the contribution of a machine; 0: unsuitable."""
         if self.only_on_demand and pool.market is Market.SPOT:
             return 0.0
         return next((kind.rows_per_s for kind in self.kinds if kind.type == pool.type), 0.0)
@@ -98,12 +102,12 @@ class NodeGroupSpec:
 
 @dataclass(frozen=True, slots=True)
 class NodeGroupState:
-    """What a post has.
+    """Machines of a node group.
 
     Attributes:
-        rows_per_s: of its machines that stay and of those on their way.
-        is_quiet: whether all its machines compute and none came or goes since `calm.dwell_s`.
-        is_empty: whether it has no machines and has asked for none.
+        rows_per_s: speed of the machines that stay and of requested ones.
+        is_quiet: whether all machines work and none was launched or drained since `calm.dwell_s`.
+        is_empty: whether there are neither machines nor requests.
     """
 
     rows_per_s: float
@@ -113,13 +117,13 @@ class NodeGroupState:
 
 @dataclass(slots=True)
 class NodeGroupChoice:
-    """What is decided.
+    """Decision for a node group.
 
     Attributes:
         launches: machines by pool, each with its reason and price.
         drains: machines that leave now, each with its reason.
-        calls_off: whether nothing that was asked for is waited for any more.
-        alternatives: all pools as they were judged; empty if none was looked at.
+        calls_off: whether all pending requests are withdrawn.
+        alternatives: all scored pools; empty if none was considered.
     """
 
     launches: dict[Pool, tuple[int, str, float]] = field(default_factory=dict)
@@ -129,16 +133,16 @@ class NodeGroupChoice:
 
 
 def exchange_markup(config: AutoscaleConfig, left_s: float | None) -> float | None:
-    """Return the factor on the price of machines that take the place of others.
+    """Return the price factor for machines that replace others.
 
-    They are paid while they start, and an exchange must save `calm.least_gain`.
+    New machines are paid while they start, and a replacement must save `calm.least_gain`.
 
     Args:
-        config: of the autoscaler.
-        left_s: how long the job goes on; None: without end.
+        config: configuration of the autoscaler.
+        left_s: remaining seconds of the job; None: unknown.
 
     Returns:
-        None if the job ends before new machines could pay.
+        None if the job ends before a replacement could pay off.
     """
     horizon_s = config.calm.horizon_s if left_s is None else min(config.calm.horizon_s, left_s)
     if horizon_s <= config.start_s:
@@ -147,15 +151,15 @@ def exchange_markup(config: AutoscaleConfig, left_s: float | None) -> float | No
 
 
 class NodeGroupPolicy:
-    """Decides for one post.
+    """Decides for one node group.
 
     Args:
-        config: of the autoscaler.
-        memory: changed only in what is said of terminations and of the region's moves.
-        node_group: what is needed.
-        offers: what could be rented, the best first.
-        losses: what preemptions cost.
-        now_unix_s: the present time.
+        config: configuration of the autoscaler.
+        memory: state; pending terminations and the region's last launch change.
+        node_group: the need.
+        offers: available pools, best first.
+        losses: cost of a preemption.
+        now_unix_s: current time.
     """
 
     def __init__(
@@ -179,19 +183,19 @@ class NodeGroupPolicy:
         pending_launches: Sequence[PendingLaunch],
         left_s: float | None,
     ) -> NodeGroupChoice:
-        """Return what is to be done.
+        """Return the decision.
 
         Args:
-            instances: the machines of the post.
-            pending_launches: requests for it.
-            left_s: how long the job goes on; None: without end.
+            instances: machines of the node group.
+            pending_launches: its requests.
+            left_s: remaining seconds of the job; None: unknown.
         """
         node_group = self._node_group
         for instance in instances:
-            instance.idle_unix_s = None  # the plan needs it; idle time before that counts no more
+            instance.idle_unix_s = None  # the plan needs it: earlier idle time does not count
         if node_group.rows_per_s <= 0:
             self._record.surplus_unix_s = None
-            self._send_all_away(instances)
+            self._drain_all(instances)
             self._choice.calls_off = True
             return self._choice
         for instance in instances:
@@ -214,7 +218,7 @@ class NodeGroupPolicy:
     def state(
         self, instances: Sequence[ManagedInstance], pending_launches: Sequence[PendingLaunch]
     ) -> NodeGroupState:
-        """Return what the node_group has, and whether it is at rest."""
+        """Return the machines of the node group."""
         steady = [instance for instance in instances if instance.stays]
         coming = self._coming(pending_launches)
         rows_per_s = sum(self._speed(instance) for instance in steady)
@@ -229,16 +233,15 @@ class NodeGroupPolicy:
         rows_per_s: float,
         markup: float | None,
     ) -> tuple[float, float]:
-        """Return the dollars an hour and the rows/s of the cheapest machines for a speed.
+        """Return USD per hour and rows/s of the cheapest machines that reach a speed.
 
-        The dollars are without those of the floor, which is there at any speed.
+        The machines of the floor are excluded from the price, since they run at any speed.
 
         Args:
-            instances: the machines of the post.
-            pending_launches: requests for it.
-            rows_per_s: that is needed.
-            markup: factor on the price of new machines that replace others; None: all that the
-                post has is kept.
+            instances: machines of the node group.
+            pending_launches: its requests.
+            rows_per_s: required speed.
+            markup: price factor of replacements; None: all existing machines stay.
         """
         steady = [
             instance for instance in instances if instance.stays and self._speed(instance) > 0
@@ -249,12 +252,12 @@ class NodeGroupPolicy:
         if len(floor) < self._node_group.floor and first is not None and not pending_launches:
             have += self._node_group.speed(first.pool)
         free = [instance for instance in steady if not any(instance is each for each in floor)]
-        kept = [self._item(instance) for instance in free] if markup is None else []
+        retained = [self._item(instance) for instance in free] if markup is None else []
         for pool, count in self._coming(pending_launches).items():
             usd = price_of(self._memory, pool, None) or 0.0
-            kept.append(CoverItem(self._node_group.speed(pool), usd, count))
-        usd = sum(item.usd_per_hour * item.most for item in kept)
-        have += sum(item.rows_per_s * item.most for item in kept)
+            retained.append(CoverItem(self._node_group.speed(pool), usd, count))
+        usd = sum(item.usd_per_hour * item.most for item in retained)
+        have += sum(item.rows_per_s * item.most for item in retained)
         free = [] if markup is None else free
         choices = [self._item(instance) for instance in free] + [
             CoverItem(self._node_group.speed(o.pool), o.full_usd_per_hour * (markup or 1.0), o.most)
@@ -283,7 +286,7 @@ class NodeGroupPolicy:
         return found
 
     def _make_up_floor(self, instances: Sequence[ManagedInstance], coming: dict[Pool, int]) -> None:
-        """Rent what may not be on the spot market first: it counts for the speed, too."""
+        """Launch the on-demand machines of the floor first; they count towards the speed."""
         have = sum(d.stays and _is_safe(d.machine.pool) for d in instances)
         have += sum(count for pool, count in coming.items() if _is_safe(pool))
         for instance in self._returning(instances):
@@ -315,7 +318,7 @@ class NodeGroupPolicy:
         self._show()
 
     def _returning(self, instances: Sequence[ManagedInstance]) -> list[ManagedInstance]:
-        """Return machines that were to leave when others had come, and may stay all the same."""
+        """Return machines that waited for a replacement and may stay instead."""
         return [
             instance
             for instance in instances
@@ -337,9 +340,9 @@ class NodeGroupPolicy:
         if not offers and spare < min((self._speed(d) for d in steady), default=0.0):
             self._record.surplus_unix_s = None
             return
-        kept = self._floor_of(steady)
-        free = [instance for instance in steady if not any(instance is each for each in kept)]
-        need = self._node_group.rows_per_s - sum(self._speed(instance) for instance in kept)
+        retained = self._floor_of(steady)
+        free = [instance for instance in steady if not any(instance is each for each in retained)]
+        need = self._node_group.rows_per_s - sum(self._speed(instance) for instance in retained)
         items = [self._item(instance) for instance in free] + [
             CoverItem(
                 self._node_group.speed(o.pool), o.full_usd_per_hour * (markup or 1.0), self._left(o)
@@ -360,7 +363,7 @@ class NodeGroupPolicy:
             instance.leave(CHEAPER if any(rented) else TOO_MANY)
 
     def _was_too_much(self, is_too_much: bool) -> bool:
-        """Return whether it is and was for a while."""
+        """Return whether there is a surplus that has lasted for a while."""
         since_s = self._record.surplus_unix_s
         if not is_too_much:
             self._record.surplus_unix_s = None
@@ -378,7 +381,7 @@ class NodeGroupPolicy:
     # ------------------------------------------------------------------ too much
 
     def _let_go(self, instances: Sequence[ManagedInstance]) -> None:
-        """Send away who is to leave, as far as the others do without."""
+        """Drain the machines that must leave, as far as the others suffice."""
         able = sum(self._speed(d) for d in instances if _stays_or_waits(d) and _computes(d))
         waiting = [d for d in instances if d.state is InstanceState.LEAVING]
         waiting.sort(key=self._usd_per_speed, reverse=True)
@@ -390,7 +393,7 @@ class NodeGroupPolicy:
                 able -= mine
                 self._choice.drains.append((instance, reason))
 
-    def _send_all_away(self, instances: Sequence[ManagedInstance]) -> None:
+    def _drain_all(self, instances: Sequence[ManagedInstance]) -> None:
         for instance in instances:
             if _stays_or_waits(instance):
                 self._choice.drains.append((instance, self._node_group.reason or TOO_MANY))

@@ -36,22 +36,24 @@ from geo_ray.cloud.provider import (
 )
 from geo_ray.experiment.autoscale import AutoscaleConfig
 
-GroupWay = Literal["alone", "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
-"""``alone``: each bundle for itself, as tasks and actors are. Else all of a group or none of it, as
-placement groups of Ray's: STRICT_PACK on one machine, STRICT_SPREAD on one each. PACK and SPREAD
-only say what is liked better, and are placed as well in any other way."""
+PlacementStrategy = Literal["alone", "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+"""Placement strategy of a group.
+
+``alone``: each bundle by itself, as for tasks and actors. The others are those of Ray's placement
+    groups, which are placed completely or not at all: STRICT_PACK on one machine, STRICT_SPREAD on
+    one machine each. PACK and SPREAD are preferences."""
 
 _GB: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class LabelWanted:
-    """What a label of the machine must be.
+    """Required value of a node label.
 
     Attributes:
-        key: of the label.
-        values: one of these, or none of them.
-        is_in: whether one of them.
+        key: key of the label.
+        values: the values.
+        is_in: whether the label must have one of the values, or none of them.
     """
 
     key: str
@@ -59,20 +61,20 @@ class LabelWanted:
     is_in: bool = True
 
     def suits(self, labels: Mapping[str, str]) -> bool:
-        """Return whether a machine's labels do; one that is not known of it speaks for it."""
+        """Return whether labels match; a label that is not set matches."""
         value = labels.get(self.key)
         return value is None or (value in self.values) is self.is_in
 
 
 @dataclass(frozen=True, slots=True)
 class PendingBundle:
-    """What one bundle of a placement group, a task or an actor waits for.
+    """Demand of one bundle of a placement group, of a task or of an actor.
 
     Attributes:
-        resources: by Ray's names.
-        labels: of the machine.
-        count: how many are like this.
-        is_whole: whether it takes a whole machine, whatever that has.
+        resources: by Ray's resource names.
+        labels: required labels of the node.
+        count: number of identical bundles.
+        is_whole: whether the bundle takes a whole machine of any size.
     """
 
     resources: Mapping[str, float]
@@ -81,32 +83,32 @@ class PendingBundle:
     is_whole: bool = False
 
     def regions(self) -> frozenset[str]:
-        """Return the regions that it may be in; none: it names none."""
+        """Return the regions that the labels allow; empty: any region."""
         wanted = [each for each in self.labels if each.key == REGION_LABEL and each.is_in]
         if not wanted:
             return frozenset()
         return frozenset.intersection(*(frozenset(each.values) for each in wanted))
 
     def suits(self, labels: Mapping[str, str]) -> bool:
-        """Return whether it may be on a machine with these labels."""
+        """Return whether a machine with these labels is allowed."""
         return all(each.suits(labels) for each in self.labels)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingGroup:
-    """Bundles that wait together.
+    """Bundles that are scheduled together.
 
     Attributes:
-        bundles: those that have no place.
-        way: how they may lie.
+        bundles: bundles that are not placed yet.
+        strategy: placement strategy.
     """
 
     bundles: tuple[PendingBundle, ...]
-    way: GroupWay = "alone"
+    strategy: PlacementStrategy = "alone"
 
     def items(self) -> tuple[PendingBundle, ...]:
-        """Return what is placed as one: of STRICT_PACK all bundles together."""
-        if self.way != "STRICT_PACK":
+        """Return the units of placement: for STRICT_PACK, all bundles as one."""
+        if self.strategy != "STRICT_PACK":
             return self.bundles
         total: dict[str, float] = {}
         labels: dict[LabelWanted, None] = {}
@@ -118,7 +120,7 @@ class PendingGroup:
 
 
 def amounts_text(resources: Mapping[str, float]) -> str:
-    """Return amounts as people write them."""
+    """Return resource amounts as text."""
     found = [
         f"{amount / _GB:.3g} GB {name}" if name == "memory" else f"{amount:g} {name}"
         for name, amount in sorted(resources.items())
@@ -128,15 +130,14 @@ def amounts_text(resources: Mapping[str, float]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
-    """The node of a machine.
+class ObservedNode:
+    """Ray node of a machine.
 
     Attributes:
-        is_ready: whether it is part of the cluster and could compute.
+        is_ready: whether it is part of the cluster.
         is_busy: whether anything runs there; unknown counts as busy.
-        leaves_unix_s: when it will be gone, as it is being drained, whoever told it to; infinity:
-            nobody said when. None: it is not.
-        resources: that it has in all; empty: not known.
+        leaves_unix_s: end of its drain; infinity: draining without a deadline; None: not draining.
+        resources: total resources; empty: unknown.
     """
 
     is_ready: bool
@@ -145,16 +146,16 @@ class NodeSeen:
     resources: Mapping[str, float] = field(default_factory=dict)
 
 
-NO_NODE = NodeSeen(is_ready=False, is_busy=False)
+NO_NODE = ObservedNode(is_ready=False, is_busy=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RegionOutage:
-    """A region of a cloud does not answer.
+    """A region of a cloud that does not answer.
 
     Attributes:
-        since_unix_s: when it first did not.
-        reason: why, as far as is known.
+        since_unix_s: time of the first failed request.
+        reason: reason of the failure, if known.
     """
 
     since_unix_s: float
@@ -163,26 +164,26 @@ class RegionOutage:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the policy decides on.
+    """Observations that the policy decides on.
 
     Attributes:
-        now_unix_s: when.
-        machines: of the cluster, as the clouds list them; None: nothing is known, since Ray could
-            not be asked for their nodes.
-        nodes: by machine id; a machine without a node is not there.
-        availabilities: by pool, as far as they are known.
-        failures: of launches, each told at least once.
-        left_s: seconds that the rest of the job takes with the speed of the target; None: it has
-            no known end. 0: it is over; another one may begin.
-        pending: what waits for a place.
-        unreachable: by the cloud's name, regions that did not answer; what runs there is not known.
-        is_need_known: whether the job said how much is left of it, and Ray what waits.
-        is_released: whether the cluster's owner has given up all machines.
+        now_unix_s: time of the observation.
+        machines: machines of the cluster as listed; None: unknown, because the nodes could not be
+            read from Ray.
+        nodes: by machine id; machines without a node are missing.
+        availabilities: known quotes by pool.
+        failures: failed launches; each is reported at least once.
+        left_s: remaining seconds of the job at the target's speed; None: unknown; 0: the job is
+            over and another one may begin.
+        pending: pending demand.
+        unreachable: outages by cloud region; the state of their machines is unknown.
+        is_need_known: whether remaining work and pending demand could be read.
+        is_released: whether the owner of the cluster has released all machines.
     """
 
     now_unix_s: float
     machines: tuple[Machine, ...] | None
-    nodes: Mapping[str, NodeSeen] = field(default_factory=dict)
+    nodes: Mapping[str, ObservedNode] = field(default_factory=dict)
     availabilities: Mapping[Pool, Availability] = field(default_factory=dict)
     failures: tuple[LaunchFailure, ...] = ()
     left_s: float | None = None
@@ -191,32 +192,32 @@ class Observed:
     is_need_known: bool = True
     is_released: bool = False
 
-    def node(self, machine_id: str) -> NodeSeen:
+    def node(self, machine_id: str) -> ObservedNode:
         """Return the node of a machine."""
         return self.nodes.get(machine_id, NO_NODE)
 
 
 _ALIVE = (MachineState.PENDING, MachineState.RUNNING)
-_NOTICE_S = 900.0  # no cloud says it earlier; a later end may have been set by hand
-NOTICE = "the cloud takes it back"
+_NOTICE_S = 900.0  # clouds announce a reclaim later than that; an earlier end was set by a user
+NOTICE = "the cloud reclaims it"
 DRAINED = "its node is being drained"
-LIFE = "it ends by itself soon"
-NO_NODE_CAME = "its node is not there"
-UNWANTED = "nobody waits for it any more"
+LIFE = "its maximum life ends soon"
+NO_NODE_CAME = "its node did not join"
+UNWANTED = "it is no longer needed"
 HEAD = "the head"
 REPLACED = (NOTICE, DRAINED, LIFE)
-"""Why a machine goes whatever runs there: another one takes its place."""
+"""Reasons that end a machine even while it is busy: a replacement is launched."""
 
 
 class StateUpdater:
-    """One look, taken into the memory.
+    """Applies observations to the state.
 
     Args:
-        config: of the autoscaler.
+        config: configuration of the autoscaler.
         target: what should run.
-        memory: is changed.
-        observed: what is seen.
-        prefix: of the ids of the autoscaler's own requests.
+        memory: state; modified.
+        observed: observations.
+        prefix: prefix of the ids of the autoscaler's own requests.
     """
 
     def __init__(
@@ -231,9 +232,9 @@ class StateUpdater:
         self._observed, self._now_s, self._prefix = observed, observed.now_unix_s, prefix
 
     def apply(self) -> None:
-        """Change the memory."""
+        """Update the state."""
         for pool in self._target.pools():
-            self._memory.pool(pool)  # a quota is of all zones, those without a price included
+            self._memory.pool(pool)  # quotas cover all zones, including those without a price
         for pool, availability in self._observed.availabilities.items():
             if availability.usd_per_hour is not None:
                 self._memory.pool(pool).usd_per_hour = availability.usd_per_hour
@@ -243,27 +244,27 @@ class StateUpdater:
         self._take_machines()
         for machine_id in list(self._memory.instances):
             instance = self._memory.instances[machine_id]
-            self._book(instance, instance.seen_unix_s)
+            self._charge(instance, instance.observed_unix_s)
         self._take_heads()
         self._give_up_pending_launches()
 
     def _hold_back(self) -> None:
-        """Let nothing be noted for later than now: that was by a clock that was ahead."""
+        """Clamp stored times to now: later ones come from a clock that was ahead."""
         for instance in (*self._memory.instances.values(), *self._memory.heads.values()):
             instance.paid_unix_s = min(instance.paid_unix_s, self._now_s)
-            instance.seen_unix_s = min(instance.seen_unix_s, self._now_s)
+            instance.observed_unix_s = min(instance.observed_unix_s, self._now_s)
             instance.node_unix_s = min(instance.node_unix_s, self._now_s)
             if instance.idle_unix_s is not None:
                 instance.idle_unix_s = min(instance.idle_unix_s, self._now_s)
 
     def _take_resources(self) -> None:
-        """Note what machines of a type have, the least of those that are there now."""
+        """Record the resources of each machine type: the minimum over the current machines."""
         found: dict[str, dict[str, float]] = {}
         for machine in self._observed.machines or ():
             has = self._observed.node(machine.id).resources
             is_own = (machine.request_id or "").startswith(self._prefix)
             if not has or not is_own:
-                continue  # Ray's head offers nothing of what its machine has
+                continue  # the head offers no resources of its machine to Ray
             least = found.setdefault(machine.pool.type, dict(has))
             for name in list(least):
                 least[name] = min(least[name], has.get(name, 0.0))
@@ -285,7 +286,7 @@ class StateUpdater:
     def _did_not_start(
         self, machine_id: str, pending_launch: PendingLaunch | None, failure_kind: LaunchFailureKind
     ) -> None:
-        """A machine that was accepted will not come; it is told again and again."""
+        """Record that an accepted machine failed to start; the failure is reported repeatedly."""
         instance = self._memory.instances.get(machine_id)
         is_new = pending_launch is not None and machine_id not in pending_launch.ended
         if pending_launch is not None and is_new:
@@ -310,7 +311,7 @@ class StateUpdater:
                 del self._memory.pending_launches[request_id]
 
     def _is_hopeless(self, pending_launch: PendingLaunch) -> bool:
-        """Return whether it was sent often enough: the time in which nobody looked is no sign."""
+        """Return whether it was resent for long enough; time without iterations does not count."""
         retry = self._config.retry
         waited_s = max(0.0, min(retry.resend_s, self._now_s - pending_launch.sent_unix_s))
         return (pending_launch.sends - 1) * retry.resend_s + waited_s >= retry.give_up_s
@@ -339,7 +340,7 @@ class StateUpdater:
                 self._memory.instances[machine.id] = taken_in(self._memory, machine, self._now_s)
                 self._look_at(self._memory.instances[machine.id], machine)
             else:
-                self._turn_away(machine)
+                self._reject(machine)
         unreachable = self._observed.unreachable
         self._memory.unreached = tuple(
             each for each in self._memory.unreached if each in unreachable
@@ -347,14 +348,14 @@ class StateUpdater:
         for instance in list(self._memory.instances.values()):
             if instance.machine.pool.region in unreachable:
                 self._goes_on(instance)
-            elif self._now_s - instance.seen_unix_s >= self._config.retry.missing_s:
-                self._is_gone(instance, instance.seen_unix_s)
+            elif self._now_s - instance.observed_unix_s >= self._config.retry.missing_s:
+                self._is_gone(instance, instance.observed_unix_s)
 
-    def _turn_away(self, machine: Machine) -> None:
-        """Let a machine end that nobody waits for; it costs until it has, whatever the cloud says.
+    def _reject(self, machine: Machine) -> None:
+        """Terminate a machine that is not needed; it is charged until it has ended.
 
-        What it has cost before is not booked: it may be in the books already, where lists had
-        lost it for a while, or be an earlier cluster's of the name.
+        Its earlier cost is not charged: it may be in the ledger already, or belong to an earlier
+        cluster of the name.
         """
         now_s = self._now_s
         instance = ManagedInstance(
@@ -364,19 +365,22 @@ class StateUpdater:
         self._memory.instances[machine.id] = instance
 
     def _goes_on(self, instance: ManagedInstance) -> None:
-        """Take a machine of a silent region to run on: it is paid, and no time runs against it."""
-        passed_s = max(0.0, self._now_s - instance.seen_unix_s)
+        """Assume that a machine of an unreachable region runs on.
+
+        It is charged, timeouts are not.
+        """
+        passed_s = max(0.0, self._now_s - instance.observed_unix_s)
         if not instance.is_ready:
             instance.node_unix_s += passed_s
         if instance.idle_unix_s is not None:
             instance.idle_unix_s += passed_s
-        instance.seen_unix_s = self._now_s
+        instance.observed_unix_s = self._now_s
 
     def _counted(self, machine: Machine) -> Machine:
         """Return a machine with the pool that it counts to.
 
-        Where the target names no zones the cloud has chosen one; prices, refusals and preemptions
-        are those of the pool that is asked, in whichever zone its machines are.
+        If the target names no zones, the cloud has chosen one. Prices, refusals and preemptions
+        count to the requested pool in all its zones.
         """
         known = self._memory.instances.get(machine.id)
         pending_launch = self._memory.pending_launches.get(machine.request_id or "")
@@ -420,7 +424,7 @@ class StateUpdater:
 
     def _look_at(self, instance: ManagedInstance, machine: Machine) -> None:
         is_notice = self._is_notice(instance, machine)
-        instance.machine, instance.seen_unix_s = machine, self._now_s
+        instance.machine, instance.observed_unix_s = machine, self._now_s
         if self._observed.node(machine.id).is_ready:
             if not instance.has_joined:
                 joined(self._memory, machine.pool)
@@ -458,19 +462,22 @@ class StateUpdater:
                 self._did_not_join(instance)
 
     def _did_not_join(self, instance: ManagedInstance) -> None:
-        """Count a machine whose node never came against its pool, and its cost for itself."""
+        """Count a machine whose node never joined as a failure of its pool.
+
+        Its cost is separate.
+        """
         machine, retry = instance.machine, self._config.retry
         did_not_join(self._memory, machine.pool, machine.request_id, self._now_s, retry)
-        self._book(instance, instance.seen_unix_s)
+        self._charge(instance, instance.observed_unix_s)
         region = machine.labels.get(REGION_LABEL, "")
         self._memory.ledger.move(region, instance.reason, NO_NODE_CAME, instance.starting)
         instance.reason = NO_NODE_CAME
 
     def _is_notice(self, instance: ManagedInstance, machine: Machine) -> bool:
-        """Return whether the cloud has said that it takes a machine back.
+        """Return whether the cloud has announced that it reclaims a machine.
 
-        Some tell it to the machine alone, whose agent then drains its node; some show an earlier
-        end than the one that it was rented with.
+        Some clouds notify only the machine, whose agent then drains its node; others list an
+        earlier end than the requested one.
         """
         if machine.pool.market is not Market.SPOT:
             return False
@@ -483,11 +490,11 @@ class StateUpdater:
         if before_s is not None and machine.ends_unix_s < before_s and left_s <= _NOTICE_S:
             return True
         own_s = machine.launched_unix_s + self._config.life_h * 3600
-        own_s -= self._config.retry.give_up_s  # it may have been sent that much later
+        own_s -= self._config.retry.give_up_s  # the request may have been sent that much later
         return left_s <= self._config.lead_s and machine.ends_unix_s < own_s
 
     def _is_gone(self, instance: ManagedInstance, when_unix_s: float) -> None:
-        self._book(instance, when_unix_s)
+        self._charge(instance, when_unix_s)
         pool = instance.machine.pool
         has_run = instance.machine.state is MachineState.RUNNING
         if instance.stays and not instance.has_joined and has_run:
@@ -498,17 +505,17 @@ class StateUpdater:
         self._memory.remove(instance)
 
     def _has_ended(self, machine: Machine) -> None:
-        """Note that a machine is not waited for any more, if it still is."""
+        """Record that a requested machine has ended."""
         pending_launch = self._memory.pending_launches.get(machine.request_id or "")
         if pending_launch is not None and machine.id not in pending_launch.ended:
             pending_launch.ended += (machine.id,)
 
     def _take_heads(self) -> None:
-        """Count what Ray's head costs; nothing else is decided about it.
+        """Charge the machine of the Ray head; nothing else is decided about it.
 
-        It counts from its start, also before there was an autoscaler. One that no list has any
-        more is forgotten when another one is there: as long as none is, it is the machine that
-        this runs on.
+        It is charged from its start, which may precede the autoscaler. A head that is no longer
+        listed is forgotten once another one is listed: until then, it is the machine that this
+        process runs on.
         """
         head, heads = self._target.head, self._memory.heads
         if head is None:
@@ -528,19 +535,19 @@ class StateUpdater:
                     known = ManagedInstance(machine, HEAD, usd, since_s, now_s, now_s, ready, ready)
                     heads[machine.id] = known
                 if known is not None:
-                    known.seen_unix_s = self._now_s
+                    known.observed_unix_s = self._now_s
             elif known is not None:
-                self._book(known, self._now_s)
+                self._charge(known, self._now_s)
                 del heads[machine.id]
         for machine_id, instance in list(heads.items()):
-            self._book(instance, instance.seen_unix_s)
-            is_missing = self._now_s - instance.seen_unix_s >= self._config.retry.missing_s
+            self._charge(instance, instance.observed_unix_s)
+            is_missing = self._now_s - instance.observed_unix_s >= self._config.retry.missing_s
             if is_missing and alive - {machine_id}:
                 del heads[machine_id]
 
     # ------------------------------------------------------------------ dollars
 
-    def _book(self, instance: ManagedInstance, until_unix_s: float) -> None:
+    def _charge(self, instance: ManagedInstance, until_unix_s: float) -> None:
         hours = (until_unix_s - instance.paid_unix_s) / 3600.0
         if hours <= 0:
             return
@@ -563,7 +570,7 @@ class StateUpdater:
 
 
 def burn_usd_per_hour(memory: AutoscalerMemory, target: ClusterTarget, now_unix_s: float) -> float:
-    """Return what all machines cost per hour, the head and those on their way included."""
+    """Return the hourly cost of all machines, including the head and requested ones."""
     total = 0.0
     for instance in (*memory.instances.values(), *memory.heads.values()):
         machine = instance.machine

@@ -1,10 +1,9 @@
-"""Bin packing of pending work on machines at hand and on machines that could be rented.
+"""Bin packing of pending demand on existing machines and on machines that can be launched.
 
-First fit decreasing: the largest bundles first, each on the first machine with capacity.
-Machines at hand are filled one after the other. For the largest bundle left, one machine is
-rented: of those it fits on, the one that takes most pending work for its price. A group that
-must be placed together is placed as a whole or rents nothing. `infeasible` says why a bundle
-cannot fit on any machine.
+Algorithm: first fit decreasing. The largest bundles are placed first, each on the first existing
+machine with capacity. For the largest bundle left, one machine is launched: of those that fit,
+the one that takes the most pending demand per dollar. A group that must be placed together is
+placed completely or launches nothing. `infeasible` explains why a bundle fits on no machine.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ _EPS: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """A machine that is there or on its way, with nothing on it.
+class MachineCapacity:
+    """A machine that exists or was requested, without its load.
 
     Attributes:
-        key: names it.
-        region: of the run.
-        labels: of its node.
-        resources: that are free there.
+        key: name of the machine.
+        region: region of the run.
+        labels: labels of its node.
+        resources: free resources.
     """
 
     key: str
@@ -41,17 +40,17 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class RoomOffer:
-    """Machines that could be rented.
+class CapacityOffer:
+    """Machines that can be launched.
 
     Attributes:
-        room: each of them.
-        usd_per_hour: of one.
-        most: how many.
-        is_safe: whether they are not on the spot market.
+        capacity: capacity of each.
+        usd_per_hour: price of one.
+        most: maximum count.
+        is_safe: whether they are on demand.
     """
 
-    room: Room
+    capacity: MachineCapacity
     usd_per_hour: float
     most: int
     is_safe: bool = True
@@ -59,12 +58,12 @@ class RoomOffer:
 
 @dataclass(slots=True)
 class Packed:
-    """What came of it.
+    """Result of packing.
 
     Attributes:
-        used: by group, the keys of the rooms at hand that it has places in.
-        rented: by the key of an offer, how many machines.
-        missed: numbers of the groups of which something has no place.
+        used: by group, keys of existing machines that it uses.
+        rented: number of machines by the key of an offer.
+        missed: numbers of the groups that were not placed completely.
     """
 
     used: dict[int, set[str]] = field(default_factory=dict)
@@ -82,25 +81,25 @@ class _Item:
 
     @property
     def turn(self) -> tuple[bool, float]:
-        """Whole machines first, then the largest."""
+        """Sort key: whole machines first, then the largest bundles."""
         return not self.bundle.is_whole, -self.size
 
 
 @dataclass(slots=True)
 class _Filling:
-    """One machine while it is filled."""
+    """A machine while it is filled."""
 
-    room: Room
+    capacity: MachineCapacity
     free: dict[str, float]
     groups: set[int] = field(default_factory=set)
     is_full: bool = False
 
     @classmethod
-    def of(cls, room: Room) -> _Filling:
-        return cls(room, dict(room.resources))
+    def of(cls, capacity: MachineCapacity) -> _Filling:
+        return cls(capacity, dict(capacity.resources))
 
     def fill(self, items: Sequence[_Item], *, is_trial: bool = False) -> float:
-        """Take what has room, in order; return how much that was."""
+        """Place items in order as far as they fit; return the total size placed."""
         taken = 0.0
         for item in items:
             count = self._fits(item)
@@ -116,7 +115,7 @@ class _Filling:
         return taken
 
     def _fits(self, item: _Item) -> int:
-        if self.is_full or item.left <= 0 or not item.bundle.suits(self.room.labels):
+        if self.is_full or item.left <= 0 or not item.bundle.suits(self.capacity.labels):
             return 0
         if item.bundle.is_whole:
             return 0 if self.groups else 1
@@ -127,28 +126,27 @@ class _Filling:
 
 def pack(
     groups: Sequence[PendingGroup],
-    rooms: Sequence[Room],
-    offers: Sequence[RoomOffer],
+    capacities: Sequence[MachineCapacity],
+    offers: Sequence[CapacityOffer],
     on_demand_first: frozenset[str] = frozenset(),
 ) -> Packed:
-    """Return where what waits has places.
+    """Pack pending groups on machines.
 
     Args:
-        groups: what waits.
-        rooms: machines at hand, in the order in which they are filled.
-        offers: what could be rented.
-        on_demand_first: regions whose next machine is not on the spot market, if there is such a
-            one.
+        groups: pending groups.
+        capacities: existing machines, in the order in which they are filled.
+        offers: machines that can be launched.
+        on_demand_first: regions whose next machine must be on demand, if there is such an offer.
     """
-    items = _items(groups, [*rooms, *(offer.room for offer in offers)])
+    items = _items(groups, [*capacities, *(offer.capacity for offer in offers)])
     dropped: set[int] = set()
     while True:
         mine = [item for item in items if item.group not in dropped]
-        found = _packed(mine, rooms, offers, on_demand_first)
+        found = _packed(mine, capacities, offers, on_demand_first)
         if found.missed:
-            # Once more, those first that fit on few machines: else others may be in their way.
-            mine.sort(key=lambda item: sum(fits(item.bundle, each.room) for each in offers))
-            again = _packed(mine, rooms, offers, on_demand_first)
+            # A second pass with the most constrained bundles first, which others may have blocked.
+            mine.sort(key=lambda item: sum(fits(item.bundle, each.capacity) for each in offers))
+            again = _packed(mine, capacities, offers, on_demand_first)
             found = again if len(again.missed) < len(found.missed) else found
         failed = _batched(groups, found.missed)
         if not failed:
@@ -161,60 +159,66 @@ def _size(bundle: PendingBundle) -> float:
     return sum(bundle.resources.values())
 
 
-def largest_of(bundle: PendingBundle, rooms: Sequence[Room]) -> Room | None:
-    """Return the machine of which a bundle would take the least; None: no label suits."""
-    suit = [room for room in rooms if bundle.suits(room.labels)]
-    return min(suit, key=lambda room: _share(bundle, room.resources), default=None)
+def largest_of(
+    bundle: PendingBundle, capacities: Sequence[MachineCapacity]
+) -> MachineCapacity | None:
+    """Return the machine of which a bundle takes the smallest fraction; None: no labels match."""
+    suit = [capacity for capacity in capacities if bundle.suits(capacity.labels)]
+    return min(suit, key=lambda capacity: _fraction(bundle, capacity.resources), default=None)
 
 
-def fits(bundle: PendingBundle, room: Room) -> bool:
-    """Return whether a machine with nothing on it takes one of a bundle."""
-    return bundle.suits(room.labels) and (bundle.is_whole or _times(bundle, room.resources) >= 1)
+def fits(bundle: PendingBundle, capacity: MachineCapacity) -> bool:
+    """Return whether a bundle fits on an empty machine."""
+    return bundle.suits(capacity.labels) and (
+        bundle.is_whole or _times(bundle, capacity.resources) >= 1
+    )
 
 
-def _items(groups: Sequence[PendingGroup], rooms: Sequence[Room]) -> list[_Item]:
-    """Return what is to be placed, the largest first."""
+def _items(groups: Sequence[PendingGroup], capacities: Sequence[MachineCapacity]) -> list[_Item]:
+    """Return the items to place, largest first."""
     most: dict[str, float] = {}
-    for room in rooms:
-        for name, amount in room.resources.items():
+    for capacity in capacities:
+        for name, amount in capacity.resources.items():
             most[name] = max(most.get(name, 0.0), amount)
     found = []
     for number, group in enumerate(groups):
         for bundle in group.items():
-            size = 1.0 if bundle.is_whole else min(1.0, _share(bundle, most))
-            found.append(_Item(number, bundle, group.way == "STRICT_SPREAD", size))
+            size = 1.0 if bundle.is_whole else min(1.0, _fraction(bundle, most))
+            found.append(_Item(number, bundle, group.strategy == "STRICT_SPREAD", size))
     found.sort(key=attrgetter("turn"))
     return found
 
 
 def _packed(
     items: Sequence[_Item],
-    rooms: Sequence[Room],
-    offers: Sequence[RoomOffer],
+    capacities: Sequence[MachineCapacity],
+    offers: Sequence[CapacityOffer],
     on_demand_first: frozenset[str],
 ) -> Packed:
     for item in items:
         item.left = item.bundle.count
     found = Packed()
-    for room in rooms:
-        filling = _Filling.of(room)
+    for capacity in capacities:
+        filling = _Filling.of(capacity)
         filling.fill(items)
         for group in filling.groups:
-            found.used.setdefault(group, set()).add(room.key)
+            found.used.setdefault(group, set()).add(capacity.key)
     unsafe = set(on_demand_first)
     for number, item in enumerate(items):
         while item.left:
             best: tuple[bool, float] | None = None
             chosen = None
             for offer in offers:
-                room = offer.room
-                if found.rented.get(room.key, 0) >= offer.most or not fits(item.bundle, room):
+                capacity = offer.capacity
+                if found.rented.get(capacity.key, 0) >= offer.most or not fits(
+                    item.bundle, capacity
+                ):
                     continue
-                taken = _Filling.of(room).fill(items[number:], is_trial=True)
+                taken = _Filling.of(capacity).fill(items[number:], is_trial=True)
                 worth = taken / max(offer.usd_per_hour, _LEAST_USD)
-                rank = (room.region in unsafe and offer.is_safe, worth)
+                rank = (capacity.region in unsafe and offer.is_safe, worth)
                 if best is None or rank > best:
-                    best, chosen = rank, room
+                    best, chosen = rank, capacity
             if chosen is None:
                 break
             _Filling.of(chosen).fill(items[number:])
@@ -225,11 +229,11 @@ def _packed(
 
 
 def _batched(groups: Sequence[PendingGroup], missed: set[int]) -> list[int]:
-    return sorted(number for number in missed if groups[number].way != "alone")
+    return sorted(number for number in missed if groups[number].strategy != "alone")
 
 
 def _times(bundle: PendingBundle, free: Mapping[str, float]) -> int:
-    """Return how many of a bundle have room."""
+    """Return how many copies of a bundle fit."""
     counts = [
         int(free.get(name, 0.0) / amount + _EPS)
         for name, amount in bundle.resources.items()
@@ -238,8 +242,8 @@ def _times(bundle: PendingBundle, free: Mapping[str, float]) -> int:
     return min(counts, default=bundle.count)
 
 
-def _share(bundle: PendingBundle, has: Mapping[str, float]) -> float:
-    """Return the share of a machine that a bundle takes of what it takes most of."""
+def _fraction(bundle: PendingBundle, has: Mapping[str, float]) -> float:
+    """Return the fraction of a machine that a bundle takes, by its scarcest resource."""
     return max(
         (
             amount / has[name] if has.get(name) else float("inf")
@@ -250,35 +254,35 @@ def _share(bundle: PendingBundle, has: Mapping[str, float]) -> float:
     )
 
 
-def infeasible(group: PendingGroup, catalog: Sequence[RoomOffer]) -> str | None:
-    """Return why a group has no place; None: it could have one.
+def infeasible(group: PendingGroup, catalog: Sequence[CapacityOffer]) -> str | None:
+    """Return why a group can never be placed; None: it can.
 
     Args:
-        group: what waits.
-        catalog: all machines that may ever be rented.
+        group: the group.
+        catalog: all machines that may ever be launched.
     """
-    rooms = [offer.room for offer in catalog]
+    capacities = [offer.capacity for offer in catalog]
     for bundle in group.bundles:
-        if not any(fits(bundle, room) for room in rooms):
+        if not any(fits(bundle, capacity) for capacity in capacities):
             return _too_large(bundle, catalog)
-    if group.way == "alone" or not pack([group], (), catalog).missed:
+    if group.strategy == "alone" or not pack([group], (), catalog).missed:
         return None
     count = sum(bundle.count for bundle in group.bundles)
     largest = max(group.bundles, key=_size)
-    apart = ", each on a machine of its own," if group.way == "STRICT_SPREAD" else ""
+    apart = ", each on its own machine," if group.strategy == "STRICT_SPREAD" else ""
     regions = {name for each in group.bundles for name in each.regions()}
-    machines = sum(offer.most for offer in catalog if offer.room.region in regions)
+    machines = sum(offer.most for offer in catalog if offer.capacity.region in regions)
     where = ", ".join(sorted(regions))
     return (
         f"a placement group of {count} bundles of up to {amounts_text(largest.resources)}{apart} "
         f"waits in {where} and needs more machines than the {machines} that plan.regions.*.cap "
-        "allows there: nothing is rented for it"
+        "allows there: it launches nothing"
     )
 
 
-def _too_large(bundle: PendingBundle, catalog: Sequence[RoomOffer]) -> str:
+def _too_large(bundle: PendingBundle, catalog: Sequence[CapacityOffer]) -> str:
     regions = bundle.regions()
-    there = [offer.room for offer in catalog if offer.room.region in regions]
+    there = [offer.capacity for offer in catalog if offer.capacity.region in regions]
     what = f"a bundle of {amounts_text(bundle.resources)}"
     where = ", ".join(sorted(regions))
     largest = largest_of(bundle, there)
@@ -288,11 +292,11 @@ def _too_large(bundle: PendingBundle, catalog: Sequence[RoomOffer]) -> str:
             for each in bundle.labels
         )
         return (
-            f"{what} waits in {where} for a machine with {wanted}, and none there could have that: "
-            "nothing is rented for it"
+            f"{what} waits in {where} for a machine with {wanted}, which no machine there has: "
+            "it launches nothing"
         )
     type_ = largest.labels.get(TYPE_LABEL, "")
     return (
         f"{what} waits in {where} and fits on no machine there, the largest of which is {type_} "
-        f"with {amounts_text(largest.resources)}: nothing is rented for it"
+        f"with {amounts_text(largest.resources)}: it launches nothing"
     )

@@ -1,10 +1,10 @@
 """The autoscaler's policy: from observations and state to actions. Pure.
 
-In order: the observations update the state; deadline and budget give how much is needed; for
-each region the server's machine and the workers'; machines that leave; machines that nothing
-waits for. A region that does not answer is skipped. A deadline is kept as in Can't Be Late
-(NSDI 2024): spot machines while there is more slack than a change takes, else only machines on
-demand. A budget stops everything while there is still money to stop: what is spent, and all
+Order: the observations update the state; deadline and budget set the required speed; each region
+gets its server machine and its workers; machines leave; surplus machines end. An unreachable
+region is skipped. The deadline rule is that of Can't Be Late (NSDI 2024): use spot machines
+while the slack exceeds the time of a change, then only on-demand machines. The budget rule
+stops all machines while the rest of the budget still covers stopping them.
 costs until machines have left.
 """
 
@@ -53,26 +53,26 @@ from geo_ray.cloud.provider import LaunchRequest
 from geo_ray.experiment.autoscale import AutoscaleConfig
 
 _BACK: Final = 3.0
-SPEED_STEP: Final = 0.05  # speeds follow in steps, so that a little more haste rents nothing
-_SPARE: Final = 0.01  # of what is left: speeds are measured
+SPEED_STEP: Final = 0.05  # speeds change in steps, so that small changes launch nothing
+_SPARE: Final = 0.01  # margin on the remaining work, since speeds are measured
 
-DONE: Final = "the job is done"
-HOLDS: Final = "the job is done, and another one may begin soon"
-LATE: Final = "the deadline comes near"
+DONE: Final = "the job is complete"
+HOLDS: Final = "the job is complete; another one may begin soon"
+LATE: Final = "the deadline is near"
 BUDGET: Final = "the budget is used up"
-UNKNOWN: Final = "what is needed is not known"
+UNKNOWN: Final = "the demand is unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class RunPace:
-    """What is needed.
+    """Required speed.
 
     Attributes:
-        speed: times the target's; 0: nothing is needed. Machines of a plan leave, unless the
-            reason is `HOLDS`.
-        only_on_demand: whether spot machines do not count.
-        reason: why, if it is not simply the target.
-        saves: whether runs are to be saved and stopped now, as the money is nearly used up.
+        speed: multiple of the target's speed; 0: no machine is needed. Machines of a plan then
+            leave unless the reason is `HOLDS`.
+        only_on_demand: whether spot machines are excluded.
+        reason: why the speed differs from the target's.
+        saves: whether runs must be saved and stopped because the budget is nearly used up.
     """
 
     speed: float
@@ -84,12 +84,12 @@ class RunPace:
 def run_pace(
     config: AutoscaleConfig, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
 ) -> RunPace:
-    """Return what is needed now; remembers whether spot machines count.
+    """Return the required speed. Records in the state whether spot machines are allowed.
 
-    Where that is not known the budget alone is heeded: then nothing is needed for one of two
-    reasons, that it is used up (`BUDGET`), or that nobody knows (`UNKNOWN`).
+    If the demand is unknown, only the budget counts: nothing is needed because the budget is used
+    up (`BUDGET`), or because the demand is unknown (`UNKNOWN`).
 
-    Machines stay for `calm.idle_s` after a job (`HOLDS`), unless the cluster is released.
+    Machines stay for `calm.idle_s` after a job (`HOLDS`) unless the cluster is released.
     """
     is_over = observed.left_s is not None and observed.left_s <= 0
     if is_over:
@@ -124,14 +124,14 @@ def affords(
     usd_per_hour: float,
     now_unix_s: float,
 ) -> bool:
-    """Return whether the budget has the money to start machines, and to stop them with all others.
+    """Return whether the budget covers starting more machines and then stopping all machines.
 
     Args:
-        config: of the autoscaler.
+        config: configuration of the autoscaler.
         target: what should run.
-        memory: with what was asked for at this look, too.
-        usd_per_hour: of all machines of the launch.
-        now_unix_s: the present time.
+        memory: state, including the requests of this iteration.
+        usd_per_hour: price of all machines of the launch.
+        now_unix_s: current time.
     """
     if target.budget_usd is None:
         return True
@@ -141,7 +141,7 @@ def affords(
 
 
 def _stop_s(config: AutoscaleConfig) -> float:
-    """Return how long all machines cost once they are to be stopped."""
+    """Return the seconds for which machines are charged after the decision to stop them."""
     return config.drain_s + 2 * config.every_s
 
 
@@ -165,16 +165,16 @@ def _pace(
 
 
 def change_s(config: AutoscaleConfig) -> float:
-    """Return how long a change from spot machines to others takes."""
+    """Return the seconds that a change from spot to on-demand machines takes."""
     return config.start_s + 2 * config.every_s
 
 
 TOLD_UNJOINED: Final = 3
-"""Launches of a pool in a row whose nodes did not come, before it is said where to look."""
+"""Consecutive launches whose nodes did not join, before the status reports it."""
 
 
 def unjoined_notes(memory: AutoscalerMemory) -> list[str]:
-    """Return what to look at where machines come and their nodes do not."""
+    """Return notes about pools whose machines start but whose nodes do not join."""
     found = []
     for key in sorted(memory.pools):
         record = memory.pools[key]
@@ -183,15 +183,16 @@ def unjoined_notes(memory: AutoscalerMemory) -> list[str]:
         pool = record.pool
         found.append(
             f"{pool.type} {pool.market.value} in {pool.zone or pool.region}: machines of "
-            f"{record.unjoined} launches in a row came, and their nodes did not. Look at the image "
-            "(has it the head's releases of geo_ray and Ray?), at the security group (do machines "
-            "there reach the head's ports?), and at the token's secret (may their role read it?)"
+            f"{record.unjoined} consecutive launches started, and their nodes did not join. Check "
+            "the image (same releases of geo_ray and Ray as the head?), the security group "
+            "(can machines reach the ports of the head?), and the secret of the token "
+            "(can their role read it?)"
         )
     return found
 
 
 def resource_notes(said: Mapping[str, Mapping[str, float]], memory: AutoscalerMemory) -> list[str]:
-    """Return where Ray finds less on a type of machine than the configuration says."""
+    """Return notes about machine types on which Ray finds less than configured."""
     found = []
     for type_ in sorted(said):
         has = memory.resources.get(type_)
@@ -204,7 +205,7 @@ def resource_notes(said: Mapping[str, Mapping[str, float]], memory: AutoscalerMe
             there = {name: has.get(name, 0.0) for name in lacking}
             found.append(
                 f"autoscale.machine_resources has {amounts_text(lacking)} of {type_}, and Ray "
-                f"finds {amounts_text(there)} there: what Ray finds counts"
+                f"finds {amounts_text(there)} there; the value of Ray is used"
             )
     return found
 
@@ -217,15 +218,15 @@ STRANGER: Final = "not in the plan"
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What the policy answers.
+    """Decision of the policy.
 
     Attributes:
-        memory: to be written before anything is done.
-        actions: to be done, in this order.
-        pace: how much was needed.
-        usd_per_hour: what all machines cost, those that are on their way included.
-        alternatives: by region and role, the pools as they were judged for the launches.
-        notes: what somebody should look at.
+        memory: new state, written before any action.
+        actions: actions to execute, in this order.
+        pace: required speed.
+        usd_per_hour: cost of all machines, requested ones included.
+        alternatives: scored pools of the launches, by region and role.
+        notes: findings that need the attention of the user.
     """
 
     memory: AutoscalerMemory
@@ -237,19 +238,16 @@ class Decided:
 
 
 class AutoscalePolicy:
-    """What is to be done now about the machines of a cluster.
+    """Decides which machines of a cluster are launched, drained and ended.
 
-    Pure: everything comes in, and nothing happens but what is returned.
-
-    The order: what is seen is taken into the memory; how much is needed; for each region the
-    server's machine and the workers'; what leaves; what nobody waits for. Where a region does not
-    answer nothing is done, and all others go on.
+    The class is pure: all inputs are arguments, and the result is a `Decided`. See the module for
+    the order of the rules.
 
     Args:
-        config: of the autoscaler.
-        cluster: its name, which all its machines bear.
-        id: of its own, which tells it from others of its name; empty: its name does.
-        made: how often it was made.
+        config: configuration of the autoscaler.
+        cluster: name of the cluster, a tag of all its machines.
+        id: unique id of the cluster; empty: the name is unique.
+        made: how many clusters of this name were created.
     """
 
     def __init__(self, config: AutoscaleConfig, cluster: str, id: str = "", made: int = 1) -> None:
@@ -259,30 +257,30 @@ class AutoscalePolicy:
 
     @property
     def prices_every_s(self) -> float:
-        """How often prices are asked for: at every fourth look, and once a minute at least."""
+        """Interval at which prices are read: every fourth iteration, at least once a minute."""
         return min(_PRICES_S, _PRICES_LOOKS * self._config.every_s)
 
     def decide(
         self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
     ) -> Decided:
-        """Return what is to be done.
+        """Return the actions and the new state.
 
         Args:
             target: what should run.
-            memory: of the last time; is not changed.
-            observed: what is seen now.
+            memory: state of the last iteration; not modified.
+            observed: observations.
         """
         memory = memory.copied()
         now_s = observed.now_unix_s
         if observed.machines is None:
             burn = burn_usd_per_hour(memory, target, now_s)
-            return Decided(memory, (), RunPace(0.0, reason="nothing is known"), burn)
+            return Decided(memory, (), RunPace(0.0, reason="nothing is known yet"), burn)
         last_s = max(
-            (instance.seen_unix_s for instance in memory.instances.values()), default=now_s
+            (instance.observed_unix_s for instance in memory.instances.values()), default=now_s
         )
         StateUpdater(self._config, target, memory, observed, self.prefix).apply()
         pace = run_pace(self._config, target, memory, observed)
-        if pace.reason == UNKNOWN:  # nothing but the books, and the budget
+        if pace.reason == UNKNOWN:  # only account costs and check the budget
             _leave_out_time(memory, max(0.0, now_s - last_s))
             return Decided(memory, (), pace, burn_usd_per_hour(memory, target, now_s))
         self._go_on(memory, observed)
@@ -295,7 +293,7 @@ class AutoscalePolicy:
         for region in target.regions:
             is_planned = region.rows_per_s > 0 or pace.speed <= 0
             if region.at in observed.unreachable or pace.reason == HOLDS or not is_planned:
-                for place in ("worker", "server"):  # what is not looked at is no surplus
+                for place in ("worker", "server"):  # what is not checked is not a surplus
                     memory.region(f"{region.name}/{place}").surplus_unix_s = None
                 continue
             for node_group in self._node_groups(region, pace):
@@ -318,7 +316,9 @@ class AutoscalePolicy:
                 if choice.launches:
                     shown.append((f"{node_group.region}/{node_group.role}", choice.alternatives))
         if too_dear and not (memory.instances or memory.pending_launches):
-            memory.pace.stopped_at_usd = target.budget_usd  # not even the first of a plan
+            memory.pace.stopped_at_usd = (
+                target.budget_usd
+            )  # not even the first launch of a plan is affordable
         demand = self._demand(target, memory, observed, pace, losses)
         for (name, role), choice in demand.node_groups.items():
             at = target.region(name)
@@ -351,7 +351,7 @@ class AutoscalePolicy:
         pace: RunPace,
         losses: Losses,
     ) -> DemandChoice:
-        """Decide for the regions of which no plan says how much is needed."""
+        """Decide for the regions without a planned speed."""
         if pace.speed <= 0:
             return DemandChoice()
         now_s, first_s = observed.now_unix_s, self._config.retry.first_s
@@ -365,12 +365,12 @@ class AutoscalePolicy:
             ]
             regions.append(DemandRegion(region, *offers))
         only = pace.only_on_demand
-        seen = replace(observed, pending=_that_can_begin(target, observed))
-        keeper = DemandKeeper(self._config, regions, memory, seen, only_on_demand=only)
+        startable = replace(observed, pending=_that_can_begin(target, observed))
+        keeper = DemandKeeper(self._config, regions, memory, startable, only_on_demand=only)
         return keeper.decide()
 
     def _node_groups(self, region: RegionTarget, pace: RunPace) -> list[NodeGroupSpec]:
-        """Return what a plan wants in a region; with a pace of 0 nothing, in any region."""
+        """Return the node groups that a plan needs in a region; none at speed 0."""
         wanted = region.rows_per_s * pace.speed
         name, only, reason = region.name, pace.only_on_demand, pace.reason
         floor = min(region.floor, 1)
@@ -393,11 +393,11 @@ class AutoscalePolicy:
         pace: RunPace,
         losses: Losses,
     ) -> float:
-        """Return the speed at which workers finish the job for the least, at least the pace's.
+        """Return the cheapest speed at which workers finish the job, at least the required one.
 
-        Machines are whole, so a region may have more speed than it needs. That shortens the job as
-        far as all regions have it. The speed is chosen when the first machines are rented, and then
-        once in `calm.dwell_s`; when machines are missing it may fall to what those at hand reach.
+        Machines are whole, so a region may be faster than needed. That shortens the job only as far
+        as all regions are faster. The speed is chosen with the first launches and then once per
+        `calm.dwell_s`; while machines are missing it may fall to what the existing ones reach.
         """
         regions = [each for each in target.regions if each.rows_per_s > 0]
         record, now_s = memory.pace, observed.now_unix_s
@@ -430,7 +430,7 @@ class AutoscalePolicy:
         elif not is_rested or markup is None or not all(state.is_quiet for state in states):
             return present
         else:
-            record.speed_unix_s = now_s  # also if the speed stays the same
+            record.speed_unix_s = now_s  # also if the speed is unchanged
         best, least = pace.speed, math.inf
         speed = pace.speed
         while speed <= max(most, pace.speed) * (1 + 1e-9):
@@ -457,7 +457,7 @@ class AutoscalePolicy:
     def _losses(
         self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
     ) -> Losses:
-        """Return what preemptions cost: before anything runs, by the cheapest that could."""
+        """Return the cost of a preemption. Before anything runs, assume the cheapest machines."""
         weight_h = self._config.preemption_weight_h
         free = Losses.of(target, weight_h, 0.0)
         usual = 0.0
@@ -516,7 +516,7 @@ class AutoscalePolicy:
     def _leave_out_too_dear(
         self, target: ClusterTarget, memory: AutoscalerMemory, choice: NodeGroupChoice, now_s: float
     ) -> list[str]:
-        """Rent nothing that the rest of the budget could not start and stop; say what it was."""
+        """Skip launches that the rest of the budget could not start and stop; return notes."""
         rented_usd = 0.0
         notes = []
         for pool, (count, _, usd) in list(choice.launches.items()):
@@ -527,7 +527,7 @@ class AutoscalePolicy:
             where = pool.zone or pool.region
             notes.append(
                 f"{count} x {pool.type} {pool.market.value} in {where} for {count * usd:.4g} USD/h "
-                "are not rented: with all others the rest of the budget could not start and stop "
+                "are not launched: the rest of the budget could not start and stop "
                 "them"
             )
         return notes
@@ -540,10 +540,10 @@ class AutoscalePolicy:
         return Drain(instance.machine.id, _place(instance.machine.labels)[0], reason, until_s)
 
     def _drains_again(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
-        """Drain what was to be drained and is not: the order may never have come to its node.
+        """Drain machines again whose drain may never have reached the node.
 
-        If it was another autoscaler's, the machine has all its time once more, since nobody knows
-        how long that has been away.
+        If another autoscaler decided the drain, the machine gets its full time again, since the
+        length of the outage is unknown.
         """
         found: list[Action] = []
         for instance in memory.instances.values():
@@ -562,7 +562,7 @@ class AutoscalePolicy:
     def _call_off(
         self, memory: AutoscalerMemory, pending_launches: Sequence[PendingLaunch]
     ) -> None:
-        """Forget what was asked for and is not needed: what comes of it all the same is ended."""
+        """Forget requests that are no longer needed; machines that still come of them are ended."""
         for pending_launch in pending_launches:
             if outstanding(memory, pending_launch) > 0:
                 memory.called_off[pending_launch.request.request_id] = pending_launch.sent_unix_s
@@ -571,7 +571,7 @@ class AutoscalePolicy:
     def _unsent(
         self, memory: AutoscalerMemory, unneeded: Set[str], now_s: float
     ) -> list[PendingLaunch]:
-        """Return requests that nothing has waited for since long: those are sent no more."""
+        """Return requests that were unneeded for a long time; they are not sent again."""
         idle_s = self._config.calm.idle_s
         return [
             pending_launch
@@ -582,7 +582,7 @@ class AutoscalePolicy:
     def _unneeded(
         self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed, pace: RunPace
     ) -> set[str]:
-        """Return requests that no region of the target needs now: all of them while it holds."""
+        """Return requests that no region of the target needs now: all of them during `HOLDS`."""
         places = _places(target)
         return {
             name
@@ -594,13 +594,12 @@ class AutoscalePolicy:
     def _strangers(
         self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed, pace: RunPace
     ) -> list[Action]:
-        """Send away machines of regions and roles that the target does not have.
+        """Drain machines of regions and roles that the target does not have.
 
-        Machines of a plan leave `calm.idle_s` after the target has dropped them. Machines that
-        were rented because something waited, and all machines while the target plans nothing,
-        leave once nothing has run there for `calm.idle_s`. A target that has them again within
-        that time keeps them. When the job or the budget is over all leave at once, and their
-        requests are called off.
+        Machines of a plan leave `calm.idle_s` after the target has dropped them. Machines launched
+        for pending demand, and all machines while the target plans nothing, leave after
+        `calm.idle_s` without work. A target that names them again within that time keeps them. When
+        the job or the budget ends, all leave at once and their requests are withdrawn.
         """
         now_s, places = observed.now_unix_s, _places(target)
         is_over = pace.speed <= 0 and pace.reason != HOLDS
@@ -633,7 +632,7 @@ class AutoscalePolicy:
         return found
 
     def _go_on(self, memory: AutoscalerMemory, observed: Observed) -> None:
-        """Let machines stay that were to leave while nothing ran there, and are at work again."""
+        """Keep machines that were to leave as idle and are busy again."""
         for instance in memory.instances.values():
             node = observed.node(instance.machine.id)
             is_at_work = node.is_ready and node.is_busy
@@ -642,12 +641,12 @@ class AutoscalePolicy:
                 instance.idle_unix_s = None
 
     def _ends(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
-        """End what was drained and is free, or has had its time."""
+        """End drained machines that are idle or have reached their deadline."""
         found: list[Action] = []
         for instance in memory.instances.values():
             termination = instance.termination
             if termination is None or termination.deadline_unix_s is None:
-                continue  # it stays, or is to be replaced first
+                continue  # it stays, or is replaced first
             if instance.machine.pool.region in observed.unreachable:
                 continue
             node = observed.node(instance.machine.id)
@@ -661,9 +660,9 @@ class AutoscalePolicy:
     def _again(
         self, memory: AutoscalerMemory, observed: Observed, unneeded: Set[str]
     ) -> list[Action]:
-        """Send requests again of which nothing was seen: the clouds make each only once.
+        """Resend requests without a listed machine; clouds execute each request only once.
 
-        Not those that nothing waits for at the moment: it may again.
+        Requests that nothing needs at the moment are skipped; they may be needed again.
         """
         found: list[Action] = []
         now_s = observed.now_unix_s
@@ -673,17 +672,19 @@ class AutoscalePolicy:
                 continue
             waited_s = now_s - pending_launch.sent_unix_s
             is_due = waited_s >= self._config.retry.resend_s
-            is_due |= waited_s < 0  # by the clock of a head that was ahead
+            is_due |= waited_s < 0  # the clock of an earlier head was ahead
             if is_due and outstanding(memory, pending_launch) > 0:
                 pending_launch.sent_unix_s = now_s
                 pending_launch.sends += 1
                 region = pending_launch.request.labels.get(REGION_LABEL, "")
-                found.append(Launch(pending_launch.request, region, "nothing was seen of it yet"))
+                found.append(
+                    Launch(pending_launch.request, region, "no machine of it is listed yet")
+                )
         return found
 
 
 def _leave_out_time(memory: AutoscalerMemory, passed_s: float) -> None:
-    """Count the time since the last look neither as idle time of a machine nor as surplus."""
+    """Exclude the time since the last iteration from idle and surplus times."""
     for instance in memory.instances.values():
         if instance.idle_unix_s is not None:
             instance.idle_unix_s += passed_s
@@ -703,7 +704,7 @@ def _places(target: ClusterTarget) -> set[tuple[str, str]]:
 
 
 def _that_can_begin(target: ClusterTarget, observed: Observed) -> tuple[PendingGroup, ...]:
-    """Return what waits, less what a silent region keeps waiting: a group has all, or nothing."""
+    """Return pending groups without those that wait for an unreachable region."""
     unreachable = {each.name for each in target.regions if each.at in observed.unreachable}
     return tuple(
         group

@@ -1,11 +1,11 @@
 """Pools: effective price with expected preemptions, preemption rate, and backoff after failures.
 
-A preemption costs ``lost_s`` of the work of all machines, which are paid meanwhile. So an hour
-of a machine costs ``usd + rate * lost_h * usd of all per hour`` and computes ``1 - rate *
+Idea: a preemption costs ``lost_s`` of the work of all machines, which are paid meanwhile. Rule: an
+hour of a machine costs ``usd + rate * lost_h * usd of all per hour`` and computes ``1 - rate *
 lost_h`` of its speed; the score is the quotient, in dollars per row. The rate is a Gamma
-posterior: ``(rate0 * weight_h + n) / (weight_h + h)`` after ``n`` preemptions in ``h`` machine
-hours, with observations halved after a day. A pool that delivered nothing is avoided for longer
-each time.
+posterior, ``(rate0 * weight_h + n) / (weight_h + h)`` after ``n`` preemptions in ``h`` machine
+hours, with a half-life of a day for observations. A pool without capacity is avoided, for twice
+as long after each failure.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ HALF_LIFE_S: Final = 86_400.0
 
 
 def learn(record: PoolRecord, now_unix_s: float, hours: float, preemptions: int = 0) -> None:
-    """Take in machine hours, and machines that were taken back."""
+    """Add machine hours and preemptions to the statistics."""
     if record.as_of_unix_s and now_unix_s > record.as_of_unix_s:
-        kept = 0.5 ** ((now_unix_s - record.as_of_unix_s) / HALF_LIFE_S)
-        record.preemptions *= kept
-        record.hours *= kept
+        retained = 0.5 ** ((now_unix_s - record.as_of_unix_s) / HALF_LIFE_S)
+        record.preemptions *= retained
+        record.hours *= retained
     record.as_of_unix_s = max(record.as_of_unix_s, now_unix_s)
     record.hours += hours
     record.preemptions += preemptions
@@ -39,12 +39,12 @@ def learn(record: PoolRecord, now_unix_s: float, hours: float, preemptions: int 
 
 
 def rate_per_h(record: PoolRecord | None, assumed_per_h: float, weight_h: float) -> float:
-    """Return the expected preemptions of one machine in an hour.
+    """Return the expected preemptions of one machine per hour.
 
     Args:
-        record: what was seen; None: nothing.
-        assumed_per_h: before anything was seen.
-        weight_h: machine hours that this weighs.
+        record: observations; None: none.
+        assumed_per_h: prior rate.
+        weight_h: weight of the prior in machine hours.
     """
     if record is None:
         return assumed_per_h
@@ -61,11 +61,11 @@ def cool_down(
     now_unix_s: float,
     retry: RetryConfig,
 ) -> None:
-    """Leave a pool alone.
+    """Back off from a pool.
 
-    A pool that is sold out: for a while, twice as long as the last time. A quota or a refusal is of
-    the type in the region, whatever the zone, and lasts until somebody does something about it:
-    for the longest time at once. What was throttled is simply sent again.
+    A sold-out pool: for a while, doubled with each failure. A quota or a refusal applies to the
+    type in the whole region until a user changes something, so the longest backoff applies at once.
+    Throttled requests are simply sent again.
     """
     if failure_kind is LaunchFailureKind.THROTTLED:
         return
@@ -86,10 +86,9 @@ def did_not_join(
     now_unix_s: float,
     retry: RetryConfig,
 ) -> None:
-    """Leave a pool alone of which a machine came and its node did not.
+    """Back off from a pool whose machine started without its node joining.
 
-    For a while, and twice as long for each further launch in a row; machines of one launch are one
-    failure.
+    The time doubles with each further launch in a row; machines of one launch count as one failure.
     """
     record = memory.pool(pool)
     if request_id is not None and record.unjoined_request == request_id:
@@ -100,19 +99,19 @@ def did_not_join(
 
 
 def joined(memory: AutoscalerMemory, pool: Pool) -> None:
-    """Take note that the node of a machine of a pool came."""
+    """Record that the node of a machine of a pool joined."""
     record = memory.pool(pool)
     record.unjoined, record.unjoined_request = 0, None
 
 
 def gave(memory: AutoscalerMemory, pool: Pool, came_unix_s: float) -> None:
-    """Take note that a machine of a pool computes.
+    """Record that a machine of a pool works.
 
     Args:
-        memory: is changed.
-        pool: which.
-        came_unix_s: when the machine was first seen. One that came as the last of a pool's, while
-            others were refused, says nothing against leaving the pool alone for longer.
+        memory: state; modified.
+        pool: the pool.
+        came_unix_s: when the machine was first listed. The last available machine of a pool, with
+            later ones refused, does not end the backoff.
     """
     record = memory.pool(pool)
     if record.until_unix_s <= came_unix_s:
@@ -120,13 +119,13 @@ def gave(memory: AutoscalerMemory, pool: Pool, came_unix_s: float) -> None:
 
 
 def left_alone_s(record: PoolRecord | None, now_unix_s: float) -> float:
-    """Return for how long a pool is left alone from now on."""
+    """Return the remaining seconds of the backoff of a pool."""
     return 0.0 if record is None else max(0.0, record.until_unix_s - now_unix_s)
 
 
 def _leave(record: PoolRecord, now_unix_s: float, retry: RetryConfig) -> None:
     if record.until_unix_s > now_unix_s:
-        return  # several failures of one moment are one
+        return  # several failures at one moment count as one
     pause_s = retry.first_s * 2 ** min(record.refusals, _MOST_DOUBLINGS)
     record.until_unix_s = now_unix_s + min(pause_s, retry.longest_s)
     record.refusals += 1
@@ -134,13 +133,13 @@ def _leave(record: PoolRecord, now_unix_s: float, retry: RetryConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What a preemption costs.
+    """Cost of a preemption.
 
     Attributes:
-        assumed_per_h: preemptions of a spot machine before any was seen.
-        weight_h: machine hours that this weighs.
-        lost_h: hours of the work of all that each takes.
-        all_usd_per_hour: what all machines cost together.
+        assumed_per_h: prior preemptions of a spot machine per hour.
+        weight_h: weight of the prior in machine hours.
+        lost_h: hours of the work of all machines that each preemption costs.
+        all_usd_per_hour: cost of all machines.
     """
 
     assumed_per_h: float
@@ -150,34 +149,34 @@ class Losses:
 
     @classmethod
     def of(cls, target: ClusterTarget, weight_h: float, all_usd_per_hour: float) -> Losses:
-        """Return what they cost with a target."""
+        """Return the cost of a preemption with a target."""
         assumed = target.preemptions_per_h
         return cls(assumed, weight_h, target.lost_s / 3600.0, all_usd_per_hour)
 
     def rate_per_h(self, memory: AutoscalerMemory, pool: Pool) -> float:
-        """Return the expected preemptions of one machine of a pool in an hour."""
+        """Return the expected preemptions of one machine of a pool per hour."""
         if pool.market is Market.ON_DEMAND:
             return 0.0
         return rate_per_h(memory.pools.get(pool_key(pool)), self.assumed_per_h, self.weight_h)
 
     def usd_per_hour(self, usd_per_hour: float, preemptions_per_h: float) -> float:
-        """Return what an hour of full work costs."""
-        share = min(0.9, preemptions_per_h * self.lost_h)
-        return (usd_per_hour + share * self.all_usd_per_hour) / (1.0 - share)
+        """Return the price of an hour of full work, with preemptions."""
+        fraction = min(0.9, preemptions_per_h * self.lost_h)
+        return (usd_per_hour + fraction * self.all_usd_per_hour) / (1.0 - fraction)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOffer:
-    """Machines that a pool may give.
+    """Machines that a pool can provide.
 
     Attributes:
-        kind: of machine.
-        pool: which.
-        usd_per_hour: of one, now; None: no price is known.
-        preemptions_per_h: that are expected of one.
-        full_usd_per_hour: with what those cost; 0 without a price.
-        most: how many could be had.
-        note: why none could.
+        kind: kind of machine.
+        pool: the pool.
+        usd_per_hour: current price of one; None: unknown.
+        preemptions_per_h: expected preemptions of one.
+        full_usd_per_hour: price including the cost of preemptions; 0 without a price.
+        most: maximum count.
+        note: why no machine is available.
     """
 
     kind: MachineKind
@@ -190,21 +189,21 @@ class PoolOffer:
 
     @property
     def has_no_price(self) -> bool:
-        """Whether no price is known."""
+        """Whether the price is unknown."""
         return self.usd_per_hour is None
 
     @property
     def is_empty(self) -> bool:
-        """Whether none can be had."""
+        """Whether no machine is available."""
         return self.most == 0
 
     @property
     def usd_per_million_rows(self) -> float:
-        """The score: the least is the best."""
+        """Score; lower is better."""
         return self.full_usd_per_hour / self.kind.rows_per_s / 3600.0 * 1e6
 
     def alternative(self, chosen: int) -> Alternative:
-        """Return it as it is shown."""
+        """Return the pool as it is shown in the status."""
         score = None if self.usd_per_hour is None else self.usd_per_million_rows
         usd, rate = self.usd_per_hour, self.preemptions_per_h
         return Alternative(self.pool, usd, rate, score, chosen, self.note)
@@ -213,7 +212,7 @@ class PoolOffer:
 def alternatives_of(
     offers: Iterable[PoolOffer], launches: Mapping[Pool, tuple[int, str, float]]
 ) -> tuple[Alternative, ...]:
-    """Return how pools are shown: those with a price first, the cheapest first."""
+    """Return pools as shown in the status: cheapest first, those without a price last."""
     ranked = sorted(offers, key=attrgetter("has_no_price", "usd_per_million_rows"))
     return tuple(offer.alternative(launches.get(offer.pool, (0,))[0]) for offer in ranked)
 
@@ -224,7 +223,7 @@ def price_of(
     kind: MachineKind | None,
     availability: Availability | None = None,
 ) -> float | None:
-    """Return the price of a machine: as quoted now, else as last seen, else as listed."""
+    """Return the price of a machine: current, else last observed, else listed."""
     if availability is not None and availability.usd_per_hour is not None:
         return availability.usd_per_hour
     record = memory.pools.get(pool_key(pool))
@@ -242,16 +241,16 @@ def offers_of(
     now_unix_s: float,
     spare_s: float = 0.0,
 ) -> list[PoolOffer]:
-    """Return what could be rented in a region, the best first; what could not comes last.
+    """Return the offers of a region, best first; unavailable ones last.
 
     Args:
-        region: of the run.
-        kinds: of machines.
-        memory: what is known of pools, and what is rented.
-        availabilities: by pool, as quoted.
-        losses: what preemptions cost.
-        now_unix_s: the present time.
-        spare_s: for how long a pool that took a machine back is left to others of its market.
+        region: region of the run.
+        kinds: kinds of machines.
+        memory: state of pools and launched machines.
+        availabilities: current quotes by pool.
+        losses: cost of a preemption.
+        now_unix_s: current time.
+        spare_s: seconds for which a pool is avoided after a preemption.
     """
     found = []
     rented: Counter[tuple[str, str, Market]] = Counter()
@@ -269,8 +268,8 @@ def offers_of(
         if usd is None or (availability is not None and availability.usd_per_hour is None):
             most, note = 0, "not for sale"
         elif waits_s > 0:
-            why = "its nodes did not come" if record and record.unjoined else "it gave none"
-            most, note = 0, f"left alone for {waits_s:.0f} s, as {why}"
+            why = "its nodes did not join" if record and record.unjoined else "it gave none"
+            most, note = 0, f"skipped for {waits_s:.0f} s: {why}"
         elif availability is not None:
             for bound, why in (
                 (availability.available, "sold out"),
@@ -279,7 +278,7 @@ def offers_of(
                 if bound is not None and bound < most:
                     most, note = max(0, bound), why if bound <= 0 else ""
         if most <= 0 and not note:
-            note = "as many as the cap allows"
+            note = "the cap is reached"
         full = 0.0 if usd is None else losses.usd_per_hour(usd, rate)
         found.append(PoolOffer(kind, pool, usd, rate, full, max(0, most), note))
     found = _spared(found, memory, now_unix_s - spare_s)
@@ -290,13 +289,13 @@ def offers_of(
 def _spared(
     offers: Sequence[PoolOffer], memory: AutoscalerMemory, since_unix_s: float
 ) -> list[PoolOffer]:
-    """Leave pools that took a machine back since a moment, where others of their market give."""
+    """Skip pools with a recent preemption where other pools of the same market have capacity."""
     calm = {
         offer.pool.market
         for offer in offers
         if offer.most > 0 and memory.pool(offer.pool).taken_unix_s <= since_unix_s
     }
-    note = "took a machine back just now"
+    note = "preempted a machine recently"
     return [
         replace(offer, most=0, note=offer.note or note)
         if offer.pool.market in calm and memory.pool(offer.pool).taken_unix_s > since_unix_s
@@ -308,14 +307,14 @@ def _spared(
 def _within_caps(
     offers: Sequence[PoolOffer], rented: Mapping[tuple[str, str, Market], int]
 ) -> list[PoolOffer]:
-    """Share what a type's cap leaves among its zones, the best first."""
+    """Divide the remaining cap of a type among its zones, best first."""
     taken: Counter[tuple[str, str, Market]] = Counter(rented)
     found = []
     for offer in offers:
         family = _family(offer.pool)
         most = max(0, min(offer.most, offer.kind.cap - taken[family]))
         taken[family] += most
-        note = offer.note if most == offer.most or most else "others do for the cap"
+        note = offer.note if most == offer.most or most else "other zones use the cap"
         found.append(replace(offer, most=most, note=note))
     return found
 

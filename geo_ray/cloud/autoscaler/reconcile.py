@@ -1,15 +1,15 @@
-"""One look after the other: observe, decide, write it down, act.
+"""The reconcile loop: observe, decide, persist, act.
 
-It may die at every point. What was decided is written before it is done, and everything that is
-done may be done again: a launch has an id, and an end is of a machine that is to end. So the next
-one, or the same one started anew, finds in the journal what was under way, sends again what left no
-trace, and ends what nobody waits for. Only who holds the lease acts.
+The loop may die at any point. A decision is persisted before it is executed, and every action is
+idempotent: a launch has a request id, and a termination names its machine. A restarted or new
+autoscaler therefore finds unfinished actions in the journal, resends requests without a listed
+machine, and ends machines that nothing needs. Only the holder of the lease acts.
 
-Clouds are asked as far as they answer: what fails in one region is of that region alone.
+An error in one region affects only that region.
 
-Times of day may be set, as by NTP after a start. A process has a clock beside that is not: where
-the two disagree the look is left out, since it may be for a moment; if they still do at the next
-one, what was noted is set with the clock. So no machine pays, or is late, for hours that were not.
+The time of day may be changed, for example by NTP after the start. The loop also reads a monotonic
+clock. If the two disagree, the iteration is skipped; if they still disagree at the next one, stored
+times are shifted with the clock. So no machine is charged or late for hours that did not pass.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from geo_ray.base.errors import (
 from geo_ray.cloud.autoscaler.actions import Action, Drain, End, Launch
 from geo_ray.cloud.autoscaler.journal import Journal
 from geo_ray.cloud.autoscaler.observation import (
-    NodeSeen,
     Observed,
+    ObservedNode,
     PendingGroup,
     RegionOutage,
     burn_usd_per_hour,
@@ -55,44 +55,44 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterNodes(Protocol):
-    """The nodes of the cluster: what runs there, and how it is told to leave."""
+    """Nodes of the cluster: their load, and how to drain them."""
 
-    def seen(self, machines: Sequence[Machine]) -> dict[str, NodeSeen]:
-        """Return the nodes of machines, by machine id; a machine without one is left out."""
+    def observe(self, machines: Sequence[Machine]) -> dict[str, ObservedNode]:
+        """Return the nodes by machine id; machines without a node are omitted."""
 
     def drain(self, machine: Machine, reason: str, until_unix_s: float) -> None:
-        """Tell a node that it will be gone; nothing new is started there."""
+        """Drain a node: nothing new starts there."""
 
     def end_idle(self, machine: Machine, reason: str) -> bool:
-        """Tell a node to end unless anything runs there.
+        """Terminate a node unless anything runs there.
 
         Returns:
-            Whether nothing does, and nothing will: it ends, or is not there.
+            Whether the node is idle: it terminates or does not exist.
         """
 
     def pending(self) -> tuple[PendingGroup, ...]:
-        """Return what waits for a place."""
+        """Return the pending demand."""
 
 
 class WorkLeft(Protocol):
-    """The job, as far as machines are concerned."""
+    """The remaining work of a job."""
 
     @property
     def is_released(self) -> bool:
-        """Whether the cluster's owner has given up all machines."""
+        """Whether the owner of the cluster has released all machines."""
 
     def left_s(self) -> float | None:
-        """Return the seconds that the rest takes with the target's machines; see `Observed`."""
+        """Return the remaining seconds with the target's machines; see `Observed`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """What one look came to.
+    """Result of one iteration.
 
     Attributes:
-        decided: what was decided.
-        observed: on what.
-        errors: of what could not be done; it is tried again.
+        decided: the decision.
+        observed: its observations.
+        errors: failed steps, which are retried.
     """
 
     decided: Decided
@@ -102,17 +102,17 @@ class TickResult:
 
 @dataclass(slots=True)
 class Reconciler:
-    """See the module's docstring.
+    """Runs the reconcile loop; see the module.
 
     Attributes:
         policy: decides.
-        target: what should run; may be exchanged between two looks.
+        target: what should run; may be replaced between two iterations.
         provider: the clouds.
-        nodes: of the cluster.
+        nodes: nodes of the cluster.
         work: the job.
-        journal: what is remembered.
-        cluster: the name that all machines bear.
-        fence: of the lease that allows this autoscaler to act.
+        journal: persistent state.
+        cluster: name of the cluster, a tag of all its machines.
+        fence: fence of the lease of this autoscaler.
     """
 
     policy: AutoscalePolicy
@@ -129,15 +129,15 @@ class Reconciler:
     _availabilities: dict[Pool, Availability] = field(default_factory=dict)
     _availabilities_unix_s: float = -math.inf
     _unreachable: dict[str, RegionOutage] = field(default_factory=dict)
-    _looked: tuple[float, float] | None = None  # when the last look was, by both clocks
+    _looked: tuple[float, float] | None = None  # both clocks at the last iteration
     _is_set: bool = False  # whether they disagreed then
 
     def tick(self, now_unix_s: float, steady_s: float | None = None) -> TickResult:
-        """Look once, and do what is to be done.
+        """Run one iteration.
 
         Args:
-            now_unix_s: the present time.
-            steady_s: the same by a clock that is never set; None: there is none.
+            now_unix_s: current time.
+            steady_s: monotonic time; None: not available.
 
         Raises:
             LeaseLostError: another autoscaler acts.
@@ -148,7 +148,7 @@ class Reconciler:
         errors: list[str] = []
         set_s = self._set_s(now_unix_s, steady_s)
         if set_s:
-            errors.append(f"the clock was set by {set_s:+.0f} s since the last look")
+            errors.append(f"the clock was set by {set_s:+.0f} s since the last iteration")
         self._is_set = bool(set_s) and not self._is_set
         if self._is_set:
             burn = burn_usd_per_hour(memory, self.target, now_unix_s)
@@ -160,14 +160,14 @@ class Reconciler:
         self.journal.write(decided.memory)
         self._looked = None if steady_s is None else (now_unix_s, steady_s)
         if observed.machines is not None:
-            self._failures.clear()  # they are in the journal
+            self._failures.clear()  # they are in the journal now
         for action in decided.actions:
             self.fence.check()
             self._attempt(errors, partial(self._act, action, decided.memory))
         return TickResult(decided, observed, tuple(errors))
 
     def _set_s(self, now_unix_s: float, steady_s: float | None) -> float:
-        """Return by how much the clock was set since the last look that counted."""
+        """Return by how much the clock was set since the last valid iteration."""
         if steady_s is None or self._looked is None:
             return 0.0
         before_unix_s, before_s = self._looked
@@ -177,15 +177,15 @@ class Reconciler:
     # ------------------------------------------------------------------ what is seen
 
     def _observe(self, now_unix_s: float, memory: AutoscalerMemory, errors: list[str]) -> Observed:
-        seen = Observed(now_unix_s, None, is_released=self.work.is_released)
+        observed = Observed(now_unix_s, None, is_released=self.work.is_released)
         everywhere = _regions(self.target, memory)
 
         def work() -> None:
-            nonlocal seen
-            seen = replace(seen, left_s=self.work.left_s())
+            nonlocal observed
+            observed = replace(observed, left_s=self.work.left_s())
 
         def machines() -> None:
-            nonlocal seen
+            nonlocal observed
             found, why = _asked(partial(self.provider.list_machines, self.cluster), everywhere)
             self._unreachable = {
                 name: replace(
@@ -195,15 +195,15 @@ class Reconciler:
             }
             errors.extend(
                 f"{name} has not answered for {now_unix_s - outage.since_unix_s:.0f} s, so "
-                f"nothing is rented or ended there: {outage.reason}"
+                f"it makes no changes there: {outage.reason}"
                 for name, outage in sorted(self._unreachable.items())
             )
-            seen = replace(seen, unreachable=self._unreachable)
-            seen = replace(seen, nodes=self.nodes.seen(found), machines=found)
+            observed = replace(observed, unreachable=self._unreachable)
+            observed = replace(observed, nodes=self.nodes.observe(found), machines=found)
 
         def pending() -> None:
-            nonlocal seen
-            seen = replace(seen, pending=self.nodes.pending())
+            nonlocal observed
+            observed = replace(observed, pending=self.nodes.pending())
 
         def availabilities() -> None:
             if 0 <= now_unix_s - self._availabilities_unix_s < self.policy.prices_every_s:
@@ -219,17 +219,19 @@ class Reconciler:
             found, why = _asked(partial(self.provider.poll_failures, self.cluster), everywhere)
             self._keep(found)
             errors.extend(
-                f"{name} does not tell what failed: {why[name]}"
+                f"{name} does not report failed launches: {why[name]}"
                 for name in sorted(why.keys() - self._unreachable.keys())
             )
 
-        # What waits is asked after the nodes: what has found a place meanwhile rents nothing.
-        # Failures after machines: what is listed as ended is known to have failed, if it has.
+        # Pending demand is read after the nodes: what was placed meanwhile launches nothing.
+        # Failures are read after the machines: the failure of a machine listed as ended is known.
         for look in (work, machines, pending, availabilities, failures):
             if not self._attempt(errors, look) and look in (work, pending):
-                seen = replace(seen, is_need_known=False)  # the rest is: what it costs, above all
+                observed = replace(
+                    observed, is_need_known=False
+                )  # the other observations are valid, costs in particular
         return replace(
-            seen, availabilities=self._availabilities, failures=tuple(self._failures.values())
+            observed, availabilities=self._availabilities, failures=tuple(self._failures.values())
         )
 
     def _keep(self, failures: Sequence[LaunchFailure]) -> None:
@@ -244,7 +246,7 @@ class Reconciler:
             case Launch(request=request):
                 try:
                     self._keep(self.provider.launch(request))
-                except ProviderRefusedError as error:  # it will never work: another pool may
+                except ProviderRefusedError as error:  # retrying is useless: use another pool
                     failure = LaunchFailure(
                         request.request_id,
                         request.pool,
@@ -260,7 +262,7 @@ class Reconciler:
                 if only_idle:
                     machine = memory.instances[machine_id].machine
                     if not self.nodes.end_idle(machine, reason):
-                        raise ClusterError(f"{machine_id} stays: something began to run there")
+                        raise ClusterError(f"{machine_id} stays because it became busy")
                 self.provider.terminate([machine_id])
 
     def _attempt(self, errors: list[str], step: Callable[[], None]) -> bool:
@@ -270,8 +272,8 @@ class Reconciler:
             _log.warning("autoscaler: %s", error.message)
             errors.append(str(error))
             return False
-        except Exception as error:  # whatever it is: it must not keep the rest from being done
-            _log.exception("autoscaler: a part of a look failed")
+        except Exception as error:  # it must not prevent the other steps
+            _log.exception("autoscaler: a step of the iteration failed")
             errors.append(f"{type(error).__name__}: {error}")
             return False
         return True
@@ -280,7 +282,7 @@ class Reconciler:
 def _asked(
     ask: Callable[[], Sequence[T]], everywhere: Sequence[str]
 ) -> tuple[tuple[T, ...], Mapping[str, str]]:
-    """Ask the clouds; return what was answered, and why regions that did not answer have not."""
+    """Ask the clouds. Return the answers, and the reason for each region without one."""
     try:
         return tuple(ask()), {}
     except RegionsUnreachableError as error:
@@ -290,7 +292,7 @@ def _asked(
 
 
 def _regions(target: ClusterTarget, memory: AutoscalerMemory) -> list[str]:
-    """Return the clouds' names of all regions where anything is, or could be."""
+    """Return the cloud names of all regions that have, or may have, machines."""
     found = {pool.region for pool in target.pools()} | {region.at for region in target.regions}
     found |= {instance.machine.pool.region for instance in memory.instances.values()}
     found |= {

@@ -30,13 +30,13 @@ from geo_ray.telemetry.status import RunStatus
 
 @dataclass(frozen=True, slots=True)
 class NamedRun:
-    """The run that a cluster is made for.
+    """The run that a cluster serves.
 
     Attributes:
-        path: its directory if its name is free; else that with a number.
-        plan: that it follows.
-        since_unix_s: when the cluster was requested. A run whose run actor has written nothing
-            since then is not counted as its work.
+        path: its directory if the name was free; otherwise that with a number.
+        plan: plan of the run.
+        since_unix_s: when the cluster was requested. A run without writes since then is not its
+            work.
     """
 
     path: Path
@@ -46,12 +46,12 @@ class NamedRun:
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """The directory of a run.
+    """Directory of a run.
 
     Attributes:
-        path: it.
-        made_ns: when it was made, by its file system's clock.
-        written_unix_s: when its run actor last wrote to it, by the same clock.
+        path: the directory.
+        made_ns: creation time by the clock of its file system.
+        written_unix_s: last write of its run actor, by the same clock.
     """
 
     path: Path
@@ -60,26 +60,26 @@ class FoundRun:
 
 
 def runs_named(path: Path, since_unix_s: float = 0.0) -> list[FoundRun]:
-    """Return the runs that have a directory's name, or would have it if it had been free.
+    """Return the runs whose directory has a name, or that name with a number.
 
-    A run of another name may be among them: ``trial-2`` may be called so.
+    A run of another name may be included, such as one that is named ``trial-2``.
 
     Args:
         path: ``run.dir/name``.
-        since_unix_s: runs to which nobody has written since then are left out.
+        since_unix_s: runs without writes since then are omitted.
 
     Returns:
-        The one that was made last first.
+        The runs, newest first.
 
     Raises:
-        RunDirectoryError: the directory of all runs cannot be read.
+        RunDirectoryError: the parent directory cannot be read.
     """
     name = re.compile(rf"{re.escape(path.name)}(-\d+)?")
     found = []
     try:
         for each in path.parent.iterdir():
             if name.fullmatch(each.name):
-                with suppress(FileNotFoundError, NotADirectoryError):  # none, or not a whole one
+                with suppress(FileNotFoundError, NotADirectoryError):  # missing, or incomplete
                     found.append(_seen(each))
     except FileNotFoundError:
         return []
@@ -90,7 +90,7 @@ def runs_named(path: Path, since_unix_s: float = 0.0) -> list[FoundRun]:
 
 
 def _seen(path: Path) -> FoundRun:
-    made = (path / PLAN_FILE).stat()  # written once, when the directory is made
+    made = (path / PLAN_FILE).stat()  # written once, when the directory is created
     written_s = [made.st_mtime]
     for name in (EVENTS_FILE, LEASE_KEY):
         with suppress(FileNotFoundError):
@@ -103,10 +103,10 @@ _LEAST_S: Final = 30.0
 
 
 class RecentSpeed:
-    """Steps over time of one job.
+    """Recent steps of one job over time.
 
     Args:
-        planned_step_s: seconds of a step as planned.
+        planned_step_s: planned seconds of a step.
     """
 
     def __init__(self, planned_step_s: float) -> None:
@@ -115,7 +115,7 @@ class RecentSpeed:
         self._step_s: deque[float] = deque(maxlen=_LOOKS)
 
     def see(self, step: float, now_s: float) -> None:
-        """Take in how many steps are done; fewer than before after a resume."""
+        """Add the number of finished steps; it may fall after a resume."""
         if self._last is None or step < self._last[0]:
             self._last = (step, now_s)
             return
@@ -140,23 +140,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Followed:
-    """One directory, from look to look."""
+    """A directory that is read in each iteration."""
 
     reader: StatusReader
     made_ns: int
     speed: RecentSpeed
-    status: RunStatus | None = None  # as it was last read
-    unread_s: float | None = None  # since when it cannot be
-    cut_off_s: float | None = None  # since when it has had neither a run actor nor an end
+    status: RunStatus | None = None  # as last read
+    unread_s: float | None = None  # since when it is unreadable
+    cut_off_s: float | None = None  # since when it has neither a run actor nor an end
 
 
 class RunWork:
-    """See `WorkLeft`.
+    """Remaining work of a run; see `WorkLeft`.
 
     Args:
-        run: what is followed; none of its directories need be there yet.
-        idle_s: after which a run that cannot be read, or was cut off, counts no more.
-        now_s: a clock that never goes back.
+        run: the run; its directory need not exist yet.
+        idle_s: seconds after which an unreadable or abandoned run no longer counts.
+        now_s: a monotonic clock.
     """
 
     def __init__(
@@ -165,14 +165,14 @@ class RunWork:
         self._run, self._idle_s, self._now_s = run, idle_s, now_s
         self._known: dict[Path, _Followed] = {}
         self.notes: tuple[str, ...] = ()
-        """Which runs of the name could not be read at the last look, and why."""
+        """Runs of the name that could not be read in the last iteration, with the reason."""
 
     def left_s(self) -> float | None:
-        """See `WorkLeft.left_s`; a run that has not begun has all before it.
+        """See `WorkLeft.left_s`. A run that has not begun has all its work left.
 
         Raises:
-            RunDirectoryError: the runs cannot be listed; or all that could be read are over, and
-                one could not be for a moment.
+            RunDirectoryError: the runs cannot be listed; or all readable runs are over and one is
+                temporarily unreadable.
         """
         found = self._newest()
         if found is None:
@@ -189,8 +189,8 @@ class RunWork:
         return each.speed.left_s(max(steps_left, 1) if _may_live(status) else steps_left)
 
     def _newest(self) -> tuple[_Followed, RunStatus] | None:
-        """Return the newest run that lives, or may; else the newest one that there is."""
-        seen: list[tuple[_Followed, RunStatus]] = []
+        """Return the newest run that is or may be active; otherwise the newest run."""
+        observed: list[tuple[_Followed, RunStatus]] = []
         self.notes, unsure = (), ""
         for found in runs_named(self._run.path, self._run.since_unix_s):
             each = self._opened(found)
@@ -201,22 +201,22 @@ class RunWork:
                 why = f"the run in {found.path} cannot be read: {why}"
                 self.notes += (why,)
                 if self._was_unread_for_long(each):
-                    continue  # whoever drives it, if anybody, cannot be heard
+                    continue  # its run actor, if any, cannot be observed
                 unsure = unsure if each.status is not None else why
             started = each.reader.totals.started
             is_real = started is None or not started["simulated"]
             if each.status is not None and is_real:
-                seen.append((each, each.status))
-        living = [one for one in seen if _may_live(one[1])]
-        if seen and unsure and not living:
-            raise RunDirectoryError(f"whether any run of the name goes on is not known: {unsure}")
-        return next(iter(living or seen), None)
+                observed.append((each, each.status))
+        living = [one for one in observed if _may_live(one[1])]
+        if observed and unsure and not living:
+            raise RunDirectoryError(f"it is unknown whether a run of this name is active: {unsure}")
+        return next(iter(living or observed), None)
 
     def _look(self, each: _Followed) -> str:
-        """Read a run; return why that cannot be done, empty if it can."""
+        """Read a run; return the error text, or an empty string."""
         try:
             each.status = each.reader.read()
-        except Exception as error:  # whatever it is, it is of this run alone
+        except Exception as error:  # an error concerns this run only
             _log.warning("a run cannot be read: %s", error)
             if each.unread_s is None:
                 each.unread_s = self._now_s()
@@ -228,7 +228,7 @@ class RunWork:
         return each.unread_s is not None and self._now_s() - each.unread_s >= self._idle_s
 
     def _was_cut_off_for_long(self, each: _Followed, status: RunStatus) -> bool:
-        """Return whether a run has had no run actor for so long that nobody seems to resume it."""
+        """Return whether a run was without a run actor for so long that no resume is expected."""
         if _may_live(status):
             each.cut_off_s = None
             return False
@@ -242,11 +242,11 @@ class RunWork:
             return known
         try:
             reader = StatusReader(found.path)
-        except Exception as error:  # nobody trains by what cannot be read
+        except Exception as error:  # no training depends on an unreadable run
             _log.warning("%s is not followed: %s", found.path, error)
             return None
         if reader.config.name != self._run.path.name:
-            return None  # called so by itself
+            return None  # it has this name by itself
         plan = self._run.plan
         planned_s = plan.total_s - plan.seconds.get(START, 0.0)
         opened = _Followed(reader, found.made_ns, RecentSpeed(planned_s / plan.steps))

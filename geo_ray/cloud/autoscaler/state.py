@@ -1,9 +1,8 @@
 """Autoscaler state persisted between iterations.
 
-Machines are what the clouds list. The state holds only what no list says: launches that have
-not been seen yet, why a machine was rented and for how much, what it has cost by region and
-reason, which machines are leaving, and what was learned of pools. It is written before anything
-is done.
+The clouds list the machines. The state holds only what no list has: requested launches, why a
+machine was launched and at which price, costs by region and reason, pending terminations, and
+statistics of pools. It is written before any action.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ _BETWEEN: Final = "\t"
 
 @dataclass(slots=True)
 class SpendRow:
-    """Dollars of one region for one reason.
+    """Cost of one region and reason.
 
     Attributes:
-        machine_h: hours of machines.
-        quoted_usd: what they would have cost at the price of the moment they were rented at.
-        paid_usd: what they cost, at the prices of the time.
+        machine_h: machine hours.
+        quoted_usd: cost at the prices at launch.
+        paid_usd: cost at the prices over time.
     """
 
     machine_h: float = 0.0
@@ -39,7 +38,7 @@ class SpendRow:
 
 @dataclass(slots=True)
 class SpendLedger:
-    """All rows.
+    """Ledger of all costs.
 
     Attributes:
         rows: by region and reason.
@@ -50,14 +49,14 @@ class SpendLedger:
     def add(
         self, region: str, reason: str, hours: float, quoted_usd: float, paid_usd: float
     ) -> None:
-        """Book some hours of a machine."""
+        """Add machine hours."""
         row = self.rows.setdefault(f"{region}{_BETWEEN}{reason}", SpendRow())
         row.machine_h += hours
         row.quoted_usd += quoted_usd
         row.paid_usd += paid_usd
 
     def move(self, region: str, reason: str, to_reason: str, row: SpendRow) -> None:
-        """Book what was booked for one reason for another one."""
+        """Move recorded costs to another reason."""
         mine = self.rows.setdefault(f"{region}{_BETWEEN}{reason}", SpendRow())
         mine.machine_h = max(0.0, mine.machine_h - row.machine_h)
         mine.quoted_usd = max(0.0, mine.quoted_usd - row.quoted_usd)
@@ -78,16 +77,16 @@ class SpendLedger:
 
     @property
     def paid_usd(self) -> float:
-        """All that was paid so far."""
+        """Total cost."""
         return sum(row.paid_usd for row in self.rows.values())
 
     @property
     def quoted_usd(self) -> float:
-        """The same at the prices of the moments that machines were rented at."""
+        """Total cost at the prices at launch."""
         return sum(row.quoted_usd for row in self.rows.values())
 
 
-_TAKEN_IN: Final = "it was there when the journal could not be read"
+_TAKEN_IN: Final = "it existed when the journal was unreadable"
 _MOST_BYTES: Final = 64 * 1024 * 1024
 _FIX: Final = "End all machines of the cluster, then remove the journal from its directory."
 
@@ -171,8 +170,8 @@ def _moves() -> dict[tuple[InstanceState, InstanceEvent], InstanceState]:
         found[state, "terminate"] = _S.TERMINATING
     found[_S.DRAINING, "drain"] = _S.DRAINING
     for state in (_S.LEAVING, _S.RELEASING):
-        found |= {(state, event): kept for kept, event in _KEEP.items()}
-    for state in _GOING:  # its node may still come or go
+        found |= {(state, event): retained for retained, event in _KEEP.items()}
+    for state in _GOING:  # its node may still join or leave
         found[state, "join"] = found[state, "disconnect"] = state
     found |= {(state, "end"): _S.TERMINATED for state in (*_STAYING, *_GOING)}
     return found
@@ -187,7 +186,7 @@ INSTANCE: Final[StateTable[InstanceState, InstanceEvent]] = StateTable(
         _S.DISCONNECTED: "Its Ray node has joined before and is missing.",
         _S.LEAVING: "It must leave once a replacement computes; it may still be kept.",
         _S.DRAINING: "Its node starts nothing new; it ends when idle, at the latest at a deadline.",
-        _S.RELEASING: "It ends if nothing runs there, and is kept if something does.",
+        _S.RELEASING: "It ends if nothing runs there, and is retained if something does.",
         _S.TERMINATING: "It ends now, whatever runs there.",
         _S.TERMINATED: "It has ended, and is no longer recorded.",
     },
@@ -223,7 +222,7 @@ class ManagedInstance:
         reason: why it was rented.
         usd_per_hour: quoted price when it was rented.
         paid_unix_s: until when its cost is in the ledger.
-        seen_unix_s: when it was last listed, or its region did not answer.
+        observed_unix_s: when it was last listed, or its region did not answer.
         node_unix_s: when `node` last changed.
         state: the state of the instance.
         node: `BOOTING`, `READY` or `DISCONNECTED`: the state that it has, or would have if it did
@@ -239,7 +238,7 @@ class ManagedInstance:
     reason: str
     usd_per_hour: float
     paid_unix_s: float
-    seen_unix_s: float
+    observed_unix_s: float
     node_unix_s: float
     state: InstanceState = InstanceState.BOOTING
     node: InstanceState = InstanceState.BOOTING
@@ -249,7 +248,7 @@ class ManagedInstance:
     is_awaited: bool = True
 
     def copied(self) -> ManagedInstance:
-        """Return a copy that shares nothing that changes."""
+        """Return a deep copy."""
         return replace(
             self,
             termination=self.termination and replace(self.termination),
@@ -319,18 +318,18 @@ class ManagedInstance:
 
 @dataclass(slots=True)
 class PoolRecord:
-    """What was learned of a pool.
+    """Statistics of a pool.
 
     Attributes:
-        pool: which.
-        usd_per_hour: the last price; None: none was seen.
-        refusals: in a row.
-        until_unix_s: until when it is left alone.
-        preemptions: seen there, older ones counting less.
-        hours: that machines ran there, older ones counting less.
-        as_of_unix_s: of the two.
-        taken_unix_s: when a machine of it was last taken back.
-        unjoined: launches in a row of which a machine came and its node never did.
+        pool: the pool.
+        usd_per_hour: last observed price; None: none.
+        refusals: consecutive failures.
+        until_unix_s: end of the backoff.
+        preemptions: preemptions, weighted by age.
+        hours: machine hours, weighted by age.
+        as_of_unix_s: time of both weights.
+        taken_unix_s: time of the last preemption.
+        unjoined: consecutive launches with a machine whose node never joined.
         unjoined_request: the last of them; each counts once.
     """
 
@@ -348,11 +347,11 @@ class PoolRecord:
 
 @dataclass(slots=True)
 class RegionMemory:
-    """What was done in a region.
+    """State of a region.
 
     Attributes:
-        moved_unix_s: when machines were last rented there.
-        surplus_unix_s: since when there are too many; None: there are not.
+        moved_unix_s: time of the last launch there.
+        surplus_unix_s: start of the current surplus; None: there is none.
     """
 
     moved_unix_s: float = 0.0
@@ -361,14 +360,14 @@ class RegionMemory:
 
 @dataclass(slots=True)
 class PaceRecord:
-    """What was decided of deadline and budget, and holds until it is known better.
+    """Decisions on deadline and budget that persist between iterations.
 
     Attributes:
         only_on_demand: whether the deadline leaves no time for a preemption.
-        stopped_at_usd: the budget at which all was stopped; None: it was not.
-        speed: times the target's, at which the job finishes for the least.
-        speed_unix_s: when that was last chosen.
-        done_unix_s: since when nothing is left of the job; None: something is.
+        stopped_at_usd: budget at which everything was stopped; None: it was not.
+        speed: multiple of the target's speed at which the job is cheapest.
+        speed_unix_s: when that speed was chosen.
+        done_unix_s: when the job had no work left; None: it has some.
     """
 
     only_on_demand: bool = False
@@ -380,29 +379,27 @@ class PaceRecord:
 
 @dataclass(slots=True)
 class AutoscalerMemory:
-    """All that the autoscaler must remember between two looks, and beyond its own death.
+    """Autoscaler state persisted between iterations; see the module.
 
-    Machines are what the clouds list; this says only what no list says: what was asked for and has
-    not been seen yet, why a machine was rented and for how much, what it has cost, what is leaving,
-    and what was learned of pools. It is written before anything is done.
+    It is written before any action and survives the process.
 
     Attributes:
-        epoch: number of the lease's holder that wrote it.
-        launches: how many requests were ever made; part of their ids.
+        epoch: fencing token of the writer's lease.
+        launches: number of requests ever made; part of their ids.
         pending_launches: by request id.
         instances: by machine id.
         regions: by name.
         pools: by `pool_key`.
-        ledger: what was spent.
-        resources: by type of machine, what Ray found on the last ones.
-        heads: by machine id, machines of Ray's head, which are only paid here.
-        pace: what was decided of deadline and budget.
-        called_off: by request id, when what was called off was last sent, of requests of which
-            machines may still come: clouds list new ones late.
-        unreached: by the cloud's name, regions that were silent when this began, as what there was
-            before could not be read: machines of theirs are taken in once they answer.
-        booked_unix_s: where what there was before could not be read: until when all costs are in
-            the ledger in one sum, whatever machine they were of.
+        ledger: costs.
+        resources: by machine type, what Ray last found.
+        heads: machines of the Ray head by machine id; only charged here.
+        pace: decisions on deadline and budget.
+        called_off: last send time of withdrawn requests by request id; their machines may still
+            appear, since clouds list new ones late.
+        unreached: cloud names of regions that were unreachable when an unreadable journal was
+            replaced; their machines are adopted once they answer.
+        booked_unix_s: if an earlier journal was unreadable: end of the time whose total cost is in
+            the ledger as one sum.
     """
 
     epoch: int = 0
@@ -420,7 +417,7 @@ class AutoscalerMemory:
     booked_unix_s: float = 0.0
 
     def copied(self) -> AutoscalerMemory:
-        """Return a copy that shares nothing that changes."""
+        """Return a deep copy."""
         return replace(
             self,
             pending_launches={key: replace(each) for key, each in self.pending_launches.items()},
@@ -435,23 +432,23 @@ class AutoscalerMemory:
         )
 
     def remove(self, instance: ManagedInstance) -> None:
-        """Drop an instance that has ended."""
+        """Remove an instance that has ended."""
         instance.apply("end")
         del self.instances[instance.machine.id]
 
     def pool(self, pool: Pool) -> PoolRecord:
-        """Return what is known of a pool; a new record if nothing is."""
+        """Return the record of a pool; a new one if there is none."""
         return self.pools.setdefault(pool_key(pool), PoolRecord(pool))
 
     def region(self, name: str) -> RegionMemory:
-        """Return what was done in a region."""
+        """Return the state of a region."""
         return self.regions.setdefault(name, RegionMemory())
 
 
 def set_with_clock(memory: AutoscalerMemory, by_s: float) -> AutoscalerMemory:
-    """Return a copy by a clock that was set: all that was noted by it is as long ago as before.
+    """Return a copy whose stored times are shifted with the clock.
 
-    What clouds have noted (when a machine began, when it ends) is by their own clocks.
+    Times reported by clouds (launch, end) follow their own clocks and stay.
     """
 
     def at(when_unix_s: float) -> float:
@@ -472,7 +469,7 @@ def set_with_clock(memory: AutoscalerMemory, by_s: float) -> AutoscalerMemory:
         )
     for instance in (*memory.instances.values(), *memory.heads.values()):
         instance.paid_unix_s = at(instance.paid_unix_s)
-        instance.seen_unix_s = at(instance.seen_unix_s)
+        instance.observed_unix_s = at(instance.observed_unix_s)
         instance.node_unix_s = at(instance.node_unix_s)
         instance.idle_unix_s = since(instance.idle_unix_s)
         if instance.termination is not None:
@@ -488,23 +485,23 @@ def set_with_clock(memory: AutoscalerMemory, by_s: float) -> AutoscalerMemory:
 
 
 def unbooked_unix_s(memory: AutoscalerMemory, machine: Machine, now_unix_s: float) -> float:
-    """Return since when a machine that comes into the books costs, and that is not in them yet."""
+    """Return the start of the cost of a machine that is not in the ledger yet."""
     return min(max(machine.launched_unix_s, memory.booked_unix_s), now_unix_s)
 
 
 def taken_in(memory: AutoscalerMemory, machine: Machine, now_unix_s: float) -> ManagedInstance:
-    """Return a machine that is there, with what can be known where no journal tells of it."""
+    """Return an instance for a listed machine that is in no journal."""
     since_s = unbooked_unix_s(memory, machine, now_unix_s)
     return ManagedInstance(machine, _TAKEN_IN, 0.0, since_s, now_unix_s, now_unix_s)
 
 
 def pool_key(pool: Pool) -> str:
-    """Return a pool in one word."""
+    """Return the key of a pool."""
     return f"{pool.region}/{pool.zone or '*'}/{pool.type}/{pool.market.value}"
 
 
 def outstanding(memory: AutoscalerMemory, pending_launch: PendingLaunch) -> int:
-    """Return the machines of a request that may still come."""
+    """Return the number of machines of a request that may still appear."""
     request = pending_launch.request
     came = sum(
         instance.machine.request_id == request.request_id and name not in pending_launch.ended

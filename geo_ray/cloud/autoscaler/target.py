@@ -1,4 +1,4 @@
-"""What should run: for each region so much speed, of such machines, until then, for so much."""
+"""The target of the autoscaler: required speed, machine types, deadline and budget by region."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ MachineRole = Literal["server", "worker"]
 
 @dataclass(frozen=True, slots=True)
 class MachineKind:
-    """A type of machine that does for a region.
+    """A machine type that suits a region.
 
     Attributes:
-        type: the cloud's name.
-        rows_per_s: that one computes.
-        cap: most of them.
-        markets: how it may be rented.
-        age_tiers: what older ones pay.
-        list_usd_per_hour: on demand as the book of prices has it, where the cloud quotes none.
+        type: name of the type in the cloud.
+        rows_per_s: speed of one machine.
+        cap: maximum count.
+        markets: markets that it may be launched on.
+        age_tiers: price factors of older machines.
+        list_usd_per_hour: on-demand price of the price book, used if the cloud quotes none.
     """
 
     type: str
@@ -38,7 +38,7 @@ class MachineKind:
     list_usd_per_hour: float | None = None
 
     def age_factor(self, age_h: float, hours: float = 1.0) -> float:
-        """Return the share of its price that a machine of an age pays in the next hours."""
+        """Return the fraction of its price that a machine of an age pays during the next hours."""
         if not self.age_tiers or hours <= 0:
             return 1.0
         return billed_hours(hours, self.age_tiers, max(0.0, age_h)) / hours
@@ -46,17 +46,17 @@ class MachineKind:
 
 @dataclass(frozen=True, slots=True)
 class RegionTarget:
-    """What one region of the run needs.
+    """Need of one region of the run.
 
     Attributes:
-        name: the run's name of it.
-        at: the cloud's name of it.
-        rows_per_s: of its workers together; 0: none.
-        kinds: machines for workers.
-        server: machine for parameter server and bridge; None: on a worker's.
-        zones: of the cloud; ``(None,)`` where it chooses.
-        floor: machines of the region that must not be on the spot market: all servers, and where
-            there is no server of its own, one worker's machine.
+        name: name of the region in the run.
+        at: name of the region in the cloud.
+        rows_per_s: required total speed of its workers; 0: none.
+        kinds: machine types for workers.
+        server: machine type for parameter server and bridge; None: they share a worker's machine.
+        zones: zones of the cloud; ``(None,)`` lets the cloud choose.
+        floor: number of on-demand machines: all servers, or one worker's machine if the region has
+            no separate server.
     """
 
     name: str
@@ -68,12 +68,12 @@ class RegionTarget:
     floor: int = 1
 
     def kind(self, type_: str, role: str) -> MachineKind | None:
-        """Return the kind of a machine that does a role; None: it is not wanted any more."""
+        """Return the kind of a machine in a role; None: the target has no such kind."""
         kinds = self.kinds if role == "worker" else (self.server,) if self.server else ()
         return next((kind for kind in kinds if kind.type == type_), None)
 
     def pools(self, kinds: Sequence[MachineKind]) -> list[tuple[MachineKind, Pool]]:
-        """Return every place where machines of some kinds could come from."""
+        """Return every pool that could provide machines of some kinds."""
         return [
             (kind, Pool(self.at, zone, kind.type, market))
             for kind in kinds
@@ -82,7 +82,7 @@ class RegionTarget:
         ]
 
     def labels(self, pool: Pool, role: MachineRole) -> Mapping[str, str]:
-        """Return the labels of a node on such a machine."""
+        """Return the labels of the node of such a machine."""
         return {
             REGION_LABEL: self.name,
             TYPE_LABEL: pool.type,
@@ -93,11 +93,11 @@ class RegionTarget:
 
 @dataclass(frozen=True, slots=True)
 class HeadTarget:
-    """The machine of Ray's head, which others rent and end: it is paid all the same.
+    """Machine of the Ray head. Another component launches and ends it; its cost counts.
 
     Attributes:
-        pool: as it was asked for.
-        kind: of machine, for its price.
+        pool: the requested pool.
+        kind: kind of the machine, for its price.
     """
 
     pool: Pool
@@ -106,16 +106,16 @@ class HeadTarget:
 
 @dataclass(frozen=True, slots=True)
 class ClusterTarget:
-    """What the whole cluster needs.
+    """Need of the whole cluster.
 
     Attributes:
-        regions: of the run.
-        deadline_unix_s: when the job must be done; None: whenever.
-        budget_usd: most that its machines may cost; None: no bound.
-        preemptions_per_h: of a spot machine, as assumed before any was seen.
-        lost_s: of the work of all that each takes.
-        head: whose cost is counted, too; None: there is none, or somebody else pays it.
-        compute_share: share of the job's time that faster machines shorten.
+        regions: regions of the run.
+        deadline_unix_s: deadline of the job; None: no deadline.
+        budget_usd: maximum cost of all machines; None: no limit.
+        preemptions_per_h: prior preemptions of a spot machine per hour.
+        lost_s: seconds of the work of all machines that a preemption costs.
+        head: machine of the head whose cost counts; None: none.
+        compute_share: fraction of the job's time that faster machines shorten.
     """
 
     regions: tuple[RegionTarget, ...]
@@ -127,11 +127,11 @@ class ClusterTarget:
     compute_share: float = 1.0
 
     def region(self, name: str) -> RegionTarget | None:
-        """Return a region by the run's name of it."""
+        """Return a region by its name in the run."""
         return next((each for each in self.regions if each.name == name), None)
 
     def kind_of(self, machine: Machine) -> MachineKind | None:
-        """Return the kind of a machine; None: it is not wanted any more."""
+        """Return the kind of a machine; None: the target has no such kind."""
         role = machine.labels.get(ROLE_LABEL, "worker")
         if role == HEAD_ROLE:
             return None if self.head is None else self.head.kind
@@ -139,7 +139,10 @@ class ClusterTarget:
         return None if region is None else region.kind(machine.pool.type, role)
 
     def pools(self) -> list[Pool]:
-        """Return every pool whose price is to be known, each once; the head's, too."""
+        """Return every pool whose price is needed, without duplicates.
+
+        That of the head is included.
+        """
         found: dict[Pool, None] = {} if self.head is None else {self.head.pool: None}
         for region in self.regions:
             servers = (region.server,) if region.server else ()

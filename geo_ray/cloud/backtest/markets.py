@@ -1,10 +1,10 @@
-"""Spot markets of a day: price and stock of a pool over time, generated or from AWS's history.
+"""Spot markets over a day: price and capacity of a pool over time, generated or from AWS history.
 
-Generated days: on-demand prices as in the price book; each zone's spot price begins in the
-book's range over zones, moves by some per cent an hour, and jumps once or twice a day. Stock is
-an assumption: recorded availability (spot-traces, SkyNomad, SpotLake) is published but not used
-here. Source: the ranges are those of SkyPilot's catalog; all dynamics are reconstructed. AWS's
-history (`describe-spot-price-history`) has prices and no stock.
+Generated days: on-demand prices follow the price book; the spot price of a zone starts in the range
+of the price book, moves by some per cent an hour, and jumps once or twice a day. Capacity is an
+assumption: recorded availability (spot-traces, SkyNomad, SpotLake) is published but not used here.
+Source: the ranges are those of SkyPilot's catalog; all dynamics are reconstructed. The AWS history
+(`describe-spot-price-history`) has prices but no capacity.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ from geo_ray.prices.price_book import PriceBook
 
 @dataclass(frozen=True)
 class MarketTrace:
-    """Two series of (unix seconds, value that holds from then on), ascending.
+    """Price and capacity of a pool: two ascending series of (unix seconds, value from then on).
 
     Attributes:
-        prices: US dollars per hour; before the first, the first holds.
-        availabilities: machines that one customer can have at once; who has more loses some.
+        prices: US dollars per hour; the first value also holds before its time.
+        availabilities: maximum number of machines of one customer; when it falls, the excess is
+            preempted.
     """
 
     prices: tuple[tuple[float, float], ...]
     availabilities: tuple[tuple[float, int], ...]
 
     def usd_at(self, unix_s: float) -> float:
-        """Return the price of an hour at a moment."""
+        """Return the hourly price at a time."""
         return self.prices[max(0, bisect_right(self.prices, (unix_s, float("inf"))) - 1)][1]
 
     def available_at(self, unix_s: float) -> int:
-        """Return how many one customer can have at a moment."""
+        """Return the maximum number of machines of one customer at a time."""
         return self.availabilities[
             max(0, bisect_right(self.availabilities, (unix_s, 1 << 62)) - 1)
         ][1]
 
     def usd_between(self, start_unix_s: float, end_unix_s: float) -> float:
-        """Return what one machine costs: by the second, at the price of each second."""
+        """Return the cost of one machine, charged by the second at the price of each second."""
         if end_unix_s <= start_unix_s:
             return 0.0
         edges = [when for when, _ in self.prices if start_unix_s < when < end_unix_s]
@@ -65,14 +66,14 @@ _PLENTY: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class DayKind:
-    """What a made-up day is like.
+    """Parameters of a generated day.
 
     Attributes:
-        hours: that it has.
-        hourly_move: standard deviation of a price's step in an hour, of its logarithm.
-        jumps_per_day: of a zone's price.
-        least_sold_out_per_day: of the calmest pools.
-        most_sold_out_per_day: of the worst.
+        hours: length.
+        hourly_move: standard deviation of the hourly step of a price's logarithm.
+        jumps_per_day: jumps of a zone's price.
+        least_sold_out_per_day: sold-out periods of the calmest pools.
+        most_sold_out_per_day: sold-out periods of the busiest pools.
     """
 
     hours: int = 48
@@ -90,15 +91,15 @@ def made_up_day(
     seed: int,
     kind: DayKind | None = None,
 ) -> dict[Pool, MarketTrace]:
-    """Return the markets of a day that begins at 0.
+    """Return the markets of a generated day that begins at time 0.
 
     Args:
         book: prices.
-        cloud: whose.
-        regions: zones by the cloud's region.
-        types: of machines.
-        seed: of all that is left to chance.
-        kind: what the day is like.
+        cloud: the cloud.
+        regions: zones by cloud region.
+        types: machine types.
+        seed: seed of the random generator.
+        kind: parameters of the day.
     """
     kind = kind or DayKind()
     found: dict[Pool, MarketTrace] = {}
@@ -119,7 +120,7 @@ def made_up_day(
                         (start_s, 0),
                         (start_s + rng.uniform(1, 6) * _HOUR_S, _PLENTY),
                     ]
-                # Machines on demand are never taken back: a sold-out zone only gives no new ones.
+                # on-demand machines are never preempted: a sold-out zone only refuses new ones
                 found[pool] = MarketTrace(((0.0, usd),), tuple(availabilities))
                 spot = Pool(region, zone, type_, Market.SPOT)
                 prices = _prices(rng, kind, bottom, top, usd)
@@ -168,21 +169,21 @@ class _SpotHistory(BaseModel):
 
 
 def read_spot_history(data: bytes | str, product: str = "Linux/UNIX") -> dict[Pool, MarketTrace]:
-    """Return the spot markets that a history has.
+    """Return the spot markets of a price history.
 
     Args:
-        data: JSON as AWS's command line prints it.
-        product: what the machines run; others are left out.
+        data: JSON output of the AWS command line.
+        product: operating system; other products are skipped.
 
     Raises:
-        PriceBookError: it is nothing of the kind.
+        PriceBookError: the data is not a price history.
     """
     try:
         history = _SpotHistory.model_validate(json.loads(data))
     except (ValidationError, ValueError) as error:
         raise PriceBookError(
-            f"this is no history of spot prices: {str(error).splitlines()[0]}",
-            fix="Make one with `aws ec2 describe-spot-price-history --output json`.",
+            f"this is not a spot price history: {str(error).splitlines()[0]}",
+            fix="Create one with `aws ec2 describe-spot-price-history --output json`.",
         ) from error
     found: dict[Pool, dict[float, float]] = defaultdict(dict)
     for each in history.prices:

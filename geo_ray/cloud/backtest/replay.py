@@ -1,6 +1,6 @@
-"""One job under one day's markets, with the autoscaler and with baseline ways to rent.
+"""Replays one job on the markets of one day, with the autoscaler and with baselines.
 
-- *On demand*: the cheapest type and zone at the beginning, for ever.
+*On demand*: the cheapest type and zone at the start, never changed.
 - *Spot*: the same on the spot market; a preempted machine is requested again in its own pool.
 - *Zone failover*: all machines of a region in the cheapest pool; after a preemption the region
   moves to the next cheapest one and resumes from its newest checkpoint.
@@ -50,11 +50,11 @@ Rule = Callable[[float], None]
 
 @dataclass(slots=True)
 class FixedFleet:
-    """Machines of one market, chosen once.
+    """Machines of one market, chosen once at the start.
 
     Attributes:
         world: the job and its cloud.
-        market: of the workers.
+        market: market of the workers.
         floor: whether servers are on demand.
     """
 
@@ -65,7 +65,7 @@ class FixedFleet:
     _count: int = 0
 
     def look(self, now_unix_s: float) -> None:
-        """Ask for what is missing."""
+        """Launch missing machines."""
         for region in self.world.target.regions:
             for role, kind, market in _roles(region, self.market, self.floor):
                 place = (region.name, role)
@@ -86,7 +86,7 @@ class FixedFleet:
         role: MachineRole,
         now_s: float,
     ) -> Pool:
-        """Return the cheapest pool that has enough at the beginning."""
+        """Return the cheapest pool with enough capacity at the start."""
         ranked = _ranked(self.world, region, kinds, (market,), now_s)
         for pool in ranked:
             if self.world.cloud.markets[pool].available_at(now_s) >= _needed(region, role, pool):
@@ -96,7 +96,7 @@ class FixedFleet:
 
 @dataclass(slots=True)
 class ZoneFailover:
-    """SkyPilot's rule; see the module's docstring.
+    """Baseline with the rule of SkyPilot; see the module.
 
     Attributes:
         world: the job and its cloud.
@@ -111,7 +111,7 @@ class ZoneFailover:
     _count: int = 0
 
     def look(self, now_unix_s: float) -> None:
-        """Replace a region's machines if one was taken."""
+        """Replace the machines of a region after a preemption."""
         if now_unix_s - self._saved_unix_s >= CHECKPOINT_S:
             self._saved_unix_s, self._saved_s = now_unix_s, self.world.done_s
         for region in self.world.target.regions:
@@ -172,7 +172,7 @@ def _ranked(
     markets: Sequence[Market],
     now_s: float,
 ) -> list[Pool]:
-    """Return pools by what all machines of the region would cost there per hour."""
+    """Return pools ordered by the hourly price of all machines of the region."""
     role: MachineRole = "worker" if kinds is region.kinds else "server"
     pools = [pool for kind, pool in region.pools(kinds) if pool.market in markets]
     cost = {
@@ -202,11 +202,11 @@ OURS: Final = "autoscaler"
 ON_DEMAND: Final = "on demand"
 SPOT: Final = "spot"
 FAILOVER: Final = "zone failover"
-WAYS: Final = (OURS, ON_DEMAND, SPOT, FAILOVER)
+ALTERNATIVES: Final = (OURS, ON_DEMAND, SPOT, FAILOVER)
 
 
 class MemoryStore:
-    """A `ConditionalStore` that ends with the process: for simulations."""
+    """A `ConditionalStore` in memory, for simulations."""
 
     def __init__(self) -> None:
         self._value: StoredValue | None = None
@@ -235,17 +235,17 @@ class MemoryStore:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """How a job came out.
+    """Outcome of a job.
 
     Attributes:
-        usd: its bill.
-        hours: that it took.
-        is_done: whether it came to its end within the time that was replayed.
-        in_time: whether before its deadline.
-        taken: machines that the cloud took back.
-        launches: machines that were rented.
-        left_over: machines that still ran when all was over.
-        booked_usd: what the autoscaler's own ledger says; None: it was another way.
+        usd: cost.
+        hours: duration.
+        is_done: whether it completed within the replayed time.
+        in_time: whether it completed before its deadline.
+        taken: preempted machines.
+        launches: launched machines.
+        left_over: machines still running after the end.
+        booked_usd: cost in the autoscaler's ledger; None: a baseline ran.
     """
 
     usd: float
@@ -259,7 +259,7 @@ class Replayed:
 
 
 def replay(
-    way: str,
+    strategy: str,
     target: ClusterTarget,
     markets: Mapping[Pool, MarketTrace],
     job: SimJob,
@@ -267,29 +267,29 @@ def replay(
     start_unix_s: float = 0.0,
     longest_s: float = 172_800.0,
 ) -> Replayed:
-    """Run a job to its end.
+    """Run a job until it ends.
 
     Args:
-        way: one of `WAYS`.
-        target: what it wants.
-        markets: of the day.
+        strategy: one of `ALTERNATIVES`.
+        target: need of the job.
+        markets: markets of the day.
         job: the job.
-        config: of the autoscaler; the others look as often as it does.
-        start_unix_s: when it begins.
-        longest_s: when it is given up.
+        config: configuration of the autoscaler; baselines use the same interval.
+        start_unix_s: start time.
+        longest_s: time limit.
     """
     clock = VirtualClock(start_unix_s)
     temper = SimTemper(start_s=max(0.0, config.start_s - job.join_s))
     cloud = SimulatedCloud(markets, clock.now_s, temper)
     world = SimWorld(target, job, cloud, clock)
     memory: list[AutoscalerMemory] = []
-    rule = _rule(way, world, config, memory)
+    rule = _rule(strategy, world, config, memory)
     ends_s = start_unix_s + longest_s
     while world.finished_unix_s is None and clock.now_s() < ends_s:
         rule(clock.now_s())
         world.advance_to_s(clock.now_s() + config.every_s)
     finished_s = world.finished_unix_s
-    if way == OURS:
+    if strategy == OURS:
         for _ in range(20):
             rule(clock.now_s())
             if not cloud.alive():
@@ -312,14 +312,14 @@ def replay(
 
 
 def _rule(
-    way: str, world: SimWorld, config: AutoscaleConfig, memory: list[AutoscalerMemory]
+    strategy: str, world: SimWorld, config: AutoscaleConfig, memory: list[AutoscalerMemory]
 ) -> Rule:
     floor = config.floor != "none"
-    if way == ON_DEMAND:
+    if strategy == ON_DEMAND:
         return FixedFleet(world, Market.ON_DEMAND, floor).look
-    if way == SPOT:
+    if strategy == SPOT:
         return FixedFleet(world, Market.SPOT, floor).look
-    if way == FAILOVER:
+    if strategy == FAILOVER:
         return ZoneFailover(world, floor).look
     journal = Journal(MemoryStore(), 1)
     policy = AutoscalePolicy(config, CLUSTER)

@@ -1,8 +1,8 @@
-"""A cloud in memory with a job on its machines, driven by a clock that is passed in.
+"""A simulated cloud with a job on its machines, driven by a clock that is passed in.
 
-Spot prices, stock and preemptions come from a `MarketTrace` and do not depend on the requests;
-lists may be late and calls may fail. The job is as fast as its slowest region. A machine that
-joins or leaves pauses all for a moment; one that was not drained loses its work since the last
+Spot prices, capacity and preemptions come from a `MarketTrace` and do not depend on requests. Lists
+may be late and calls may fail. The job is as fast as its slowest region. A machine that joins or
+leaves pauses all regions for a moment; a machine that was not drained loses its work since the last
 exchange.
 """
 
@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from geo_ray.base.clock import VirtualClock
 from geo_ray.base.errors import ProviderUnreachableError, RegionsUnreachableError
-from geo_ray.cloud.autoscaler.observation import NodeSeen, PendingGroup
+from geo_ray.cloud.autoscaler.observation import ObservedNode, PendingGroup
 from geo_ray.cloud.autoscaler.target import REGION_LABEL, ROLE_LABEL, ClusterTarget, RegionTarget
 from geo_ray.cloud.backtest.markets import MarketTrace
 from geo_ray.cloud.provider import (
@@ -36,15 +36,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SimTemper:
-    """How the simulated cloud behaves.
+    """Behavior of the simulated cloud.
 
     Attributes:
-        start_s: from a launch to a running machine.
-        notice_s: before a spot machine is taken.
-        unlisted_s: for how long a new machine may be missing from lists, at most.
-        outage: share of calls that are done and not answered.
-        refusal: share of calls that fail without being done.
-        quota: machines at a time by region; a region that is not there has no bound.
+        start_s: seconds from a launch to a running machine.
+        notice_s: seconds of notice before a preemption.
+        unlisted_s: maximum seconds for which a new machine is missing from lists.
+        outage: fraction of calls that are executed without a reply.
+        refusal: fraction of calls that fail without being executed.
+        quota: maximum machines by region; no entry: no limit.
     """
 
     start_s: float = 60.0
@@ -60,11 +60,11 @@ class SimMachine:
     """A machine of the simulated cloud.
 
     Attributes:
-        machine: as listed, but for its state.
-        cluster: whose.
-        listed_unix_s: from when on lists have it.
-        ended_unix_s: when it ended; None: it has not.
-        taken: whether the cloud took it.
+        machine: the machine as listed, except for its state.
+        cluster: name of its cluster.
+        listed_unix_s: when it first appears in lists.
+        ended_unix_s: when it ended; None: it runs.
+        taken: whether it was preempted.
     """
 
     machine: Machine
@@ -76,14 +76,14 @@ class SimMachine:
 
 @dataclass(slots=True)
 class SimulatedCloud:
-    """See `MachineProvider`.
+    """A simulated `MachineProvider`.
 
     Attributes:
         markets: by pool.
-        now: tells the time.
-        temper: how it behaves.
-        seed: of all that is left to chance.
-        machines: all that ever were, by id.
+        now: returns the current time.
+        temper: behavior.
+        seed: seed of the random generator.
+        machines: all machines ever launched, by id.
         unreachable: regions that do not answer.
     """
 
@@ -123,7 +123,7 @@ class SimulatedCloud:
         if request.request_id not in self._requests:
             self._requests[request.request_id] = self._make(request)
         if self._chance().random() < self.temper.outage:
-            raise ProviderUnreachableError("the answer to a launch got lost")
+            raise ProviderUnreachableError("the reply to a launch was lost")
         return self._requests[request.request_id]
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
@@ -136,7 +136,7 @@ class SimulatedCloud:
                 each.ended_unix_s = self.now()
         self._heard({each.machine.pool.region for each in wanted})
         if self._chance().random() < self.temper.outage:
-            raise ProviderUnreachableError("the answer to an end got lost")
+            raise ProviderUnreachableError("the reply to a termination was lost")
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
         """See `MachineProvider.poll_failures`."""
@@ -157,7 +157,7 @@ class SimulatedCloud:
     # ------------------------------------------------------------------ for who plays the world
 
     def advance(self) -> None:
-        """Take back what the markets take until now: with a notice first, then for good."""
+        """Preempt machines until now: first with a notice, then for good."""
         now_s = self.now()
         if now_s <= self._advanced_unix_s:
             return
@@ -173,12 +173,12 @@ class SimulatedCloud:
             self._take_back(machines, self.markets[pool], now_s)
 
     def alive(self) -> list[SimMachine]:
-        """Return the machines that are paid now."""
+        """Return the machines that are charged now."""
         self.advance()
         return [each for each in self.machines.values() if each.ended_unix_s is None]
 
     def bill_usd(self) -> float:
-        """Return what all machines have cost until now."""
+        """Return the cost of all machines until now."""
         total = 0.0
         for each in self.machines.values():
             end_s = self.now() if each.ended_unix_s is None else each.ended_unix_s
@@ -191,12 +191,12 @@ class SimulatedCloud:
     def _make(self, request: LaunchRequest) -> tuple[LaunchFailure, ...]:
         now_s, pool = self.now(), request.pool
         market = self.markets.get(pool)
-        room = 0 if market is None else market.available_at(now_s) - len(self._in(pool))
+        capacity = 0 if market is None else market.available_at(now_s) - len(self._in(pool))
         alive = [each for each in self.machines.values() if each.ended_unix_s is None]
         used = sum(each.machine.pool.region == pool.region for each in alive)
         quota = self.temper.quota.get(pool.region)
-        bound, failure_kind = room, LaunchFailureKind.SOLD_OUT
-        if quota is not None and quota - used < room:
+        bound, failure_kind = capacity, LaunchFailureKind.SOLD_OUT
+        if quota is not None and quota - used < capacity:
             bound, failure_kind = quota - used, LaunchFailureKind.QUOTA
         count = max(0, min(request.count, bound))
         for number in range(count):
@@ -253,12 +253,12 @@ class SimulatedCloud:
         return replace(each.machine, state=MachineState.RUNNING, address=address)
 
     def _reachable(self, found: Sequence[tuple[str, T]]) -> list[T]:
-        """Return what regions say, unless some do not."""
-        told = [each for region, each in found if region not in self.unreachable]
+        """Return the answers, or raise an error that carries them if regions are unreachable."""
+        answer = [each for region, each in found if region not in self.unreachable]
         if not self.unreachable:
-            return told
+            return answer
         error = RegionsUnreachableError(f"no answer of {', '.join(sorted(self.unreachable))}")
-        error.found, error.unreachable = tuple(told), dict.fromkeys(self.unreachable, "no answer")
+        error.found, error.unreachable = tuple(answer), dict.fromkeys(self.unreachable, "no answer")
         raise error
 
     def _heard(self, regions: Set[str]) -> None:
@@ -276,21 +276,21 @@ class SimulatedCloud:
 
 
 def forever(usd_per_hour: float, availability: int = 1_000_000) -> MarketTrace:
-    """Return a market where nothing changes."""
+    """Return a market with constant price and capacity."""
     return MarketTrace(((-math.inf, usd_per_hour),), ((-math.inf, availability),))
 
 
 @dataclass(frozen=True, slots=True)
 class SimJob:
-    """The job.
+    """Parameters of the job.
 
     Attributes:
-        work_s: that it takes with the target's machines.
-        join_s: from a running machine to a node that computes.
-        change_s: that all stand still when somebody comes or goes.
-        lost_s: of work that goes with a machine that was not drained.
-        leave_s: from the order to leave until nothing runs there.
-        most_speed: more machines make it this many times as fast at most.
+        work_s: its duration with the target's machines.
+        join_s: seconds from a running machine to a working node.
+        change_s: seconds for which all regions pause when a machine joins or leaves.
+        lost_s: seconds of work lost with a machine that was not drained.
+        leave_s: seconds from a drain until the node is idle.
+        most_speed: maximum speedup by more machines.
     """
 
     work_s: float
@@ -303,15 +303,15 @@ class SimJob:
 
 @dataclass(slots=True)
 class SimWorld:
-    """See the module's docstring; `ClusterNodes` and `WorkLeft` for the autoscaler.
+    """A simulated job with its cloud; implements `ClusterNodes` and `WorkLeft`.
 
     Attributes:
-        target: what the job wants.
-        job: the job.
+        target: need of the job.
+        job: parameters of the job.
         cloud: its machines.
-        clock: the time.
-        done_s: work that is done.
-        finished_unix_s: when all was; None: it is not.
+        clock: the current time.
+        done_s: completed work.
+        finished_unix_s: completion time; None: not completed.
     """
 
     target: ClusterTarget
@@ -326,8 +326,8 @@ class SimWorld:
 
     # ------------------------------------------------------------------ for the autoscaler
 
-    def seen(self, machines: Sequence[Machine]) -> dict[str, NodeSeen]:
-        """See `ClusterNodes.seen`."""
+    def observe(self, machines: Sequence[Machine]) -> dict[str, ObservedNode]:
+        """See `ClusterNodes.observe`."""
         now_s = self.clock.now_s()
         found = {}
         for machine in machines:
@@ -335,7 +335,7 @@ class SimWorld:
             if each.ended_unix_s is None and self._has_joined(each, now_s):
                 left_s = self._left_unix_s.get(machine.id)
                 busy = self.finished_unix_s is None and (left_s is None or now_s < left_s)
-                found[machine.id] = NodeSeen(is_ready=True, is_busy=busy, leaves_unix_s=left_s)
+                found[machine.id] = ObservedNode(is_ready=True, is_busy=busy, leaves_unix_s=left_s)
         return found
 
     def drain(self, machine: Machine, reason: str, until_unix_s: float) -> None:
@@ -345,7 +345,7 @@ class SimWorld:
 
     def end_idle(self, machine: Machine, reason: str) -> bool:
         """See `ClusterNodes.end_idle`."""
-        node = self.seen([machine]).get(machine.id)
+        node = self.observe([machine]).get(machine.id)
         return node is None or not node.is_busy
 
     def pending(self) -> tuple[PendingGroup, ...]:
@@ -354,7 +354,7 @@ class SimWorld:
 
     @property
     def is_released(self) -> bool:
-        """See `WorkLeft`: machines are given up with the end of the job."""
+        """See `WorkLeft`. Machines are released when the job ends."""
         return self.finished_unix_s is not None
 
     def left_s(self) -> float | None:
@@ -364,7 +364,7 @@ class SimWorld:
     # ------------------------------------------------------------------ time passes
 
     def advance_to_s(self, when_s: float) -> None:
-        """Let the job go on until then."""
+        """Advance the job to a time."""
         passed_s = when_s - self.clock.now_s()
         speed = 0.0 if self.finished_unix_s is not None else self._speed()
         stalled_s = min(passed_s, self._stalled_s)
@@ -382,7 +382,7 @@ class SimWorld:
         self.done_s = max(0.0, self.done_s - work_s)
 
     def computing(self, region: str, role: str) -> list[SimMachine]:
-        """Return the machines that compute now."""
+        """Return the machines that work now."""
         now_s = self.clock.now_s()
         return [
             each
@@ -395,7 +395,7 @@ class SimWorld:
 
     def _speed(self) -> float:
         team: set[str] = set()
-        shares = [self._share(region, team) for region in self.target.regions]
+        fractions = [self._fraction(region, team) for region in self.target.regions]
         now = frozenset(team)
         if now != self._team:
             for machine_id in self._team - now:
@@ -403,9 +403,9 @@ class SimWorld:
                     self.roll_back_s(self.job.lost_s)
             self._stalled_s = self.job.change_s
             self._team = now
-        return min(self.job.most_speed, *shares)
+        return min(self.job.most_speed, *fractions)
 
-    def _share(self, region: RegionTarget, team: set[str]) -> float:
+    def _fraction(self, region: RegionTarget, team: set[str]) -> float:
         workers = self.computing(region.name, "worker")
         servers = self.computing(region.name, "server") if region.server else []
         team.update(each.machine.id for each in (*workers, *servers))

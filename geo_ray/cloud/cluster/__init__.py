@@ -1,1 +1,1 @@
-"""Clusters: created, shown and taken down, from an empty account to the bill and back."""
+"""Clusters: creation, status and deletion."""

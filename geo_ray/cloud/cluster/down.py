@@ -1,7 +1,8 @@
-"""Ends a cluster: runs are saved, machines drained and ended; then the cloud is asked.
+"""Ends a cluster: saves runs, drains and terminates machines, and checks that the cloud has none.
 
-It may be killed at any point and repeated. While the head lives, it is told by the cluster's record
-and does the first part itself, in order; if it does not answer, all machines are ended from here.
+The command may be killed at any point and repeated. A running head reads the new phase in the
+cluster's record and does the first part itself. If the head does not answer, this process
+terminates all machines.
 """
 
 from __future__ import annotations
@@ -28,28 +29,28 @@ from geo_ray.cloud.cluster.status import read_status, report_of
 from geo_ray.cloud.provider import Machine, MachineProvider, MachineState
 from geo_ray.runs.lease import LeaseKeeper
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 _SAVE_S: Final = 240.0
 _SILENT_S: Final = 30.0
 _GONE_S: Final = 600.0
-_LATE_GONE_S: Final = 60.0  # for one that came late
-_CLOCKS_S: Final = 10.0  # between a cloud's and this one
+_LATE_GONE_S: Final = 60.0  # for a machine that appeared late
+_CLOCKS_S: Final = 10.0  # tolerance between the clocks of a cloud and this machine
 
 
 @dataclass(frozen=True, slots=True)
 class EndedCluster:
-    """What came of it.
+    """Result of ending a cluster.
 
     Attributes:
-        name: of the cluster.
-        machines: how many were ended.
-        spent_usd: that it cost in all, as far as prices are known.
+        name: name of the cluster.
+        machines: number of terminated machines.
+        spent_usd: total cost, as far as prices are known.
         in_order: whether runs were stopped and machines drained first.
-        was_down: whether it had been taken down before, and nothing of it was left.
-        stack: of Terraform's, which the head and all else belong to; None: there is none.
-        unread: where the autoscaler's journal is kept, which could not be read: `spent_usd` lacks
-            what it knew; None: it could.
+        was_down: whether the cluster had been ended before and had no machines left.
+        stack: Terraform stack that owns the head and the networks; None: none.
+        unread: where an unreadable autoscaler journal was saved, whose costs `spent_usd` lacks;
+            None: it was readable.
     """
 
     name: str
@@ -61,23 +62,23 @@ class EndedCluster:
     unread: str | None = None
 
 
-def end_cluster(state: ClusterState, tell: Tell, *, at_once: bool = False) -> EndedCluster:
-    """End a cluster; of one that has ended the cloud is asked again.
+def end_cluster(state: ClusterState, notify: Notify, *, at_once: bool = False) -> EndedCluster:
+    """End a cluster. For an ended cluster, only check the cloud again.
 
     Args:
-        state: where it is written down.
-        tell: told each step.
-        at_once: neither wait for runs to save nor for machines to drain.
+        state: folder of the cluster.
+        notify: called with a message for each step.
+        at_once: whether to skip saving runs and draining machines.
 
     Raises:
-        ClusterStateError: there is none.
-        ClusterBusyError: another command works on it and does not end.
-        MachinesLeftError: something of it is still there.
-        CloudError: the cloud refuses.
+        ClusterStateError: there is no such cluster.
+        ClusterBusyError: another command holds the cluster and does not finish.
+        MachinesLeftError: machines or secrets of the cluster remain.
+        CloudError: the cloud refuses a call.
     """
-    state.known()  # before a folder is made for one that is not there
+    state.known()  # before a folder is created for a missing cluster
     state.make()
-    with alone(state, "down", tell) as lease:
+    with alone(state, "down", notify) as lease:
         record = state.known()
         provider = open_clouds(record, state)
         before = report_of(record, state, provider)
@@ -87,13 +88,14 @@ def end_cluster(state: ClusterState, tell: Tell, *, at_once: bool = False) -> En
         known = {row.id for row in before.machines}
         if before.head is not None and not was_down:
             known.add(before.head.id)
-        in_order = not (at_once or was_down) and _ended_by_head(record, state, provider, tell)
-        known |= _end_all(record, state, provider, lease, tell, is_again=was_down)
+        in_order = not (at_once or was_down) and _ended_by_head(record, state, provider, notify)
+        known |= _end_all(record, state, provider, lease, notify, is_again=was_down)
         _remove_secrets(record, state)
-        unread = _check(record, state, provider, tell)
+        unread = _check(record, state, provider, notify)
         if record.phase != "down":
             record = _phase(state, "down")
-        # What a dead head has not booked can be reckoned only while its machines are listed.
+        # The cost that a dead head has not recorded can be computed only while its machines are
+        # listed.
         spent_usd = max(before.spent_usd, report_of(record, state, provider).spent_usd)
     standing = record.head.standing
     return EndedCluster(
@@ -118,39 +120,37 @@ def _phase(state: ClusterState, phase: Phase) -> ClusterRecord:
 
 
 def _ended_by_head(
-    record: ClusterRecord, state: ClusterState, provider: MachineProvider, tell: Tell
+    record: ClusterRecord, state: ClusterState, provider: MachineProvider, notify: Notify
 ) -> bool:
-    """Let the head save runs and end machines; whether it has."""
+    """Let the head save runs and end machines; return whether it has."""
     store = state.store()
     began_s = heard_s = time.monotonic()
     last_unix_s, heard = 0.0, set[str]()
     while True:
         is_gone = False
-        with suppress(
-            RegionsUnreachableError
-        ):  # whether it lives is not known: what it tells counts
+        with suppress(RegionsUnreachableError):  # its state is unknown: the status decides
             head = find_head(listed_for_head(provider, record), record)
             is_gone = record.head.standing is None and not is_alive(head)
         if is_gone:
-            tell("the head does not live: machines are ended without it")
+            notify("the head is not running: ending machines without it")
             return False
-        told, _ = read_status(store, record.made)
-        if told is not None and told.unix_s != last_unix_s:
-            heard_s, last_unix_s = time.monotonic(), told.unix_s
-            for text in told.did:
+        head_status, _ = read_status(store, record.made)
+        if head_status is not None and head_status.unix_s != last_unix_s:
+            heard_s, last_unix_s = time.monotonic(), head_status.unix_s
+            for text in head_status.did:
                 if text not in heard:
-                    tell(text)
-            heard.update(told.did)
-        if told is not None and told.has_ended_all:
+                    notify(text)
+            heard.update(head_status.did)
+        if head_status is not None and head_status.has_ended_all:
             return True
         unresponsive_s = max(_SILENT_S, 3 * record.autoscale.every_s)
         if time.monotonic() - heard_s > unresponsive_s:
-            tell(
-                f"the head tells nothing for {unresponsive_s:.0f} s: machines are ended without it"
+            notify(
+                f"the head has not reported for {unresponsive_s:.0f} s: ending machines without it"
             )
             return False
         if time.monotonic() - began_s > _SAVE_S + 2 * record.autoscale.drain_s:
-            tell("the head takes too long: machines are ended without it")
+            notify("the head takes too long: ending machines without it")
             return False
         time.sleep(state.look_s)
 
@@ -160,30 +160,31 @@ def _end_all(
     state: ClusterState,
     provider: MachineProvider,
     lease: LeaseKeeper,
-    tell: Tell,
+    notify: Notify,
     *,
     is_again: bool,
 ) -> set[str]:
-    """End the head, then all others: nobody is left who could rent anew.
+    """Terminate the head first, so that nothing can launch machines, then all others.
 
-    Where regions do not answer, what the others list is ended before that is told.
+    If regions are unreachable, the machines of the others are terminated before the error is
+    raised.
 
     Args:
-        record: of the cluster.
-        state: where it is written down.
+        record: record of the cluster.
+        state: its folder.
         provider: its clouds.
-        lease: of whoever ends it.
-        tell: told each step.
-        is_again: whether it was down before: then machines that have ended were counted.
+        lease: lease of this command.
+        notify: called with a message for each step.
+        is_again: whether the cluster was down before; ended machines were then counted already.
     """
     seen: set[str] = set()
     deadline_s = time.monotonic() + _GONE_S
     last_error = ""
-    told = 0
+    reported = 0
     while True:
         machines, unreachable = _as_listed(provider, record)
         living = _living(machines)
-        # Clouds list those of an earlier cluster of the name, too, that have ended.
+        # Lists include ended machines of an earlier cluster of the name.
         since_unix_s = record.began_unix_s - _CLOCKS_S
         mine = [m for m in machines if m.launched_unix_s >= since_unix_s]
         seen |= {machine.id for machine in (living if is_again else [*living, *mine])}
@@ -198,9 +199,9 @@ def _end_all(
         to_end = first or [m.id for m in living if is_alive(m)]
         if to_end:
             lease.check()
-            if len(living) != told:
-                told = len(living)
-                tell("ending 1 machine" if told == 1 else f"ending {told} machines")
+            if len(living) != reported:
+                reported = len(living)
+                notify("ending 1 machine" if reported == 1 else f"ending {reported} machines")
             try:
                 provider.terminate(to_end)
             except ProviderRefusedError:
@@ -225,16 +226,16 @@ def _remove_secrets(record: ClusterRecord, state: ClusterState) -> None:
 
 
 def _check(
-    record: ClusterRecord, state: ClusterState, provider: MachineProvider, tell: Tell
+    record: ClusterRecord, state: ClusterState, provider: MachineProvider, notify: Notify
 ) -> str | None:
-    """Ask the cloud for anything that bears the cluster's name and id.
+    """Check the cloud for anything with the cluster's name and id.
 
-    A launch of which nothing was ever seen may still come, also one that was called off: it is
-    waited for as long as a cloud may leave a new machine out of its list. A journal that cannot be
-    read may have known of one.
+    A launch without a listed machine, including a withdrawn one, may still produce one: wait as
+    long as a cloud may delay a new machine in its list. An unreadable journal may have had such a
+    launch.
 
     Returns:
-        Where that journal was put; None: it could be read.
+        Where the unreadable journal was saved; None: it was readable.
     """
     journal = read_journal(state.store())
     memory = journal.memory
@@ -245,7 +246,7 @@ def _check(
     late_s = max(memory.called_off.values(), default=-math.inf) + missing_s - time.time()
     wait_s = missing_s if unreached else min(max(0.0, late_s), missing_s)
     if wait_s > 0:
-        tell(f"looking for {wait_s:.0f} s for machines that were asked for and never seen")
+        notify(f"waiting {wait_s:.0f} s for requested machines that were never listed")
     looks_until_s = time.monotonic() + wait_s
     gone_by_s = looks_until_s
     while True:
@@ -263,7 +264,7 @@ def _check(
         try:
             store.get(record.token_secret)
         except ProviderRefusedError as error:
-            if "there is no secret" in error.message:
+            if "has no secret" in error.message:
                 continue
             raise
         raise MachinesLeftError(f"the secret {record.token_secret} is still in its store")
@@ -278,4 +279,4 @@ def _living(machines: Sequence[Machine]) -> list[Machine]:
 def _left(record: ClusterRecord, living: Sequence[Machine], why: str) -> MachinesLeftError:
     listed = ", ".join(f"{m.id} ({m.state.value}) in {m.pool.region}" for m in living)
     reason = f": {why}" if why else ""
-    return MachinesLeftError(f"{len(living)} machines of {record.name} are left: {listed}{reason}")
+    return MachinesLeftError(f"{len(living)} machines of {record.name} remain: {listed}{reason}")

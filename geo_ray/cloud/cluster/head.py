@@ -1,4 +1,4 @@
-"""The machine of the head: asked for once, found again by whoever looks."""
+"""The machine of the head: its launch request, address and job server."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _HOUR_S: Final = 3600.0
 
 
 def head_request(record: ClusterRecord) -> LaunchRequest:
-    """Return the launch of the head; the same record always gives the same request."""
+    """Return the launch request of the head; the same record always gives the same request."""
     head = record.head
     own = f"{record.id}-{record.made}"
-    if not record.id:  # of an earlier release, whose head may still be there
+    if not record.id:  # of an earlier release, whose head may still run
         mark = hashlib.sha256(record.name.encode()).hexdigest()[:10]
         own = f"{mark}-{int(record.began_unix_s * 1000)}"
     return LaunchRequest(
@@ -38,9 +38,9 @@ def head_ends_unix_s(provider: ProviderConfig, clouds: Sequence[str], now_unix_s
     """Return when a head that is launched now ends by itself.
 
     Args:
-        provider: how long it lives.
-        clouds: of the cluster.
-        now_unix_s: the present time.
+        provider: provider configuration, with the lifetime.
+        clouds: clouds of the cluster.
+        now_unix_s: current time.
     """
     life_s = provider.head.life_h * _HOUR_S
     if tuple(clouds) == ("local",):
@@ -49,7 +49,10 @@ def head_ends_unix_s(provider: ProviderConfig, clouds: Sequence[str], now_unix_s
 
 
 def find_head(machines: Sequence[Machine], record: ClusterRecord) -> Machine | None:
-    """Return the head's machine as listed; None: it is not (yet), or is not the cluster's."""
+    """Return the listed machine of the head.
+
+    None: it is not listed, or belongs to another cluster.
+    """
     if record.head.standing is not None:
         return None
     wanted = head_request(record).request_id
@@ -58,10 +61,10 @@ def find_head(machines: Sequence[Machine], record: ClusterRecord) -> Machine | N
 
 
 def listed_for_head(provider: MachineProvider, record: ClusterRecord) -> Sequence[Machine]:
-    """Return the machines of all regions that answer, the head's own being one of these.
+    """Return the listed machines of all reachable regions; the head's region must answer.
 
     Raises:
-        GeoRayError: the head's does not.
+        GeoRayError: the region of the head does not answer.
     """
     try:
         return provider.list_machines(record.name)
@@ -72,21 +75,21 @@ def listed_for_head(provider: MachineProvider, record: ClusterRecord) -> Sequenc
 
 
 def job_server_of(address: str, record: ClusterRecord) -> str:
-    """Return the address of its job server, as the head itself reaches it.
+    """Return the address of the job server from the head's point of view.
 
-    In a cloud it listens on loopback alone; see `tunnel_command`.
+    In a cloud it listens on the loopback interface only; see `tunnel_command`.
     """
     host = address.rpartition(":")[0] if record.head.cloud == "local" else "127.0.0.1"
     return f"http://{host}:{record.head.dashboard_port}"
 
 
 def tunnel_command(address: str, record: ClusterRecord, machine: Machine | None) -> str | None:
-    """Return what forwards the job server of a head to this computer; None: it is here.
+    """Return the command that forwards the head's job server to this computer; None: not needed.
 
     Args:
-        address: host:port of Ray's head.
+        address: address of the Ray head, host:port.
         record: the cluster.
-        machine: of the head, as the cloud lists it.
+        machine: machine of the head, as listed.
     """
     head, port = record.head, record.head.dashboard_port
     if head.cloud == "local":
@@ -103,12 +106,12 @@ def tunnel_command(address: str, record: ClusterRecord, machine: Machine | None)
 
 
 def is_alive(machine: Machine | None) -> bool:
-    """Return whether a machine is there, or on its way."""
+    """Return whether a machine runs or starts."""
     return machine is not None and machine.state in (MachineState.PENDING, MachineState.RUNNING)
 
 
 def head_address(machine: Machine | None, record: ClusterRecord) -> str | None:
-    """Return host:port of Ray's head; None: its machine has no address yet."""
+    """Return the address of the Ray head, host:port; None: its machine has no address yet."""
     if record.head.standing is not None:
         return record.head.standing.address
     if machine is None or machine.state is not MachineState.RUNNING or machine.address is None:

@@ -1,4 +1,4 @@
-"""Programs of a local cluster's machines: Ray's head with its server, or a node with agent.
+"""Programs of the machines of a local cluster: a Ray head with its services, or a node with agent.
 
 Separate from `providers`, which loads it only for local clusters, because it imports Ray.
 """
@@ -24,13 +24,13 @@ from geo_ray.ray_cluster.settings import local_node_environment, node_command
 
 @dataclass(frozen=True, slots=True)
 class RayMachineProgram:
-    """Joins a cluster.
+    """Runs a Ray node that joins a cluster.
 
     Attributes:
-        address: host:port of its head.
-        token_path: file with the cluster's token; its path is kept, never its content.
+        address: address of the head, host:port.
+        token_path: file with the cluster's token; only its path is stored.
         object_store_bytes: shared memory of each node.
-        agent: whether a notice is heard, and drains the node; it costs a process.
+        agent: whether a notice agent runs, which costs one process.
     """
 
     address: str
@@ -41,7 +41,7 @@ class RayMachineProgram:
     def processes(
         self, place: LocalMachinePlace, request: LaunchRequest
     ) -> Mapping[str, tuple[Sequence[str], Mapping[str, str]]]:
-        """Return the node, and the agent beside it."""
+        """Return the processes of the node and its agent."""
         labels = {**request.labels, MACHINE_LABEL: place.id}
         flags = [
             f"--address={self.address}",
@@ -51,7 +51,8 @@ class RayMachineProgram:
         node = node_command(
             flags,
             ip=place.address,
-            home=place.scratch / "r",  # Ray opens its directory to all; the one above is private
+            home=place.scratch
+            / "r",  # Ray makes its directory readable to all; the parent is private
             object_store_bytes=self.object_store_bytes,
         )
         environment = local_node_environment(self.token_path)
@@ -66,12 +67,12 @@ class RayMachineProgram:
 
 @dataclass(frozen=True, slots=True)
 class LocalClusterProgram:
-    """See `LocalMachineProgram`.
+    """Runs the machines of a local cluster; see `LocalMachineProgram`.
 
     Attributes:
         cloud: directory of the local cloud.
-        state: directory of the cluster.
-        record: what it is.
+        state: folder of the cluster.
+        record: record of the cluster.
         token_path: file with its token.
         object_store_bytes: shared memory of each node.
     """
@@ -85,15 +86,15 @@ class LocalClusterProgram:
     def processes(
         self, place: LocalMachinePlace, request: LaunchRequest
     ) -> Mapping[str, tuple[Sequence[str], Mapping[str, str]]]:
-        """Return the processes of a machine by its role."""
+        """Return the processes of a machine, by role."""
         if request.labels.get(ROLE_LABEL) == HEAD_ROLE:
             return self._head(place)
         machines = LocalProvider(self.cloud).list_machines(self.record.name)
         address = head_address(find_head(machines, self.record), self.record)
         if address is None:
             raise ProviderRefusedError(
-                f"the cluster {self.record.name} has no head that a machine could join",
-                fix="Make it again with `geo-ray up`.",
+                f"the cluster {self.record.name} has no head to join",
+                fix="Create it again with `geo-ray up`.",
             )
         program = RayMachineProgram(address, self.token_path, self.object_store_bytes)
         return program.processes(place, request)

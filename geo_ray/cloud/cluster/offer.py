@@ -1,4 +1,4 @@
-"""What would be rented for a cluster, at which prices, with what else there is."""
+"""Machines that would be launched for a cluster, with prices and alternatives."""
 
 from __future__ import annotations
 
@@ -27,34 +27,36 @@ _HOUR_S: Final = 3600.0
 
 
 class OfferedMachines(StrictModel):
-    """Machines of one pool: rented, or an alternative."""
+    """Machines of one pool: chosen, or an alternative."""
 
-    region: str = Field(description="of the run; empty: the head's machine")
+    region: str = Field(description="region of the run; empty: machine of the head")
     role: str
     at: str
     type: str
     market: str
-    count: int = Field(description="that would be rented")
-    usd_per_hour: float | None = Field(description="of one; null: no price is known")
-    usd_per_million_rows: float | None = Field(None, description="with its preemptions")
-    note: str = Field("", description="why none would be")
+    count: int = Field(description="machines to launch")
+    usd_per_hour: float | None = Field(description="price of one; null: unknown")
+    usd_per_million_rows: float | None = Field(None, description="cost with expected preemptions")
+    note: str = Field("", description="why it is not chosen")
 
 
 class ClusterOffer(ShownModel):
-    """What `geo-ray up` would do."""
+    """Preview of `geo-ray up`."""
 
     name: str
     clouds: tuple[str, ...]
     state: str
-    machines: tuple[OfferedMachines, ...] = Field(description="rented ones first, then the rest")
-    usd_per_hour: float = Field(description="of all that would be rented")
-    total_s: float = Field(description="of the run, as planned")
-    total_usd: float = Field(description="of the run, as planned; the head not included")
+    machines: tuple[OfferedMachines, ...] = Field(
+        description="chosen ones first, then alternatives"
+    )
+    usd_per_hour: float = Field(description="of all machines to launch")
+    total_s: float = Field(description="planned duration of the run")
+    total_usd: float = Field(description="planned cost of the run without the head")
     head_usd: float = Field(
-        0.0, description="of the head meanwhile; 0: it is not the cluster's, or has no price"
+        0.0, description="cost of the head meanwhile; 0: not part of the cluster, or unknown"
     )
     budget_usd: float | None = Field(
-        None, description="most that all machines, the head included, may cost"
+        None, description="maximum cost of all machines, including the head"
     )
     plan: Plan = Field(description="what should run")
 
@@ -81,10 +83,10 @@ class ClusterOffer(ShownModel):
 
 
 def cluster_offer(asked: AskedCluster) -> ClusterOffer:
-    """Ask the clouds for prices, and let the autoscaler's policy choose; nothing is rented.
+    """Read prices and let the autoscaler's policy choose machines; nothing is launched.
 
     Raises:
-        CloudError: a cloud refuses.
+        CloudError: a cloud refuses a call.
     """
     record = asked.record
     if record.clouds == (LOCAL,) and asked.catalog is not None:
@@ -109,7 +111,7 @@ def _head_row(head: Pool, availabilities: dict[Pool, Availability]) -> OfferedMa
 
 
 def _head_usd(asked: AskedCluster, availabilities: dict[Pool, Availability]) -> float:
-    """What the head costs while the run goes on as planned."""
+    """Cost of the head during the planned run."""
     head = asked.record.target.head
     if head is None:
         return 0.0

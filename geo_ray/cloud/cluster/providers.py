@@ -1,10 +1,9 @@
-"""The machine providers and secret stores of a cluster, opened from its record.
+"""Machine providers and secret stores of a cluster, opened from its record.
 
-`RegionProviders` combines several clouds: all are asked at the same time, and one that fails or
-hangs does not hold up the others; their results come with the error that names it.
-`OwnMachines` shows only machines with the cluster's name and id: two clusters may have one
-name, but the id is unique. `RemoteProvider` and `RemoteStore` travel to the autoscaler actor
-and open there.
+`RegionProviders` combines several clouds and calls them in parallel. A cloud that fails or hangs
+does not delay the others; their results come with the error that names it. `OwnMachines` filters
+for machines with the cluster's name and id: names may collide, ids do not. `RemoteProvider` and
+`RemoteStore` are sent to the autoscaler actor and open there.
 """
 
 from __future__ import annotations
@@ -56,18 +55,18 @@ class _Part:
     provider: MachineProvider
     regions: tuple[str, ...]
     calls: BoundedCalls
-    quotes: BoundedCalls  # prices have a service of their own, which may hang alone
+    quotes: BoundedCalls  # prices come from a separate service, which may hang alone
 
 
 class RegionProviders:
-    """See `MachineProvider`.
+    """Combines the providers of several regions; see `MachineProvider`.
 
-    A machine is ended by the cloud that has listed it; one that none has is asked of all. A
+    Machines are terminated in the cloud that has listed them; unknown ids are sent to all clouds. A
     failure in some regions only raises ``RegionsUnreachableError``, with the answers of the others.
 
     Args:
-        providers: by the cloud's name of a region; several may have the same.
-        longest_s: longest wait for an answer; None: until the cloud itself gives up.
+        providers: providers by cloud region; several regions may share one.
+        longest_s: timeout of a call; None: the timeout of the cloud's client.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class RegionProviders:
         for part, machines in answers:
             self._owner |= {machine.id: part for machine in machines}
             found += machines
-        return self._told(found, failed)
+        return self._answered(found, failed)
 
     def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
         """See `MachineProvider.launch`."""
@@ -109,7 +108,7 @@ class RegionProviders:
         return part.calls.begin(partial(part.provider.launch, request))()
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
-        """See `MachineProvider.terminate`; one cloud that fails keeps no other from it."""
+        """See `MachineProvider.terminate`; a failing cloud does not affect the others."""
         waits = []
         for part in self._parts:
             mine = [one for one in machine_ids if self._owner.get(one, part) is part]
@@ -128,7 +127,7 @@ class RegionProviders:
             for part in self._parts
         ]
         answers, failed = _gathered(waits)
-        return self._told([each for _, told in answers for each in told], failed)
+        return self._answered([each for _, answer in answers for each in answer], failed)
 
     def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
         """See `MachineProvider.availability`."""
@@ -143,13 +142,15 @@ class RegionProviders:
         }
         unknown = {pool.region for pool in pools} - self._by_region.keys()
         strange = [((region,), _no_cloud(region)) for region in sorted(unknown)]
-        return self._told(
+        return self._answered(
             [availabilities[pool] for pool in pools if pool in availabilities], [*failed, *strange]
         )
 
     # ------------------------------------------------------------------ parts
 
-    def _told(self, found: list[T], failed: Sequence[tuple[tuple[str, ...], Exception]]) -> list[T]:
+    def _answered(
+        self, found: list[T], failed: Sequence[tuple[tuple[str, ...], Exception]]
+    ) -> list[T]:
         if not failed:
             return found
         if len(self._by_region) == 1:
@@ -166,13 +167,13 @@ class RegionProviders:
 def _gathered(
     waits: Sequence[tuple[_Part, Callable[[], T]]],
 ) -> tuple[list[tuple[_Part, T]], list[tuple[tuple[str, ...], Exception]]]:
-    """Wait for all; return what was answered, and what failed by its regions."""
+    """Wait for all calls; return the answers, and the errors by region."""
     answers: list[tuple[_Part, T]] = []
     failed: list[tuple[tuple[str, ...], Exception]] = []
     for part, wait in waits:
         try:
             answers.append((part, wait()))
-        except Exception as error:  # whatever it is: it is of these regions alone
+        except Exception as error:  # the error concerns these regions only
             failed.append((part.regions, error))
     return answers, failed
 
@@ -183,8 +184,8 @@ def _words(error: Exception) -> str:
 
 def _no_cloud(region: str) -> ProviderRefusedError:
     return ProviderRefusedError(
-        f"no cloud is named for region '{region}'",
-        fix="Name the cloud of every region in plan.regions.",
+        f"no cloud is configured for region '{region}'",
+        fix="Set the cloud of every region in plan.regions.",
     )
 
 
@@ -193,11 +194,11 @@ _SHOWN = 5
 
 @dataclass(slots=True)
 class OwnMachines:
-    """See `MachineProvider`.
+    """Filters a provider for the machines of one cluster.
 
     Attributes:
         inner: the clouds.
-        id: the cluster's; empty: machines without one are its own.
+        id: id of the cluster; empty: machines without an id match.
     """
 
     inner: MachineProvider
@@ -209,7 +210,7 @@ class OwnMachines:
         return self.inner.name
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
-        """See `MachineProvider.list_machines`; none of another cluster of the name."""
+        """See `MachineProvider.list_machines`; without machines of other clusters of the name."""
         try:
             return self._own(self.inner.list_machines(cluster))
         except RegionsUnreachableError as error:
@@ -225,7 +226,10 @@ class OwnMachines:
         self.inner.terminate(machine_ids)
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
-        """See `MachineProvider.poll_failures`; of others of the name, too: ids are of one alone."""
+        """See `MachineProvider.poll_failures`.
+
+        May include other clusters, whose request ids differ.
+        """
         return self.inner.poll_failures(cluster)
 
     def availability(self, pools: Sequence[Pool]) -> Sequence[Availability]:
@@ -233,28 +237,27 @@ class OwnMachines:
         return self.inner.availability(pools)
 
     def logs(self, machine_id: str) -> Mapping[str, str]:
-        """Return what processes of a machine printed, by process; only the local cloud can tell."""
-        told = getattr(self.inner, "logs", None)
-        return {} if told is None else dict(told(machine_id))
+        """Return the output of a machine's processes by process; local clouds only."""
+        answer = getattr(self.inner, "logs", None)
+        return {} if answer is None else dict(answer(machine_id))
 
     def _own(self, machines: Sequence[Machine]) -> list[Machine]:
         return [each for each in machines if each.cluster_id == self.id]
 
 
 def check_name_is_free(clouds: MachineProvider, name: str, id: str, state: str) -> None:
-    """Look whether another cluster of the name lives in the same accounts.
+    """Check that no other cluster of the name runs in the same accounts.
 
-    A region that does not answer may have one, and keeps nobody from its start: ids tell machines
-    of the two apart.
+    An unreachable region may have one and does not prevent the start: ids distinguish the machines.
 
     Args:
-        clouds: all that bears the name.
+        clouds: all machines with the name.
         name: of the cluster.
-        id: its own.
-        state: where it is written down, as people would type it.
+        id: id of the cluster.
+        state: folder of the cluster, as shown to users.
 
     Raises:
-        ClusterNameTakenError: one does.
+        ClusterNameTakenError: another one runs.
     """
     try:
         listed = clouds.list_machines(name)
@@ -269,8 +272,8 @@ def check_name_is_free(clouds: MachineProvider, name: str, id: str, state: str) 
     shown = ", ".join(f"{each.id} in {each.pool.region}" for each in others[:_SHOWN])
     more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
     raise ClusterNameTakenError(
-        f"machines of another cluster called {name} live ({ids}): {shown}{more}. This one is {id}, "
-        f"written down in {state}; where the other one is, this command cannot know"
+        f"another cluster named {name} has running machines ({ids}): {shown}{more}. This one is "
+        f"{id}, with its state in {state}; the state of the other one is unknown"
     )
 
 
@@ -284,13 +287,13 @@ def open_clouds(
     address: str | None = None,
     longest_s: float | None = None,
 ) -> MachineProvider:
-    """Return the clouds of a cluster as one provider, which knows only this cluster's machines.
+    """Return the clouds of a cluster as one provider, limited to the machines of this cluster.
 
     Args:
-        record: what it is.
-        state: where it is written down.
-        address: host:port of its head; None: only the head can be launched.
-        longest_s: longest wait for each region; None: until its cloud gives up.
+        record: record of the cluster.
+        state: its folder.
+        address: address of its head, host:port; None: only the head can be launched.
+        longest_s: timeout for each region; None: the timeout of the cloud's client.
 
     Raises:
         CloudError: there are no credentials.
@@ -304,7 +307,7 @@ def open_accounts(
     address: str | None = None,
     longest_s: float | None = None,
 ) -> MachineProvider:
-    """Return the same clouds with all that bears the cluster's name, whoever made it.
+    """Return the same clouds, including machines of other clusters of the name.
 
     Arguments and errors are those of `open_clouds`.
     """
@@ -319,26 +322,26 @@ def open_accounts(
 
 
 def places_of(provider: ProviderConfig, cloud: str) -> Sequence[str]:
-    """Return the regions of a cloud that a configuration describes.
+    """Return the configured regions of a cloud.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the cloud is not configured.
     """
     section: AwsProviderConfig | TencentProviderConfig | None
     section = {"aws": provider.aws, "tencent": provider.tencent}.get(cloud)
     if section is None:
         raise ConfigError(
-            f"plan.regions has machines of {cloud}, and nothing is said of an account there",
+            f"plan.regions has machines of {cloud}, but no account is configured there",
             fix=f"Add `provider.{cloud}` with its `places` (docs/operations/cloud-accounts.md), or "
-            "rehearse it on this computer with `--provider local`.",
+            "try it on this computer with `--provider local`.",
         )
     return list(section.places)
 
 
 def secrets_of(record: ClusterRecord, state: ClusterState) -> list[SecretStore]:
-    """Return the stores that keep the cluster's own token, one for each cloud.
+    """Return the secret stores for the cluster's token, one per cloud.
 
-    None where the head was there before: so was its token.
+    None with an existing head, which has its own token.
     """
     found: list[SecretStore] = []
     if record.head.standing is not None:
@@ -361,9 +364,9 @@ def secrets_of(record: ClusterRecord, state: ClusterState) -> list[SecretStore]:
 
 
 def key_of_own_role(record: ClusterRecord) -> str | None:
-    """Return the key that would give the head a role of its own; None: it has one, or needs none.
+    """Return the configuration key for a separate role of the head; None: not needed or set.
 
-    A head may rent machines, and write what is written down of the cluster: nodes need neither.
+    The head may launch machines and write the cluster's state; nodes need neither permission.
     """
     region, aws, tencent = record.head.pool.region, record.provider.aws, record.provider.tencent
     pairs: dict[str, tuple[str | None, str | None]] = {}
@@ -379,15 +382,15 @@ def key_of_own_role(record: ClusterRecord) -> str | None:
         return None
     nodes, own = pairs[region]
     heads = own or nodes
-    shares = heads is not None and any(heads == each for each, _ in pairs.values())
-    return key if shares else None
+    shares_state = heads is not None and any(heads == each for each, _ in pairs.values())
+    return key if shares_state else None
 
 
 class _CloudProvider(MachineProvider, Protocol):
-    """A cloud that rents machines in several regions."""
+    """A cloud with several regions."""
 
     def of_region(self, region: str) -> MachineProvider:
-        """Return what asks one region of the same account alone."""
+        """Return a provider for one region of the same account."""
 
 
 CLOUDS: Final = Plugins[Callable[[Any], _CloudProvider]](
@@ -396,16 +399,16 @@ CLOUDS: Final = Plugins[Callable[[Any], _CloudProvider]](
         "tencent": "geo_ray.cloud.tencent:TencentProvider",
     }
 )
-"""What makes the provider of each cloud from its section of the configuration."""
+"""Provider class by cloud, created from its section of the configuration."""
 
 
 def token_path(record: ClusterRecord, state: ClusterState) -> Path:
-    """Return the file of a local cluster's token."""
+    """Return the token file of a local cluster."""
     return state.path / _SECRETS / record.token_secret
 
 
 def secret_command(record: ClusterRecord) -> str:
-    """Return what prints the token of a cluster in a cloud."""
+    """Return the command that prints the token of a cluster in a cloud."""
     cloud = record.head.cloud
     kind = "tencent-ssm"
     if cloud == "aws":
@@ -461,13 +464,13 @@ def _as_configured(provider: ProviderConfig, cloud: str) -> _CloudProvider:
     section = {"aws": provider.aws, "tencent": provider.tencent}.get(cloud)
     if section is None:
         raise ConfigError(
-            f"there is no cloud '{cloud}'", fix="Name aws, tencent or local in plan.regions."
+            f"unknown cloud '{cloud}'", fix="Name aws, tencent or local in plan.regions."
         )
     return CLOUDS[cloud](section)
 
 
 def _secrets_region(record: ClusterRecord, cloud: str) -> str:
-    """The head's region where it is of that cloud, else the first one of the cloud."""
+    """Region of the head if it is in that cloud, else the first region of the cloud."""
     section = {"aws": record.provider.aws, "tencent": record.provider.tencent}.get(cloud)
     if record.head.standing is not None and section is not None and section.join is not None:
         return section.join.secrets_region or record.head.pool.region
@@ -478,13 +481,13 @@ def _secrets_region(record: ClusterRecord, cloud: str) -> str:
 
 @dataclass(slots=True)
 class RemoteProvider:
-    """See `MachineProvider`.
+    """A provider that can be sent to another process.
 
-    Connections and credentials do not travel; the state's address does.
+    Only the address of the cluster's folder is sent; connections and credentials are not.
 
     Attributes:
-        state: where the cluster is written down.
-        made: of which cluster of the name: how often one was made.
+        state: folder of the cluster.
+        made: how many clusters of this name were created.
     """
 
     state: ClusterState
@@ -502,17 +505,20 @@ class RemoteProvider:
         return self._listing().list_machines(cluster)
 
     def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
-        """See `MachineProvider.launch`; of a cluster that is to end nothing is launched.
+        """See `MachineProvider.launch`; refused for a cluster that is being ended.
 
-        An autoscaler may outlive its cluster, on a head that stays: it rents nothing for the next.
+        An autoscaler may outlive its cluster on an existing head: it must not launch for the next
+        one.
         """
         record = self.state.known()
         if record.phase != "up" or record.made != self.made:
-            raise ClusterStateError(f"{self.state.name} is being taken down: nothing is rented")
+            raise ClusterStateError(
+                f"{self.state.name} is being taken down: no machines are launched"
+            )
         return self._launching().launch(request)
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
-        """See `MachineProvider.terminate`; needs no head."""
+        """See `MachineProvider.terminate`; works without a head."""
         self._listing().terminate(machine_ids)
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
@@ -532,7 +538,7 @@ class RemoteProvider:
         return found
 
     def _launching(self) -> MachineProvider:
-        """The clouds with the head's address, which new machines join; kept once it is known."""
+        """The clouds with the address of the head for new machines; cached once known."""
         found = self._listing()
         if not self._knows_head:
             record = self.state.known()
@@ -546,10 +552,10 @@ class RemoteProvider:
 
 @dataclass(slots=True)
 class RemoteStore:
-    """See `ConditionalStore`.
+    """A store that can be sent to another process.
 
     Attributes:
-        state: where the cluster is written down.
+        state: folder of the cluster.
     """
 
     state: ClusterState

@@ -1,10 +1,10 @@
-"""``python -m geo_ray.cloud.cluster.serve STATE [--stays]``: runs beside the head, while it lives.
+"""``python -m geo_ray.cloud.cluster.serve STATE [--stays]``: cluster service next to the Ray head.
 
-Starts the cluster's autoscaler, writes down what it tells, and hears by the cluster's record that
-it is to end: then runs are stopped, which saves them, and all machines are drained and ended. The
-head itself is ended by whoever takes the cluster down, unless it stays: then this waits for the
-next cluster that is written there. If this process dies, it is started again, or the cluster is
-taken down without it.
+The service starts the autoscaler and writes its status to the cluster's folder. When the record
+says that the cluster must end, it stops runs, which saves them, and drains and terminates all
+machines. The command that ends the cluster terminates the head itself, unless the head is
+permanent: the service then waits for the next cluster. If this process dies it is restarted, or the
+cluster is ended without it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from geo_ray.cloud.autoscaler.run_work import NamedRun, runs_named
 from geo_ray.cloud.cluster.head import find_head, head_address, job_server_of, listed_for_head
 from geo_ray.cloud.cluster.providers import RemoteProvider, RemoteStore, open_clouds
 from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState
-from geo_ray.cloud.cluster.status import ALL_ENDED, ToldStatus, read_status, tell_status
+from geo_ray.cloud.cluster.status import ALL_ENDED, HeadStatus, read_status, write_status
 from geo_ray.cloud.provider import MachineState
 from geo_ray.experiment.cluster import ExistingClusterConfig
 from geo_ray.ray_cluster import ray_internals
@@ -56,22 +56,22 @@ _NO_RUN_ACTOR: Final = -1
 
 
 class RunStops:
-    """Asks the runs of a name to save and stop, once for each run actor of a run.
+    """Asks the runs of a name to save and stop, once per run actor.
 
-    A run that cannot be read or asked does not keep the others from being asked.
+    An unreadable run does not prevent the others from being asked.
 
     Args:
-        path: of the first run of the name.
-        since_unix_s: runs to which nobody has written since then are over.
+        path: directory of the first run of the name.
+        since_unix_s: runs without writes since then are over.
     """
 
     def __init__(self, path: Path, since_unix_s: float) -> None:
         self._path, self._since_unix_s = path, since_unix_s
         self._readers: dict[Path, StatusReader] = {}
-        self._asked: dict[Path, int] = {}  # the epoch of the run actor that was asked
+        self._asked: dict[Path, int] = {}  # attempt of the run actor that was asked
 
     def ask(self) -> list[Path]:
-        """Ask those that go on, or may, and were not asked yet; return these."""
+        """Ask the runs that are or may be active and were not asked yet; return them."""
         asked = []
         for path in self._there():
             try:
@@ -79,34 +79,35 @@ class RunStops:
                 if epoch is None or self._asked.get(path) == epoch:
                     continue
                 requests.request_stop(path)
-            except Exception as error:  # of this run alone, whatever it is
-                _log.warning("the run in %s is not stopped: %s", path, error)
+            except Exception as error:  # an error concerns this run only
+                _log.warning("the run in %s cannot be stopped: %s", path, error)
                 continue
             self._asked[path] = epoch
             asked.append(path)
         return asked
 
     def any_going(self) -> bool:
-        """Whether one that was asked has not ended, or may not have."""
+        """Whether a run that was asked has not ended, or may not have."""
         for path in self._asked:
             try:
                 if self._readers[path].read().is_going is not False:
                     return True
             except Exception as error:  # as above
-                _log.warning("how the run in %s stands is not known: %s", path, error)
+                _log.warning("the state of the run in %s is unknown: %s", path, error)
         return False
 
     def _there(self) -> list[Path]:
         try:
             return [found.path for found in runs_named(self._path, self._since_unix_s)]
         except GeoRayError as error:
-            _log.warning("runs in %s are not stopped: %s", self._path.parent, error.message)
+            _log.warning("runs in %s cannot be stopped: %s", self._path.parent, error.message)
             return []
 
     def _going(self, path: Path) -> int | None:
-        """Return the epoch of a run's run actor; None: it is over, or a run of another name.
+        """Return the attempt of a run's actor; None: the run is over, or has another name.
 
-        Whether a run actor on another computer lives takes a while to see: till then it may.
+        It takes a while to detect that a run actor on another computer has died; until then it
+        counts as active.
         """
         if path not in self._readers:
             self._readers[path] = StatusReader(path)
@@ -125,12 +126,12 @@ _LOOK_S: Final = 0.5
 
 @dataclass(slots=True)
 class ServedCluster:
-    """A cluster whose head this process serves.
+    """The cluster of the head that this process serves.
 
     Attributes:
-        job_server: address of its job server; None: it has none.
-        node_id: the head's.
-        actor: the autoscaler; None: it is not started yet.
+        job_server: address of its job server; None: none.
+        node_id: node id of the head.
+        actor: the autoscaler; None: not started yet.
     """
 
     job_server: str | None
@@ -138,19 +139,19 @@ class ServedCluster:
     actor: Handle | None = None
 
     def start(self, order: AutoscaleOrder) -> None:
-        """Start the autoscaler, unless it is there; that of an earlier cluster ends."""
+        """Start the autoscaler unless it runs; that of an earlier cluster ends."""
         end_autoscalers(order.cluster, NAMESPACE, autoscaler_name(order.cluster, order.made))
         self.actor = start_autoscaler(order, NAMESPACE, self.node_id)
 
     def status(self) -> AutoscalerStatus:
-        """What the autoscaler tells.
+        """Status of the autoscaler.
 
         Raises:
-            ClusterError: it does not.
+            ClusterError: the autoscaler does not answer.
         """
         found = self._ask("status")
         if not isinstance(found, AutoscalerStatus):
-            raise ClusterError("the autoscaler tells nothing that makes sense")
+            raise ClusterError("the autoscaler returned an invalid status")
         return found
 
     def release(self) -> None:
@@ -158,23 +159,23 @@ class ServedCluster:
         self._ask("release")
 
     def allow(self, budget_usd: float | None) -> None:
-        """Tell the autoscaler what its machines may cost in all."""
+        """Set the total budget of the autoscaler."""
         self._ask("allow", budget_usd)
 
     def end(self, cluster: str) -> None:
-        """End the autoscaler of a cluster: the head lives on, and its cluster does not."""
+        """End the autoscaler of a cluster on a head that outlives it."""
         end_autoscalers(cluster, NAMESPACE)
         self.actor = None
 
-    def stop_jobs(self, longest_s: float, tell: Callable[[str | None], None]) -> None:
-        """Ask all jobs to stop, which saves the runs they drive, and wait for their ends.
+    def stop_jobs(self, longest_s: float, notify: Callable[[str | None], None]) -> None:
+        """Ask all jobs to stop, which saves their runs, and wait for them to end.
 
         Args:
-            longest_s: longest wait.
-            tell: told which jobs there are, and that they are still waited for.
+            longest_s: timeout.
+            notify: called with a message for each job, and with None while waiting.
         """
         for queue in end_queues():
-            tell(f"{queue} is served no more")  # else it would start anew what is stopped
+            notify(f"{queue} is no longer served")  # it would restart stopped jobs otherwise
         if self.job_server is None:
             return
         client = JobSubmissionClient(self.job_server)
@@ -189,26 +190,26 @@ class ServedCluster:
             if not going or time.monotonic() > deadline_s:
                 return
             for job in set(going) - asked:
-                tell(f"stopping job {job}, which saves its run first")
+                notify(f"stopping job {job}, after its run is saved")
                 asked.add(job)
                 try:
                     client.stop_job(job)
-                except Exception as error:  # of this job alone: it may have just ended
-                    tell(f"job {job} cannot be stopped: {error}")
-            tell(None)
+                except Exception as error:  # an error concerns this job only, which may have ended
+                    notify(f"job {job} cannot be stopped: {error}")
+            notify(None)
             time.sleep(_LOOK_S)
 
     def _ask(self, what: str, *said: object) -> Any:
         if self.actor is None:
-            raise ClusterError("the autoscaler is not started yet")
+            raise ClusterError("the autoscaler has not started yet")
         try:
             return ray.get(getattr(self.actor, what).remote(*said), timeout=_ANSWER_S)
-        except Exception as error:  # of many kinds; it may be starting anew
+        except Exception as error:  # of many kinds; it may be restarting
             raise ClusterError(f"the autoscaler does not answer: {error}") from error
 
 
 def _await_server(address: str, longest_s: float) -> None:
-    """Wait until the job server listens, which it does some time after the head."""
+    """Wait until the job server listens, some time after the head does."""
     host, _, port = address.rpartition("//")[2].rpartition(":")
     deadline_s = time.monotonic() + longest_s
     while True:
@@ -226,12 +227,12 @@ def served(address: str, job_server: str | None, longest_s: float) -> Iterator[S
     """Connect to the head that this process serves.
 
     Args:
-        address: host:port of it.
-        job_server: its address.
-        longest_s: longest wait for the head.
+        address: address of the head, host:port.
+        job_server: address of its job server.
+        longest_s: timeout.
 
     Raises:
-        ClusterError: it does not answer.
+        ClusterError: the head does not answer.
     """
     config = ExistingClusterConfig(address=address, connect_timeout_s=longest_s)
     with connect(config, [], namespace=NAMESPACE):
@@ -244,17 +245,17 @@ def served(address: str, job_server: str | None, longest_s: float) -> Iterator[S
             if node["Alive"] and node["NodeManagerAddress"] == host
         ]
         if not nodes:
-            raise ClusterError(f"the head at {address} has no node of its own yet")
+            raise ClusterError(f"the head at {address} has no node yet")
         yield ServedCluster(job_server, nodes[0])
 
 
 class ClusterServer:
-    """See the module.
+    """The cluster service; see the module.
 
     Args:
-        state: where the cluster is written down.
-        cluster: its head.
-        record: what it is.
+        state: folder of the cluster.
+        cluster: cluster of the head.
+        record: record of the cluster.
     """
 
     def __init__(self, state: ClusterState, cluster: ServedCluster, record: ClusterRecord) -> None:
@@ -270,7 +271,7 @@ class ClusterServer:
         self._status = AutoscalerStatus(False)
 
     def run(self) -> None:
-        """Serve until the cluster is down."""
+        """Serve until the cluster has ended."""
         record = self._record
         self._cluster.start(order_of(record, self._state))
         self._cluster.allow(record.target.budget_usd)
@@ -278,7 +279,7 @@ class ClusterServer:
         every_s = record.autoscale.every_s if self._state.is_remote else _LOCAL_POLL_S
         while True:
             found = self._state.known()
-            # It may have gone, and another one have come, between two looks.
+            # The cluster may have been replaced by another one between two iterations.
             phase = found.phase if found.made == record.made else "down"
             if phase == "down":
                 if record.head.standing is not None:
@@ -303,48 +304,48 @@ class ClusterServer:
         try:
             machines = self._provider.list_machines(self._record.name)
         except RegionsUnreachableError:
-            return True  # as far as anybody knows
+            return True  # assume so
         head = find_head(machines, self._record)
         return any(m.state is not MachineState.ENDED and m is not head for m in machines)
 
     def _save_runs(self) -> None:
-        """Have runs saved and stopped while there is money for that; who comes again, again."""
+        """Save and stop runs before the budget is used up, also those that are submitted again."""
         if not self._status.saves:
             if self._is_short:
-                self._is_short, self._did = False, ()  # there is a larger budget
+                self._is_short, self._did = False, ()  # the budget was raised
             return
         if not self._is_short:
             self._is_short = True
-            self._tell("the budget is nearly used up")
+            self._report("the budget is nearly used up")
         self._ask_runs()
 
     def _stop_runs(self) -> None:
-        """Stop what trains, so that it is saved."""
-        self._tell("stopping runs")
+        """Stop running jobs, so that they are saved."""
+        self._report("stopping runs")
         deadline_s = time.monotonic() + _SAVE_S
         self._ask_runs()
         while self._runs is not None and self._runs.any_going():
             if time.monotonic() > deadline_s:
                 break
             time.sleep(_AGAIN_S)
-            self._tell()
-        self._cluster.stop_jobs(max(1.0, deadline_s - time.monotonic()), self._tell)
+            self._report()
+        self._cluster.stop_jobs(max(1.0, deadline_s - time.monotonic()), self._report)
 
     def _ask_runs(self) -> None:
-        """Ask first and tell afterwards: what keeps this from telling saves no run."""
+        """Ask first and report afterwards: a failing report must not prevent saving a run."""
         for path in [] if self._runs is None else self._runs.ask():
-            self._tell(f"stopping the run in {path}, which saves it first")
+            self._report(f"stopping the run in {path}, after it is saved")
 
     def _say(self, news: str | None = None) -> None:
-        """Write down how the cluster stands, and what has been done about its end."""
+        """Write the status and a progress message."""
         self._note(news)
         self._status = self._cluster.status()
         self._write()
 
-    def _tell(self, news: str | None = None) -> None:
-        """Write down what has been done, or that this lives; what fails now is told the next time.
+    def _report(self, news: str | None = None) -> None:
+        """Write the status as a heartbeat; a failed write is retried the next time.
 
-        Who takes the cluster down ends machines itself if it hears nothing for a while.
+        Without heartbeats, the command that ends the cluster terminates machines itself.
         """
         self._note(news)
         if news is None and time.monotonic() - self._written_s < _AGAIN_S:
@@ -360,15 +361,15 @@ class ClusterServer:
 
     def _write(self) -> None:
         made = self._record.made
-        told = ToldStatus(unix_s=time.time(), made=made, did=self._did, status=self._status)
-        tag = tell_status(self._store, told, self._tag)
+        head_status = HeadStatus(unix_s=time.time(), made=made, did=self._did, status=self._status)
+        tag = write_status(self._store, head_status, self._tag)
         if tag is None:
-            _, tag = read_status(self._store, made)  # of the process that served before
+            _, tag = read_status(self._store, made)  # of an earlier process
         self._tag, self._written_s = tag, time.monotonic()
 
 
 def order_of(record: ClusterRecord, state: ClusterState) -> AutoscaleOrder:
-    """Return what the autoscaler is to look after."""
+    """Return the specification of the autoscaler."""
     where, run = record.run.dir, None
     if where is not None and record.provider.rent == "plan":
         run = NamedRun(Path(where), record.plan, record.began_unix_s)
@@ -385,11 +386,11 @@ def order_of(record: ClusterRecord, state: ClusterState) -> AutoscaleOrder:
 
 
 def serve(state: ClusterState, *, stays: bool = False) -> None:
-    """Serve a cluster's head until the cluster is down; whatever fails is tried again.
+    """Serve the head of a cluster until the cluster has ended; errors are retried.
 
     Args:
-        state: where the cluster is, or will be, written down.
-        stays: whether the head outlives its cluster: then this waits for the next one.
+        state: folder of the cluster, which may not exist yet.
+        stays: whether the head is permanent: the service then waits for the next cluster.
     """
     is_clean = False
     while True:
@@ -414,13 +415,13 @@ def serve(state: ClusterState, *, stays: bool = False) -> None:
                     return
         except GeoRayError as error:
             _log.warning("%s", error.message)
-        except Exception:  # whatever it is: a cluster without this is not looked after
-            _log.exception("serving the cluster failed")
+        except Exception:  # the service must survive any error
+            _log.exception("the cluster service failed")
         time.sleep(_AGAIN_S)
 
 
 def _forget(record: ClusterRecord) -> None:
-    """End the autoscaler of a cluster that has gone, if the process before this one could not."""
+    """End the autoscaler of a deleted cluster, if an earlier process could not."""
     address = head_address(None, record)
     if address is not None:
         with served(address, None, _HEAD_S) as cluster:

@@ -1,8 +1,8 @@
-"""From a configuration and its plan to the cluster it asks for.
+"""Builds the specification of a cluster from a configuration and its plan.
 
-The target of the autoscaler comes from the plan and from what could be rented. On a Terraform
-stack the head, networks, secrets and permissions are the stack's: the autoscaler owns the
-machine counts, and Terraform the rest.
+The target of the autoscaler follows the plan and the available machine types. On a Terraform stack,
+Terraform owns the head, networks, secrets and permissions, and the autoscaler owns the number of
+machines.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ _MARKETS = {"on_demand": Market.ON_DEMAND, "spot": Market.SPOT}
 def target_of(
     plan: Plan, section: PlanConfig, config: AutoscaleConfig, book: PriceBook, start_unix_s: float
 ) -> ClusterTarget:
-    """Return what should run.
+    """Return the target of the autoscaler.
 
     Args:
-        plan: how much of what.
-        section: what could be rented, and the limits.
-        config: of the autoscaler.
-        book: prices, for age tiers and where a cloud quotes none.
-        start_unix_s: when the job began; deadlines count from there.
+        plan: the plan.
+        section: available machines, and the limits.
+        config: configuration of the autoscaler.
+        book: price book, for age tiers and where a cloud quotes no price.
+        start_unix_s: start of the job, from which deadlines count.
 
     Raises:
-        ConfigError: the section has not the plan's regions or machines, or none on demand where
-            the floor needs one.
+        ConfigError: the section lacks regions or machines of the plan, or on-demand machines that
+            the floor needs.
     """
     regions = []
     for region in plan.regions:
         offer = section.regions.get(region.region)
         if offer is None:
             raise ConfigError(
-                f"the plan has region '{region.region}', and plan.regions has not",
-                fix="Make the plan of this configuration: `geo-ray plan --out`.",
+                f"the plan has region '{region.region}', but plan.regions does not",
+                fix="Create the plan from this configuration: `geo-ray plan --out`.",
             )
         regions.append(_region(plan, region, offer, config, book))
     deadline_h = section.deadline_h
@@ -84,18 +84,18 @@ def target_of(
 
 
 def _compute_share(plan: Plan) -> float:
-    """Return the share of the planned time after the start in which machines compute rows."""
+    """Return the fraction of the planned time after the start in which machines compute rows."""
     running_s = plan.total_s - plan.seconds.get("start", 0.0)
     return plan.seconds.get("compute", 0.0) / running_s if running_s > 0 else 1.0
 
 
 def head_target(offer: RegionOffer, pool: Pool, book: PriceBook) -> HeadTarget:
-    """Return the head's machine as it is counted.
+    """Return the machine of the head, for its cost.
 
     Args:
-        offer: of its region, for the cloud.
-        pool: where it is from.
-        book: prices, as for `target_of`.
+        offer: offer of its region, for the cloud.
+        pool: its pool.
+        book: price book, as for `target_of`.
     """
     return HeadTarget(pool, _kind(offer, MachineConfig(type=pool.type, cap=1), 1.0, book))
 
@@ -114,8 +114,8 @@ def _region(
     missing = sorted(set(planned) - {kind.type for kind in kinds})
     if missing:
         raise ConfigError(
-            f"the plan has {', '.join(missing)} in '{region.region}', and plan.regions has not",
-            fix="Make the plan of this configuration: `geo-ray plan --out`.",
+            f"the plan has {', '.join(missing)} in '{region.region}', but plan.regions does not",
+            fix="Create the plan from this configuration: `geo-ray plan --out`.",
         )
     server = None
     if region.server is not None:
@@ -128,8 +128,8 @@ def _region(
     )
     if has_floor and server is None and not any(Market.ON_DEMAND in k.markets for k in kinds):
         raise ConfigError(
-            f"autoscale.floor is {config.floor}, and plan.regions.{region.region} has no machine "
-            "on demand: nothing there could stay off the spot market",
+            f"autoscale.floor is {config.floor}, and plan.regions.{region.region} has no on-demand "
+            "machine",
             fix=f"Add on_demand to plan.regions.{region.region}.machines.*.markets, or set "
             "`autoscale.floor` to averager or none.",
         )
@@ -151,7 +151,7 @@ def _kind(offer: RegionOffer, machine: MachineConfig, speed: float, book: PriceB
         record = book.instance(offer.cloud, offer.at, machine.type)
         tiers, usd = record.age_tiers, book.usd_of_hours(record, 1.0)
     except (PriceUnknownError, CurrencyError):
-        pass  # the cloud quotes it, or it is not rented
+        pass  # the cloud quotes it, or it is not used
     markets = tuple(_MARKETS[market] for market in machine.markets if market in _MARKETS)
     return MachineKind(machine.type, speed, machine.cap, markets, tiers, usd)
 
@@ -160,16 +160,16 @@ _DASHBOARD_PORT: Final = 8265
 
 
 def check_on_stack(section: PlanConfig, stack: TerraformStack) -> None:
-    """Hold a configuration against the stack that it is to run on.
+    """Check a configuration against the stack that it uses.
 
     Raises:
-        ConfigError: the stack's head serves no autoscaler, or a region is none that it could rent
-            machines in.
+        ConfigError: the head of the stack runs no autoscaler, or a region has no launchable
+            machines.
     """
     if stack.clusters is None:
         raise ConfigError(
-            f"the head of the stack {stack.stack} serves no autoscaler",
-            fix="Apply it again with `rents=true`, which gives the head the right to rent; or let "
+            f"the head of the stack {stack.stack} runs no autoscaler",
+            fix="Apply it again with `rents=true`, which lets the head launch machines; or let "
             "Terraform own the counts: `geo-ray plan --out-tfvars`.",
         )
     cloud = stack.places[stack.head.region].cloud
@@ -177,9 +177,9 @@ def check_on_stack(section: PlanConfig, stack: TerraformStack) -> None:
         place = stack.places.get(name)
         if place is None:
             raise ConfigError(
-                f"plan.regions.{name} is no region of the stack {stack.stack}, which has "
+                f"plan.regions.{name} is not a region of the stack {stack.stack}, which has "
                 f"{', '.join(stack.places)}",
-                fix="Take the regions of `geo-ray inventory --from-terraform`.",
+                fix="Use the regions of `geo-ray inventory --from-terraform`.",
             )
         if (offer.cloud, offer.at) != (place.cloud, place.at):
             raise ConfigError(
@@ -189,23 +189,22 @@ def check_on_stack(section: PlanConfig, stack: TerraformStack) -> None:
             )
         if place.cloud != cloud:
             raise ConfigError(
-                f"plan.regions.{name} is in {place.cloud}, where the head's role, which is one of "
-                f"{cloud}, may rent nothing",
+                f"plan.regions.{name} is in {place.cloud}, where the head, whose role is in "
+                f"{cloud}, cannot launch machines",
                 fix="Let Terraform own the counts of this stack: `geo-ray plan --out-tfvars`.",
             )
-        kept = sum(pool.count for pool in place.pools.values())
-        if kept:
+        owned = sum(pool.count for pool in place.pools.values())
+        if owned:
             raise ConfigError(
-                f"Terraform owns {kept} machines of {name}, and an autoscaler would not know of "
-                "them",
-                fix="Apply the stack without `workers`, or keep to Terraform's counts.",
+                f"Terraform owns {owned} machines of {name}, and the autoscaler would ignore them",
+                fix="Apply the stack without `workers`, or use the counts of Terraform.",
             )
 
 
 def provider_on_stack(provider: ProviderConfig, stack: TerraformStack) -> ProviderConfig:
-    """Return the section `provider` with what the stack says in place of what it repeats.
+    """Return the section `provider`, completed by the stack.
 
-    How clouds are asked (endpoints, tries, rates) stays as the configuration has it.
+    Connection settings (endpoints, retries, rates) stay as configured.
     """
     changes: dict[str, object] = {}
     aws, tencent = aws_config(stack), tencent_config(stack)
@@ -223,7 +222,7 @@ def provider_on_stack(provider: ProviderConfig, stack: TerraformStack) -> Provid
 
 
 def head_on_stack(stack: TerraformStack) -> HeadRecord:
-    """Return the head of the stack, as a cluster's record has it."""
+    """Return the head of the stack as part of a cluster's record."""
     place, head = stack.places[stack.head.region], stack.head
     return HeadRecord(
         cloud=place.cloud,
@@ -243,12 +242,12 @@ _CLOUDS: Final = TypeAdapter(Clouds)
 
 @dataclass(frozen=True, slots=True)
 class AskedCluster:
-    """A cluster that was asked for.
+    """Specification of a requested cluster.
 
     Attributes:
-        record: what is to be written down of it.
-        state: where.
-        catalog: what the local cloud sells; None: it is in real clouds.
+        record: record to write.
+        state: folder of the cluster.
+        catalog: offers of the local cloud; None: the cluster uses real clouds.
     """
 
     record: ClusterRecord
@@ -259,15 +258,15 @@ class AskedCluster:
 def state_asked(
     experiment: Experiment, cloud: str | None, stack: TerraformStack | None
 ) -> ClusterState:
-    """Return where the cluster is written down; what is wrong whatever the plan is, is found.
+    """Return the folder of the cluster, after checks that do not depend on a plan.
 
     Args:
-        experiment: as for `asked_cluster`, as are the others.
-        cloud: where all machines are.
-        stack: what Terraform made.
+        experiment: the configuration; see `asked_cluster`.
+        cloud: cloud of all machines.
+        stack: the Terraform stack.
 
     Raises:
-        ConfigError: something is missing in it.
+        ConfigError: the configuration is incomplete.
     """
     return _place(experiment, cloud, stack)[2]
 
@@ -280,18 +279,18 @@ def asked_cluster(
     now_unix_s: float,
     stack: TerraformStack | None = None,
 ) -> AskedCluster:
-    """Return the cluster that a configuration asks for; nothing is done.
+    """Return the specification of a cluster; nothing is created.
 
     Args:
-        experiment: the configuration; has a section `plan`.
-        plan: what should run where.
-        book: prices.
-        cloud: where all machines are: local, aws or tencent; None: as plan.regions says.
-        now_unix_s: the present time; deadlines count from it.
-        stack: what Terraform made, whose head it gets; None: it has a head of its own.
+        experiment: the configuration, with a section `plan`.
+        plan: the plan.
+        book: price book.
+        cloud: cloud of all machines: local, aws or tencent; None: as in plan.regions.
+        now_unix_s: current time, from which deadlines count.
+        stack: the Terraform stack whose head is used; None: the cluster has its own head.
 
     Raises:
-        ConfigError: something is missing in it.
+        ConfigError: the configuration is incomplete.
     """
     section = section_of(experiment)
     provider, clouds, state = _place(experiment, cloud, stack)
@@ -333,7 +332,7 @@ def asked_cluster(
 
 
 def _without_budget(experiment: Experiment) -> Experiment:
-    """Return it without what may be changed while the cluster is up."""
+    """Return the configuration without the settings that may change while the cluster is up."""
     section = experiment.plan
     if section is None:
         return experiment
@@ -341,7 +340,7 @@ def _without_budget(experiment: Experiment) -> Experiment:
 
 
 def _within_life(autoscale: AutoscaleConfig, provider: ProviderConfig) -> AutoscaleConfig:
-    """Return it with a life that the local cloud gives its machines."""
+    """Return the configuration with lifetimes that the local cloud supports."""
     most_h = provider.local.longest_life_s / 3600.0
     if autoscale.life_h <= most_h:
         return autoscale
@@ -361,22 +360,22 @@ def _check_kinds(
     autoscale: AutoscaleConfig,
     provider: ProviderConfig,
 ) -> None:
-    """Refuse what would rent nothing, or what nothing can be placed on."""
+    """Reject machine types that cannot be launched or used."""
     known = autoscale.machine_resources
     for region in target.regions if provider.rent == "demand" else ():
         types = [kind.type for kind in region.kinds]
         if not any(type_ in known for type_ in types):
             raise ConfigError(
-                "provider.rent is demand, and it is not known how much fits on a machine of "
+                "provider.rent is demand, but the resources are unknown of machines in "
                 f"region '{region.name}'",
-                fix=f"Say what Ray finds there: `autoscale: {{machine_resources: {{{types[0]}: "
+                fix=f"Set its resources: `autoscale: {{machine_resources: {{{types[0]}: "
                 "{CPU: 4, GPU: 1}}}`.",
             )
     named = [each.name for each in experiment.regions if each.nodes or each.server_node]
     if autoscale.substitutes and named:
         raise ConfigError(
             f"autoscale.substitutes: `nodes` or `server_node` of {', '.join(named)} name types, "
-            "so nothing could be placed on machines of others",
+            "so machines of other types could not be used",
             fix="Set `autoscale.substitutes` to false, or let `regions.*` name no types.",
         )
 
@@ -392,8 +391,8 @@ def _place(
     state = ClusterState.below(provider.state, name)
     if clouds != (LOCAL,) and not state.is_remote:
         raise ConfigError(
-            "provider.state: the head keeps the cluster's journal there, and a machine of a cloud "
-            "does not see a directory of this computer",
+            "provider.state: the head keeps the cluster's journal there, and cloud machines "
+            "cannot access a directory of this computer",
             fix="Name a bucket that the machines' role may read and write: "
             "`provider: {state: 's3://bucket/clusters?region=us-east-1'}`.",
         )
@@ -401,7 +400,7 @@ def _place(
 
 
 def _clouds(experiment: Experiment, provider: ProviderConfig, cloud: str | None) -> Clouds:
-    """Return where machines are, each cloud once."""
+    """Return the clouds of the machines, without duplicates."""
     offers = section_of(experiment).regions
     if cloud == LOCAL:
         return (LOCAL,)
@@ -415,8 +414,8 @@ def _clouds(experiment: Experiment, provider: ProviderConfig, cloud: str | None)
         clouds: Clouds = _CLOUDS.validate_python(named)
     except ValidationError:
         raise ConfigError(
-            f"plan.regions: machines of {', '.join(named)} cannot be rented",
-            fix="Let `cloud` be aws, tencent or local, or rehearse it with `--provider local`.",
+            f"plan.regions: machines of {', '.join(named)} cannot be launched",
+            fix="Set `cloud` to aws, tencent or local, or try it with `--provider local`.",
         ) from None
     for each in clouds:
         if each == LOCAL:
@@ -431,7 +430,7 @@ def _clouds(experiment: Experiment, provider: ProviderConfig, cloud: str | None)
                 )
     if LOCAL in named and named != (LOCAL,):
         raise ConfigError(
-            "machines of this computer and of a cloud do not reach each other: no cluster has both",
+            "a cluster cannot mix local and cloud machines, which have no network in common",
             fix="Use `--provider local` for all, or name clouds in plan.regions.",
         )
     return clouds
@@ -467,7 +466,7 @@ def _pool_order(pool: Pool) -> tuple[str, str, str, str]:
 
 
 def _catalog(experiment: Experiment, record: ClusterRecord, book: PriceBook) -> LocalCatalog:
-    """What the local cloud sells: all that the cluster may ask for, at the prices of the book."""
+    """Offers of the local cloud: everything that the cluster may request, at price book prices."""
     local = record.provider.local
     cloud_of = {offer.at: offer.cloud for offer in section_of(experiment).regions.values()}
     pools = {*record.target.pools(), record.head.pool}
@@ -510,19 +509,23 @@ def _cpus(provider: ProviderConfig, type_: str) -> int:
 
 
 def _run_dir(experiment: Experiment) -> str | None:
-    """Where the run will be; a relative directory begins in the job's own, which is not known."""
+    """Directory of the run.
+
+    None for one that is relative to the job's directory, which is unknown.
+    """
     where = experiment.run.dir
     if is_s3(where):
-        return None  # read through a copy on the machine that looks, which the autoscaler has not
+        return (
+            None  # remote runs are read through a local cache, which the autoscaler does not have
+        )
     path = Path(where)
     return str(path / experiment.name) if path.is_absolute() else None
 
 
 def _free_ports() -> tuple[int, int]:
-    """Three ports in a row that nobody has: the head's, its clients', the dashboard's.
+    """Three consecutive free ports: of the head, of its client server, of the dashboard.
 
-    None of those that the system gives to whoever asks for any. Local clouds only; Ray listens on
-    every address.
+    Ephemeral ports are excluded. For local clouds only; Ray listens on all addresses.
     """
     while True:
         first = _FIRST_PORT + secrets.randbelow(_LAST_PORT - _FIRST_PORT)

@@ -1,8 +1,7 @@
-"""The record of a cluster: its model, its folder, and the lock of those who change it.
+"""The record of a cluster, its folder, and the lock of commands that change it.
 
-A cluster has a folder of its own in a directory or a bucket. A record is written only if nobody
-else changed it since it was read; `alone` makes those who create or end a cluster wait for each
-other.
+Each cluster has a folder in a directory or a bucket. A record is written only if it has not changed
+since it was read. `alone` serializes commands that create or end a cluster.
 """
 
 from __future__ import annotations
@@ -41,64 +40,66 @@ Clouds = tuple[Literal["local", "aws", "tencent"], ...]
 
 
 class StandingHead(StrictModel):
-    """A head that was there before the cluster and stays after it: a stack of Terraform's."""
+    """An existing head that outlives the cluster, such as that of a Terraform stack."""
 
     stack: str = Field(description="its name")
-    machine: str = Field(description="the cloud's name of the head's machine")
-    address: str = Field(description="host:port of Ray's head")
+    machine: str = Field(description="id of the head's machine in the cloud")
+    address: str = Field(description="address of the Ray head, host:port")
 
 
 class HeadRecord(StrictModel):
-    """The machine of the head.
+    """Machine of the head.
 
-    Its request has its number, since a launch that has ended is not repeated under the same name.
+    Its launch request contains the number, since an ended launch cannot be repeated with the same
+    id.
     """
 
     cloud: Literal["local", "aws", "tencent"]
     pool: Pool
-    number: int = Field(1, ge=1, description="number of this head; each new one gets the next")
+    number: int = Field(1, ge=1, description="number of this head, counted per cluster")
     port: int = Field(6379, ge=1, le=65535, description="of the head")
-    dashboard_port: int = Field(8265, ge=1, le=65535, description="of dashboard and job server")
+    dashboard_port: int = Field(
+        8265, ge=1, le=65535, description="port of dashboard and job server"
+    )
     ends_unix_s: float | None = Field(
-        None, description="when it ends by itself; null: not, since others made it"
+        None, description="when it ends by itself; null: never, for an existing head"
     )
     is_known: bool = Field(
         False,
-        description="whether it was seen, or given up: what is not listed any more has ended, and "
+        description="whether it was listed or given up: an unlisted head has ended, and "
         "its launch is not repeated",
     )
     standing: StandingHead | None = Field(
-        None, description="the head that is there; null: the cluster has one of its own"
+        None, description="the existing head; null: the cluster launches its own"
     )
 
 
 class RunLocation(StrictModel):
-    """The run that a cluster is made for."""
+    """The run that a cluster serves."""
 
     name: str
-    dir: str | None = Field(description="its directory or address; null: not known beforehand")
+    dir: str | None = Field(description="directory or URL; null: not known in advance")
 
 
 class ClusterRecord(StrictModel):
-    """A cluster as it was asked for. Every change of it is written only if nobody else's came."""
+    """Specification of a cluster. It is written only if it has not changed since it was read."""
 
     version: Literal[1] = 1
     name: str
     id: str = Field(
         "",
         pattern=r"^[0-9a-f]*$",
-        description="made up when it was first made: tells it from others of its name; empty: "
-        "made by a release that gave none",
+        description="unique id, generated at creation; empty: created by a release without ids",
     )
     phase: Phase
-    made: int = Field(ge=1, description="how often a cluster of this name was made")
-    release: str = Field(description="of geo_ray that made it")
-    digest: str = Field(description="of the configuration it was made of")
+    made: int = Field(ge=1, description="how many clusters of this name were created")
+    release: str = Field(description="geo_ray release that created it")
+    digest: str = Field(description="digest of its configuration")
     began_unix_s: float
     ended_unix_s: float | None = Field(
-        None, description="when it was taken down: its head is paid until then"
+        None, description="when it was taken down, the end of the head's cost"
     )
-    clouds: Clouds = Field(description="where its machines are")
+    clouds: Clouds = Field(description="clouds of its machines")
     head: HeadRecord
     run: RunLocation
     provider: ProviderConfig
@@ -108,7 +109,7 @@ class ClusterRecord(StrictModel):
 
     @property
     def token_secret(self) -> str:
-        """Name of the secret with Ray's token: of a head that was there before, its own one."""
+        """Name of the secret with the Ray token; for an existing head, that of the head."""
         if self.head.standing is not None:
             section = self.provider.aws if self.head.cloud == "aws" else self.provider.tencent
             if section is not None and section.join is not None:
@@ -120,19 +121,19 @@ _READER: Final = TypeAdapter(ClusterRecord)
 
 
 def encode_cluster(record: ClusterRecord) -> bytes:
-    """Write a record as `decode_cluster` reads it."""
+    """Encode a record for `decode_cluster`."""
     return record.model_dump_json(indent=1).encode() + b"\n"
 
 
 def decode_cluster(data: bytes, where: str) -> ClusterRecord:
-    """Read a record.
+    """Decode a record.
 
     Args:
-        data: its bytes.
-        where: it lies, for the message.
+        data: encoded record.
+        where: location, for the message.
 
     Raises:
-        ClusterStateError: the bytes are no record.
+        ClusterStateError: the data is not a valid record.
     """
     try:
         return _READER.validate_json(data)
@@ -140,8 +141,8 @@ def decode_cluster(data: bytes, where: str) -> ClusterRecord:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ClusterStateError(
-            f"what is written of the cluster in {where} cannot be read: {place}: {first['msg']}",
-            fix="Use the release of geo_ray that made it.",
+            f"the cluster record in {where} is invalid: {place}: {first['msg']}",
+            fix="Use the geo_ray release that created it.",
         ) from None
 
 
@@ -153,11 +154,11 @@ _REMOTE_POLL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """A cluster's folder.
+    """Folder of a cluster.
 
     Attributes:
-        uri: its directory, or its ``s3://`` address.
-        name: the cluster's: the last part of it.
+        uri: directory or ``s3://`` URL.
+        name: name of the cluster: the last part of the URI.
     """
 
     uri: str
@@ -165,7 +166,7 @@ class ClusterState:
 
     @classmethod
     def at(cls, uri: str) -> ClusterState:
-        """Return the state of a cluster by its folder; nothing is made."""
+        """Return the state of a cluster by its folder; nothing is created."""
         if is_s3(uri):
             return cls(uri, parse_s3(uri).prefix.rpartition("/")[2])
         path = local_path(uri)
@@ -173,65 +174,66 @@ class ClusterState:
 
     @classmethod
     def below(cls, state: str, name: str) -> ClusterState:
-        """Return the state of a cluster below what `provider.state` names."""
+        """Return the state of a cluster below the folder of `provider.state`."""
         return cls.at(join(state, name) if is_s3(state) else str(local_path(state) / name))
 
     @property
     def is_remote(self) -> bool:
-        """Whether it lies in a bucket."""
+        """Whether the folder is in a bucket."""
         return self._place.is_remote
 
     @property
     def look_s(self) -> float:
-        """How long to wait between two looks at it, and at its cloud."""
+        """Polling interval for the folder and the cloud."""
         return _REMOTE_POLL_S if self.is_remote else _LOCAL_POLL_S
 
     @property
     def path(self) -> Path:
-        """Its directory.
+        """The directory.
 
         Raises:
-            ClusterStateError: it lies in a bucket.
+            ClusterStateError: the folder is in a bucket.
         """
         if self.is_remote:
             raise ClusterStateError(
-                f"{self.shown} is in a bucket, and machines of this computer need a directory",
-                fix="Let `provider.state` name a directory.",
+                f"{self.shown} is in a bucket, but local machines need a directory",
+                fix="Set `provider.state` to a directory.",
             )
         return Path(self.uri)
 
     @property
     def shown(self) -> str:
-        """How people would type it."""
+        """The folder, as shown to users."""
         return self._place.shown
 
     def store(self) -> ConditionalStore:
-        """Return where record, journal and the autoscaler's lease lie."""
+        """Return the store of the record, the journal and the autoscaler's lease."""
         return self._store("")
 
     def making(self) -> ConditionalStore:
-        """Return where the lease of those lies that make or end the cluster."""
+        """Return the store of the lease of commands that create or end the cluster."""
         return self._store(_MAKING)
 
     def make(self) -> None:
-        """Make the folder, if it is a directory.
+        """Create the folder, if it is a directory.
 
         Raises:
-            RunDirectoryError: it cannot be written.
+            RunDirectoryError: the folder cannot be written.
         """
         if not self.is_remote:
             try:
                 (self.path / _MAKING).mkdir(mode=0o700, parents=True, exist_ok=True)
-                # Keys lie here, and what changes every second: neither commits nor uploads have it.
+                # The folder contains keys and frequently changing files: exclude it from commits
+                # and uploads.
                 (self.path / ".gitignore").write_text("*\n")
             except OSError as error:
                 raise unwritable(self.path, error) from error
 
     def read(self) -> tuple[ClusterRecord | None, str | None]:
-        """Return what is written, and the tag of it.
+        """Return the record and its tag.
 
         Raises:
-            ClusterStateError: it cannot be understood, or its bucket not be read.
+            ClusterStateError: the record is invalid, or its bucket cannot be read.
             RunDirectoryError: its directory cannot be read.
         """
         try:
@@ -244,27 +246,27 @@ class ClusterState:
         return (None, None) if found is None else (decode_cluster(found.data, self.uri), found.tag)
 
     def known(self) -> ClusterRecord:
-        """Return what is written.
+        """Return the record.
 
         Raises:
-            ClusterStateError: nothing is.
+            ClusterStateError: there is none.
         """
         record, _ = self.read()
         if record is None:
-            raise ClusterStateError(f"there is no cluster in {self.shown}")
+            raise ClusterStateError(f"no cluster exists in {self.shown}")
         return record
 
     def write(self, record: ClusterRecord, tag: str | None) -> str:
         """Write the record if it has not changed; return its new tag.
 
         Raises:
-            ClusterStateError: it has.
+            ClusterStateError: the record has changed.
         """
         written = self.store().write(CLUSTER_KEY, encode_cluster(record), tag)
         if written is None:
             raise ClusterStateError(
-                f"another command has changed what is written of {self.name} at this moment",
-                fix="Look with `geo-ray status`, then try again.",
+                f"another command has just changed the record of {self.name}",
+                fix="Check with `geo-ray status`, then retry.",
             )
         return written
 
@@ -280,10 +282,10 @@ class ClusterState:
 
 
 def names_cluster(place: Path | str) -> bool:
-    """Whether a place is a cluster's folder, or a configuration, and so no run.
+    """Whether a path is a cluster's folder or configuration, not a run.
 
     Raises:
-        RunDirectoryError: it lies in a bucket, which cannot be read.
+        RunDirectoryError: the path is in a bucket that cannot be read.
     """
     name = str(place)
     if is_s3(name):
@@ -296,29 +298,28 @@ _AGAIN_S: Final = 0.5
 
 @contextmanager
 def alone(
-    state: ClusterState, doing: str, tell: Callable[[str], None], longest_s: float = 600.0
+    state: ClusterState, doing: str, notify: Callable[[str], None], longest_s: float = 600.0
 ) -> Iterator[LeaseKeeper]:
-    """Be the only one that makes or ends a cluster while the block runs.
+    """Hold the lock of commands that create or end a cluster while the block runs.
 
-    Who is killed meanwhile is waited for as long as its lease lives, on the same machine not at
-    all.
+    The lock of a killed command expires with its lease; on the same machine, immediately.
 
     Args:
-        state: of the cluster.
-        doing: what this is, for others that wait.
-        tell: told that another one is at work.
-        longest_s: longest wait.
+        state: folder of the cluster.
+        doing: description of this command for others that wait.
+        notify: called with a message while another command holds the lock.
+        longest_s: timeout.
 
     Raises:
-        ClusterBusyError: another one was at work all the time.
-        ClusterStateError: whether one is cannot be read.
+        ClusterBusyError: another command held the lock all the time.
+        ClusterStateError: the lock cannot be read.
     """
     lives_s = REMOTE_LEASE_S if state.is_remote else LEASE_S
     deadline_s = time.monotonic() + longest_s
-    has_told = False
+    has_reported = False
 
     def looking(_: str) -> None:
-        tell("looking whether another command that works on it still lives")
+        notify("checking whether another command still holds the cluster")
 
     while True:
         try:
@@ -326,20 +327,19 @@ def alone(
             break
         except RunDirectoryError as error:
             raise ClusterStateError(
-                f"whether another command works on {state.name} cannot be read in {state.shown}: "
-                f"{error.message}",
-                fix="If none does, remove making/lease.json there, and the autoscaler's "
-                "lease.json beside it if that is torn, too.",
+                f"the lock of {state.name} cannot be read in {state.shown}: {error.message}",
+                fix="If no command is running, remove making/lease.json there, and the lease.json "
+                "of the autoscaler next to it if that is unreadable as well.",
             ) from error
         except RunHeldError as error:
             if time.monotonic() > deadline_s:
                 raise ClusterBusyError(
-                    f"another command has made or ended {state.name} for {longest_s:.0f} s: "
+                    f"another command has held {state.name} for {longest_s:.0f} s: "
                     f"{error.message.partition(': ')[2]}"
                 ) from None
-            if not has_told:
-                has_told = True
-                tell(f"waiting for another command: {error.message.partition(': ')[2]}")
+            if not has_reported:
+                has_reported = True
+                notify(f"waiting for another command: {error.message.partition(': ')[2]}")
             time.sleep(_AGAIN_S)
     try:
         keeper.note(doing)

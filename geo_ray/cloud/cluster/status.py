@@ -1,7 +1,7 @@
-"""How a cluster stands: what the cloud lists, what the journal knows, what the autoscaler told.
+"""Status of a cluster, from the clouds, the journal and the status report of its head.
 
-Needs no Ray, and no way to the cluster's network: the cloud is asked for machines, and the state's
-folder for the rest. So a cluster whose head is dead is seen as it is, too.
+It needs neither Ray nor access to the cluster's network: machines come from the clouds, and the
+rest from the cluster's folder. So it also works if the head is dead.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ ALL_ENDED: Final = "all machines have ended"
 _HOUR_S: Final = 3600.0
 _STALE_LOOKS: Final = 4
 _ACTIONS: Final = 20
-_UNREAD: Final = "what its machines cost, and whether their nodes are there, is not known"
-_SILENT: Final = "its autoscaler has told nothing for a while, as far as clocks agree"
+_UNREAD: Final = "costs and nodes of its machines are unknown"
+_STALE: Final = "its autoscaler has not reported for a while, as far as clocks agree"
 
 
 class ClusterMachineRow(StrictModel):
@@ -44,32 +44,32 @@ class ClusterMachineRow(StrictModel):
 
     id: str
     role: str = Field(description="head, server or worker")
-    region: str = Field(description="of the run; empty: of none")
+    region: str = Field(description="region of the run; empty: none")
     type: str
     market: str
-    at: str = Field(description="the cloud's zone, else its region")
-    state: str = Field(description="as the cloud lists it")
+    at: str = Field(description="cloud zone, else region")
+    state: str = Field(description="as listed by the cloud")
     address: str | None
     age_s: float
-    usd_per_hour: float | None = Field(description="null: no price is known")
-    is_ready: bool = Field(description="whether its node is there and it stays")
-    leaves: str | None = Field(description="why it is to go; null: it is not")
-    leaves_in_s: float | None = Field(description="until it is gone at the latest")
+    usd_per_hour: float | None = Field(description="null: unknown")
+    is_ready: bool = Field(description="whether its node has joined and it stays")
+    leaves: str | None = Field(description="why it leaves; null: it stays")
+    leaves_in_s: float | None = Field(description="seconds until its latest end")
 
 
 class NodeGroupRow(StrictModel):
-    """What one region should have, and has."""
+    """Planned and actual machines of a region and role."""
 
     region: str
     role: str
     planned: int
     ready: int
-    coming: int = Field(description="asked for, or started and not there yet")
+    coming: int = Field(description="requested or starting")
     leaving: int
 
 
 class DecisionRow(StrictModel):
-    """Something that the autoscaler did."""
+    """An action of the autoscaler."""
 
     unix_s: float
     region: str
@@ -79,33 +79,39 @@ class DecisionRow(StrictModel):
 
 
 class ClusterReport(ShownModel):
-    """How a cluster stands."""
+    """Status of a cluster."""
 
     name: str
-    id: str = Field(description="tells it from others of its name, as a tag of its machines")
+    id: str = Field(description="unique id, a tag of its machines")
     phase: Phase
     clouds: tuple[str, ...]
-    state: str = Field(description="where it is written down")
-    address: str | None = Field(description="host:port of Ray's head")
+    state: str = Field(description="folder of the cluster")
+    address: str | None = Field(description="address of the Ray head, host:port")
     job_server: str | None
     tunnel: str | None
     head: ClusterMachineRow | None
-    machines: tuple[ClusterMachineRow, ...] = Field(description="all that live, but the head")
+    machines: tuple[ClusterMachineRow, ...] = Field(
+        description="all running machines except the head"
+    )
     node_groups: tuple[NodeGroupRow, ...] = Field(description="plan against actual")
-    wanted: int = Field(description="machines that the plan has")
-    usd_per_hour: float = Field(description="of all machines, the head included")
-    spent_usd: float = Field(description="so far, the head included")
-    budget_usd: float | None = Field(description="most that it may cost; null: no bound")
-    is_idle: bool = Field(description="whether its run is done or stopped, and needs no machines")
-    is_stopped: bool = Field(description="whether the budget is used up, and nothing is rented")
-    left_s: float | None = Field(description="of the run; null: no end is known")
-    to_finish_usd: float | None = Field(description="what the rest of the run costs")
-    looked: bool = Field(description="whether its autoscaler has looked after it at all")
-    looked_age_s: float | None = Field(description="since it last told of itself, as clocks agree")
-    told_unix_s: float | None = Field(None, description="when it did, by its own clock")
-    acts: bool = Field(description="whether an autoscaler looks after it now")
-    notes: tuple[str, ...] = Field(description="what is wrong")
-    decisions: tuple[DecisionRow, ...] = Field(description="the newest, the oldest first")
+    wanted: int = Field(description="planned machines")
+    usd_per_hour: float = Field(description="of all machines, including the head")
+    spent_usd: float = Field(description="cost so far, including the head")
+    budget_usd: float | None = Field(description="maximum cost; null: no limit")
+    is_idle: bool = Field(description="whether its run has ended or stopped and needs no machines")
+    is_stopped: bool = Field(description="whether the budget is used up")
+    left_s: float | None = Field(description="remaining seconds of the run; null: unknown")
+    to_finish_usd: float | None = Field(description="cost of the rest of the run")
+    looked: bool = Field(description="whether its autoscaler has reported at all")
+    looked_age_s: float | None = Field(
+        description="seconds since its last report, as far as clocks agree"
+    )
+    reported_unix_s: float | None = Field(
+        None, description="time of its last report, by its own clock"
+    )
+    acts: bool = Field(description="whether an autoscaler is active")
+    notes: tuple[str, ...] = Field(description="problems")
+    decisions: tuple[DecisionRow, ...] = Field(description="most recent actions, oldest first")
 
     def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
         """See `ShownModel.view`."""
@@ -118,53 +124,53 @@ class ClusterReport(ShownModel):
         return line, ("machine", "role", "region", "type", "state"), rows
 
 
-class ToldStatus(StrictModel):
-    """What the head tells of its cluster, again and again."""
+class HeadStatus(StrictModel):
+    """Status report that the head writes periodically."""
 
     unix_s: float
-    made: int = Field(1, description="of which cluster of the name: how often one was made")
+    made: int = Field(1, description="how many clusters of this name were created")
     did: tuple[str, ...] = Field(
-        (), description="for people: what came of a wish that it ends so far, the newest last"
+        (), description="progress messages about ending the cluster, newest last"
     )
     status: AutoscalerStatus
 
     @property
     def has_ended_all(self) -> bool:
-        """Whether no machine of the cluster lives any more."""
+        """Whether all machines of the cluster have ended."""
         return self.did[-1:] == (ALL_ENDED,)
 
 
-_TOLD: Final = TypeAdapter(ToldStatus)
+_HEAD_STATUS: Final = TypeAdapter(HeadStatus)
 
 
-def tell_status(store: ConditionalStore, told: ToldStatus, tag: str | None) -> str | None:
-    """Write what the head tells; return the new tag, None if another head told something."""
-    actions = told.status.actions[-_ACTIONS:]
+def write_status(store: ConditionalStore, head_status: HeadStatus, tag: str | None) -> str | None:
+    """Write a status report; return the new tag, None if another head has written."""
+    actions = head_status.status.actions[-_ACTIONS:]
     while True:
-        slim = replace(told.status, actions=actions)
-        data = _TOLD.dump_json(told.model_copy(update={"status": slim}))
+        slim = replace(head_status.status, actions=actions)
+        data = _HEAD_STATUS.dump_json(head_status.model_copy(update={"status": slim}))
         if len(data) <= MAX_RECORD_BYTES or not actions:
             return store.write(STATUS_KEY, data, tag)
         actions = actions[len(actions) // 2 + 1 :]
 
 
-def read_status(store: ConditionalStore, made: int) -> tuple[ToldStatus | None, str | None]:
-    """Return what the head told last, and the tag of it.
+def read_status(store: ConditionalStore, made: int) -> tuple[HeadStatus | None, str | None]:
+    """Return the last status report of the head and its tag.
 
-    What makes no sense counts as nothing, and so does what the head of an earlier cluster told.
+    An invalid report, or one of an earlier cluster, counts as none.
 
     Args:
-        store: of the cluster.
-        made: how often one of the name was made.
+        store: store of the cluster.
+        made: how many clusters of this name were created.
     """
     found = store.read(STATUS_KEY)
     if found is None:
         return None, None
     try:
-        told = _TOLD.validate_json(found.data)
+        head_status = _HEAD_STATUS.validate_json(found.data)
     except ValidationError:  # of another release
         return None, found.tag
-    return (told if told.made == made else None), found.tag
+    return (head_status if head_status.made == made else None), found.tag
 
 
 def report_of(
@@ -174,22 +180,22 @@ def report_of(
     *,
     is_heard: bool = False,
 ) -> ClusterReport:
-    """Look at a cluster.
+    """Return the status of a cluster.
 
     Args:
-        record: of it.
-        state: where it is written down.
+        record: record of the cluster.
+        state: its folder.
         provider: its clouds.
-        is_heard: whether who looks has seen its autoscaler tell something of late: then times of
-            day are not asked, by which it may seem silent where clocks differ.
+        is_heard: whether the caller has observed a new report recently; then the age of the report
+            is not used, which would be wrong if clocks differ.
 
     Raises:
-        GeoRayError: no cloud, or not the folder, can be asked.
+        GeoRayError: no cloud answers, or the folder cannot be read.
     """
     now_s = time.time()
     ended_s = now_s if record.ended_unix_s is None else record.ended_unix_s
     store = state.store()
-    told, _ = read_status(store, record.made)
+    head_status, _ = read_status(store, record.made)
     journal = read_journal(store)
     memory = journal.memory
     listed, unreachable = _listed(provider, record, memory)
@@ -204,7 +210,7 @@ def report_of(
             (availability,) = provider.availability([record.head.pool])
             head_usd = _price(availability)
         except GeoRayError as error:
-            notes.append(f"the head's price is not known: {error.message}")
+            notes.append(f"the price of the head is unknown: {error.message}")
     head_row = None if head is None else _head_row(head, head_usd, ended_s)
     spent = memory.ledger.paid_usd
     burn = sum(row.usd_per_hour or 0.0 for row in rows)
@@ -218,16 +224,28 @@ def report_of(
         kind = None if record.target.head is None else record.target.head.kind
         spent += _unbooked_usd(head, memory.heads.get(head.id), kind, head_usd, ended_s)
         burn += head_usd if head_row.state not in ("ended",) else 0.0
-    age_s = None if told is None else now_s - told.unix_s
+    age_s = None if head_status is None else now_s - head_status.unix_s
     is_fresh = is_heard or (age_s is not None and abs(age_s) < unresponsive_s(record))
     is_hidden = head is None and record.head.pool.region in unreachable
-    notes += _notes(record, head_row, told, is_fresh=is_fresh, is_hidden=is_hidden)
+    notes += _notes(record, head_row, head_status, is_fresh=is_fresh, is_hidden=is_hidden)
     left_s = None
-    if told is not None and is_fresh and record.phase == "up" and any(r.is_ready for r in rows):
-        left_s = told.status.left_s
-    is_idle = record.phase == "up" and told is not None and is_fresh and told.status.left_s == 0.0
+    if (
+        head_status is not None
+        and is_fresh
+        and record.phase == "up"
+        and any(r.is_ready for r in rows)
+    ):
+        left_s = head_status.status.left_s
+    is_idle = (
+        record.phase == "up"
+        and head_status is not None
+        and is_fresh
+        and head_status.status.left_s == 0.0
+    )
     if is_idle:
-        notes.append("nothing is rented while its run is done, or stopped; submit it to go on")
+        notes.append(
+            "no machines are launched after its run has ended or stopped; submit it to continue"
+        )
     address = head_address(head, record)
     node_groups = _node_groups(record, memory, rows)
     return ClusterReport(
@@ -250,12 +268,12 @@ def report_of(
         is_idle=is_idle,
         left_s=left_s,
         to_finish_usd=None if left_s is None else burn * left_s / _HOUR_S,
-        looked=told is not None and told.status.looked_unix_s is not None,
+        looked=head_status is not None and head_status.status.looked_unix_s is not None,
         looked_age_s=age_s,
-        told_unix_s=None if told is None else told.unix_s,
-        acts=is_fresh and told is not None and told.status.is_acting,
+        reported_unix_s=None if head_status is None else head_status.unix_s,
+        acts=is_fresh and head_status is not None and head_status.status.is_acting,
         notes=tuple(notes),
-        decisions=() if told is None else tuple(_decisions(told.status)),
+        decisions=() if head_status is None else tuple(_decisions(head_status.status)),
     )
 
 
@@ -267,7 +285,7 @@ def _is_stopped(record: ClusterRecord, memory: AutoscalerMemory, spent_usd: floa
 
 
 def unresponsive_s(record: ClusterRecord) -> float:
-    """Return how long an autoscaler may tell nothing and still live."""
+    """Return the seconds without a report after which an autoscaler counts as unresponsive."""
     return _STALE_LOOKS * record.autoscale.every_s + 10.0
 
 
@@ -277,7 +295,7 @@ def unresponsive_s(record: ClusterRecord) -> float:
 def _listed(
     provider: MachineProvider, record: ClusterRecord, memory: AutoscalerMemory
 ) -> tuple[list[Machine], Mapping[str, str]]:
-    """Return the machines, those of silent regions as they last were; why such are silent."""
+    """Return the machines, unreachable ones as last listed, and the outages by region."""
     try:
         return list(provider.list_machines(record.name)), {}
     except RegionsUnreachableError as error:
@@ -325,9 +343,9 @@ def _unbooked_usd(
     usd: float,
     until_unix_s: float,
 ) -> float:
-    """What a machine costs since it was last booked, or since its start if it never was.
+    """Cost of a machine since it was last recorded, or since its start.
 
-    A dead head books nothing, and its machines cost all the same.
+    A dead head records no costs, but its machines are still charged.
     """
     since_s = machine.launched_unix_s if instance is None else instance.paid_unix_s
     hours = max(0.0, until_unix_s - since_s) / _HOUR_S
@@ -399,7 +417,7 @@ def _node_groups(
 def _notes(
     record: ClusterRecord,
     head: ClusterMachineRow | None,
-    told: ToldStatus | None,
+    head_status: HeadStatus | None,
     *,
     is_fresh: bool,
     is_hidden: bool,
@@ -408,26 +426,26 @@ def _notes(
     standing = record.head.standing
     if standing is not None:
         found.append(
-            f"the head {standing.machine} is Terraform's, of the stack {standing.stack}: neither "
+            f"the head {standing.machine} belongs to the Terraform stack {standing.stack}: neither "
             "counted here nor ended by `geo-ray down`"
         )
-        if record.phase != "down" and told is not None and not is_fresh:
-            found.append(f"{_SILENT}: does the head run?")
+        if record.phase != "down" and head_status is not None and not is_fresh:
+            found.append(f"{_STALE}: is the head running?")
     elif record.phase != "down":
         if is_hidden:
-            found.append("whether its head lives is not known: its region does not answer")
+            found.append("the state of its head is unknown: its region does not answer")
         elif head is None:
-            found.append("its head is not there: `geo-ray up` makes another one")
+            found.append("its head is missing: `geo-ray up` launches another one")
         elif head.state in ("ending", "ended"):
-            found.append(f"its head {head.id} has ended: `geo-ray up` makes another one")
-        elif told is not None and not is_fresh:
-            found.append(_SILENT)
+            found.append(f"its head {head.id} has ended: `geo-ray up` launches another one")
+        elif head_status is not None and not is_fresh:
+            found.append(_STALE)
     if record.phase == "ending":
-        found.append("it is being taken down; `geo-ray down` completes that, if none does so now")
-    if told is not None and is_fresh:
-        found += told.status.errors
-        found += told.status.notes
-        found += told.did[-1:]
+        found.append("it is being taken down; if no command does so now, run `geo-ray down`")
+    if head_status is not None and is_fresh:
+        found += head_status.status.errors
+        found += head_status.status.notes
+        found += head_status.did[-1:]
     return found
 
 

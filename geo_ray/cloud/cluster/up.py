@@ -1,7 +1,7 @@
-"""Makes a cluster: its record, its token, its head; the autoscaler there does the rest.
+"""Creates a cluster: its record, token and head. The autoscaler on the head launches the rest.
 
-It may be killed at any point and repeated: what it does is written down first, and the head's
-launch makes one machine however often it is asked for. Two at once are one after the other.
+The command may be killed at any point and repeated: it writes each step before it executes it, and
+a repeated launch of the head creates no second machine. Concurrent commands wait for each other.
 """
 
 from __future__ import annotations
@@ -46,72 +46,72 @@ from geo_ray.cloud.provider import HEAD_ROLE, Machine, MachineProvider
 from geo_ray.cloud.secrets import SecretStore
 from geo_ray.runs.lease import LeaseKeeper
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 _HEAD_S: Final = 900.0
 _UNSEEN_S: Final = 120.0
 
 
-def make_cluster(asked: AskedCluster, tell: Tell) -> ClusterRecord:
-    """Make a cluster up to its head, or complete one that was begun.
+def make_cluster(asked: AskedCluster, notify: Notify) -> ClusterRecord:
+    """Create a cluster up to its head, or complete an unfinished one.
 
     Args:
-        asked: what was asked for; of one that is up already, what is written of it counts.
-        tell: told each step.
+        asked: specification; for a cluster that is up, the stored record has precedence.
+        notify: called with a message for each step.
 
     Raises:
-        ClusterStateError: it is being taken down, or was made of another configuration.
-        ClusterNameTakenError: machines of another cluster of the name live in the same account.
-        ClusterBusyError: another command works on it and does not end.
-        ClusterStartError: its head does not come.
-        CloudError: the cloud refuses.
+        ClusterStateError: the cluster is being taken down, or has another configuration.
+        ClusterNameTakenError: another cluster of the name runs in the same account.
+        ClusterBusyError: another command holds the cluster and does not finish.
+        ClusterStartError: its head does not start.
+        CloudError: the cloud refuses a call.
     """
     state = asked.state
     state.make()
-    with alone(state, "up", tell) as lease:
-        record = _written(asked, tell)
+    with alone(state, "up", notify) as lease:
+        record = _written(asked, notify)
         if asked.catalog is not None:
             _sell(state.path / "cloud", asked.catalog)
-        _put_token(record, state, tell)
-        return _with_head(record, state, lease, tell)
+        _put_token(record, state, notify)
+        return _with_head(record, state, lease, notify)
 
 
 def await_machines(
-    record: ClusterRecord, state: ClusterState, longest_s: float, tell: Tell
+    record: ClusterRecord, state: ClusterState, longest_s: float, notify: Notify
 ) -> ClusterReport:
-    """Wait until the autoscaler has looked, and all machines of the plan compute.
+    """Wait until the autoscaler runs and all planned machines work.
 
     Args:
-        record: of the cluster.
-        state: where it is written down.
-        longest_s: longest wait once its autoscaler has looked; what is missing then is in the
-            report.
-        tell: told what has come.
+        record: record of the cluster.
+        state: its folder.
+        longest_s: timeout after the first report of the autoscaler; the status then shows what is
+            missing.
+        notify: called with a message for each change.
 
     Raises:
-        ClusterStateError: somebody is taking it down.
+        ClusterStateError: another command takes the cluster down.
         ClusterStartError: its head ended.
     """
     head_s = time.monotonic() + _HEAD_S
     deadline_s: float | None = None
-    told = ""
+    reported = ""
     provider = open_clouds(record, state, longest_s=record.autoscale.answer_s)
     hearing = _Hearing(unresponsive_s(record))
     while True:
         if state.known().phase != "up":
             raise ClusterStateError(f"{record.name} is being taken down by another command")
         report = report_of(record, state, provider, is_heard=hearing.is_heard())
-        hearing.hear(report.told_unix_s)
+        hearing.hear(report.reported_unix_s)
         if report.head is not None and report.head.state in ("ending", "ended"):
             raise ClusterStartError(
-                f"the head of {record.name} ended while it started{_last_words(provider, report)}",
-                fix="Repeat `geo-ray up`, which makes another one.",
+                f"the head of {record.name} ended while starting{_last_words(provider, report)}",
+                fix="Repeat `geo-ray up`, which launches another one.",
             )
         have = sum(row.is_ready for row in report.machines)
         text = f"{have} of {report.wanted} machines are ready" if report.acts else ""
-        if text and text != told:
-            told = text
-            tell(text)
+        if text and text != reported:
+            reported = text
+            notify(text)
         now_s = time.monotonic()
         if report.acts and deadline_s is None:
             deadline_s = now_s + longest_s
@@ -121,9 +121,9 @@ def await_machines(
             return report
         if deadline_s is None and now_s > head_s:
             raise ClusterStartError(
-                f"the head of {record.name} runs, and its autoscaler tells nothing for "
+                f"the head of {record.name} runs, but its autoscaler has not reported for "
                 f"{_HEAD_S:.0f} s{_last_words(provider, report)}",
-                fix="Look at the units geo-ray-node and geo-ray-cluster there: can the machine's "
+                fix="Check the units geo-ray-node and geo-ray-cluster there: can the machine's "
                 f"role read the secrets, and read and write {state.shown}?",
             )
         time.sleep(state.look_s)
@@ -131,43 +131,47 @@ def await_machines(
 
 @dataclass(slots=True)
 class _Hearing:
-    """Whether the autoscaler tells something, by this machine's clock alone."""
+    """Detects reports of the autoscaler by this machine's clock only."""
 
     unresponsive_s: float
-    _told_unix_s: float | None = None
+    _reported_unix_s: float | None = None
     _heard_s: float | None = None
     _has_looked: bool = False
 
-    def hear(self, told_unix_s: float | None) -> None:
-        if self._has_looked and told_unix_s is not None and told_unix_s != self._told_unix_s:
+    def hear(self, reported_unix_s: float | None) -> None:
+        if (
+            self._has_looked
+            and reported_unix_s is not None
+            and reported_unix_s != self._reported_unix_s
+        ):
             self._heard_s = time.monotonic()
-        self._told_unix_s, self._has_looked = told_unix_s, True
+        self._reported_unix_s, self._has_looked = reported_unix_s, True
 
     def is_heard(self) -> bool:
         return self._heard_s is not None and time.monotonic() - self._heard_s < self.unresponsive_s
 
 
-def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
-    """Write the record down, unless the cluster is up already."""
+def _written(asked: AskedCluster, notify: Notify) -> ClusterRecord:
+    """Write the record, unless the cluster is up already."""
     found, tag = asked.state.read()
     if found is None or found.phase == "down":
         again = {} if found is None else {"made": found.made + 1, "id": found.id}
-        kept = {key: value for key, value in again.items() if value}
-        record = asked.record.model_copy(update=kept)
+        retained = {key: value for key, value in again.items() if value}
+        record = asked.record.model_copy(update=retained)
         _check_name(asked, record)
-        _forget(asked.state, tell)
+        _forget(asked.state, notify)
         asked.state.write(record, tag)
         return record
     if found.phase == "ending":
         raise ClusterStateError(
-            f"{found.name} was to be taken down, and that has not come to its end",
-            fix=f"Complete it with `geo-ray down {asked.state.shown}`, then make it anew.",
+            f"{found.name} is being taken down, which is not complete",
+            fix=f"Complete it with `geo-ray down {asked.state.shown}`, then create it again.",
         )
     if _made_of(found) != _made_of(asked.record):
         raise ClusterStateError(
-            f"{found.name} is up already, made of another configuration",
-            fix="Only `plan.budget_usd` can be changed while it is up. Give the new one another "
-            "`name`, or take this one down first: "
+            f"{found.name} is up with another configuration",
+            fix="Only `plan.budget_usd` can be changed while it is up. Choose another "
+            "`name`, for the new one, or take this one down first: "
             f"`geo-ray down {asked.state.shown}`.",
         )
     _check_name(asked, found)
@@ -176,14 +180,14 @@ def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
         target = replace(found.target, budget_usd=budget_usd)
         found = found.model_copy(update={"target": target})
         asked.state.write(found, tag)
-        bound = "without a bound" if budget_usd is None else f"{budget_usd:.4g} USD"
-        tell(f"the budget of {found.name} is changed: {bound}")
-    tell(f"{found.name} is written down in {asked.state.shown} already: completing it")
+        bound = "unlimited" if budget_usd is None else f"{budget_usd:.4g} USD"
+        notify(f"the budget of {found.name} changed: {bound}")
+    notify(f"{found.name} exists in {asked.state.shown}: completing it")
     return found
 
 
 def _sell(root: Path, catalog: LocalCatalog) -> None:
-    """Let the local cloud sell what the cluster may ask for, too."""
+    """Add the pools that the cluster may request to the catalog of the local cloud."""
     if not catalog_path(root).exists():
         write_catalog(root, catalog)
         return
@@ -197,25 +201,25 @@ def _sell(root: Path, catalog: LocalCatalog) -> None:
 
 
 def _check_name(asked: AskedCluster, record: ClusterRecord) -> None:
-    """Refuse a name that lives: nobody could tell the two apart, nor Terraform's rights."""
+    """Reject the name of a running cluster."""
     state = asked.state
     if asked.catalog is None or catalog_path(state.path / "cloud").exists():
         check_name_is_free(open_accounts(record, state), record.name, record.id, state.shown)
 
 
 def _made_of(record: ClusterRecord) -> object:
-    """What makes a cluster another one: its configuration, its clouds, the stack it stands on."""
+    """Return what identifies a cluster: its configuration, its clouds and its stack."""
     standing = record.head.standing
     stack = None if standing is None else (standing, record.provider)
     return record.digest, record.clouds, stack
 
 
-def _forget(state: ClusterState, tell: Tell) -> None:
-    """Begin the books anew; what was learned of pools is kept, and so is the count of requests."""
+def _forget(state: ClusterState, notify: Notify) -> None:
+    """Reset the journal; keep pool statistics and the request counter."""
     store = state.store()
     aside = put_aside(store)
     if aside is not None:
-        tell(f"the autoscaler's journal cannot be read; it is kept as {aside} in {state.shown}")
+        notify(f"the autoscaler's journal cannot be read; it is saved as {aside} in {state.shown}")
     found = store.read(JOURNAL_KEY)
     if found is not None:
         before = read_journal(store).memory
@@ -225,33 +229,33 @@ def _forget(state: ClusterState, tell: Tell) -> None:
             store.write(JOURNAL_KEY, data, found.tag)
 
 
-def _put_token(record: ClusterRecord, state: ClusterState, tell: Tell) -> None:
-    """Put the same token into every store that lacks it, before any machine wants it."""
+def _put_token(record: ClusterRecord, state: ClusterState, notify: Notify) -> None:
+    """Put the same token into every store that lacks it, before any machine needs it."""
     stores = secrets_of(record, state)
     found = [_held(store, record.token_secret) for store in stores]
     token = next(filter(None, found), None) or secrets.token_hex(32)
     for store, held in zip(stores, found, strict=True):
         if held != token:
             store.put(record.token_secret, token)
-            tell("a token for the cluster is in its secret store")
+            notify("the token of the cluster is in its secret store")
 
 
 def _held(store: SecretStore, name: str) -> str | None:
     try:
         return store.get(name)
     except ProviderRefusedError as error:
-        if "there is no secret" not in error.message:
+        if "has no secret" not in error.message:
             raise
         return None
 
 
 def _with_head(
-    record: ClusterRecord, state: ClusterState, lease: LeaseKeeper, tell: Tell
+    record: ClusterRecord, state: ClusterState, lease: LeaseKeeper, notify: Notify
 ) -> ClusterRecord:
-    """Launch the head unless it is there, and wait for its address."""
+    """Launch the head unless it runs, and wait for its address."""
     standing = record.head.standing
     if standing is not None:
-        tell(f"the head {standing.machine} at {standing.address} is that of {standing.stack}")
+        notify(f"the head {standing.machine} at {standing.address} is that of {standing.stack}")
         return record
     provider = open_clouds(record, state)
     machines = listed_for_head(provider, record)
@@ -259,31 +263,31 @@ def _with_head(
     has_ended = not is_alive(head) if head is not None else record.head.is_known
     if has_ended or (head is None and _is_stale(record)):
         if has_ended:
-            tell("the head has ended: another one takes its place")
-        # With an end of its own: the earlier one's may have come.
+            notify("the head has ended: launching another one")
+        # With a new end time: that of the earlier head may have passed.
         changes = {
             "number": record.head.number + 1,
             "is_known": False,
             "ends_unix_s": head_ends_unix_s(record.provider, record.clouds, time.time()),
         }
         record, head = _with(record, state, lease, **changes), None
-    _end_other_heads(provider, machines, record, tell)
+    _end_other_heads(provider, machines, record, notify)
     if head is None:
         pool = record.head.pool
-        tell(f"launching the head: {pool.type} in {pool.zone or pool.region}")
+        notify(f"launching the head: {pool.type} in {pool.zone or pool.region}")
         key = key_of_own_role(record)
         if key is not None:
-            tell(f"nodes have the head's role, and may do what it may: `{key}` gives it its own")
+            notify(f"nodes share the head's role and its permissions: `{key}` sets a separate role")
         lease.check()
         failures = provider.launch(head_request(record))
         if failures:
             raise ClusterStartError(
-                f"the head does not come: {failures[0].reason} ({failures[0].kind.value})",
+                f"the head cannot be launched: {failures[0].reason} ({failures[0].kind.value})",
                 fix="Name another `provider.head.type`, `zone` or `region`, or try again later; "
-                f"`geo-ray down {state.shown}` gives back what is there.",
+                f"`geo-ray down {state.shown}` releases existing machines.",
             )
     try:
-        _await_head(provider, record, state, tell)
+        _await_head(provider, record, state, notify)
     except ClusterStartError:
         _with(record, state, lease, is_known=True)
         raise
@@ -291,7 +295,7 @@ def _with_head(
 
 
 def _is_stale(record: ClusterRecord) -> bool:
-    """Whether a launch was written down so long ago that the head would soon end by itself."""
+    """Whether a launch was recorded so long ago that the head would soon end by itself."""
     now_s = time.time()
     whole_s = head_ends_unix_s(record.provider, record.clouds, now_s) - now_s
     ends_s = record.head.ends_unix_s
@@ -301,7 +305,7 @@ def _is_stale(record: ClusterRecord) -> bool:
 def _with(
     record: ClusterRecord, state: ClusterState, lease: LeaseKeeper, **changes: object
 ) -> ClusterRecord:
-    """Write down what has become of the head."""
+    """Record the state of the head."""
     record = record.model_copy(update={"head": record.head.model_copy(update=changes)})
     found, tag = state.read()
     lease.check()
@@ -311,9 +315,9 @@ def _with(
 
 
 def _end_other_heads(
-    provider: MachineProvider, machines: Sequence[Machine], record: ClusterRecord, tell: Tell
+    provider: MachineProvider, machines: Sequence[Machine], record: ClusterRecord, notify: Notify
 ) -> None:
-    """End heads whose place was taken: one that was given up may have come late."""
+    """Terminate replaced heads, which may have appeared late."""
     wanted = head_request(record).request_id
     others = [
         machine.id
@@ -323,12 +327,12 @@ def _end_other_heads(
         and is_alive(machine)
     ]
     if others:
-        tell(f"ending {', '.join(others)}: a head whose place was taken")
+        notify(f"ending {', '.join(others)}: a replaced head")
         provider.terminate(others)
 
 
 def _await_head(
-    provider: MachineProvider, record: ClusterRecord, state: ClusterState, tell: Tell
+    provider: MachineProvider, record: ClusterRecord, state: ClusterState, notify: Notify
 ) -> None:
     deadline_s = time.monotonic() + _HEAD_S
     unseen_s = time.monotonic() + _UNSEEN_S
@@ -336,18 +340,18 @@ def _await_head(
         head = find_head(listed_for_head(provider, record), record)
         address = head_address(head, record)
         if head is not None and address is not None:
-            tell(f"the head {head.id} runs at {address}")
+            notify(f"the head {head.id} runs at {address}")
             return
         if head is not None and not is_alive(head):
             raise ClusterStartError(
                 f"the head {head.id} ended before it ran{_why(provider, record)}",
-                fix="Repeat `geo-ray up`, which makes another one.",
+                fix="Repeat `geo-ray up`, which launches another one.",
             )
         now_s = time.monotonic()
         if now_s > deadline_s or (head is None and now_s > unseen_s):
             raise ClusterStartError(
-                f"the head of {record.name} was launched and does not run",
-                fix="Repeat `geo-ray up`, or give it back with `geo-ray down`.",
+                f"the head of {record.name} was launched but does not run",
+                fix="Repeat `geo-ray up`, or release it with `geo-ray down`.",
             )
         time.sleep(state.look_s)
 
@@ -365,7 +369,7 @@ def _why(provider: MachineProvider, record: ClusterRecord) -> str:
 
 
 def _last_words(provider: MachineProvider, report: ClusterReport) -> str:
-    """What the head's processes said last; only the local cloud can tell."""
+    """Return the last output of the head's processes; local clouds only."""
     logs = getattr(provider, "logs", None)
     if logs is None or report.head is None:
         return ""

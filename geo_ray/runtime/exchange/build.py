@@ -36,7 +36,7 @@ from geo_ray.training.averager import Averager, AveragerFactory
 from geo_ray.training.failover import Caller, LivenessWatch, StandbyNode
 from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
-from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
+from geo_ray.training.replication import AveragerReplica, ReplicatedAverager
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.links import load_links
 
@@ -199,7 +199,7 @@ def _standby_node(setting: PathSetting, region: str, leader: AveragerLeader) -> 
         return open_coded(codec, message.coded, setting.num_params)
 
     keeps = config.max_divergence > 0 and experiment.strategy.traits.sends == "change"
-    watch = LivenessWatch(region, leader, config.takeover_s, config.rejoin_s)
+    watch = LivenessWatch(region, leader, config.failover_s, config.rejoin_s)
     preferred, bound = config.named_standbys, config.max_divergence
     node = StandbyNode(region, Caller(vector, keeps), watch, setting.make, preferred, bound)
     if averager is not None and region == leader.region:
@@ -207,7 +207,7 @@ def _standby_node(setting: PathSetting, region: str, leader: AveragerLeader) -> 
         node.primary = ReplicatedAverager(averager, bound, has_standby=has_standby)
         node.standby = standby
     elif averager is not None and setting.leader is None and region == standby:
-        node.shadow = ShadowAverager(averager)
+        node.replica = AveragerReplica(averager)
     return node
 
 

@@ -22,7 +22,7 @@ from geo_ray.base.types import CodedPartition, Span, StepReport
 from geo_ray.codecs.base import Coded, LossyBlocks, LossyReport
 from geo_ray.data.tasks.base import Stats
 from geo_ray.training.effects import Assignment
-from geo_ray.training.messages import Border, ReplyMessage, UpdateMessage
+from geo_ray.training.messages import Barrier, ReplyMessage, UpdateMessage
 from geo_ray.training.shard import Contribution, Pull
 from geo_ray.transport.wire.fields import (
     Meta,
@@ -230,7 +230,7 @@ REPLY: Final = Record(
     "steps held_s seen reliable",
     Field("closing", flag, default=False),
     Field("gather", flag, default=False),
-    Field("border", Record(Border, "view=border donates leaves"), default=None),
+    Field("barrier", Record(Barrier, "view=barrier is_donor leaves"), default=None),
     Field("view", count, default=0),
     Field("lossy", LOSSY, default=None),
     Field("", _Payload()),

@@ -36,8 +36,6 @@ from geo_ray.storage.parts import aligned, check_header, encode_header, header_b
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import open_requests, pace_of
 from geo_ray.training.command_log import (
-    Appoint,
-    AveragerTwin,
     BeginCheckpoint,
     Begun,
     ChangeMembers,
@@ -45,7 +43,9 @@ from geo_ray.training.command_log import (
     Leave,
     LogEntry,
     Op,
+    Promote,
     Skip,
+    StateSnapshot,
     Stop,
     TakeIn,
     TakeSum,
@@ -58,9 +58,9 @@ from geo_ray.training.failover import (
     AveragerRefusal,
     AveragerRequest,
     EntryDone,
+    InstallSnapshot,
     LogAck,
     LogAppend,
-    LogTwin,
     NewAverager,
     RefuseOwn,
     SendMessage,
@@ -83,11 +83,11 @@ from geo_ray.transport.wire.record import CountList, Field, Known, OneOf, Record
 _CONTROL: Final = "control"
 
 
-def twin_bytes(twin: AveragerTwin) -> memoryview:
+def snapshot_bytes(snapshot: StateSnapshot) -> memoryview:
     """The copy's plain values, then its tensors, those with the largest elements first."""
-    tensors = aligned(twin.tensors)
+    tensors = aligned(snapshot.tensors)
     header = encode_header(
-        tensors, {_CONTROL: canonical_json(cast(JSONObject, twin.control)).decode()}
+        tensors, {_CONTROL: canonical_json(cast(JSONObject, snapshot.control)).decode()}
     )
     found = bytearray(len(header) + sum(t.nbytes for t in tensors.values()))
     found[: len(header)] = header
@@ -99,8 +99,8 @@ def twin_bytes(twin: AveragerTwin) -> memoryview:
     return memoryview(found)
 
 
-def read_twin(payload: Buffer) -> AveragerTwin:
-    """The inverse of `twin_bytes`; the tensors are the caller's own.
+def read_snapshot(payload: Buffer) -> StateSnapshot:
+    """The inverse of `snapshot_bytes`; the tensors are the caller's own.
 
     Raises:
         FrameError: it makes no sense.
@@ -120,7 +120,7 @@ def read_twin(payload: Buffer) -> AveragerTwin:
         if own:
             flat = torch.frombuffer(own, dtype=entry.dtype)
             tensors[entry.name] = flat.reshape(entry.shape)
-    return AveragerTwin(tensors, control)
+    return StateSnapshot(tensors, control)
 
 
 Finder = Callable[[int, int], UpdateMessage | None]
@@ -165,7 +165,10 @@ class _Names:
 
 _TAKE_IN: Final = Record(TakeIn, Field("update", UPDATE))
 _CHANGE: Final = Record(
-    MemberChange, Field("joins", _Names("joins")), Field("leaves", _Names("leaves")), "donor"
+    MemberChange,
+    Field("joins", _Names("joins")),
+    Field("leaves", _Names("leaves")),
+    "preferred_donor",
 )
 _OPS: Final = OneOf[Any](
     "what",
@@ -181,7 +184,7 @@ _OPS: Final = OneOf[Any](
         "begun": Record(Begun, "region"),
         "pace": Record(ChangePace, "steps"),
         "wake": Record(Wake),
-        "appoint": Record(Appoint),
+        "promote": Record(Promote),
     },
 )
 _ENTRY: Final = Field(
@@ -199,8 +202,11 @@ _SHAPES: Final = {
     ),
     "refused": _Shape(AveragerRefusal, Record(AveragerRefusal, _TERM, "seq", ERROR)),
     "log": _Shape(LogAppend, Record(LogAppend, _TERM, _ENTRY), "standby", None),
-    "log_twin": _Shape(
-        LogTwin, Record(LogTwin, _TERM, "number", Known("twin")), "standby", BACKGROUND
+    "install_snapshot": _Shape(
+        InstallSnapshot,
+        Record(InstallSnapshot, _TERM, "number", Known("snapshot")),
+        "standby",
+        BACKGROUND,
     ),
     "log_ack": _Shape(
         LogAck,
@@ -242,8 +248,8 @@ def standby_message(to: str, content: StandbyMessage, log_lane: int, *, bare: bo
             op, payload = _outgoing(entry.op, to if bare and counts else None)
             content = replace(content, entry=replace(entry, op=op))
             log_lane = log_lane if counts else BACKGROUND
-        case LogTwin(twin=twin):
-            payload = twin_bytes(twin)
+        case InstallSnapshot(snapshot=snapshot):
+            payload = snapshot_bytes(snapshot)
     lane = log_lane if shape.lane is None else shape.lane
     return Message(kind, shape.record.write(content), payload, shape.traffic, lane)
 
@@ -263,8 +269,8 @@ def read_standby(peer: str, message: Message, find: Finder) -> StandbyMessage:
     if shape is None:
         raise FrameError(f"'{message.kind}' is no message of an averager that may move")
     payload = view_of(message.payload)
-    twin = read_twin(payload) if message.kind == "log_twin" else None
-    found: StandbyMessage = shape.record.read(message.meta, payload, region=peer, twin=twin)
+    snapshot = read_snapshot(payload) if message.kind == "install_snapshot" else None
+    found: StandbyMessage = shape.record.read(message.meta, payload, region=peer, snapshot=snapshot)
     if isinstance(found, LogAppend):
         op = _incoming(found.entry.op, payload, find)
         found = replace(found, entry=replace(found.entry, op=op))
@@ -532,8 +538,8 @@ class StandbyPath:
         if self._node.averager is not None:
             self._output.collect(self._node.averager)
             self._alarm.set(self._node.wakes_s)
-        elif self._node.shadow is not None and self._node.shadow.averager.failure is not None:
-            self._output.failure.note(self._node.shadow.averager.failure, "the standby")
+        elif self._node.replica is not None and self._node.replica.averager.failure is not None:
+            self._output.failure.note(self._node.replica.averager.failure, "the standby")
         self._changed.notify_all()
 
     def _send(self, to: str, parsed: StandbyMessage) -> None:
@@ -548,13 +554,13 @@ class StandbyPath:
             self.send(to, message)
 
     def _note(self, event: StandbyEvent) -> None:
-        if event.what == "took_over":
+        if event.what == "failed_over":
             log.warning("region '%s' hosts the averager now", event.region)
             self._event_buffer.add("averager_moved", term=event.term)
         elif event.what == "left":
             log.warning("the run goes on without region '%s': its data are missing", event.region)
             self._event_buffer.add("region_left", name=event.region)
-        elif event.what == "appointed":
+        elif event.what == "promoted":
             log.info("region '%s' stands by for the averager now", event.region)
             self._event_buffer.add("standby_ready", name=event.region, term=event.term)
             return
@@ -576,7 +582,7 @@ class StandbyPath:
                 log.warning("'%s' for region '%s' was not sent: %s", message.kind, to, error)
 
     def _watch(self) -> None:
-        tick_s = min(_LONGEST_TICK_S, self._node.watch.takeover_s / 10)
+        tick_s = min(_LONGEST_TICK_S, self._node.watch.failover_s / 10)
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: self._closed, tick_s):

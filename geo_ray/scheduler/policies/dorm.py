@@ -1,11 +1,11 @@
-"""Dorm: partitions that follow the load, by a programme of whole numbers.
+"""Dorm: partitions that follow the load, by an integer program.
 
-Idea: a cluster is used well if its partitions are chosen together, and calm if few of them change.
-Rule: in each slot, workers of all active jobs maximise the sum of dominant shares, while no share
-is below ``1 - fairness_loss`` of the equal one (as far as that can be had), and at most
-``change_fraction`` of the running jobs change. Then jobs are placed, those that keep theirs first.
-When: utilisation counts most. Source: Dorm's abstract names utilisation, fairness and adjustment;
-the programme is reconstructed.
+Idea: choosing all partitions jointly gives high utilization; limiting changes keeps jobs
+undisturbed. Rule: in each slot, the workers of all active jobs maximize the sum of dominant
+resource shares, subject to: no share falls below ``1 - fairness_loss`` of the equal share (as
+far as feasible), and at most ``change_fraction`` of the running jobs change. Jobs that keep
+their allocation are placed first. When: utilization matters most. Source: the abstract of Dorm
+names utilization, fairness and adjustment; the program is reconstructed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from geo_ray.scheduler.policy import JobProgress, SlotDecision, SlotScheduler, S
 
 @dataclass(frozen=True, slots=True)
 class DormPolicy:
-    """See the module's docstring.
+    """Dorm; see the module.
 
     Attributes:
-        fairness_loss: share of the equal share that a job may lack.
-        change_fraction: of the running jobs, that may change in a slot.
-        limit_s: for the solver, which then gives the best that it has.
-        change_s: what a job loses when its partition changes.
+        fairness_loss: allowed fraction below the equal share.
+        change_fraction: maximum fraction of running jobs that change per slot.
+        limit_s: time limit of the solver, which then returns its best solution.
+        change_s: seconds lost by a job whose partition changes.
     """
 
     fairness_loss: float = 0.5
@@ -38,7 +38,7 @@ class DormPolicy:
 
     def begin(self, cluster: SharedCluster, seed: int) -> SlotScheduler:
         """See `SchedulingPolicy`."""
-        del seed  # nothing is left to chance
+        del seed  # deterministic
         return _Dorm(self, cluster)
 
 
@@ -66,12 +66,12 @@ class _Dorm:
                     capacity.take(each.job, found)
                     given[each.job.id] = found
                     break
-                count //= 2  # the sum of all sites has more room than any placement
+                count //= 2  # the sum over all sites exceeds what any placement fits
         return SlotDecision(given)
 
     def _workers(self, jobs: list[JobProgress], total_R: np.ndarray) -> np.ndarray:
-        """Solve for the workers of each job, sites taken together; 1 where there is no answer."""
-        from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import
+        """Solve for the workers of each job over aggregated sites; 1 each if infeasible."""
+        from scipy.optimize import Bounds, LinearConstraint, milp  # slow import
         from scipy.sparse import coo_matrix
 
         num = len(jobs)
@@ -85,7 +85,7 @@ class _Dorm:
         running = had > 0
         least = np.floor((1 - self._policy.fairness_loss) / num / np.maximum(fraction, 1e-12))
         least = np.minimum(least, most)
-        # Unknowns: workers of each job, then whether each running job changes.
+        # Variables: workers of each job, then whether each running job changes.
         rows, cols, data, low, high = [], [], [], [], []
         for r in range(len(total_R)):
             for place in range(num):
@@ -110,7 +110,7 @@ class _Dorm:
         high.append(float(math.ceil(self._policy.change_fraction * running.sum())))
         lower = np.concatenate([np.where(running, np.minimum(least, had), least), np.zeros(num)])
         upper = np.concatenate([most, running.astype(float)])
-        for floor in (lower, np.zeros(2 * num)):  # without fairness, if there is not enough for it
+        for floor in (lower, np.zeros(2 * num)):  # retry without fairness if infeasible
             done = milp(
                 -np.concatenate([fraction, np.zeros(num)]),
                 constraints=LinearConstraint(

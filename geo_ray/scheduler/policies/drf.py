@@ -1,9 +1,9 @@
 """Dominant resource fairness.
 
-Idea: a user's share is that of the resource it has most of; equal shares cannot be gained by lying.
-Rule: in each slot, worker after worker goes to the job with the smallest dominant share that can
-still grow. When: no job counts more than another. Source: the baseline of PD-ORS's evaluation, as
-in Yarn and Mesos; reconstructed.
+Idea: the dominant share of a user is that of the resource that it uses most; equal dominant shares
+cannot be gained by misreporting. Rule: in each slot, worker after worker goes to the job with
+the smallest dominant share that can still grow. When: all jobs are equally important. Source:
+the baseline of the PD-ORS evaluation, as in Yarn and Mesos; reconstructed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from geo_ray.scheduler.policy import SlotDecision, SlotScheduler, SlotView
 
 @dataclass(frozen=True, slots=True)
 class DrfPolicy:
-    """See the module's docstring.
+    """DRF; see the module.
 
     Attributes:
-        change_s: what a job loses when its share changes.
+        change_s: seconds lost by a job whose allocation changes.
     """
 
     change_s: float = 30.0
 
     def begin(self, cluster: SharedCluster, seed: int) -> SlotScheduler:
         """See `SchedulingPolicy`."""
-        del seed  # nothing is left to chance
+        del seed  # deterministic
         return _Drf(cluster)
 
 

@@ -1,10 +1,10 @@
 """First come, first served.
 
-Idea: what Hadoop and Spark do by default. Rule: the job that came first gets the workers that its
-owner asked for (fewer if all of the cluster has not so many) and keeps them until it ends; while it
-does not fit, all behind it wait. Where less
-than it has remains (spot machines that were taken back), it waits at the head again. When: as a
-baseline, or where order is a promise. Source: the baseline of PD-ORS's evaluation, reconstructed.
+Idea: the default of Hadoop and Spark. Rule: the earliest job gets its requested workers (fewer if
+the whole cluster has fewer) and keeps them until it ends; while it does not fit, all later jobs
+wait. If its capacity is reclaimed (spot machines), it waits again, at the head. When: as a
+baseline, or if order must be respected. Source: the baseline of the PD-ORS evaluation;
+reconstructed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from geo_ray.scheduler.policy import SlotDecision, SlotScheduler, SlotView
 
 @dataclass(frozen=True, slots=True)
 class FifoPolicy:
-    """See the module's docstring.
+    """FIFO; see the module.
 
     Attributes:
-        change_s: what a job loses when it has to be placed anew.
+        change_s: seconds lost by a job that must be placed again.
     """
 
     change_s: float = 30.0
 
     def begin(self, cluster: SharedCluster, seed: int) -> SlotScheduler:
         """See `SchedulingPolicy`."""
-        del seed  # nothing is left to chance
+        del seed  # deterministic
         return _Fifo(cluster)
 
 

@@ -1,18 +1,19 @@
-"""ONES: an evolutionary search over who has which accelerators, and batches that grow.
+"""ONES: an evolutionary search over the assignment of accelerators, with growing batches.
 
-Idea: elasticity by the batch, and a search that goes on all the time. Rule: a genome has a job (or
-none) for each place of a worker; the population lives on from slot to slot. *Refresh* drops jobs
-that ended and fills idle places with those that wait, *uniform crossover* swaps places of two
-genomes, *uniform mutation* resets places, which are filled again. Those genomes survive in which
-the jobs that run have the least left to use, ``sum_j c_j Y_j (1 / rho_j - 1) / X_j``, with ``c``
-places, ``Y`` rows done, ``X`` speed; progress ``rho`` is not known and drawn from a Beta
-distribution whose parameters are the work done and what jobs that ended had beyond it. *Reorder*,
-that genes of a job are side by side, is the placement here. A job's batch may double with every
-slot that it trained, and halves when more jobs wait than run. A change costs about a second: no
-restart. When: many short jobs of unknown length on a cluster that is not short of accelerators;
-where jobs wait, Optimus and Tiresias complete them sooner. Source: ONES (SC 2021, arXiv
-2108.03645), of which the abstract was read; operators and score are reconstructed, the regressor
-behind the Beta distribution is not known and replaced by the mean of jobs that ended.
+Idea: elasticity through the batch size, and a continuous search. Rule: a genome assigns a job, or
+none, to each worker position; the population persists between slots. *Refresh* removes jobs
+that ended and fills idle positions with waiting jobs; *uniform crossover* swaps positions of
+two genomes; *uniform mutation* resets positions, which are filled again. The genomes with the
+smallest expected remaining use survive: ``sum_j c_j Y_j (1 / rho_j - 1) / X_j`` over running
+jobs, with ``c`` positions, ``Y`` finished rows and ``X`` speed. The progress ``rho`` is unknown
+and drawn from a Beta distribution, whose parameters are the finished work and the further work
+of jobs that ended. *Reorder*, which makes the genes of a job adjacent, is done by the
+placement. A job's batch may double with every slot that it trained, and halves when more jobs
+wait than run. A change costs about a second, without a restart. When: many short jobs of
+unknown length on a cluster with enough accelerators; if jobs wait, Optimus and Tiresias
+complete them sooner. Source: the abstract of ONES (SC 2021, arXiv 2108.03645); operators and
+score are reconstructed, and the unknown regressor behind the Beta distribution is replaced by
+the mean of jobs that ended.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _NONE = ""
 
 @dataclass(frozen=True, slots=True)
 class OnesPolicy:
-    """See the module's docstring.
+    """ONES; see the module.
 
     Attributes:
-        population: genomes that survive.
-        generations: in a slot.
-        mutation: share of places that a mutation resets.
-        most_places: genes of a genome.
-        change_s: what a job loses when its share changes.
+        population: surviving genomes.
+        generations: generations per slot.
+        mutation: fraction of positions that a mutation resets.
+        most_places: maximum genes of a genome.
+        change_s: seconds lost by a job whose allocation changes.
     """
 
     population: int = 16
@@ -113,7 +114,7 @@ class _Ones:
             self._done[name] = each.job.rows - each.rows_left
 
     def _drawn_left(self, view: SlotView) -> dict[str, float]:
-        """Return rows that each job is drawn to have left; how many it has is not looked at."""
+        """Return the sampled remaining rows of each job; the true number is not used."""
         typical = float(np.mean(self._ended)) if self._ended else 0.0
         found = {}
         for name, each in view.active.items():

@@ -1,11 +1,11 @@
-"""Optimus: the next worker goes to the job that gains most by it.
+"""Optimus: the next worker goes to the job with the largest marginal gain.
 
-Idea: shortest mean completion time by marginal gains. Rule: every job gets one worker first, those
-with least work left first; then worker after worker goes to the job with the largest time saved
-over the share of its dominant resource, until none gains or fits. A job whose request does not fit
-is passed over (its authors' code ends there). When: jobs differ in how far they have come, and
-their speed is known. Source: Optimus (EuroSys 2018), greedy rule as read in its code; how long a
-job still takes comes from the planner's speed model here, not from fits of loss curves.
+Idea: minimize the mean completion time by marginal gains. Rule: every job first gets one worker,
+those with the least remaining work first. Then worker after worker goes to the job with the
+largest time saved per dominant resource share, until no job gains or fits. A job whose request
+does not fit is skipped (the authors' code stops there). When: jobs differ in progress, and
+their speed is known. Source: greedy rule from the code of Optimus (EuroSys 2018); remaining
+times come from the planner's speed model, not from fitted loss curves.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from geo_ray.scheduler.policy import JobProgress, SlotDecision, SlotScheduler, S
 
 @dataclass(frozen=True, slots=True)
 class OptimusPolicy:
-    """See the module's docstring.
+    """Optimus; see the module.
 
     Attributes:
-        change_s: what a job loses when its share changes.
+        change_s: seconds lost by a job whose allocation changes.
     """
 
     change_s: float = 30.0
 
     def begin(self, cluster: SharedCluster, seed: int) -> SlotScheduler:
         """See `SchedulingPolicy`."""
-        del seed  # nothing is left to chance
+        del seed  # deterministic
         return _Optimus(cluster)
 
 
@@ -86,7 +86,7 @@ class _Optimus:
             heapq.heappush(waiting, (-saved_s / fraction, place, each.job.id))
 
     def _curve(self, each: JobProgress) -> Floats:
-        """Return rows per second by the number of workers, apart from each other."""
+        """Return rows per second by number of workers on separate sites."""
         if each.job.id in self._curves:
             return self._curves[each.job.id]
         job = each.job

@@ -1,13 +1,13 @@
 """Online admission and placement by prices: PD-ORS, its load-aware variant, and OASiS.
 
-Idea: scarce resources have a price that grows exponentially with their use, so that capacity is
-left for jobs that are worth more. Rule: find the schedule of a new job with the largest
-surplus, utility less price; admit it if that is positive and promise the schedule, else reject
-the job. Prices: ``p = L (U / L)^(rho / C)``, both bounds learned from the jobs so far;
-`BasePrice` raises them to what the recent load bids. When: deadlines and worth differ, and jobs
-come unannounced. Source: PD-ORS (arXiv 2108.02917), reconstructed; regions, money, spot
+Idea: the price of a resource grows exponentially with its use, so that capacity is reserved for
+more valuable jobs. Rule: find the schedule of a new job with the largest surplus (utility minus
+price); admit the job if the surplus is positive and reserve the schedule, else reject it.
+Prices: ``p = L (U / L)^(rho / C)``, with both bounds learned from past jobs; `BasePrice` raises
+them to the bids of the recent load. When: deadlines and values differ, and arrivals are not
+known in advance. Source: PD-ORS (arXiv 2108.02917), reconstructed; regions, money, spot
 machines, blocks of slots and `pd_ors_load` are ours. OASiS: the same without locality, with
-sites for parameter servers only.
+separate sites for parameter servers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from geo_ray.scheduler.pricing import (
 )
 from geo_ray.scheduler.schedule import Admission
 
-_RECENT: Final = 200  # jobs that are looked at: a decision stays short, and loads change
+_RECENT: Final = 200  # bounds the decision time; the load changes
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,35 +44,34 @@ class _Bid:
 
 
 class BasePrice:
-    """What the jobs that came lately would bid a unit of each resource up to.
+    """Estimates a minimum price of each resource from the bids of recent jobs.
 
-    Idea: prices that start near nothing sell an empty cluster to whoever comes first, although more
-    jobs come than it can hold. If jobs keep coming as they did, those of ``n`` slots have the
-    capacity of ``n`` slots; what is scarce then, and how much, is known before it is sold. Rule:
-    the dual prices of
+    Idea: if prices start near zero, the first jobs fill an empty cluster although more jobs will
+    come than fit. If arrivals continue at the same rate, the jobs of ``n`` slots compete for
+    the capacity of ``n`` slots, so scarcity can be estimated in advance. Rule: the dual prices
+    of
 
         max sum_i u_i x_i   such that   sum_i d_i_r x_i <= sum_t,s C_t_s_r  for each r,   0 <= x <=
         1
 
-    with ``t`` the slots since the first of these jobs came, ``u_i`` the worth of job ``i`` at its
-    fastest, and ``d_i_r`` what its work takes of ``r`` with the workers and parameter servers that
-    do most each. When: more is asked for than there is, for long. Source: learning dual prices from
-    a sample, as in online linear programming (memory); its use as the least price of PD-ORS is
-    ours.
+    with ``t`` the slots since the first of these jobs, ``u_i`` the value of job ``i`` at full
+    speed, and ``d_i_r`` the amount of ``r`` that its work takes with the fastest workers and
+    parameter servers. When: demand exceeds capacity for a long time. Source: learning dual prices
+    from a sample, as in online linear programming; its use as the minimum price of PD-ORS is ours.
 
     Attributes:
-        price_R: of a unit in a slot.
+        price_R: price of a unit per slot.
     """
 
     def __init__(self, cluster: SharedCluster) -> None:
         self._cluster = cluster
         self._link = LinkUsed(float(cluster.inside_mbps_S.max()), is_inside=True)
-        self._bids: dict[str, _Bid] = {}  # by job, in their order
+        self._bids: dict[str, _Bid] = {}  # by job, in order of arrival
         self.price_R = np.zeros(len(cluster.resources))
 
     def learn(self, job: ClusterJob) -> None:
-        """Take in a job that has come; nothing is bid where there was no room at all."""
-        from scipy.optimize import linprog  # slow to import
+        """Add a new job. Jobs without any feasible placement bid nothing."""
+        from scipy.optimize import linprog  # slow import
 
         if len(self._bids) == _RECENT:
             del self._bids[next(iter(self._bids))]
@@ -106,31 +105,28 @@ class BasePrice:
 
 
 class PriceTable:
-    """Prices of resources by site and slot: exponential in how much of them is promised.
+    """Prices of resources by site and slot, exponential in the reserved fraction.
 
-    ``p = L (U / L)^(rho / C)``: with nothing promised a price is L, which any job can pay; with all
-    of it U, which none can. Both are learned from the jobs that have come so far, each when it
-    comes:
+    ``p = L (U / L)^(rho / C)``: without reservations the price is L, which any job can pay; at full
+    capacity it is U, which none can. Both bounds are learned from the jobs that have arrived:
 
         U_r = max_i u_i(fastest) / d_i_r          worth per unit, if it finishes as fast as it can
         L   = min_i u_i(until the end) / (2 T sum_{s,r} C)      worth per unit, if it finishes last
 
-    ``d_i_r`` is what the job uses of ``r`` in all its slots together at its fastest (``tight``), or
-    the demand of one worker and one parameter server, as in the paper. ``L`` is kept within a
-    factor ``e^span`` of U, since a job that is worth nothing when late would make it 0.
+    ``d_i_r`` is the amount of ``r`` that the job uses in all its slots at full speed (``tight``),
+    or the demand of one worker and one parameter server, as in the paper. ``L`` stays within a
+    factor ``e^span`` of U, since a job without value when late would make it 0.
 
-    The analysis takes what a job has in a slot to be small beside ``C``, so that the price hardly
-    moves while it is sold. For a job that has much of a slot, `surcharge` gives what the rise adds.
+    The analysis assumes that the allocation of one job in a slot is small compared with ``C``, so
+    that the price is constant meanwhile. For larger allocations, `surcharge` returns the increase.
 
-    With ``load_fraction`` no price is less than that part of what the load so far bids; see
-    `BasePrice`.
+    With ``load_fraction``, no price is lower than that fraction of the base price; see `BasePrice`.
 
-    Source: PD-ORS (arXiv 2108.02917); the form is reconstructed from memory, its constants are
-        derived
-    anew, tight bounds and the span are ours.
+    Source: PD-ORS (arXiv 2108.02917); the form is reconstructed, its constants are derived
+    independently, and the tight bounds and the span are ours.
 
     Attributes:
-        promised_TSR: what is given away of each slot.
+        promised_TSR: reserved units by slot.
     """
 
     def __init__(
@@ -153,11 +149,11 @@ class PriceTable:
         self._link = LinkUsed(float(cluster.inside_mbps_S.max()), is_inside=True)
 
     def learn(self, job: ClusterJob, *, is_new: bool = True) -> None:
-        """Take in the bounds of a job that has come.
+        """Update the bounds with a new job.
 
         Args:
             job: the job.
-            is_new: whether it adds to the load; one that was taken on before does not once more.
+            is_new: whether it adds to the load; a readmitted job does not.
         """
         demands, batch = job.demands, job.speed.batch.rows
         workers = min(demands.most_workers, batch)
@@ -179,21 +175,21 @@ class PriceTable:
 
     @property
     def bounds(self) -> tuple[Floats, Floats]:
-        """The largest and the least price of each resource, (R,) each."""
+        """Highest and lowest price of each resource, (R,) each."""
         base_price_R = self._load_fraction * self._base_price.price_R
         top_R = np.maximum(np.maximum(self._top_R, 1e-12), base_price_R)
         low_R = np.maximum(min(self._low, float(top_R.min())), top_R * math.exp(-self._span))
         return top_R, np.maximum(low_R, base_price_R)
 
     def surcharge(self, slot: int, used_SR: Floats) -> float:
-        """Return how much more some use of a slot costs if prices rise while it is sold.
+        """Return the extra cost of an allocation whose own size raises the price.
 
-        That is the integral of the price from what is promised to that and the use, less the use at
-        the price before.
+        It is the integral of the price over the allocation, minus the allocation at the initial
+        price.
 
         Args:
-            slot: which.
-            used_SR: of each site's resources.
+            slot: the slot.
+            used_SR: used units by site.
         """
         top_R, low_R = self.bounds
         capacity_SR = self._cluster.capacity_TSR[slot]
@@ -211,8 +207,8 @@ class PriceTable:
         """Return the prices of some slots, (N, S, R).
 
         Args:
-            slots: which.
-            capacity_NSR: what there is in them, as it is expected.
+            slots: the slots.
+            capacity_NSR: expected capacity in them.
         """
         top_R, low_R = self.bounds
         promised_NSR = self.promised_TSR[slots]
@@ -224,52 +220,49 @@ class PriceTable:
 
 
 Locality = Literal["any", "apart"]
-_MOST_PARTS: Final = 60  # of a long job's work
-_FEWER: Final = 4  # times fewer workers, from one try to the next
+_MOST_PARTS: Final = 60  # parts of a long job's work
+_FEWER: Final = 4  # reduction factor of workers between tries
 
 
 @dataclass(frozen=True, slots=True)
 class PdOrsPolicy:
-    """Online admission and placement by prices: PD-ORS, from machines to regions.
+    """Online admission and placement by prices: PD-ORS, extended to regions.
 
-    Idea: what is scarce has a price that grows exponentially with its use, so that room is left for
-    jobs that are worth more. Rule: when a job comes, find the schedule with the largest payoff,
-    utility less price; admit it if that is positive and promise what the schedule has, else turn it
-    away. The schedule may lie inside one site or be spread; its places change from slot to slot.
-    Egress and dollars are part of the price with ``value_per_usd``. Where machines of the spot
-    market were taken back, the rest of a job is scheduled anew, and what was promised is not taken
-    from others. A job that lost its processes or regions otherwise keeps its place: it is scheduled
-    anew before those that came after it and have not begun, which wait for longer. Who was taken on
-    is not turned away. When: deadlines and worth differ, and jobs come unannounced. A job that
-    single slots could not hold even if it were alone is planned in longer blocks (ours): no job is
-    turned away for want of a schedule where the cluster is empty. Source: PD-ORS (Yu, Liu, Wu, Ji,
-    Bentley, arXiv 2108.02917); only its abstract could be read, the algorithm is reconstructed;
-    what was added for regions, money and spot machines is ours.
+    Idea: the price of a resource grows exponentially with its use, so that capacity is reserved for
+    more valuable jobs. Rule: for a new job, find the schedule with the largest surplus (utility
+    minus price); admit the job if the surplus is positive and reserve the schedule, else reject
+    it. A schedule may use one site or several, and its placement changes from slot to slot.
+    With ``value_per_usd``, egress and dollars are part of the price. After a spot preemption,
+    the rest of the job is scheduled again, without reserved capacity of others. A job that lost
+    processes or regions for another reason keeps its priority: it is rescheduled before later
+    jobs that have not begun, which are delayed. An admitted job is never rejected. A job that
+    does not fit into single slots even on an empty cluster is planned in longer blocks (ours),
+    so no job is rejected on an empty cluster for lack of a schedule. When: deadlines and values
+    differ, and arrivals are not known in advance. Source: the abstract of PD-ORS (Yu, Liu, Wu,
+    Ji, Bentley, arXiv 2108.02917); the algorithm is reconstructed, and the extensions to
+    regions, money and spot machines are ours.
 
-    `pd_ors_load` is the same with prices that start at half of what the load so far bids
-    (`BasePrice`), so that an empty cluster is not sold to whoever comes first. When: more is asked
-    for than there is, and jobs keep coming; where few come, it turns away some that would have
-    fitted. Source: ours.
+    `pd_ors_load` starts prices at half of what the past load bids (`BasePrice`), so that the first
+    jobs do not fill an empty cluster. When: demand exceeds capacity and arrivals continue; with few
+    arrivals it rejects some jobs that would have fit. Source: ours.
 
-    OASiS is the same without locality: workers and parameter servers on sites of their own. Rule:
-    the first sites, a share of them by what all parameter servers need, have parameter servers
-    only.
-    Source: OASiS, the online
-    scheduler that PD-ORS compares itself with, reconstructed.
+    OASiS is the same without locality: workers and parameter servers use separate sites. Rule: the
+    first sites, as a fraction given by the demand of all parameter servers, host parameter servers
+    only. Source: OASiS, the online scheduler that PD-ORS is compared with; reconstructed.
 
     Attributes:
-        search: how a schedule is looked for.
-        window: slots that are looked at from a job's arrival on.
+        search: rule of the schedule search.
+        window: number of slots considered from a job's arrival on.
         tight: see `PriceTable`.
         span: see `PriceTable`.
         load_fraction: see `PriceTable`.
-        locality: ``apart``: no site has both workers and parameter servers, as in OASiS.
-        server_fraction: of the sites, that have parameter servers if apart.
-        fine: whether a job's work is cut into as many parts as it takes slots at its fastest, or a
-            multiple of that; else jobs are planned longer than they take. Not in the paper.
-        endless: whether the cluster goes on behind its last slot: then a job that takes longer is
-            planned in part. Not in the paper.
-        change_s: none: moves between slots are planned and go through members, not a restart.
+        locality: ``apart``: no site hosts both workers and parameter servers, as in OASiS.
+        server_fraction: fraction of sites with parameter servers if apart.
+        fine: whether work is divided into as many parts as the job takes slots at full speed, or a
+            multiple of it; otherwise jobs are planned longer than they take. Not in the paper.
+        endless: whether the cluster continues after its last slot; a longer job is then planned in
+            part. Not in the paper.
+        change_s: zero: planned changes use membership changes instead of restarts.
     """
 
     search: SearchRule = field(default_factory=SearchRule)
@@ -295,7 +288,7 @@ def oasis(**changes: float) -> PdOrsPolicy:
 
 
 def pd_ors_load() -> PdOrsPolicy:
-    """Return PD-ORS with prices that start where the load puts them."""
+    """Return PD-ORS with base prices from the load."""
     return PdOrsPolicy(load_fraction=0.5)
 
 
@@ -341,8 +334,8 @@ class _PdOrs:
             if name in turned_away or plan is None:
                 continue
             if not plan or max(plan) < view.slot:
-                # It overran its plan (it was slower, or lost a slot): the rest is planned anew,
-                # whatever its payoff; what was admitted is not turned away.
+                # It overran its plan (it was slower, or lost a slot): reschedule the rest whatever
+                # its surplus, since an admitted job is never rejected.
                 self._replan(each, view.slot)
                 plan = self._promised[name]
             if view.slot in plan:
@@ -360,7 +353,7 @@ class _PdOrs:
         return Admission(job.id, slot, is_admitted, found.surplus)
 
     def _readmit(self, job: ClusterJob, view: SlotView) -> Admission:
-        """Plan a job that was taken on before and is another one now, whatever it is value."""
+        """Reschedule an admitted job whose specification has changed, whatever its value."""
         self._prices.learn(job, is_new=False)
         self._promise(job, {})
         if job.id in view.lost:
@@ -372,9 +365,9 @@ class _PdOrs:
         return Admission(job.id, view.slot, surplus is not None, surplus)
 
     def _keep_place(self, name: str, view: SlotView) -> float | None:
-        """Plan a job anew before those that come after it and have not begun; its payoff.
+        """Reschedule a job before later jobs that have not begun; return its surplus.
 
-        Those keep their plans where these still fit, and are planned anew where not.
+        Those jobs keep their plans if these still fit, and are rescheduled otherwise.
         """
         names, slot = list(view.active), view.slot
         behind = [
@@ -392,7 +385,7 @@ class _PdOrs:
         return surplus
 
     def _fits(self, job: ClusterJob, plan: Mapping[int, Allocation], slot: int) -> bool:
-        """Return whether there is capacity for a plan beside all that is promised."""
+        """Return whether a plan fits in addition to all reservations."""
         capacity_NSR, _ = self._cluster.foreseen(slot, self._policy.window)
         for at, had in plan.items():
             if at - slot >= len(capacity_NSR):
@@ -413,14 +406,16 @@ class _PdOrs:
                 return found
         capacity_NSR, _ = self._cluster.foreseen(slot, policy.window)
         empty = replace(offers, price_NSR=np.zeros_like(capacity_NSR), free_NSR=capacity_NSR)
-        rng = np.random.default_rng(0)  # of a question that decides nothing by itself
+        rng = np.random.default_rng(
+            0
+        )  # feasibility check: the randomness does not affect the decision
         for rule in rules:
             if best_schedule(self._cluster, job, rows, empty, patterns, rule, rng) is not None:
-                return None  # others have the room
+                return None  # other jobs have reserved the capacity
         return self._coarse(job, rows, slot, patterns)
 
     def _offers(self, slot: int, slots: int) -> SlotOffers:
-        """Return what the next slots offer."""
+        """Return prices and capacity of the next slots."""
         capacity_NSR, usd_per_h_NSR = self._cluster.foreseen(slot, slots)
         at = slice(slot, slot + len(capacity_NSR))
         price_NSR = self._prices.prices(at, capacity_NSR)
@@ -433,13 +428,13 @@ class _PdOrs:
     def _coarse(
         self, job: ClusterJob, rows: float, slot: int, patterns: Sequence[PlacementPattern]
     ) -> BestSchedule | None:
-        """Plan a job that no schedule of single slots of the window holds, were it alone.
+        """Plan a job that does not fit into single slots of the window even on an empty cluster.
 
-        A part of its work is what some number of workers does in a block of slots; with fewer
-        workers, parts are smaller and blocks longer, down to one worker that takes until the
-        cluster's last slot. So a cluster with room for a worker in each of the job's regions has a
-        schedule for it. In an endless cluster work beyond the last slot that is known is planned
-        when that is near, and counts here at the price of the part that is planned.
+        Each part of its work is the work of some workers in a block of slots. Fewer workers give
+        smaller parts and longer blocks, down to one worker until the last slot. So an empty cluster
+        with capacity for a worker in each of the job's regions has a schedule. In an endless
+        cluster, work after the last known slot is planned later, and is priced like the planned
+        part.
         """
         known = self._cluster.slots - slot
         links = [pattern.link for pattern in patterns]
@@ -476,15 +471,15 @@ class _PdOrs:
         slots: float,
         fraction: float | None,
     ) -> BestSchedule | None:
-        """Plan a job in parts that take a block each; ``slots`` in all.
+        """Plan a job in parts of one block each, ``slots`` in all.
 
         Args:
-            job: which.
-            rows: that are left of it.
-            offers: all slots that are known.
-            patterns: to spread it.
-            slots: that all of its work takes with the workers that parts are made for.
-            fraction: of its work that is planned; None: what half of the slots is enough for.
+            job: the job.
+            rows: its remaining rows.
+            offers: all known slots.
+            patterns: placement patterns.
+            slots: number of slots of the whole work with the workers of a part.
+            fraction: fraction of the work to plan; None: what fits into half of the slots.
         """
         known = len(offers.price_NSR)
         if fraction is None:
@@ -503,7 +498,7 @@ class _PdOrs:
         )
         if found is None:
             return None
-        # Such a job has much of the cluster: it does not get all of it at the price before it came.
+        # Such a job uses much of the cluster: it does not pay the initial price for all of it.
         more = offers.later_fraction * sum(
             self._prices.surcharge(slot, self._used_SR(job, had))
             for slot, had in found.allocations.items()
@@ -513,7 +508,7 @@ class _PdOrs:
     def _rules(
         self, job: ClusterJob, rows: float, patterns: Sequence[PlacementPattern]
     ) -> list[SearchRule]:
-        """Return the ways to cut a job's work that are tried, one after the other."""
+        """Return the ways to divide a job's work that are tried in order."""
         rule, window = self._policy.search, self._policy.window
         if not self._policy.fine:
             return [rule]
@@ -530,7 +525,7 @@ class _PdOrs:
         if slots > window:
             return []
         quanta = slots * max(1, rule.quanta // slots)
-        # Uneven shares of the data leave some workers without work: then smaller parts may do.
+        # Uneven data leave some workers idle: smaller parts may fit then.
         return [replace(rule, quanta=each) for each in (quanta, 2 * quanta) if each <= 2 * window]
 
     def _patterns(self, job: ClusterJob) -> list[PlacementPattern]:
@@ -551,20 +546,20 @@ class _PdOrs:
         return apart
 
     def _forget(self, name: str, slot: int) -> None:
-        """Give others what was promised to a job that is gone."""
+        """Release the reservations of a finished job."""
         if name in self._jobs:
             self._take_back(name, slot)
             del self._promised[name], self._jobs[name]
 
     def _take_back(self, name: str, slot: int) -> dict[int, Allocation]:
-        """Take back what is promised to a job from a slot on; return what that was."""
+        """Remove the reservations of a job from a slot on; return them."""
         plan = {s: had for s, had in self._promised[name].items() if s >= slot}
         self._promise(self._jobs[name], plan, times=-1)
         self._promised[name] = {}
         return plan
 
     def _offer(self, view: SlotView) -> None:
-        """Plan those who wait for their turn anew, as others have given capacity back."""
+        """Reschedule jobs that have not begun, since others have released capacity."""
         for name, each in _worthiest_first(view):
             plan = self._promised.get(name)
             if plan and view.slot not in plan and max(plan) > view.slot:
@@ -577,7 +572,7 @@ class _PdOrs:
             self._promised[job.id], self._jobs[job.id] = dict(plan), job
 
     def _used_SR(self, job: ClusterJob, had: Allocation) -> Floats:
-        """Return what a job uses of each site's resources."""
+        """Return the units of each site's resources that a job uses."""
         used_SR = np.zeros((len(self._cluster.sites), len(self._cluster.resources)))
         for site, count in had.workers:
             used_SR[site] += count * job.demands.worker_R
@@ -586,7 +581,10 @@ class _PdOrs:
         return used_SR
 
     def _replan(self, each: JobProgress, slot: int) -> float | None:
-        """Plan what is left of a job anew, whatever it is worth; its payoff, None: no place."""
+        """Reschedule the rest of a job, whatever its value.
+
+        Return its surplus, None: infeasible.
+        """
         self._take_back(each.job.id, slot)
         found = self._best(each.job, each.rows_left, slot)
         if found is None:
@@ -595,7 +593,7 @@ class _PdOrs:
         return found.surplus
 
     def _mend(self, view: SlotView) -> None:
-        """Schedule anew those whose place was taken back, the most worthy first."""
+        """Reschedule jobs whose capacity was reclaimed, most valuable first."""
         capacity = SiteCapacity(self._cluster, view.capacity_SR)
         lost = []
         for name, each in _worthiest_first(view):

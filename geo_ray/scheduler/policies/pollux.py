@@ -1,13 +1,13 @@
-"""Pollux: workers and batch by goodput, which is speed times what a row is worth.
+"""Pollux: workers and batch by goodput, that is speed times statistical efficiency.
 
-Idea: a larger batch is faster and each row teaches less, so the two are chosen together. Rule: the
-goodput of ``K`` workers is the best over batches of rows per second times the efficiency
-``(noise + M0) / (noise + M)``, from the measured gradient noise and the planner's speed. A genetic
-search finds the workers of all jobs that maximise the power mean (p = -1) of speedups over a fair
-share; a job that would change counts as its age over its age and a restart. When: jobs that can
-grow, and measured noise. Source: Pollux (OSDI 2021), goodput, mean and restart factor as read in
-its code; the search is the same in spirit (one-point crossover, mutation, repair), over numbers of
-workers, which are then placed.
+Idea: a larger batch is faster but each row is less effective, so workers and batch are chosen
+jointly. Rule: the goodput of ``K`` workers is the maximum over batches of rows per second times
+the efficiency ``(noise + M0) / (noise + M)``, from the measured gradient noise and the
+planner's speed. A genetic search finds the workers of all jobs that maximize the power mean (p
+= -1) of speedups over a fair share; a job that changes is discounted by its age over its age
+plus a restart. When: jobs are elastic and their noise is measured. Source: goodput, mean and
+restart factor from the code of Pollux (OSDI 2021); the search is similar (one-point crossover,
+mutation, repair), over numbers of workers that are placed afterwards.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from geo_ray.scheduler.policy import SlotDecision, SlotScheduler, SlotView
 
 @dataclass(frozen=True, slots=True)
 class PolluxPolicy:
-    """See the module's docstring.
+    """Pollux; see the module.
 
     Attributes:
-        population: of the search.
-        generations: of the search in a slot.
-        batches: sizes between a job's own and its largest, in geometric steps.
-        most_workers: of a job that are looked at.
-        change_s: what a job loses when its share changes; the restart of the rule, too.
+        population: population of the search.
+        generations: generations of the search per slot.
+        batches: candidate batches between a job's own and its maximum, in geometric steps.
+        most_workers: maximum workers of a job.
+        change_s: seconds lost by a job whose allocation changes; also the restart in the rule.
     """
 
     population: int = 24

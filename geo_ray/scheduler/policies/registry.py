@@ -1,4 +1,4 @@
-"""All policies by name. A new one is a file in this package and a line in this table."""
+"""All policies by name. To add one, add a file to this package and an entry to the table."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ POLICIES: Final = Plugins[Callable[[], SchedulingPolicy]](
         "pollux": "geo_ray.scheduler.policies.pollux:PolluxPolicy",
     }
 )
-"""What makes each policy with its defaults."""
+"""Factory of each policy with its defaults."""
 
 
 def policy_named(name: str) -> SchedulingPolicy:
     """Return a policy with its defaults.
 
     Raises:
-        ScheduleInputError: there is none of that name.
+        ScheduleInputError: the name is unknown.
     """
     if name not in POLICIES:
         near = nearest_word(name, POLICIES)
         hint = f"; did you mean {near}?" if near else ""
         raise ScheduleInputError(
-            f"there is no policy '{name}'{hint}", fix=f"Choose among {', '.join(POLICIES)}."
+            f"unknown policy '{name}'{hint}", fix=f"Choose among {', '.join(POLICIES)}."
         )
     return POLICIES[name]()

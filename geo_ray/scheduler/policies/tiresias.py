@@ -1,12 +1,12 @@
 """Tiresias: least attained service first, in two dimensions.
 
-Idea: how long a job will take is not known; who has had little so far is likely to be short. Rule:
-service is accelerators times seconds. Jobs are in queues by what they have had, first come first
-served inside each; every slot the workers that were asked for are given out in that order, so a job
-that has had much stops for one that has not (by checkpoint). A job that has waited ``promote``
-times as long as it has run starts over in the first queue. When: durations are unknown and very
-uneven. Source: discretised 2D-LAS of Tiresias (NSDI 2019), limits as in its simulator; promotion is
-reconstructed.
+Idea: durations are unknown; a job with little attained service is likely to be short. Rule: service
+is accelerators times seconds. Jobs are in queues by attained service, first come first served
+in each. In every slot the requested workers are allocated in that order, so a job with much
+service is preempted (by checkpoint) for one with little. A job that has waited ``promote``
+times as long as it has run returns to the first queue. When: durations are unknown and very
+uneven. Source: discretized 2D-LAS of Tiresias (NSDI 2019), limits as in its simulator;
+promotion is reconstructed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from geo_ray.scheduler.policy import JobProgress, SlotDecision, SlotScheduler, S
 
 @dataclass(frozen=True, slots=True)
 class TiresiasPolicy:
-    """See the module's docstring.
+    """Tiresias; see the module.
 
     Attributes:
-        limits_s: of the queues, accelerator seconds.
-        promote: see the module's docstring; 0: never.
-        change_s: what a job loses when it stops and goes on.
+        limits_s: limits of the queues in accelerator seconds.
+        promote: see the module; 0: never.
+        change_s: seconds lost by a job that is preempted and resumed.
     """
 
     limits_s: tuple[float, ...] = (3250.0, 7200.0, 18_000.0)
@@ -35,7 +35,7 @@ class TiresiasPolicy:
 
     def begin(self, cluster: SharedCluster, seed: int) -> SlotScheduler:
         """See `SchedulingPolicy`."""
-        del seed  # nothing is left to chance
+        del seed  # deterministic
         return _Tiresias(self, cluster)
 
 

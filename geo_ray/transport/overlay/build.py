@@ -1,4 +1,4 @@
-"""Builds the parts of an overlay from its configuration, for a run and the simulator alike."""
+"""Builds the parts of an overlay from its configuration, for runs and the simulator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PROBE_BYTES: Final = 256 * 1024
 
 
 def transfer_of(config: AnyOverlay) -> TransferOptions:
-    """Return how parts are handed on; a star uses the defaults."""
+    """Return the transfer options; a star uses the defaults."""
     return TransferOptions() if isinstance(config, StarOverlay) else config.transfer
 
 
@@ -56,14 +56,14 @@ def links_of(config: AnyOverlay, num_regions: int) -> Links:
 def build_policy(
     config: AnyOverlay, regions: Sequence[str], leader: int, grid: Grid, links: Links, seed: int
 ) -> Policy:
-    """The policy of a run.
+    """Return the policy of a run.
 
     Args:
         config: kind and options; fits the regions, see `check_overlay`.
         regions: names, sorted.
         leader: number of the region that hosts the averager.
         grid: of the vector.
-        links: what is known of links; shared with the coordinator.
+        links: measurements of links; shared with the coordinator.
         seed: of random decisions.
     """
     num, segments = len(regions), grid.count
@@ -79,7 +79,7 @@ def build_policy(
 def build_node(
     config: AnyOverlay, me: int, num_regions: int, leader: int, grid: Grid, *, fused: bool
 ) -> Node:
-    """Region ``me``'s part in all rounds; ``fused`` is the policy's."""
+    """Return region ``me``'s node; ``fused`` is the policy's."""
     transfer = transfer_of(config)
     window = max(2, min(_MOST_PARTS, transfer.window_bytes // (4 * grid.segment)))
     return Node(me, num_regions, leader, grid, fused, window, transfer.stall_s)
@@ -88,13 +88,13 @@ def build_node(
 def build_coordinator(
     leader: int, policy: Policy, links: Links, grid: Grid, seed: int
 ) -> Coordinator:
-    """The coordinator, beside the averager in region ``leader``."""
+    """Return the coordinator, next to the averager in region ``leader``."""
     probe_segments = min(grid.count, max(2, -(-_PROBE_BYTES // (4 * grid.segment))))
     return Coordinator(leader, policy, links, probe_segments, seed)
 
 
 def tick_s(config: AnyOverlay) -> float:
-    """How often to look whether transfers make progress."""
+    """Return the interval of checks for progress of transfers."""
     return min(1.0, transfer_of(config).stall_s / 4)
 
 

@@ -1,4 +1,4 @@
-"""The ``overlay`` section of a configuration: how bridges sum a round and hand its answer out."""
+"""The ``overlay`` section of a configuration: how bridges sum a round and distribute its answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from geo_ray.strategies.config import CodecConfig
 
 
 class TransferOptions(StrictModel):
-    """How one bridge hands parts of a vector to another; the same for every kind but star."""
+    """Transfer of parts of a vector between two bridges; the same for every kind except star."""
 
     segment_bytes: int = Field(
         default=128 * 1024,
@@ -34,7 +34,7 @@ class TransferOptions(StrictModel):
 
 
 class StarOverlay(StrictModel):
-    """Every region sends to the averager and is answered by it."""
+    """Every region exchanges with the averager."""
 
     kind: Literal["star"] = "star"
 
@@ -47,7 +47,7 @@ class BinaryOverlay(StrictModel):
 
 
 class RackOverlay(StrictModel):
-    """Two levels: the regions of a group send to one of them, those to the averager."""
+    """Two levels: the regions of a group send to one of them, which sends to the averager."""
 
     kind: Literal["rack"] = "rack"
     groups: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] | None = Field(
@@ -66,7 +66,7 @@ class RingOverlay(StrictModel):
 
 
 class TsengineOverlay(StrictModel):
-    """Who is ready first merges first; the answer goes along the links that were fast before."""
+    """Regions that are ready first merge first; answers use the links that were fast before."""
 
     kind: Literal["tsengine"] = "tsengine"
     buckets: int = Field(
@@ -92,7 +92,7 @@ class TsengineOverlay(StrictModel):
 
 
 class NetstormOverlay(StrictModel):
-    """Several roots: the model is cut in slices, each with its own tree over measured links."""
+    """Several roots: each slice of the model has its own tree over measured links."""
 
     kind: Literal["netstorm"] = "netstorm"
     roots: int | None = Field(
@@ -124,7 +124,7 @@ MAX_REGIONS: Final = 60  # sets of regions must fit into a 64-bit field
 def check_overlay(
     config: AnyOverlay, regions: Sequence[str], strategy: Strategy, codec: CodecConfig
 ) -> None:
-    """Refuse an overlay that does not fit the rest: only plain sums pass through other regions.
+    """Refuse an overlay that does not fit: only plain sums may pass through other regions.
 
     Args:
         config: the overlay.

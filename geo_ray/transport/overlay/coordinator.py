@@ -75,19 +75,19 @@ class _Round:
 
 @dataclass(slots=True)
 class Coordinator:
-    """Runs the rounds: asks the policy, hands out its orders, and avoids broken links. Pure.
+    """Runs the rounds: asks the policy, issues its orders, and avoids broken links. Pure.
 
-    It runs beside the averager. Messages of regions come in through `on_message`; messages to them
+    It runs next to the averager. Messages of regions come in through `on_message`; messages to them
     are in `out`.
 
     Attributes:
         leader: its region.
-        policy: decides.
-        links: what is known of links.
+        policy: the overlay's policy.
+        links: measurements of links.
         probe_segments: how much a probe sends.
         seed: of the choice among links to probe.
-        out: (to whom, what), in order; the caller takes them.
-        restarts: how often sums were begun anew.
+        out: (receiver, message), in order; the caller takes them.
+        restarts: how often sums were restarted.
     """
 
     leader: int
@@ -126,11 +126,11 @@ class Coordinator:
         self._rounds[rnd].is_summed = True
 
     def commit(self, rnd: int, about: Iterable[tuple[int, Meta]], now_s: float) -> None:
-        """Commit the sum: tell every region, and order the result to be handed out.
+        """Commit the sum: notify every region, and order the distribution of the result.
 
         Args:
             rnd: the round.
-            about: what each region's caller is told.
+            about: facts for each region's caller.
             now_s: the time.
         """
         entry = self._rounds[rnd]
@@ -155,7 +155,7 @@ class Coordinator:
     # ------------------------------------------------------------------ messages of regions
 
     def on_message(self, node: int, message: ControlMessage, now_s: float) -> None:
-        """Take in a region's message.
+        """Process a region's message.
 
         Raises:
             FrameError: the message does not fit the round.
@@ -178,7 +178,7 @@ class Coordinator:
             self._feed(message.rnd, entry, node, avoid=entry.sources.get(node, set()))
 
     def on_peer(self, node: int, *, up: bool) -> None:
-        """Note whether a region can be reached from here."""
+        """Record whether a region is reachable from here."""
         (self.links.down.discard if up else self.links.down.add)(node)
 
     def _on_ready(self, node: int, message: Ready, entry: _Round, now_s: float) -> None:
@@ -224,7 +224,7 @@ class Coordinator:
         return is_over and (following is None or not following.ready)
 
     def _probe(self, rnd: int, entry: _Round) -> None:
-        """Order some links to be measured, if they are idle and the last measurements are done."""
+        """Order measurements of some links, if they are idle and the last ones are done."""
         if not self._is_idle(rnd) or entry.pending.get(PROBE, 0) > 0:
             return
         if entry.probed < self.policy.probes:
@@ -294,7 +294,7 @@ class Coordinator:
         return SUM if self.policy.fused else send.phase
 
     def _fold(self, rnd: int) -> None:
-        """Hand the measured flows to `links`, and forget old ones."""
+        """Pass the measured flows to `links`, and drop old ones."""
         for number, entry in self._rounds.items():
             for phase, flows in list(entry.flows.items()):
                 # Flows that shared a line must be evaluated together, unless some never end.

@@ -1,7 +1,7 @@
 """The coordinator's knowledge of links between bridges, from the transfers of rounds.
 
-Goodput is bytes over the wall-clock seconds in which something was under way, smoothed over rounds
-and forgotten when it is old. An unknown link is taken to be as fast as the median of known ones, so
+Goodput is bytes over the wall-clock seconds in which something was in flight, smoothed over rounds
+and dropped when it is old. An unknown link is assumed to be as fast as the median of known ones, so
 it is neither avoided nor preferred.
 
 Shape legend: N = regions; rows send, columns receive.
@@ -27,16 +27,16 @@ _MOST: Final = 0.75  # a flow with that part of a line's bytes was as good as al
 
 @dataclass(frozen=True, slots=True)
 class LinkFlow:
-    """What one bridge saw of its transfers to another in one phase of a round.
+    """Measurements of one bridge's transfers to another in one phase of a round.
 
     Attributes:
-        src: who sent.
-        dst: who received.
+        src: sending region.
+        dst: receiving region.
         mbit: how much was sent, in 10^6 bit.
-        busy_s: for how long something was under way.
+        busy_s: for how long something was in flight.
         starved: there was often nothing to send.
-        ended_s: when it was over, by any clock; flows of one phase that were not under way at the
-            same time did not share anything.
+        ended_s: its end by any clock; flows of one phase that did not overlap in time shared no
+            line.
     """
 
     src: int
@@ -57,7 +57,7 @@ class LinkFlow:
         return LinkFlow(self.src, self.dst, mbit, busy_s, starved, ended_s)
 
     def meets(self, other: LinkFlow) -> bool:
-        """Return whether another flow was under way during at least half of this one."""
+        """Return whether another flow was active during at least half of this one."""
         began_s = max(self.ended_s - self.busy_s, other.ended_s - other.busy_s)
         return min(self.ended_s, other.ended_s) - began_s >= self.busy_s / 2
 
@@ -67,7 +67,7 @@ class Links:
 
     Args:
         num_regions: N.
-        forget_rounds: what was measured more rounds ago counts no more.
+        forget_rounds: older measurements expire.
         smoothing: weight of a new measurement.
     """
 
@@ -84,22 +84,22 @@ class Links:
         self._broken: dict[tuple[int, int], int] = {}
 
     def seed(self, mbps: Mapping[tuple[int, int], float]) -> None:
-        """Take measurements of before the run; they age like others."""
+        """Add measurements from before the run; they age like others."""
         for (src, dst), value in mbps.items():
             self._set(src, dst, value)
 
     def advance(self, rnd: int) -> None:
-        """Go on to round ``rnd`` and forget what is too old."""
+        """Advance to round ``rnd`` and drop expired measurements."""
         self._round = max(self._round, rnd)
         oldest = self._round - self._forget_rounds
         self._mbps_NN[self._measured_NN < oldest] = np.nan
         self._broken = {pair: at for pair, at in self._broken.items() if at >= oldest}
 
     def note(self, flows: Iterable[LinkFlow]) -> None:
-        """Take in the flows of one phase.
+        """Record the flows of one phase.
 
-        A flow that was alone at both its ends, or clearly slower than others there, shows what its
-        link can do. Any other flow shared its sender's or receiver's line: its link carries at
+        A flow that was alone at both its ends, or clearly slower than others there, shows the rate
+        of its link. Any other flow shared its sender's or receiver's line: its link carries at
         least as much, and at most as much as all flows there together, which is assumed until
         another measurement. A starved flow gives only a lower bound.
         """
@@ -131,8 +131,8 @@ class Links:
     def break_link(self, src: int, dst: int) -> None:
         """Avoid a link without progress, in both directions, for some rounds.
 
-        Where that leaves no way between regions that are up, some link was only slow: what was
-        avoided first is tried again, until there is one.
+        If no path remains between reachable regions, some link was only slow: the link avoided
+        first is tried again, until there is a path.
         """
         for pair in ((src, dst), (dst, src)):
             self._broken.pop(pair, None)
@@ -144,7 +144,7 @@ class Links:
             del self._broken[oldest], self._broken[oldest[::-1]]
 
     def is_broken(self, src: int, dst: int) -> bool:
-        """Return whether the link is to be avoided."""
+        """Return whether the link should be avoided."""
         return (src, dst) in self._broken
 
     def _is_connected(self) -> bool:
@@ -198,6 +198,6 @@ class Links:
 
 
 def _shares(flow: LinkFlow, beside: list[LinkFlow]) -> bool:
-    """Return whether other flows at one of its ends slowed a flow down."""
+    """Return whether other flows at one of its ends slowed down a flow."""
     mostly_alone = flow.mbit >= _MOST * sum(other.mbit for other in beside)
     return not mostly_alone and flow.mbps >= _FAIR_SHARE * max(other.mbps for other in beside)

@@ -31,7 +31,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a region is to send (from the coordinator).
+    """Send orders of a region (from the coordinator).
 
     Attributes:
         rnd: the round.
@@ -80,14 +80,14 @@ class SegmentAck:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An order is carried out (to the coordinator).
+    """An order was executed (to the coordinator).
 
     Attributes:
         rnd: the round.
         attempt: the order's.
         send: the order.
-        size_bytes: what was acknowledged by that region since the last such report on it.
-        busy_s: for how long something was under way to it meanwhile.
+        size_bytes: bytes acknowledged by that region since the last such report on it.
+        busy_s: for how long something was in flight to it meanwhile.
         starved: whether there was often nothing to send, so that the goodput is a lower bound.
     """
 
@@ -111,7 +111,7 @@ class Stuck:
     """A region acknowledges nothing (to the coordinator).
 
     Attributes:
-        rnd: the round of what is under way to it.
+        rnd: the round of the parts in flight to it.
         dst: the region.
     """
 
@@ -176,7 +176,7 @@ _MAX_MASK: Final = 2**62
 
 
 class _About:
-    """The codec of a caller's fields: a header of its own, under names with a prefix."""
+    """The codec of a caller's fields: a separate header, under names with a prefix."""
 
     names: tuple[str, ...] = ()
 
@@ -259,8 +259,8 @@ def read_control(message: Message, sender: int, me: int, num_regions: int) -> Co
     """The inverse of `control_message`.
 
     Args:
-        message: what arrived.
-        sender: number of the region that sent it.
+        message: the received message.
+        sender: number of the sending region.
         me: number of this region.
         num_regions: N.
 

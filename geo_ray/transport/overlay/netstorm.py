@@ -134,7 +134,7 @@ def edges_of(parents: Parents) -> frozenset[tuple[int, int]]:
 
 
 def centred(parents: Parents) -> Parents:
-    """Return the same tree with its root in the middle, so that paths to it are short."""
+    """Return the tree with its root in the middle, so that paths to it are short."""
     beside: dict[int, list[int]] = defaultdict(list)
     for a, b in sorted(edges_of(parents)):
         beside[a].append(b)
@@ -176,7 +176,7 @@ class Netstorm:
         links: measured links.
         num_segments: segments of the vector.
         num_trees: most slices.
-        hysteresis: predicted gain below which trees and shares stay as they are.
+        hysteresis: predicted gain below which trees and shares do not change.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Netstorm:
         self._packed: list[tuple[Parents, float]] = []
 
     def trees(self, rnd: int) -> list[Tree]:
-        """Return the trees of round ``rnd``, by the present knowledge of links."""
+        """Return the trees of round ``rnd``, from the present measurements."""
         lines = self._lines()
         fresh = pack(*lines, self._num_trees)
         if not self._packed:

@@ -55,12 +55,12 @@ class Pace:
     """Counts the parts to one region.
 
     Args:
-        window: most parts that may be under way at a time.
+        window: most parts that may be in flight at a time.
 
     Attributes:
         sent: number of parts sent.
         rtt_s: round trip of the path; 0 while it is not known.
-        limit: parts that may be under way at present.
+        limit: parts that may be in flight at present.
     """
 
     def __init__(self, window: int) -> None:
@@ -110,12 +110,12 @@ class Pace:
         return due
 
     def lacks(self, now_s: float) -> None:
-        """Note that there is room, but the next part to send is not here yet."""
+        """Note that there is space, but the next part to send has not arrived."""
         if self._lacks_from_s is None:
             self._lacks_from_s = now_s
 
     def ack(self, count: int, now_s: float) -> None:
-        """Take in that ``count`` parts have arrived so far.
+        """Record that ``count`` parts have arrived so far.
 
         Raises:
             FrameError: fewer parts were sent.
@@ -155,7 +155,7 @@ class Pace:
         self._heard_s = now_s
 
     def take(self) -> tuple[int, float, bool]:
-        """What was seen since the last call.
+        """Return the measurements since the last call.
 
         Returns:
             Bytes that have arrived, the busy seconds for them, and whether there was often nothing
@@ -206,8 +206,8 @@ class Finished:
 class Node:
     """A state machine without clock, socket or thread.
 
-    The caller tells it what the region contributes and what arrives, and asks it for the next part
-    to each other region. Other messages are in `out`, finished rounds in `done`.
+    The caller passes it the region's contribution and received messages, and asks it for the next
+    part to each other region. Other messages are in `out`, finished rounds in `done`.
 
     Attributes:
         me: this region's number.
@@ -215,11 +215,11 @@ class Node:
         leader: the coordinator's region.
         grid: the vector's segments.
         fused: see `Policy`.
-        window: parts under way to one region.
-        stall_s: how long to wait for progress before the coordinator is told, at first.
+        window: parts in flight to one region.
+        stall_s: first time without progress after which the coordinator is notified.
         out: (receiver, message) in order; the caller takes them.
         clashes: number of partial sums refused because they held a contribution a second time.
-        done: rounds that are over; the caller takes them.
+        done: finished rounds; the caller takes them.
         finished: number of the last of them.
     """
 
@@ -257,12 +257,12 @@ class Node:
         self._check(rnd)
 
     def is_summed(self, rnd: int) -> bool:
-        """Return whether the complete sum of a round is here."""
+        """Return whether the complete sum of a round has arrived."""
         entry = self._rounds.get(rnd)
         return entry is not None and entry.vector.is_summed
 
     def is_whole(self, rnd: int) -> bool:
-        """Return whether the complete result of a round is here."""
+        """Return whether the complete result of a round has arrived."""
         entry = self._rounds.get(rnd)
         return entry is not None and entry.vector.is_whole
 
@@ -279,7 +279,7 @@ class Node:
     # ------------------------------------------------------------------ arrivals
 
     def on_message(self, peer: int, message: ControlMessage, now_s: float) -> None:
-        """Take in a message of a region or the coordinator.
+        """Process a message of a region or the coordinator.
 
         Raises:
             FrameError: the message does not fit the round.
@@ -300,7 +300,7 @@ class Node:
             self._on_commit(message, now_s)
 
     def on_part(self, peer: int, part: SegmentPart, now_s: float) -> None:
-        """Take in a segment.
+        """Process a segment.
 
         Raises:
             FrameError: the segment does not fit the round.
@@ -380,7 +380,7 @@ class Node:
     # ------------------------------------------------------------------ sending
 
     def targets(self) -> list[int]:
-        """Return the regions to which something is to be sent, now or later."""
+        """Return the regions with pending transfers, now or later."""
         return [peer for peer, active in self._active.items() if active]
 
     def next_part(self, peer: int, now_s: float) -> SegmentPart | None:
@@ -431,7 +431,7 @@ class Node:
         return any(o.last is None and o.next > o.send.first for o in active)
 
     def _is_contributing(self) -> bool:
-        """Return whether a round is under way."""
+        """Return whether a round is in progress."""
         entry = self._rounds.get(self.finished + 1)
         return entry is not None and entry.contributed
 
@@ -455,9 +455,9 @@ class Node:
                 self.out.append((self.leader, Starved(rnd)))
 
     def _patience_s(self, rnd: int) -> float:
-        """Return how long a round's transfers may be silent: longer if it was begun anew often.
+        """Return how long a round's transfers may stall: longer after several restarts.
 
-        Otherwise a round whose processes are slower than `stall_s` would be begun anew for ever.
+        Otherwise a round whose processes are slower than `stall_s` would be restarted forever.
         """
         entry = self._rounds.get(rnd)
         return self.stall_s * (1 + (0 if entry is None else entry.vector.attempt) // _PER_STALL)

@@ -39,12 +39,12 @@ class SendOrder:
     """An order: region ``src`` sends the segments ``first`` to ``stop - 1`` to ``dst``.
 
     Attributes:
-        src: who sends.
-        dst: who receives.
+        src: sending region.
+        dst: receiving region.
         phase: SUM, RESULT or PROBE.
         first: first segment.
         stop: one past the last.
-        need: for sums: whose contributions a segment must hold before it is sent.
+        need: for sums: regions whose contributions a segment must hold before it is sent.
     """
 
     src: int

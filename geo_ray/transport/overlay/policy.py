@@ -91,7 +91,7 @@ class Policy(Protocol):
         """Return more orders after a transfer is over."""
 
     def lost(self, rnd: int, src: int, dst: int, now_s: float) -> list[SendOrder]:
-        """Return more orders after a result's transfer was given up; others serve ``dst``."""
+        """Return more orders after a result's transfer was abandoned; others serve ``dst``."""
 
     def restart(self, rnd: int, ready: Sequence[int], now_s: float) -> list[SendOrder]:
         """Return all orders again, without broken links, for a round whose sums are restarted."""
@@ -105,7 +105,7 @@ class PlannedPolicy:
 
     Args:
         plan: the trees of a round.
-        links: what is known to be broken or down.
+        links: broken links and lost regions.
         fused: see `Policy`.
         probes: see `Policy`.
     """
@@ -127,7 +127,7 @@ class PlannedPolicy:
         return sums + (self._results(trees) if self.fused else [])
 
     def ready(self, rnd: int, ready: Sequence[int], now_s: float) -> list[SendOrder]:
-        """Nothing: all orders are out."""
+        """Return nothing: all orders were issued."""
         return []
 
     def summed(self, rnd: int, now_s: float) -> list[SendOrder]:
@@ -135,11 +135,11 @@ class PlannedPolicy:
         return self._results(self._trees(rnd))
 
     def sent(self, rnd: int, send: SendOrder, now_s: float) -> list[SendOrder]:
-        """Nothing: all orders are out."""
+        """Return nothing: all orders were issued."""
         return []
 
     def lost(self, rnd: int, src: int, dst: int, now_s: float) -> list[SendOrder]:
-        """Nothing: all orders are out."""
+        """Return nothing: all orders were issued."""
         return []
 
     def restart(self, rnd: int, ready: Sequence[int], now_s: float) -> list[SendOrder]:
@@ -147,7 +147,7 @@ class PlannedPolicy:
         return self.open(rnd)
 
     def close(self, rnd: int) -> None:
-        """Do nothing, because nothing is kept per round."""
+        """Do nothing, because there is no state per round."""
 
     def _trees(self, rnd: int) -> list[Tree]:
         return [mend(tree, self._links) for tree in self._plan(rnd)]

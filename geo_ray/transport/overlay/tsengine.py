@@ -82,8 +82,8 @@ class _Holder:
     Attributes:
         first_s: when it has the first segment.
         whole_s: when it has all.
-        free_s: when it may begin to serve somebody.
-        busy: whether it serves somebody.
+        free_s: when it may begin to serve a region.
+        busy: whether it serves a region.
     """
 
     first_s: float
@@ -105,9 +105,9 @@ class Distribution:
         now_s: the time.
 
     Attributes:
-        left: regions that no other was told to serve yet.
+        left: regions that no other serves yet.
         tail: the region that was promised the result last.
-        at_random: whether the next transfer is chosen at random; None if that is not decided.
+        at_random: whether the next transfer is chosen at random; None if undecided.
     """
 
     def __init__(self, num_regions: int, root: int, num_segments: int, now_s: float) -> None:
@@ -145,7 +145,7 @@ class Distribution:
         return None if busy else (src, dst)
 
     def promise(self, src: int, dst: int, rate_NN: NDArray[np.float64], now_s: float) -> None:
-        """Note that ``src`` was told to serve ``dst``."""
+        """Record that ``src`` serves ``dst``."""
         holder = self._holders[src]
         end_s = self._end_s(holder, rate_NN[src, dst], now_s)
         start_s = max(holder.first_s, holder.free_s, now_s)
@@ -163,7 +163,7 @@ class Distribution:
             holder.busy, holder.free_s = False, now_s
 
     def gives_up(self, src: int, dst: int, now_s: float) -> None:
-        """Note that a transfer was given up: neither end counts as able to serve the other."""
+        """Record an abandoned transfer: neither end counts as able to serve the other."""
         if (holder := self._holders.get(src)) is not None:
             holder.busy, holder.free_s = False, now_s
         self._holders.pop(dst, None)
@@ -185,7 +185,7 @@ class _Merge:
     Attributes:
         queue: regions with a partial sum that is assigned to no transfer, the oldest first.
         masks: sets of contributions that each of them holds or is promised.
-        fed: regions that a transfer is on the way to.
+        fed: regions with a transfer in progress.
         seen: regions whose contribution was counted.
     """
 
@@ -219,10 +219,10 @@ class Tsengine:
     ours.
 
     Args:
-        links: what was measured.
+        links: measurements of links.
         root: the region where sums meet and results begin.
         grid: the vector's segments.
-        config: what the user chose.
+        config: the configured options.
         seed: of random decisions.
 
     Attributes:
@@ -251,7 +251,7 @@ class Tsengine:
     # ------------------------------------------------------------------ sums
 
     def open(self, rnd: int) -> list[SendOrder]:
-        """Return no orders, because it is not known yet who is ready first."""
+        """Return no orders, because the first ready region is not known yet."""
         for bucket in range(len(self._slices)):
             self._merges[rnd, bucket] = _Merge()
         return []
@@ -285,7 +285,7 @@ class Tsengine:
         return sends
 
     def _choose(self, merge: _Merge, pipelined: bool) -> tuple[int, int] | None:
-        """Return who sends to whom next; None while no two regions may merge."""
+        """Return the next sender and receiver; None while no two regions may merge."""
         root, queue = self._root, merge.queue
         others = [node for node in queue if node != root]
         if not others:

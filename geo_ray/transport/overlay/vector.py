@@ -49,7 +49,7 @@ class Vector:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether every segment of the result is here."""
+        """Return whether every segment of the result has arrived."""
         return bool(self._have_K.all())
 
     @property
@@ -85,10 +85,10 @@ class Vector:
         """Add another region's partial sum of a segment.
 
         Returns:
-            False if it holds a contribution that is in already; nothing was added.
+            False if it holds a contribution that was added already; nothing was added.
 
         Raises:
-            FrameError: it has the wrong size, or a mask or weight that makes no sense.
+            FrameError: it has the wrong size, or an invalid mask or weight.
         """
         segment_S = self._read(index, data)
         if mask <= 0 or mask & ~self._full or not 0.0 < weight < float("inf"):
@@ -104,10 +104,10 @@ class Vector:
         return True
 
     def put(self, index: int, data: Buffer) -> bool:
-        """Take a segment of the result.
+        """Store a segment of the result.
 
         Returns:
-            False if it was here already.
+            False if it had arrived already.
 
         Raises:
             FrameError: it has the wrong size.
@@ -138,7 +138,7 @@ class Vector:
         return int(self._mask_K[index]) == need
 
     def can_send_result(self, index: int) -> bool:
-        """Return whether a segment of the result is here."""
+        """Return whether a segment of the result has arrived."""
         return bool(self._have_K[index])
 
     def sum_of(self, index: int) -> tuple[int, float, memoryview]:

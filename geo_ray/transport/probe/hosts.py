@@ -37,12 +37,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class ProbeSide:
-    """How this end takes part.
+    """Settings of this end.
 
     Attributes:
-        region: its name in the table; with ``certs`` that of its certificate. None: the host's.
+        region: its name in the table; with ``certs`` that of its certificate; None: the host's.
         certs: directory with `regions/NAME/`; None: no TLS, both ends share a key.
-        peer: region of the listening end; who dials with ``certs`` needs it.
+        peer: region of the listening end; required for dialing with ``certs``.
         key: that both ends share, 16 characters or more; default: that in GEO_RAY_PROBE_KEY.
     """
 
@@ -62,7 +62,7 @@ class ProbeSide:
         return self.key or os.environ.get(KEY_VARIABLE, "")
 
     def endpoint(self, node: ProbeNode, anonymous: str, key_text: str) -> Endpoint:
-        """An endpoint whose peer is whoever has a certificate of the CA, or the key.
+        """Return an endpoint that accepts every peer with a certificate of the CA, or the key.
 
         Raises:
             CertificateError: the certificate cannot be used.
@@ -82,12 +82,12 @@ class ProbeSide:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAddress:
-    """Where a listening end can be reached.
+    """Address of a listening end.
 
     Attributes:
         host: the address that it is bound to.
         port: of TCP and UDP.
-        key: that the other end needs, if one was made up; else "".
+        key: the generated key that the other end needs, or "".
     """
 
     host: str
@@ -107,13 +107,13 @@ def serve(
 
     Args:
         bind: HOST:PORT of TCP and UDP; port 0 takes a free one.
-        side: this end; without certificates and key a key is made up.
-        on_listening: told once where, before the first probe.
-        on_served: told the number of probes after each.
+        side: this end; without certificates and key a key is generated.
+        on_listening: called once with the address, before the first probe.
+        on_served: called with the number of probes after each.
         once: end after the first.
 
     Raises:
-        GeoRayError: the port cannot be had, or the certificate not be used.
+        GeoRayError: the port is not available, or the certificate cannot be used.
     """
     host, port = address_of(bind)
     made_up = "" if side.certs is not None or side.shared_key else secrets.token_hex(16)
@@ -142,8 +142,8 @@ def measure(
     Args:
         target: HOST:PORT of the listening end.
         side: this end.
-        plan: how thoroughly.
-        show: told a few times a second from where to where, and how far it is.
+        plan: settings of the measurement.
+        show: called a few times a second with the direction and the progress.
 
     Raises:
         ConfigError: there is no key, or with certificates no name of the peer.
@@ -179,7 +179,7 @@ def address_of(text: str) -> Address:
     """Host and port of ``HOST:PORT``.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it has another form.
     """
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -193,7 +193,7 @@ def address_of(text: str) -> Address:
 def _while_showing(
     work: Callable[[], Result], node: ProbeNode, show: Callable[[ProbeProgress], None]
 ) -> Result:
-    """Do a node's ``work`` in a thread, so that progress is shown and Ctrl-C is heard."""
+    """Run a node's ``work`` in a thread, so that progress is shown and Ctrl-C works."""
     results: list[Result] = []
     errors: list[BaseException] = []
 
@@ -223,7 +223,7 @@ def _key(text: str) -> bytes:
 
 
 def _wildcard(address: Address) -> str:
-    """What to bind UDP to, so that it can reach ``address``."""
+    """Return the address to bind UDP to, so that it can reach ``address``."""
     try:
         family = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0][0]
     except OSError:

@@ -77,7 +77,7 @@ class SendWindow:
         self._sizes.append(size_bytes)
 
     def arrived(self, now_s: float, got_bytes: int) -> None:
-        """Take in the receiver's report of ``got_bytes`` in all."""
+        """Record the receiver's report of ``got_bytes`` in total."""
         if not self._got_bytes < got_bytes <= self._sent_bytes:
             return  # nothing new, or an impossible report
         done = got_bytes - self._got_bytes
@@ -97,7 +97,7 @@ class SendWindow:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """What a receiver found out.
+    """A receiver's measurement.
 
     Attributes:
         goodput_mbps: payload that arrived after the ramp over the time that it took.
@@ -127,7 +127,7 @@ class ArrivalLog:
         self.got_bytes = 0
 
     def add(self, now_s: float, size_bytes: int) -> None:
-        """Note a complete message."""
+        """Record a complete message."""
         self.got_bytes += size_bytes
         if len(self._arrivals) < _MAX_ARRIVALS:
             self._arrivals.append((now_s, size_bytes))
@@ -192,12 +192,12 @@ _BUFFER_BYTES: Final = 4 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a train showed.
+    """Result of a train.
 
     Attributes:
         sent: packets.
         arrived: of these, each counted once; what this host dropped counts as arrived.
-        loss: share that did not arrive.
+        loss: fraction that did not arrive.
         loss_mad: median absolute deviation of the loss in ten parts of the train.
     """
 
@@ -282,13 +282,13 @@ class UdpPort:
     def count_train(
         self, token: bytes, packets: int, timeout_s: float, is_over: Callable[[], bool]
     ) -> TrainResult | None:
-        """Count what arrives of a train.
+        """Count the arriving packets of a train.
 
         Args:
             token: of the train.
             packets: how many are sent.
             timeout_s: longest time.
-            is_over: whether the sender has finished; asked when nothing arrives.
+            is_over: whether the sender has finished; called when nothing arrives.
 
         Returns:
             The result; None if nothing arrived, since then UDP is blocked and loss is not known.

@@ -371,7 +371,7 @@ class ProbeSender:
     # ------------------------------------------------------------------ round trips
 
     def round_trips(self) -> list[float]:
-        """Seconds, on a link that carries nothing else of ours.
+        """Measure round trips in seconds, on an idle link.
 
         Raises:
             DeadlineExceededError: the peer does not answer.
@@ -464,10 +464,10 @@ class ProbeSender:
     # ------------------------------------------------------------------ loss
 
     def loss(self, goodput_mbps: float, udp: Address, host: str | None) -> TrainResult | None:
-        """Send a UDP train at half of what the link can do.
+        """Send a UDP train at half of the link's rate.
 
         Args:
-            goodput_mbps: what the link can do.
+            goodput_mbps: the link's rate.
             udp: host and port to bind.
             host: where the peer was dialed; None if it dialed here, and must open the way through
                 firewalls.
@@ -617,7 +617,7 @@ class ProbeNode:
 
         Args:
             peer: region of the endpoint at the other end, connected.
-            plan: how thoroughly.
+            plan: settings of the measurement.
             name: of the peer in the record; None takes ``peer``.
 
         Raises:

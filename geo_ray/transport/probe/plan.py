@@ -76,7 +76,7 @@ def real(meta: Meta, name: str, low: float, high: float) -> float:
     """Field ``name`` of a received meta as a number between ``low`` and ``high``.
 
     Raises:
-        FrameError: it is something else.
+        FrameError: it has another type or range.
     """
     value = meta.get(name)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high:
@@ -88,7 +88,7 @@ def whole(meta: Meta, name: str, low: int, high: int) -> int:
     """Field ``name`` of a received meta as an int between ``low`` and ``high``.
 
     Raises:
-        FrameError: it is something else.
+        FrameError: it has another type or range.
     """
     value = meta.get(name)
     if type(value) is not int or not low <= value <= high:
@@ -100,12 +100,12 @@ Pair: TypeAlias = tuple[str, str]
 
 
 def probe_rounds(regions: Sequence[str], *, disjoint: bool) -> list[list[Pair]]:
-    """Every ordered pair of regions, in rounds whose pairs are probed at the same time.
+    """Return every ordered pair of regions, in rounds of pairs that are probed at the same time.
 
     Args:
         regions: at least two, all different.
         disjoint: let pairs that share no region be probed together: n regions then need about 2n
-            rounds instead of n * (n - 1). Links that share a cable measure each other all the same.
+            rounds instead of n * (n - 1). Links that share a cable disturb each other nevertheless.
 
     Returns:
         Rounds in order; one pair each unless ``disjoint``.

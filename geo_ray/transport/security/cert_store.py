@@ -157,7 +157,7 @@ def renew(directory: Path, region: str, days: float = REGION_DAYS) -> TlsFiles:
 
 
 def revoke(directory: Path, region: str) -> list[Path]:
-    """Let no certificate count that a region was ever issued; another one may be issued after.
+    """Revoke every certificate that a region was ever issued; it may get another one afterwards.
 
     Returns:
         The lists to copy to the hosts of bridges.
@@ -181,13 +181,13 @@ def revoke(directory: Path, region: str) -> list[Path]:
 
 
 def is_revoked(directory: Path, region: str) -> bool:
-    """Whether the region's present certificate counts no more."""
+    """Return whether the region's present certificate is revoked."""
     path = Path(files_of(directory, region).cert)
     return path.exists() and read_cert(_read(path)).serial_number in _revoked(directory)
 
 
 def rotate_ca(directory: Path, days: float = CA_DAYS) -> list[str]:
-    """Make another CA beside the present one: certificates of both count, new ones are of the new.
+    """Add a second CA: certificates of both are valid, new ones are issued by the second.
 
     Returns:
         The regions whose copy of the CAs' certificates was replaced.
@@ -273,7 +273,7 @@ def regions_of(directory: Path) -> list[str]:
 
 
 def cas_of(directory: Path) -> list[x509.Certificate]:
-    """The CAs that count, the one that issues first.
+    """Return the valid CAs, the issuing one first.
 
     Raises:
         CertificateError: they cannot be read.
@@ -450,7 +450,7 @@ def check_certificates(
 def _problems(
     directory: Path, held: Sequence[_Held], now: dt.datetime
 ) -> Iterator[tuple[_Held, str]]:
-    """Whose certificate is wrong, and why."""
+    """Return the regions with invalid certificates, with reasons."""
     home = ca_path(directory)
     if home.exists():  # says which is the stranger; a bridge's host has no such file
         cas = cas_of(directory)
@@ -483,7 +483,7 @@ def _held(directory: Path, region: str) -> _Held:
 
 
 def _problem(shown: _Held, by: _Held, now: dt.datetime) -> str:
-    """What region ``by`` would not take of ``shown``'s certificate; "" if it takes it."""
+    """Return why region ``by`` would refuse ``shown``'s certificate; "" if it accepts it."""
     issuers = [ca for ca in by.cas if is_issued_by(shown.cert, ca)]
     if not issuers:
         return f"is from another CA than {by.files.ca}"

@@ -30,7 +30,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 class Authority:
-    """A CA with its key, which must stay secret; hand out only what `issue` returns.
+    """A CA with its key, which must stay secret; distribute only what `issue` returns.
 
     Args:
         cert: the CA's certificate.
@@ -73,7 +73,7 @@ class Authority:
 
     @property
     def cert_pem(self) -> bytes:
-        """The CA's certificate, for everybody."""
+        """The CA's certificate, which is public."""
         return self.cert.public_bytes(serialization.Encoding.PEM)
 
     def crl(self, serials: Iterable[int], now: dt.datetime | None = None) -> bytes:
@@ -126,7 +126,7 @@ class Authority:
         """Issue a certificate for a key that stays where it was made.
 
         Args:
-            region: who asks, as the caller knows; what the request says of it is checked only.
+            region: the requesting region, as known to the caller; the request must name the same.
             request_pem: a request (CSR) as PEM text.
             days: as for `issue`.
             now: None takes the machine's clock.
@@ -181,10 +181,10 @@ class Authority:
 def issue_for_run(
     run_id: str, regions: Sequence[str], days: float = REGION_DAYS
 ) -> dict[str, TlsBytes]:
-    """Issue certificates for one run, under a CA whose key is forgotten at once.
+    """Issue certificates for one run, under a CA whose key is dropped at once.
 
-    For processes of one machine that are handed their keys in private, such as benchmarks; bridges
-    of a run ask for theirs with `geo_ray.transport.security.process_keys`.
+    For processes of one machine that receive their keys in private, such as benchmarks; bridges of
+    a run request theirs with `geo_ray.transport.security.process_keys`.
 
     Returns:
         By region.
@@ -245,7 +245,7 @@ def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     """An unencrypted elliptic-curve key from its PEM text.
 
     Raises:
-        CertificateError: it is something else.
+        CertificateError: it is not such a key.
     """
     try:
         key = serialization.load_pem_private_key(pem, password=None)

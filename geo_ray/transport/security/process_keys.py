@@ -32,11 +32,11 @@ _ASK_AGAIN: Final = dt.timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class SignedCertificate:
-    """What a CA answers to a request; everybody may read it.
+    """A CA's answer to a request; not secret.
 
     Attributes:
         ca_pem: the certificate of the CA.
-        cert_pem: the certificate that was asked for.
+        cert_pem: the requested certificate.
     """
 
     ca_pem: bytes
@@ -71,7 +71,7 @@ class OwnCertificate:
         return asked.public_bytes(serialization.Encoding.PEM)
 
     def accept(self, signed: SignedCertificate) -> TlsBytes:
-        """Take the answer to a request; keys of earlier requests are forgotten.
+        """Accept the answer to a request; keys of earlier requests are dropped.
 
         Raises:
             CertificateError: it is no certificate of a key that was made here.
@@ -141,7 +141,7 @@ class SecretReceiver:
 
 
 def seal_secret(secret: bytes, public: bytes, purpose: str) -> bytes:
-    """Encrypt a secret for the `SecretReceiver` that has told ``public``.
+    """Encrypt a secret for the `SecretReceiver` with the key ``public``.
 
     Args:
         secret: any bytes.

@@ -101,8 +101,8 @@ def server_context(source: TlsSource, material: TlsBytes | None = None) -> ssl.S
     """A context for accepted sockets that asks every client for a certificate of the CA.
 
     Args:
-        source: where certificate and key are.
-        material: what was read from there; None reads it.
+        source: location of certificate and key.
+        material: the content read from there; None reads it.
 
     Raises:
         CertificateError: a file cannot be read, or the key is not the certificate's.
@@ -118,8 +118,8 @@ def client_context(source: TlsSource, material: TlsBytes | None = None) -> ssl.S
     """A context for dialed sockets that shows the region's certificate and checks the server's.
 
     Args:
-        source: where certificate and key are.
-        material: what was read from there; None reads it.
+        source: location of certificate and key.
+        material: the content read from there; None reads it.
 
     Raises:
         CertificateError: a file cannot be read, or the key is not the certificate's.
@@ -278,7 +278,7 @@ def explain(error: ssl.SSLError) -> str:
     """Return a sentence for people, such as that a certificate has expired.
 
     Args:
-        error: error of a handshake, or of the first read after it, when TLS 1.3 tells a client.
+        error: error of a handshake, or of the first read after it, as TLS 1.3 reports to a client.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return _VERIFY.get(
@@ -357,9 +357,9 @@ _ABSENT: Final = (0, 0, 0)
 
 
 class Credentials:
-    """Contexts for both ends of TLS, and what is revoked; any thread may ask.
+    """Contexts for both ends of TLS, and revocations; any thread may call.
 
-    What was revoked once stays so while the process lives, whatever becomes of the list.
+    A revocation stays in effect while the process lives, even if the list changes.
 
     Args:
         source: certificate, key, CAs and list.
@@ -384,9 +384,9 @@ class Credentials:
             self._load(source, _stamps(source))
 
     def refresh(self) -> None:
-        """Read the files again if one has changed; the earlier ones stay while these are not whole.
+        """Reload the files if one has changed; the earlier ones stay while these do not match.
 
-        Files that are copied one after the other may not fit together for a moment.
+        Files that are copied one after the other may not match for a moment.
         """
         with self._lock:
             stamps = _stamps(self._source)
@@ -410,7 +410,7 @@ class Credentials:
 
 
 def _stamps(source: TlsSource) -> list[tuple[int, int, int]]:
-    """What tells that files have changed; taken before they are read."""
+    """Return stamps that detect changed files; taken before they are read."""
     if not isinstance(source, TlsFiles):
         return []
     return [_stamp(Path(name)) for name in (source.ca, source.cert, source.key, source.crl) if name]
@@ -432,11 +432,11 @@ _TLS_RECORD: Final = b"\x16"  # how every TLS handshake begins
 
 
 class Encryption:
-    """Turns sockets into TLS sockets where the mode wants TLS.
+    """Turns sockets into TLS sockets if the mode requires TLS.
 
     Args:
-        mode: ``auto`` wants TLS unless the other end has a loopback address; ``required`` always;
-            ``off`` never.
+        mode: ``auto`` requires TLS unless the other end has a loopback address; ``required``
+            always; ``off`` never.
         source: this region's certificate, if there is one.
     """
 
@@ -465,7 +465,7 @@ class Encryption:
             self._credentials.refresh()
 
     def is_revoked(self, serial: int) -> bool:
-        """Whether a certificate counts no more."""
+        """Return whether a certificate is revoked."""
         return self._credentials is not None and serial in self._credentials.revoked
 
     def dialed(self, sock: socket.socket) -> socket.socket:
@@ -474,7 +474,7 @@ class Encryption:
         `shake_hands` comes next.
 
         Raises:
-            PeerRefusedError: TLS is wanted and there is no certificate here.
+            PeerRefusedError: TLS is required and there is no certificate here.
             OSError: the connection was lost.
         """
         if not self._is_wanted(sock):
@@ -493,7 +493,7 @@ class Encryption:
         `shake_hands` comes next.
 
         Raises:
-            PeerRefusedError: the other end does not do what this one wants.
+            PeerRefusedError: the other end does not meet this one's requirements.
             OSError: the connection was lost.
         """
         if self._mode == "off":
@@ -533,7 +533,7 @@ class Encryption:
                 raise refusal(error, peer) from None
 
     def expect(self, sock: socket.socket, region: str) -> None:
-        """Refuse a TLS peer whose certificate is not that of ``region``, or counts no more.
+        """Refuse a TLS peer whose certificate is not that of ``region``, or is revoked.
 
         Plain peers pass.
 
@@ -556,7 +556,7 @@ class Encryption:
 
 
 def revoked(region: str) -> PeerRefusedError:
-    """The error for a region whose certificate counts no more."""
+    """Return the error for a region whose certificate is revoked."""
     return PeerRefusedError(
         f"the certificate of region {region} was revoked",
         fix="Issue another one, if the region is to come back: `geo-ray certs issue REGION "
@@ -565,7 +565,7 @@ def revoked(region: str) -> PeerRefusedError:
 
 
 def _let_read(sock: socket.socket) -> None:
-    """Let the other end read the refusal, which closing with unread bytes would destroy."""
+    """Let the other end read the refusal, which closing with unread bytes would discard."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_WR)
         sock.settimeout(_LAST_READ_S)

@@ -30,10 +30,10 @@ Holder = TypeVar("Holder")
 
 
 class Places(Generic[Holder]):
-    """A bounded number of places, and who has had them since when.
+    """A bounded number of places with their holders and times.
 
-    Nothing is refused while a place is free. After that the source with most places gives one up,
-    its oldest: strangers from one address cost a peer at another address nothing.
+    Nothing is refused while a place is free. After that the source with most places loses its
+    oldest: unknown peers at one address do not affect a peer at another.
 
     Args:
         most: count of places.
@@ -52,7 +52,7 @@ class Places(Generic[Holder]):
         return len(self._held) >= self._most
 
     def holders(self) -> list[Holder]:
-        """Return who has a place, the oldest first."""
+        """Return the holders of places, the oldest first."""
         return list(self._held)
 
     def count(self, source: str) -> int:
@@ -68,13 +68,13 @@ class Places(Generic[Holder]):
         self._held.pop(holder, None)
 
     def victim(self, source: str, now_s: float, tenure_s: float = 0.0) -> Holder | None:
-        """Return who should lose its place for a newcomer, or None.
+        """Return the holder that loses its place to a new connection, or None.
 
         Args:
-            source: of the newcomer.
+            source: of the new connection.
             now_s: the time.
-            tenure_s: a holder that is younger only loses its place to a newcomer whose source
-                has fewer places.
+            tenure_s: a younger holder only loses its place to a new connection whose source has
+                fewer places.
         """
         counts = Counter(held for held, _ in self._held.values())
         if not counts:
@@ -107,7 +107,7 @@ _TLS_RECORD_BYTES: Final = 16 * 1024
 
 
 @dataclass(eq=False, slots=True)
-class _Newcomer:
+class _PendingConnection:
     sock: socket.socket
     source: str
     deadline_s: float
@@ -123,11 +123,11 @@ class _Place:
 
 
 class AcceptPool:
-    """Accepts a listener's connections until closed, whatever else happens.
+    """Accepts a listener's connections until closed, despite any errors.
 
     Args:
         listener: a listening socket; its owner closes it.
-        serve: serves one connection in a thread of its own, its handshake first.
+        serve: serves one connection in its own thread, its handshake first.
         workers: threads.
         name: of these threads.
         most: handshakes at the same time.
@@ -151,12 +151,12 @@ class AcceptPool:
         self._timeout_s = timeout_s
         self._quiet = RateLimitedLog(_LOGGER)
         self._closed = threading.Event()
-        self._lobby: Places[_Newcomer] = Places(_LOBBY)  # only the loop's thread uses it
+        self._lobby: Places[_PendingConnection] = Places(_LOBBY)  # only the loop's thread uses it
         self._lock = threading.Lock()  # guards the places, which other threads leave
         self._places: Places[_Place] = Places(most)
 
     def close(self) -> None:
-        """Accept nothing more; shutting the listener down ends `run` at once."""
+        """Stop accepting; shutting the listener down ends `run` at once."""
         self._closed.set()
         sockets.hang_up(self._listener)
 
@@ -172,8 +172,8 @@ class AcceptPool:
                     if self._closed.wait(_RETRY_S):
                         break
                     self._quiet.warning(type(error).__name__, f"accepting connections: {error!r}")
-            for newcomer in self._lobby.holders():
-                newcomer.sock.close()
+            for pending in self._lobby.holders():
+                pending.sock.close()
 
     def _turn(self, selector: selectors.BaseSelector) -> None:
         for key, _ in selector.select(self._patience_s()):
@@ -182,14 +182,14 @@ class AcceptPool:
             elif key.data in self._lobby:
                 self._look(selector, key.data)
         now_s = time.monotonic()
-        for newcomer in self._lobby.holders():
-            if now_s > newcomer.deadline_s:
-                self._turn_away(selector, newcomer, "said nothing valid in time")
+        for pending in self._lobby.holders():
+            if now_s > pending.deadline_s:
+                self._turn_away(selector, pending, "said nothing valid in time")
         self._seat(selector, now_s)
 
     def _patience_s(self) -> float:
         waiting = self._lobby.holders()
-        if any(newcomer.is_ready for newcomer in waiting):
+        if any(pending.is_ready for pending in waiting):
             return _CROWDED_S
         return _WAITING_S if waiting else _IDLE_S
 
@@ -205,77 +205,81 @@ class AcceptPool:
                 sock.setblocking(False)
                 now_s = time.monotonic()
                 hello_timeout_s = min(_HELLO_TIMEOUT_S, self._timeout_s)
-                newcomer = _Newcomer(sock, source_of(str(address[0])), now_s + hello_timeout_s)
+                pending = _PendingConnection(
+                    sock, source_of(str(address[0])), now_s + hello_timeout_s
+                )
                 while self._lobby.is_full:
-                    victim = self._lobby.victim(newcomer.source, now_s)
+                    victim = self._lobby.victim(pending.source, now_s)
                     if victim is not None:
                         self._turn_away(selector, victim, "waited while many others came")
-                selector.register(sock, selectors.EVENT_READ, newcomer)
-                self._lobby.take(newcomer, newcomer.source, now_s)
+                selector.register(sock, selectors.EVENT_READ, pending)
+                self._lobby.take(pending, pending.source, now_s)
             except BaseException:
                 sock.close()
                 raise
 
-    def _look(self, selector: selectors.BaseSelector, newcomer: _Newcomer) -> None:
-        """Look whether the first frame is complete; take nothing from the socket."""
-        newcomer.looks += 1
+    def _look(self, selector: selectors.BaseSelector, pending: _PendingConnection) -> None:
+        """Check whether the first frame is complete, without reading from the socket."""
+        pending.looks += 1
         try:
-            start = newcomer.sock.recv(HELLO_LIMITS.max_meta_bytes, socket.MSG_PEEK)
+            start = pending.sock.recv(HELLO_LIMITS.max_meta_bytes, socket.MSG_PEEK)
             needed = first_frame_bytes(start)
-            arrived = len(newcomer.sock.recv(needed, socket.MSG_PEEK))
+            arrived = len(pending.sock.recv(needed, socket.MSG_PEEK))
             is_ready = arrived >= needed
             # The selector need not tell again of what is there already.
             lowest = 1 if is_ready else needed
-            newcomer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, lowest)
+            pending.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, lowest)
         except BlockingIOError:
             return
         except (FrameError, OSError) as error:
-            self._turn_away(selector, newcomer, f"is no peer: {error}")
+            self._turn_away(selector, pending, f"is no peer: {error}")
             return
         if is_ready:
-            newcomer.is_ready = True
-            newcomer.deadline_s = time.monotonic() + self._timeout_s
-            selector.unregister(newcomer.sock)
-        elif not start or newcomer.looks > _LOOKS:
-            self._turn_away(selector, newcomer, "ended before its first frame")
+            pending.is_ready = True
+            pending.deadline_s = time.monotonic() + self._timeout_s
+            selector.unregister(pending.sock)
+        elif not start or pending.looks > _LOOKS:
+            self._turn_away(selector, pending, "ended before its first frame")
 
-    def _turn_away(self, selector: selectors.BaseSelector, newcomer: _Newcomer, why: str) -> None:
-        self._lobby.leave(newcomer)
-        if not newcomer.is_ready:
-            selector.unregister(newcomer.sock)
-        newcomer.sock.close()
-        self._quiet.warning(why[:12], f"a connection of {newcomer.source} {why}")
+    def _turn_away(
+        self, selector: selectors.BaseSelector, pending: _PendingConnection, why: str
+    ) -> None:
+        self._lobby.leave(pending)
+        if not pending.is_ready:
+            selector.unregister(pending.sock)
+        pending.sock.close()
+        self._quiet.warning(why[:12], f"a connection of {pending.source} {why}")
 
     # ------------------------------------------------------------------ with a thread
 
     def _seat(self, selector: selectors.BaseSelector, now_s: float) -> None:
-        """Give places to those who are ready, first to whose sources have fewest."""
-        ready = [newcomer for newcomer in self._lobby.holders() if newcomer.is_ready]
+        """Give places to ready connections, first to those whose sources have fewest."""
+        ready = [pending for pending in self._lobby.holders() if pending.is_ready]
         while ready:
             with self._lock:
-                newcomer = min(ready, key=lambda each: self._places.count(each.source))
+                pending = min(ready, key=lambda each: self._places.count(each.source))
                 if self._places.is_full:
-                    self._evict(newcomer.source, now_s)
+                    self._evict(pending.source, now_s)
                     return
-            ready.remove(newcomer)
-            self._lobby.leave(newcomer)
-            self._begin(newcomer, now_s)
+            ready.remove(pending)
+            self._lobby.leave(pending)
+            self._begin(pending, now_s)
 
     def _evict(self, source: str, now_s: float) -> None:
-        """End a handshake for a newcomer, who gets the place when its thread has ended."""
+        """End a handshake for a new connection, which gets the place when its thread has ended."""
         victim = self._places.victim(source, now_s, _TENURE_S)
         if victim is not None and not victim.is_evicted:
             victim.is_evicted = True
             sockets.hang_up(victim.handle)
 
-    def _begin(self, newcomer: _Newcomer, now_s: float) -> None:
-        sock, place = newcomer.sock, None
+    def _begin(self, pending: _PendingConnection, now_s: float) -> None:
+        sock, place = pending.sock, None
         try:
             sock.setblocking(True)
             place = _Place(sock.dup())
             with self._lock:
-                self._places.take(place, newcomer.source, now_s)
-            self._workers.start(self._name, partial(self._run, sock, newcomer.source, place))
+                self._places.take(place, pending.source, now_s)
+            self._workers.start(self._name, partial(self._run, sock, pending.source, place))
         except BaseException:
             sock.close()
             if place is not None:
@@ -297,7 +301,7 @@ class AcceptPool:
 
 
 def source_of(host: str) -> str:
-    """Return what counts as one source: an IPv4 address, or the network of an IPv6 address."""
+    """Return the source of a connection: an IPv4 address, or the network of an IPv6 address."""
     address = ip_address(host.split("%")[0])
     if not isinstance(address, IPv6Address):
         return host
@@ -308,7 +312,7 @@ def source_of(host: str) -> str:
 
 
 def first_frame_bytes(start: bytes) -> int:
-    """Return how long a connection's first frame, or TLS record, is, as far as its start tells.
+    """Return the length of a connection's first frame, or TLS record, as its start shows.
 
     Raises:
         FrameError: neither a hello nor a TLS handshake begins like that.

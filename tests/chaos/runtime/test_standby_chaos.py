@@ -35,7 +35,7 @@ SECTIONS: dict[str, Any] = {
     "train": {"steps": STEPS, "eval_every": 10, "step_timeout_s": 60},
     "emulate": {"step_s": 0.15},
     "checkpoint": {"every_s": 0.5, "restarts": 0},
-    "averager": {"region": HUB, "standby": STANDBY, "takeover_s": 1.0, "rejoin_s": 2.0},
+    "averager": {"region": HUB, "standby": STANDBY, "failover_s": 1.0, "rejoin_s": 2.0},
     "members": {"rejoin": False},
 }
 
@@ -138,7 +138,7 @@ def test_its_bridge_alone_is_lost_and_the_region_goes_on_as_another(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     strategy = {"kind": "sma", "interval": 1}
-    averager = {"region": HUB, "standby": STANDBY, "takeover_s": 60}
+    averager = {"region": HUB, "standby": STANDBY, "failover_s": 60}
     experiment = experiment_of(tmp_path, **SECTIONS | {"strategy": strategy, "averager": averager})
     killed: list[int] = []
     sink = kill_at(5, lambda: actors(ray_cluster, HUB, "BridgeActor"), killed)

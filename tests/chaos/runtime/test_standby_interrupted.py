@@ -28,7 +28,7 @@ SECTIONS: dict[str, Any] = {
     "train": {"steps": STEPS, "eval_every": 20, "step_timeout_s": 60},
     "emulate": {"step_s": 0.15},
     "checkpoint": {"every_s": 0.5},
-    "averager": {"region": HUB, "standby": STANDBY, "takeover_s": 1.0, "rejoin_s": 2.0},
+    "averager": {"region": HUB, "standby": STANDBY, "failover_s": 1.0, "rejoin_s": 2.0},
 }
 
 

@@ -146,7 +146,7 @@ def test_from_an_empty_account_to_the_bill_and_back_to_nothing(world: CloudWorld
         assert ended.in_order
         assert ended.machines >= 3
     assert world.living() == []
-    with pytest.raises(ProviderRefusedError, match="there is no secret"):
+    with pytest.raises(ProviderRefusedError, match="has no secret"):
         token_of(world)
     assert world.state.known().phase == "down"
     again = down(world)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from moto.server import ThreadedMotoServer
-from tests.support.ec2_frontend import Ec2Frontend
 
 from geo_ray.base.errors import CloudError, ProviderRefusedError, ProviderUnreachableError
 from geo_ray.cloud.secrets import KINDS, SecretStore, open_secrets
 from tests.support.cloud_servers import LoopbackCloud, as_caller, shows_no_secret
 from tests.support.cvm_server import CvmServer
+from tests.support.ec2_frontend import Ec2Frontend
 
 VALUE = "pa55-canary-ümläut\nsecond line"
 
@@ -78,7 +78,7 @@ def test_names_may_be_paths_where_the_cloud_has_them(kind: Kind) -> None:
 
 def test_what_is_not_there_is_named_and_may_be_deleted(kind: Kind) -> None:
     store = kind.open()
-    with pytest.raises(ProviderRefusedError, match="there is no secret geo-ray-none"):
+    with pytest.raises(ProviderRefusedError, match="has no secret geo-ray-none"):
         store.get("geo-ray-none")
     store.delete("geo-ray-none")
 
@@ -87,7 +87,7 @@ def test_a_deleted_name_may_be_used_again_at_once(kind: Kind) -> None:
     store = kind.open()
     store.put("geo-ray-token", "old")
     store.delete("geo-ray-token")
-    with pytest.raises(ProviderRefusedError, match="there is no secret"):
+    with pytest.raises(ProviderRefusedError, match="has no secret"):
         store.get("geo-ray-token")
     store.put("geo-ray-token", "new")
     assert store.get("geo-ray-token") == "new"
@@ -102,7 +102,7 @@ def test_a_machine_prints_it_in_its_first_minute(kind: Kind) -> None:
     done = subprocess.run([*asked, "geo-ray-token"], capture_output=True, env=environment)
     assert (done.returncode, done.stdout.decode()) == (0, VALUE)
     failed = subprocess.run([*asked, "none"], capture_output=True, env=environment)
-    assert failed.returncode == 11 and b"there is no secret none" in failed.stderr
+    assert failed.returncode == 11 and b"has no secret none" in failed.stderr
     assert shows_no_secret(failed.stderr.decode())
 
 

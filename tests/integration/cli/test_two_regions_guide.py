@@ -1,4 +1,4 @@
-"""docs/tutorials/two-regions.md, done as it says: every file saved, every command run, in order."""
+"""The tutorials, done as they say: every file saved, every command run, in order."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from geo_ray import open_run
 from geo_ray.cli.main import root
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = ROOT / "docs" / "tutorials" / "two-regions.md"
+PORT = ROOT / "docs" / "tutorials" / "port-a-training-script.md"
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
 
-def blocks() -> list[tuple[str, str, str]]:
+def blocks(page: Path = GUIDE) -> list[tuple[str, str, str]]:
     """(language, name of the file that it is saved as or "", content), in the order of the page."""
-    text = GUIDE.read_text()
+    text = page.read_text()
     found = []
     for fence in FENCE.finditer(text):
         before = text[: fence.start()].rstrip().rpartition("\n\n")[2]
-        names = re.findall(r"as `([\w.-]+)`", before)
+        names = re.findall(r"\bas\s`([\w.-]+)`", before)
         kind, body = fence.groups()
         assert kind in ("bash", "text") or names, f"which file is this?\n{body}"
         found.append((kind, names[-1] if names and kind != "bash" else "", body))
     return found
 
 
-def steps() -> list[tuple[str, str]]:
+def steps(page: Path = GUIDE) -> list[tuple[str, str]]:
     """("name of a file" or "", its content or shell commands), in the order of the page."""
-    return [(name, body) for kind, name, body in blocks() if name or kind == "bash"]
+    return [(name, body) for kind, name, body in blocks(page) if name or kind == "bash"]
 
 
 def outputs() -> list[str]:
@@ -95,3 +97,45 @@ def test_the_guide_works_to_the_letter(tmp_path: Path, monkeypatch: pytest.Monke
     assert not missing
     rows_abroad = [path for path in tmp_path.rglob("*.json") if "us-east-0-1" in path.read_text()]
     assert not rows_abroad
+
+
+def test_a_ported_script_trains_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but `geo-ray train`, torchrun (below) and Flower, which is not a dependency."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names, commands = [], []
+    for name, body in steps(PORT):
+        if name:
+            names.append(name)
+            Path(name).write_text(body)
+            if name.endswith(".py"):
+                compile(body, name, "exec")
+            continue
+        commands += [shlex.split(line) for line in body.splitlines()]
+    assert names == [
+        "make_data.py", "train_ddp.py", "digits_task.py", "ddp.yaml",
+        "server.py", "client.py", "flower.yaml",
+    ]  # fmt: skip
+    skipped = [each for each in commands if each[0] in ("export", "torchrun") or "train" in each]
+    assert len(skipped) == 4
+    for command in commands:
+        if command not in skipped:
+            run(command)
+    page = PORT.read_text()
+    for name in ("ddp", "sma", "diloco", "flower"):
+        accuracy = open_run(tmp_path / "runs" / name).summary.eval["accuracy"]
+        digits = 4 if name in ("ddp", "flower") else 3
+        assert f"{accuracy:.{digits}f}" in page
+
+
+@pytest.mark.slow
+def test_the_script_to_port_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, body in steps(PORT):
+        if name:
+            Path(name).write_text(body)
+    run(["python", "make_data.py"])
+    shown = run(["python", "-m", "torch.distributed.run", "--nproc-per-node=2", "train_ddp.py"])
+    assert float(shown.split()[-1]) > 0.9

@@ -144,7 +144,7 @@ def test_a_standby_takes_over_with_what_is_carried(tmp_path: Path) -> None:
         regions=[{"name": name} for name in (leader, standby, third)],
         strategy={"kind": "sma", "interval": 2},
         train={"steps": 40, "eval_every": 0},
-        averager={"region": leader, "standby": standby, "takeover_s": 0.3, "rejoin_s": 0.6},
+        averager={"region": leader, "standby": standby, "failover_s": 0.3, "rejoin_s": 0.6},
     )
     gate = Gate(20)
     with InProcess(config, tmp_path, gate=gate) as world:

@@ -31,7 +31,7 @@ WHERE = ("its own update comes", "the standby is told", "another region is answe
 
 def config(sections: dict[str, Any], names: tuple[str, ...] = (HOME, STANDBY, THIRD)) -> Experiment:
     # Nobody takes over, and nobody is given up, but by what the controller says.
-    averager = {"region": HOME, "standby": STANDBY, "takeover_s": 600.0, "rejoin_s": 600.0}
+    averager = {"region": HOME, "standby": STANDBY, "failover_s": 600.0, "rejoin_s": 600.0}
     return experiment_of(
         regions=[{"name": name} for name in names],
         train={"steps": 12, "eval_every": 0},

@@ -95,7 +95,7 @@ def test_a_checkpoint_holds_an_update_whose_place_its_answer_takes(
         for worker in workers:
             worker.result()
         assert not torch.equal(live_P, before_P)
-        (copy,) = snapshot.lent.values()
+        (copy,) = snapshot.lazy.values()
         assert torch.equal(copy.whole(), before_P)
         tensors, _ = site.shards[0].take_snapshot(1)
         assert torch.equal(tensors["params"], before_params_P)

@@ -34,7 +34,7 @@ STRATEGIES: list[dict[str, Any]] = [
 
 
 def experiment(strategy: dict[str, Any], **changes: Any) -> Experiment:
-    averager = {"region": HOME, "standby": STANDBY, "takeover_s": 0.3, "rejoin_s": 0.6}
+    averager = {"region": HOME, "standby": STANDBY, "failover_s": 0.3, "rejoin_s": 0.6}
     averager |= changes.pop("averager", {})
     sections: dict[str, Any] = {
         "regions": [{"name": name} for name in (HOME, STANDBY, THIRD)],
@@ -84,15 +84,15 @@ def test_a_standby_changes_nothing_as_long_as_nobody_is_lost(
         digests = world.run()
         check_equal(world, [HOME, STANDBY, THIRD], exact=strategy["kind"] != "asgd_ga")
         world.check_books()
-        shadow = world.sites[STANDBY].bridge.path._node.shadow
+        replica = world.sites[STANDBY].bridge.path._node.replica
         averager = world.averager
         eventually(
-            lambda: shadow.averager.state.version == averager.state.version, "the last entry"
+            lambda: replica.averager.state.version == averager.state.version, "the last entry"
         )
-        assert shadow.averager._books.last == averager._books.last
-        assert shadow.averager.state.memory.keys() == averager.state.memory.keys()
+        assert replica.averager._books.last == averager._books.last
+        assert replica.averager.state.memory.keys() == averager.state.memory.keys()
         for name, tensor in averager.state.memory.items():
-            assert torch.equal(tensor, shadow.averager.state.memory[name])
+            assert torch.equal(tensor, replica.averager.state.memory[name])
     if rounds:
         plain = experiment_of(**(asked.model_dump(mode="json") | {"averager": {"region": HOME}}))
         with InProcess(plain, tmp_path / "without") as world:
@@ -245,7 +245,7 @@ def test_the_controller_may_say_that_a_region_is_dead(tmp_path: Path) -> None:
     asked = experiment(
         {"kind": "sma", "interval": 2},
         regions=[{"name": HOME}, {"name": STANDBY}],
-        averager={"takeover_s": 600.0, "rejoin_s": 600.0},
+        averager={"failover_s": 600.0, "rejoin_s": 600.0},
     )
     gate = Gate(STEPS // 2)
     with InProcess(asked, tmp_path, gate=gate) as world:

@@ -99,7 +99,7 @@ def test_the_averager_dies_at_any_point(setup: Setup, seed: int, events: int, se
     what = [event.what for event in world.events]
     alive = world.survivors()
     assert alive == list(world.names[1:])
-    if "took_over" in what:
+    if "failed_over" in what:
         assert {world.nodes[name].leader.region for name in alive} == {world.names[1]}
 
 

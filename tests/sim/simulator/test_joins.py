@@ -43,8 +43,8 @@ def test_a_region_joins_at_any_time(data_dir: Path, kind: str, seed: int) -> Non
     (joined,) = run.of("region_joined")
     check_members_ended(run, set(REGIONS))
     handed_s = joined.t_s - joined["took_s"]
-    giver = [e for e in run.of("exchange") if e["region"] != "d" and e.t_s <= handed_s]
-    assert joined["round"] == max((e["round"] for e in giver), default=0)
+    donor = [e for e in run.of("exchange") if e["region"] != "d" and e.t_s <= handed_s]
+    assert joined["round"] == max((e["round"] for e in donor), default=0)
     steps = [e["step"] for e in run.of("step") if e["region"] != "d" and e.t_s <= handed_s]
     assert 0 <= joined["step"] <= max(steps, default=0)
     assert joined["view"] == 2 and joined["bytes"] >= 4 * run.world.regions["a"].params_P.numel()

@@ -46,7 +46,7 @@ def test_only_what_was_saved_and_is_not_finished_is_called_resumable(tmp_path: P
     store.commit(0, CheckpointManifest.model_validate(fields))
     config = text_of(experiment(f"run.dir={tmp_path}"), tmp_path)
     said = new_run(config, (), None, lambda _: None).note
-    assert f"--resume {taken} goes on with that one" in said
+    assert f"--resume {taken} continues that run" in said
     assert "--resume" not in new_run(config, (), None, lambda _: None, emulated=True).note
 
 

@@ -68,7 +68,7 @@ def test_the_own_classes_are_those_of_the_examples(tmp_path: Path) -> None:
 
 def test_files_that_are_there_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(errors.ConfigError, match=r"README\.md is there already"):
+    with pytest.raises(errors.ConfigError, match=r"README\.md exists already"):
         init_project(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
     init_project(tmp_path, "csv", force=True)

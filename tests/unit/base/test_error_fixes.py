@@ -352,7 +352,7 @@ def test_a_schedule_that_is_stretched_is_told_of(
     save_checkpoint(run)
     note = resumed_run(run.path, None, ("train.steps=40", *more), None).note
     assert ("spans 40 steps instead of 20: at step 20 the rate is 50% of" in note) == (not more)
-    assert ("`--set optimizer.schedule.steps=20` keeps it" in note) == (not more)
+    assert ("`--set optimizer.schedule.steps=20` keeps the old" in note) == (not more)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from geo_ray.cloud.cluster.head import find_head, head_ends_unix_s, head_request
 from geo_ray.cloud.cluster.providers import open_accounts, open_clouds
 from geo_ray.cloud.cluster.serve import ClusterServer
 from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, StandingHead
-from geo_ray.cloud.cluster.status import ClusterReport, ToldStatus, read_status, tell_status
+from geo_ray.cloud.cluster.status import ClusterReport, HeadStatus, read_status, write_status
 from geo_ray.cloud.cluster.up import await_machines, make_cluster
 from geo_ray.cloud.local import read_catalog, write_catalog
 from geo_ray.cloud.provider import Availability, LaunchRequest, Machine, MachineState
@@ -198,8 +198,8 @@ def test_up_does_not_wait_for_machines_that_a_stopped_run_does_not_need(world: C
     def told(left_s: float) -> ClusterReport:
         status = AutoscalerStatus(True, time.time(), left_s=left_s)
         _, tag = read_status(asked.state.store(), made.made)
-        said = ToldStatus(unix_s=time.time(), made=made.made, status=status)
-        tell_status(asked.state.store(), said, tag)
+        said = HeadStatus(unix_s=time.time(), made=made.made, status=status)
+        write_status(asked.state.store(), said, tag)
         return await_machines(made, asked.state, 1.0, nobody)
 
     idle, awaited = told(0.0), told(60.0)

@@ -23,7 +23,7 @@ from geo_ray.base.errors import (
     RegionsUnreachableError,
 )
 from geo_ray.base.load import load_tree, override_items
-from geo_ray.cloud.autoscaler.actions import ActionTold, AutoscalerStatus
+from geo_ray.cloud.autoscaler.actions import ActionReport, AutoscalerStatus
 from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY
 from geo_ray.cloud.autoscaler.state import (
     AutoscalerMemory,
@@ -49,10 +49,10 @@ from geo_ray.cloud.cluster.state import (
 )
 from geo_ray.cloud.cluster.status import (
     ClusterReport,
-    ToldStatus,
+    HeadStatus,
     read_status,
     report_of,
-    tell_status,
+    write_status,
 )
 from geo_ray.cloud.cluster.up import _forget
 from geo_ray.cloud.provider import Availability, LaunchRequest, Machine, MachineState, Market, Pool
@@ -381,9 +381,9 @@ def looked(plan: Plan, tmp_path: Path, cloud: Listed, memory: AutoscalerMemory) 
     found.state.make()
     store = found.state.store()
     store.write(JOURNAL_KEY, encode_memory(memory), None)
-    action = ActionTold(time.time(), "launch 1 x g4dn.xlarge spot", "eu", "the plan")
+    action = ActionReport(time.time(), "launch 1 x g4dn.xlarge spot", "eu", "the plan")
     status = AutoscalerStatus(True, time.time(), left_s=7200.0, actions=(action,), notes=NOTES)
-    tell_status(store, ToldStatus(unix_s=time.time(), status=status), None)
+    write_status(store, HeadStatus(unix_s=time.time(), status=status), None)
     return report_of(found.record, found.state, cloud)
 
 
@@ -489,10 +489,10 @@ def test_a_dead_head_and_a_lost_price_are_told(plan: Plan, tmp_path: Path) -> No
 def test_what_is_told_never_becomes_too_long(tmp_path: Path) -> None:
     state = ClusterState.at(str(tmp_path / "c"))
     state.make()
-    actions = tuple(ActionTold(float(n), "x" * 9000, "eu", "y" * 9000) for n in range(50))
+    actions = tuple(ActionReport(float(n), "x" * 9000, "eu", "y" * 9000) for n in range(50))
     status = AutoscalerStatus(True, 1.0, actions=actions)
     store = state.store()
-    tag = tell_status(store, ToldStatus(unix_s=1.0, status=status), None)
+    tag = write_status(store, HeadStatus(unix_s=1.0, status=status), None)
     assert tag is not None
     found, read_tag = read_status(store, 1)
     assert read_tag == tag
@@ -500,8 +500,8 @@ def test_what_is_told_never_becomes_too_long(tmp_path: Path) -> None:
     assert found.status.actions[-1].unix_s == 49.0, "the newest stay"
     assert len((tmp_path / "c" / "status.json").read_bytes()) <= MAX_RECORD_BYTES
     assert read_status(store, 2) == (None, tag), "a cluster that was made anew has told nothing"
-    again = ToldStatus(unix_s=2.0, status=status)
-    assert tell_status(store, again, None) is None, "another head has told something"
+    again = HeadStatus(unix_s=2.0, status=status)
+    assert write_status(store, again, None) is None, "another head has told something"
     (tmp_path / "c" / "status.json").write_text("{}")
     assert read_status(store, 1)[0] is None
 

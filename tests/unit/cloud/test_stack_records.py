@@ -17,7 +17,7 @@ from geo_ray.cloud.cluster.head import find_head, head_address, job_server_of, t
 from geo_ray.cloud.cluster.providers import RemoteProvider, secret_command, secrets_of
 from geo_ray.cloud.cluster.spec import AskedCluster, asked_cluster
 from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, decode_cluster, encode_cluster
-from geo_ray.cloud.cluster.status import ToldStatus, report_of, tell_status
+from geo_ray.cloud.cluster.status import HeadStatus, report_of, write_status
 from geo_ray.cloud.cluster.up import _made_of
 from geo_ray.cloud.provider import Availability, LaunchRequest, Machine, MachineState, Market, Pool
 from geo_ray.cloud.terraform import TerraformStack
@@ -263,8 +263,8 @@ def test_the_report_counts_no_head_and_says_whose_it_is(plan: Plan, tmp_path: Pa
     assert [row.id for row in report.machines] == ["i-1"]
     (note,) = report.notes
     assert "the head i-0head is Terraform's, of the stack demo" in note
-    long_ago = ToldStatus(unix_s=time.time() - 3600, made=1, status=AutoscalerStatus(True))
-    tell_status(state.store(), long_ago, None)
+    long_ago = HeadStatus(unix_s=time.time() - 3600, made=1, status=AutoscalerStatus(True))
+    write_status(state.store(), long_ago, None)
     notes = report_of(record, state, Listed(machine)).notes  # type: ignore[arg-type]
     assert any("does the head run?" in each for each in notes)
 

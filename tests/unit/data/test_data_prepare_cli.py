@@ -105,7 +105,7 @@ def test_two_regions_from_files_to_one_manifest(folders: Path) -> None:
         assert "120 rows read, 6 of them dropped" in result.stdout
         assert "6 dropped, missing income" in result.stdout
         assert "filled in age" in result.stdout
-    assert "of other words in country" in result.stdout
+    assert "with other words in country" in result.stdout
     run("merge", "out/us", "out/eu/manifest.json", "--out", "out/both.json")
     run("check", "out/both.json")
     manifest = load_manifest("out/both.json")
@@ -208,7 +208,7 @@ def test_inspecting_shows_types_gaps_differences_and_treatments(folders: Path) -
     out = run("inspect", "us").stdout
     assert "121 rows in 4 files" in out
     for line in (
-        "Left out: part-3.csv: it has no rows",
+        "Skipped: part-3.csv: it has no rows",
         "4 columns are not in part-2.csv: customer_id, country, joined, bought",
         "notes is not in part-0.csv, part-1.csv",
         "age has several types: 108 int (first in part-0.csv), 1 float (first in part-2.csv)",

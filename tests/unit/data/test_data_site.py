@@ -100,7 +100,7 @@ def test_two_sites_with_nothing_in_common_give_the_same_rows(sites: Path) -> Non
     run("merge-stats", "us.json", "eu.json", "--out", "all.json")
     shard("us")
     shown = shard("eu", *READ).stdout
-    assert "6 of other words in ward: er 6" in shown
+    assert "6 with other words in ward: er 6" in shown
     run("merge", "out/us", "out/eu", "--out", "both.json")
     manifest = load_manifest("both.json")
     rows = {

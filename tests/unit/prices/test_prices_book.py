@@ -245,7 +245,7 @@ def test_a_yaml_file_is_a_book_too_and_a_later_file_counts_more(tmp_path: Path) 
 
 
 def test_the_documented_file_is_a_book(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "guides" / "planning.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "prices.md").read_text()
     (block,) = re.findall(r"```yaml\n(records:\n.*?)```", text, flags=re.S)
     (tmp_path / "mine.yaml").write_text(block)
     known = load_book(tmp_path / "mine.yaml")

@@ -6,26 +6,33 @@ from dataclasses import replace
 
 import pytest
 
-from geo_ray.runtime.attach import Living, why_anew, why_gone
+from geo_ray.runtime.attach import ProcessObservation, gone_reason, restart_reason
 from geo_ray.training.membership import View
 
-TRAINS = Living(
+TRAINS = ProcessObservation(
     same_configuration=True,
     is_changing=False,
     view=View(("asia", "eu")),
     phases={"asia": "training", "eu": "must_send"},
-    told={"run_started", "step", "exchange", "worker_lost", "region_lost", "run_actor_attached"},
+    reported={
+        "run_started",
+        "step",
+        "exchange",
+        "worker_lost",
+        "region_lost",
+        "run_actor_attached",
+    },
 )
 
 
 def test_a_run_that_trains_goes_on() -> None:
-    assert why_anew(TRAINS) is None
-    assert why_anew(replace(TRAINS, view=None)) is None, "one region has no averager"
+    assert restart_reason(TRAINS) is None
+    assert restart_reason(replace(TRAINS, view=None)) is None, "one region has no averager"
 
 
 @pytest.mark.parametrize("phase", ["waiting", "finishing", "done"])
 def test_a_run_that_comes_to_its_end_goes_on(phase: str) -> None:
-    assert why_anew(replace(TRAINS, phases={"asia": phase, "eu": "done"})) is None
+    assert restart_reason(replace(TRAINS, phases={"asia": phase, "eu": "done"})) is None
 
 
 @pytest.mark.parametrize(
@@ -35,25 +42,25 @@ def test_a_run_that_comes_to_its_end_goes_on(phase: str) -> None:
         ({"is_changing": True}, "members were changing"),
         ({"view": View(("asia", "eu"), joining=("eu",))}, "members were changing"),
         ({"phases": {}}, "no parameter server"),
-        ({"phases": {"asia": "training", "eu": "halted"}}, "'eu' was standing still"),
-        ({"phases": {"asia": "starting"}}, "'asia' was standing still"),
-        ({"told": {"run_started", "stop_requested"}}, "about to end"),
-        ({"told": {"run_started", "run_failed"}}, "about to end"),
-        ({"told": {"run_started", "run_finished"}}, "about to end"),
+        ({"phases": {"asia": "training", "eu": "halted"}}, "'eu' was paused"),
+        ({"phases": {"asia": "starting"}}, "'asia' was paused"),
+        ({"reported": {"run_started", "stop_requested"}}, "about to end"),
+        ({"reported": {"run_started", "run_failed"}}, "about to end"),
+        ({"reported": {"run_started", "run_finished"}}, "about to end"),
     ],
 )
 def test_what_only_the_driver_before_knew_is_not_guessed(
     changes: dict[str, object], why: str
 ) -> None:
-    assert why in (why_anew(replace(TRAINS, **changes)) or "")  # type: ignore[arg-type]
+    assert why in (restart_reason(replace(TRAINS, **changes)) or "")  # type: ignore[arg-type]
 
 
 def test_why_there_is_nobody_to_go_on_with() -> None:
-    assert why_gone({"run_started", "stop_requested"}) == "they have ended with their supervisor"
+    assert gone_reason({"run_started", "stop_requested"}) == "they have ended with their supervisor"
 
 
 @pytest.mark.parametrize(
     "told", [set(), {"run_started", "run_failed"}, {"run_started", "run_finished"}]
 )
 def test_a_run_that_never_trained_or_ended_itself_needs_no_reason(told: set[str]) -> None:
-    assert why_gone(told) is None
+    assert gone_reason(told) is None

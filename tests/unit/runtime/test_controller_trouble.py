@@ -286,9 +286,9 @@ def test_a_border_that_comes_between_a_look_and_a_request_ends_nothing(run: Run)
     before = View(("asia", "eu", HOME))
     after = before.changed((), ("eu",))
 
-    def change(joins: tuple[str, ...], leaves: tuple[str, ...], giver: str) -> object:
+    def change(joins: tuple[str, ...], leaves: tuple[str, ...], donor: str) -> object:
         try:
-            return after.changed(joins, leaves, giver)
+            return after.changed(joins, leaves, donor)
         except InvariantError as error:
             return error
 

@@ -25,10 +25,10 @@ TENSORS = {
 }
 
 
-def carriers(giver: Node, newcomer: Node) -> tuple[CopyTransfer, CopyTransfer]:
+def carriers(donor: Node, newcomer: Node) -> tuple[CopyTransfer, CopyTransfer]:
     """One at each end, fed with what arrives there."""
     found = []
-    for node, peer in ((giver, newcomer.region), (newcomer, giver.region)):
+    for node, peer in ((donor, newcomer.region), (newcomer, donor.region)):
         carrier = CopyTransfer(node.endpoint.send)
         node.handler = partial(_take, carrier, peer)
         found.append(carrier)
@@ -51,16 +51,16 @@ def test_a_part_arrives_as_it_was_written(ahead: int) -> None:
     eu, us, folder = Node("eu"), Node("us"), TempFileFolder()
     with running(eu, us), ThreadPoolExecutor(4) as pool:
         us.dial(eu)
-        giver, newcomer = carriers(eu, us)
+        donor, newcomer = carriers(eu, us)
         info = write_part(folder, "eu-ps0", TENSORS, {"counters": {"steps": 7}})
-        giver.lend(folder.piece)
+        donor.serve(folder.piece)
         parts = parts_from(newcomer, pool, ahead)
         verify_part(parts, info)
         tensors, meta = read_part(parts, info)
         assert meta == {"counters": {"steps": 7}}
         assert all(torch.equal(tensors[name], value) for name, value in TENSORS.items())
         assert eu.about("us")["bytes_sent"]["join"] > 2 * info.bytes
-        giver.close()
+        donor.close()
         newcomer.close()
 
 
@@ -68,12 +68,12 @@ def test_what_is_not_lent_is_refused_by_name() -> None:
     eu, us, folder = Node("eu"), Node("us"), TempFileFolder()
     with running(eu, us), ThreadPoolExecutor(4) as pool:
         us.dial(eu)
-        giver, newcomer = carriers(eu, us)
+        donor, newcomer = carriers(eu, us)
         parts = parts_from(newcomer, pool, 2)
         info = write_part(folder, "eu-ps0", TENSORS, {})
-        with pytest.raises(CheckpointCorruptError, match="nothing is lent"):
+        with pytest.raises(CheckpointCorruptError, match="nothing is transferred"):
             read_part(parts, info)
-        giver.lend(folder.piece)
+        donor.serve(folder.piece)
         short = PartInfo(name=info.name, file=info.file, bytes=info.bytes + 1, sha256=info.sha256)
         with pytest.raises(CheckpointCorruptError, match="ends early"):
             verify_part(parts, short)
@@ -82,7 +82,7 @@ def test_what_is_not_lent_is_refused_by_name() -> None:
             read_part(parts, info)
         with pytest.raises(CheckpointCorruptError, match="size is not known"):
             parts.open(info.file)
-        giver.close()
+        donor.close()
         newcomer.close()
 
 

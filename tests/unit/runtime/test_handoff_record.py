@@ -145,7 +145,7 @@ def test_only_what_has_changed_is_noted() -> None:
     group.note(10.0, GoneRegions(), is_changing=False)
     group.note(10.0, GoneRegions(), is_changing=True)
     group.note(10.0, GoneRegions(("us",)), is_changing=True)
-    group.expect_takeover()
+    group.expect_failover()
     group.note(10.0, GoneRegions(("us",)), is_changing=True)
     assert len(launcher.records) == 4
     assert launcher.records[1].workers["us", 0][0] == 2

@@ -15,7 +15,7 @@ from geo_ray.runs.requests import MemberRequest, Verb
 from geo_ray.runtime import joining
 from geo_ray.runtime.joining import Joining
 from geo_ray.telemetry.event_log import EventLog
-from geo_ray.training.checkpoint_parts import Handed
+from geo_ray.training.checkpoint_parts import TransferredState
 from geo_ray.training.membership import View
 
 NAMES = ("af", "asia", "eu", HOME)
@@ -45,9 +45,9 @@ class _Process(Joining):
     def come_up(self) -> None:
         self._up.set_result(_Group(self.region, self.calls))  # type: ignore[arg-type]
 
-    def begin_as(self, handed: Handed) -> None:
+    def begin_as(self, transferred: TransferredState) -> None:
         self._begun = Future()
-        self.calls.append((self.region, "begin_as", handed.giver))
+        self.calls.append((self.region, "begin_as", transferred.donor))
 
     def train(self) -> None:
         assert self._begun is not None
@@ -73,15 +73,15 @@ class Entrance:
         patch.setattr(_Process, "calls", self.run.calls, raising=False)
         patch.setattr(_Process, "made", {}, raising=False)
         patch.setattr(joining, "Joining", _Process)
-        patch.setattr(joining, "end_lending", self._end_lending)
+        patch.setattr(joining, "end_transfer", self._end_lending)
         actors.bridges[HOME].answers["change_members"] = self._change
         actors.bridges[HOME].answers["report_dead"] = self._leave
         actors.bridges[HOME].answers["begun"] = self._begun
         self.members = self.run.controller.members
 
-    def _change(self, joins: tuple[str, ...], leaves: tuple[str, ...], giver: str) -> None:
+    def _change(self, joins: tuple[str, ...], leaves: tuple[str, ...], donor: str) -> None:
         if not self.refuses:
-            self.view = self.view.changed(joins, leaves, giver)
+            self.view = self.view.changed(joins, leaves, donor)
 
     def _leave(self, region: str, *_: object) -> None:
         if region in self.view.members:
@@ -90,16 +90,16 @@ class Entrance:
     def _begun(self, region: str) -> None:
         self.view = self.view.begun(region)
 
-    def _end_lending(self, _: Any, giver: str) -> None:
-        self.run.calls.append((giver, "end_lending"))
+    def _end_lending(self, _: Any, donor: str) -> None:
+        self.run.calls.append((donor, "end_transfer"))
 
     def look(self, *asked: tuple[Verb, str]) -> None:
         requests = [MemberRequest(verb=verb, region=region) for verb, region in asked]
         self.members.requests = lambda: requests
         self.members.tick({("bridge", HOME): {"view": self.view}})
 
-    def hand_over(self, giver: str = HOME) -> None:
-        self.members.on_handed(giver, {"parts": [], "step": 4, "round": 2})
+    def hand_over(self, donor: str = HOME) -> None:
+        self.members.on_state_transferred(donor, {"parts": [], "step": 4, "round": 2})
 
     def of(self, kind: str) -> list[str]:
         return [str(event.fields["region"]) for event in self.run.events if event.kind == kind]
@@ -128,11 +128,11 @@ def test_none_waits_for_another_to_come_up_and_those_that_are_up_enter_together(
     ]  # fmt: skip
     _Process.made["eu"].train()
     entrance.look()
-    assert entrance.of("region_joined") == ["eu"] and not entrance.run.told("end_lending")
+    assert entrance.of("region_joined") == ["eu"] and not entrance.run.told("end_transfer")
     _Process.made["af"].train()
     entrance.look()
     assert entrance.of("region_joined") == ["eu", "af"] and not entrance.members.is_joining
-    assert entrance.run.told("end_lending") == [(HOME, "end_lending")]
+    assert entrance.run.told("end_transfer") == [(HOME, "end_transfer")]
     assert set(entrance.run.actors.primaries) == set(NAMES) == set(entrance.view.members)
     assert not entrance.view.joining
 
@@ -144,9 +144,9 @@ def test_who_never_comes_up_keeps_nobody_out(entrance: Entrance) -> None:
     entrance.hand_over()
     _Process.made["eu"].train()
     entrance.look()
-    assert entrance.of("region_joined") == ["eu"] and set(entrance.members._newcomers._open) == {
-        "af"
-    }
+    assert entrance.of("region_joined") == ["eu"] and set(
+        entrance.members._joining_regions._open
+    ) == {"af"}
     _Process.made["af"]._up.set_exception(RegionLostError("no machine"))
     entrance.look()
     assert entrance.of("join_failed") == ["af"] and not entrance.run.told("report_dead")
@@ -211,7 +211,7 @@ def test_a_join_can_be_called_off(entrance: Entrance, stage: str) -> None:
     assert ("af", "give_up") in entrance.run.calls
     assert "af" not in entrance.view.members and not entrance.members.is_joining
     entrance.look(("add", "af"))
-    assert set(entrance.members._newcomers._open) == {"af"}, "and asked for again"
+    assert set(entrance.members._joining_regions._open) == {"af"}, "and asked for again"
 
 
 def test_a_bridge_that_is_replaced_as_it_hands_over_is_not_waited_for(entrance: Entrance) -> None:
@@ -249,7 +249,7 @@ def test_who_was_to_hand_over_is_lost_for_all_that_enter(entrance: Entrance) -> 
     entrance.look()
     entrance.look()
     entrance.view = entrance.view.changed((), (), "asia")
-    entrance.members._newcomers.note(entrance.view)
+    entrance.members._joining_regions.note(entrance.view)
     entrance.run.polls.news = [({}, {("ps", "asia"): "killed"})]
     entrance.run.controller._poll()
     assert entrance.of("join_failed") == ["af", "eu"] and entrance.view.members == (HOME,)

@@ -70,7 +70,7 @@ def test_a_step_is_tried_again_by_duration(clock: Clock, error: GeoRayError) -> 
     trial = Trial(clock, 250.0, error)
     assert trial.run(600.0) == "done"
     assert clock.slept == [1.0, 2.0, 4.0, 8.0, 16.0, *[30.0] * 4]
-    assert trial.told[0] == f"the model is tried again for 600 s: {error.message}"
+    assert trial.told[0] == f"retrying the model for 600 s: {error.message}"
 
 
 def test_it_ends_when_the_time_is_over(clock: Clock) -> None:

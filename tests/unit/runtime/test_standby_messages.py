@@ -22,15 +22,15 @@ from geo_ray.runtime.exchange.upload_scheduling import (
     read_bundle,
 )
 from geo_ray.training.command_log import (
-    Appoint,
-    AveragerTwin,
     BeginCheckpoint,
     Begun,
     ChangeMembers,
     ChangePace,
     Leave,
     LogEntry,
+    Promote,
     Skip,
+    StateSnapshot,
     Stop,
     TakeIn,
     TakeSum,
@@ -41,9 +41,9 @@ from geo_ray.training.failover import (
     AveragerLost,
     AveragerRefusal,
     AveragerRequest,
+    InstallSnapshot,
     LogAck,
     LogAppend,
-    LogTwin,
     NewAverager,
     StandbyMessage,
 )
@@ -71,11 +71,11 @@ WORDS: list[StandbyMessage] = [
     LogAppend(3, LogEntry(12, Begun("d"))),
     LogAppend(3, LogEntry(13, ChangePace(7))),
     LogAppend(3, LogEntry(12, Wake(), now_s=4.25)),
-    LogAppend(3, LogEntry(12, Appoint())),
-    LogTwin(
+    LogAppend(3, LogEntry(12, Promote())),
+    InstallSnapshot(
         3,
         12,
-        AveragerTwin(
+        StateSnapshot(
             {"b": torch.ones(2, 3), "c": torch.arange(3, dtype=torch.uint8), "n": torch.empty(0)},
             {"version": 4, "numbers": {"x/a": 0.5}, "exact": {"change": None}},
         ),
@@ -131,8 +131,8 @@ def test_what_nobody_waits_for_is_behind_and_whole() -> None:
     late = LogAppend(3, LogEntry(12, TakeIn(UPDATE)), counts=False)
     message = standby_message("a", late, DATA, bare=True)
     assert message.lane == BACKGROUND and len(message.payload) == 8
-    twin = LogTwin(3, 12, AveragerTwin({}, {}))
-    assert standby_message("a", twin, DATA, bare=True).lane == BACKGROUND
+    snapshot = InstallSnapshot(3, 12, StateSnapshot({}, {}))
+    assert standby_message("a", snapshot, DATA, bare=True).lane == BACKGROUND
 
 
 def test_what_a_log_says_of_time_is_left_out_where_it_says_nothing() -> None:

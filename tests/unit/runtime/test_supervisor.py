@@ -310,7 +310,7 @@ def test_a_run_that_nobody_watches_is_saved_and_ended(
         supervisor.hear("", 0)  # asks how it stands, and does not watch
         supervisor.beat(0, [], None)
     stop = supervisor.beat(0, [], None).stop
-    assert stop is not None and "nobody has watched the run for 1:00:00" in stop.message
+    assert stop is not None and "the run had no watcher for 1:00:00" in stop.message
 
 
 def test_it_ends_once_watchers_have_heard_how_the_run_ended(

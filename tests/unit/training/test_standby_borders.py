@@ -18,9 +18,9 @@ from geo_ray.training.command_log import (
     ChangeMembers,
     ChangePace,
     TakeIn,
-    become_twin,
     execute,
-    twin_of,
+    install_snapshot,
+    snapshot_of,
 )
 from geo_ray.training.failover import (
     AnswerOwn,
@@ -32,7 +32,7 @@ from geo_ray.training.failover import (
 )
 from geo_ray.training.membership import AveragerLeader, MemberChange
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
-from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
+from geo_ray.training.replication import AveragerReplica, ReplicatedAverager
 
 MEMBERS, ALL = ("a", "b", "c"), ("a", "b", "c", "d")
 MOST = 60  # updates of a region
@@ -53,7 +53,7 @@ class World:
         self.queues: dict[tuple[str, str], deque[Any]] = {}
         self.dead: set[str] = set()
         self.seqs = dict.fromkeys(ALL, 0)
-        self.borders: dict[str, list[ReplyMessage]] = {name: [] for name in ALL}
+        self.barriers: dict[str, list[ReplyMessage]] = {name: [] for name in ALL}
         self.refused: list[str] = []
         self.begun = False
         self.nodes = {name: self._node(name) for name in ALL}
@@ -71,7 +71,7 @@ class World:
         if name == "a":
             node.primary, node.standby = ReplicatedAverager(averager(self.kind)), "b"
         if name == "b":
-            node.shadow = ShadowAverager(averager(self.kind))
+            node.replica = AveragerReplica(averager(self.kind))
         return node
 
     def speak(self, name: str, *, final: bool = False, view: int = 0) -> None:
@@ -92,13 +92,13 @@ class World:
                     self.refused.append(name)
 
     def answered(self, name: str, reply: ReplyMessage) -> None:
-        if reply.border is not None:
-            self.borders[name].append(reply)
-            if reply.border.donates and not self.begun:
+        if reply.barrier is not None:
+            self.barriers[name].append(reply)
+            if reply.barrier.is_donor and not self.begun:
                 self.begun = True  # the newcomer begins as its copy
                 self.seqs["d"] = reply.seq
                 self.speak("d", view=reply.view)
-            if reply.border.leaves:
+            if reply.barrier.leaves:
                 return
         if self.seqs[name] < MOST:
             step = self.queues.setdefault((name, name), deque())  # it computes first
@@ -134,7 +134,7 @@ class World:
 
 
 @pytest.mark.parametrize(
-    "change", [MemberChange(joins=("d",), donor="c"), MemberChange((), ("c",))]
+    "change", [MemberChange(joins=("d",), preferred_donor="c"), MemberChange((), ("c",))]
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_home_is_lost_at_every_point_of_a_change(kind: str, change: MemberChange) -> None:
@@ -164,7 +164,9 @@ def test_the_home_is_lost_at_every_point_of_a_change(kind: str, change: MemberCh
         assert after.members == there and not after.joining, (when, after)
         assert not world.refused
         told = "c"  # who was to donate, or to leave, hears of the border once, whoever answers
-        marks = [r.border.donates if change.joins else r.border.leaves for r in world.borders[told]]
+        marks = [
+            r.barrier.is_donor if change.joins else r.barrier.leaves for r in world.barriers[told]
+        ]
         assert marks == [True]
     assert done_before  # of some it was lost behind the border
 
@@ -176,11 +178,11 @@ def test_what_was_said_before_a_region_was_lost_never_counts_after_its_return() 
     late = UpdateMessage("c", 1, 2, 0, 4, torch.ones(2))
     with pytest.raises(RegionLostError, match="takes part no more"):
         hub.on_update(late)
-    hub.change(MemberChange(joins=("c",), donor="a"))
+    hub.change(MemberChange(joins=("c",), preferred_donor="a"))
     replies = [
         r for n in "ab" for r in hub.on_update(UpdateMessage(n, 1, 1, 0, 4, torch.ones(2), True))
     ]
-    assert {r.border.view for r in replies} == {r.view for r in replies} == {3}
+    assert {r.barrier.view for r in replies} == {r.view for r in replies} == {3}
     version = hub.state.version
     with pytest.raises(RegionLostError, match="since view 3"):
         hub.on_update(UpdateMessage("c", 1, 9, 0, 4, torch.ones(2), view=2))
@@ -193,8 +195,8 @@ def test_who_leaves_may_ask_for_its_last_answer_again() -> None:
     hub.change(MemberChange((), ("c",)))
     updates = [UpdateMessage(name, 1, 1, 0, 4, torch.ones(2)) for name in MEMBERS]
     given = {r.to: r for u in updates for r in hub.on_update(u)}
-    assert given["c"].border.leaves and hub.view.members == ("a", "b")
-    assert [r.border for r in hub.on_update(updates[2])] == [given["c"].border]
+    assert given["c"].barrier.leaves and hub.view.members == ("a", "b")
+    assert [r.barrier for r in hub.on_update(updates[2])] == [given["c"].barrier]
     with pytest.raises(RegionLostError):
         hub.on_update(UpdateMessage("c", 1, 2, 0, 4, torch.ones(2)))
 
@@ -221,7 +223,7 @@ def test_a_copy_answers_as_the_averager_does(kind: str) -> None:
                     assert same(execute(copy, TakeIn(update)), given)
                 if random.random() < 0.15:
                     copy = Averager(strategy, 8, AveragerState(MEMBERS))
-                    become_twin(copy, twin_of(hub))
+                    install_snapshot(copy, snapshot_of(hub))
                     copies.append(copy)
             if number == 4 and seed % 2:
                 both = [hub, *copies]
@@ -232,7 +234,7 @@ def test_a_copy_answers_as_the_averager_does(kind: str) -> None:
                     execute(each, ChangePace(3))
             if number == 8:
                 for each in [hub, *copies]:
-                    execute(each, ChangeMembers(MemberChange(joins=("d",), donor="a")))
+                    execute(each, ChangeMembers(MemberChange(joins=("d",), preferred_donor="a")))
             if number == 11:
                 for each in [hub, *copies]:
                     execute(each, Begun("d"))
@@ -252,5 +254,5 @@ def same(a: Any, b: Any) -> bool:
 def told(reply: ReplyMessage) -> tuple[Any, ...]:
     return (
         *(reply.to, reply.seq, reply.version, reply.final, reply.stop, reply.checkpoint),
-        *(reply.gather, reply.border, reply.view, reply.steps, reply.closing),
+        *(reply.gather, reply.barrier, reply.view, reply.steps, reply.closing),
     )

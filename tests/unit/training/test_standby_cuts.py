@@ -22,7 +22,7 @@ from geo_ray.training.failover import (
 )
 from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
-from geo_ray.training.replication import ReplicatedAverager, ShadowAverager
+from geo_ray.training.replication import AveragerReplica, ReplicatedAverager
 
 MEMBERS = ("a", "b", "c")
 
@@ -40,7 +40,7 @@ def node(region: str) -> StandbyNode:
         averager,
         bound=1e9,
         primary=ReplicatedAverager(averager(), bound=1e9) if region == "a" else None,
-        shadow=ShadowAverager(averager()) if region == "b" else None,
+        replica=AveragerReplica(averager()) if region == "b" else None,
         standby="b" if region == "a" else None,
     )
 

@@ -137,7 +137,7 @@ def test_a_final_update_that_is_repeated_as_an_ordinary_one_is_answered_as_one()
 
 def test_after_a_takeover_a_checkpoint_waits_until_every_region_has_settled():
     state = make(AsgdGa(combine="sum"))
-    state.took_over("a")
+    state.on_failover("a")
     state.on_update(update("a", 1))
     assert not state.begin_checkpoint(7, halt=False), "it may have others to repeat"
     state.settle("a")
@@ -217,10 +217,10 @@ def test_who_begins_as_a_copy_of_a_later_incarnation_is_heard(later):
     state = make(Sma(), ("a", "b", "c"))
     for name in ("b", "c"):
         state.leave(name)
-    for number, (name, giver, attempt) in enumerate(
+    for number, (name, donor, attempt) in enumerate(
         [("b", "a", 2 + later), ("c", "b", 3 - later)], start=1
     ):
-        state.change(MemberChange((name,), (), giver))
+        state.change(MemberChange((name,), (), donor))
         known = [("a", 1), ("b", 2 + later)][:number]
         for member, own in known:
             state.on_update(update(member, number, attempt=own))

@@ -23,7 +23,7 @@ from geo_ray.training.noise import NOISE_EVERY, NoiseMeter, RegionNoise, estimat
 from geo_ray.training.optimizers import Sgd
 from geo_ray.training.parameters import split_sizes, square_norm
 from geo_ray.training.payload_encoding import WirePlan
-from geo_ray.training.replication import ShadowAverager
+from geo_ray.training.replication import AveragerReplica
 from geo_ray.training.server import Server
 from geo_ray.training.shard import Contribution, Shard
 
@@ -317,11 +317,11 @@ def test_an_averager_goes_on_where_it_was_saved() -> None:
 
 def test_a_standby_knows_the_same_and_leaves_the_telling_to_the_hub() -> None:
     state, other = (Averager(Bsp(), 2, AveragerState(("a", "b"))) for _ in range(2))
-    shadow = ShadowAverager(other)
+    replica = AveragerReplica(other)
     for number, region in enumerate(("a", "b"), 1):
         op = TakeIn(update(region, 1, (float(number), 2.0)))
         execute(state, op)
-        shadow.on_entry(LogEntry(number, op))
+        replica.on_entry(LogEntry(number, op))
     assert other.noise.meter == state.noise.meter and state.noise.meter.count == 1
     assert len(state.noise.news()) == 1 and not other.noise.news()
 

@@ -4,7 +4,7 @@
 locals {
   cluster = coalesce(var.cluster, var.name)
   cidrs   = { eu = "10.21.0.0/16", sg = "10.30.0.0/16", jp = "10.31.0.0/16" }
-  # Where the head looks for the cluster of `geo-ray up --provider terraform`, if it may rent.
+  # Folder of the cluster of `geo-ray up --provider terraform`, if the head may rent.
   clusters = var.rents ? { folder = "s3://${module.runs.name}/clusters", query = "?region=eu-central-1" } : null
 }
 
@@ -19,7 +19,7 @@ module "secrets" {
   token_version = var.token_version
 }
 
-# The same token in the other cloud; it passes through here, and is not kept.
+# The same token in the other cloud; Terraform does not store it.
 ephemeral "aws_secretsmanager_secret_version" "token" {
   provider  = aws.eu
   secret_id = module.secrets.token_id

@@ -1,22 +1,22 @@
 variable "name" {
-  description = "Of the stack; part of all names."
+  description = "Name of the stack; part of all names."
   type        = string
   default     = "geo-ray"
 
   validation {
     condition     = can(regex("^[a-z][a-z0-9-]{1,19}$", var.name))
-    error_message = "2 to 20 small letters, digits and dashes, a letter first."
+    error_message = "Give 2 to 20 lower-case letters, digits and dashes, starting with a letter."
   }
 }
 
 variable "cluster" {
-  description = "Name of the cluster, which machines that are rented beside Terraform bear as a tag; null: as the stack."
+  description = "Name of the cluster: the tag of machines that an autoscaler rents; null: the stack's name."
   type        = string
   default     = null
 }
 
 variable "image_ids" {
-  description = "Machine image by region; docs/operations/cloud-accounts.md has its recipe."
+  description = "Machine image by region; docs/operations/cloud-accounts.md shows how to build it."
   type        = map(string)
 
   validation {
@@ -26,7 +26,7 @@ variable "image_ids" {
 }
 
 variable "machines" {
-  description = "What a plan or an autoscaler may rent, by region."
+  description = "Machine types that a plan or an autoscaler may use, by region."
   type = map(list(object({
     type    = string
     cap     = number
@@ -40,7 +40,7 @@ variable "machines" {
 }
 
 variable "servers" {
-  description = "Instance type of each region's parameter server and bridge; none: on a worker's."
+  description = "Instance type of each region's parameter server and bridge; empty: on a worker's machine."
   type        = map(string)
   default     = { eu = "m5.2xlarge", sg = "S5.2XLARGE32", jp = "S5.2XLARGE32" }
 }
@@ -52,7 +52,7 @@ variable "zones" {
 }
 
 variable "spot_max_prices" {
-  description = "Most that an hour of a spot machine of Tencent may cost, by type, in the account's currency."
+  description = "Highest hourly price of Tencent's spot machines, by type, in the account's currency."
   type        = map(string)
   default     = {}
 }
@@ -68,13 +68,13 @@ variable "tunnel_keys" {
 }
 
 variable "token_version" {
-  description = "A higher number makes another token; all nodes have to be started anew."
+  description = "A higher number creates another token; all nodes must be restarted."
   type        = number
   default     = 1
 }
 
 variable "workers" {
-  description = "Machines whose number Terraform owns, by region, as `geo-ray plan --out-tfvars` writes them; none: an autoscaler rents them."
+  description = "Machines that Terraform controls, by region, as written by `geo-ray plan --out-tfvars`; empty: an autoscaler rents them."
   type = map(map(object({
     type   = string
     market = string
@@ -96,31 +96,31 @@ variable "rents" {
 }
 
 variable "usd_per_month" {
-  description = "What stack and machines may cost in a month before somebody is told."
+  description = "Monthly cost in USD at which the budget notifies."
   type        = number
   default     = 500
 }
 
 variable "emails" {
-  description = "Who is told."
+  description = "Email addresses that the budget notifies."
   type        = list(string)
   default     = []
 }
 
 variable "tls" {
-  description = "Whether Ray encrypts what it says; then fill the secrets tls-* before machines start."
+  description = "Whether Ray uses TLS; if so, fill the secrets tls-* before machines start."
   type        = bool
   default     = false
 }
 
 variable "protected" {
-  description = "Whether head, data and runs outlive `terraform destroy`: set it to false and apply first, if they shall not."
+  description = "Whether `terraform destroy` refuses to delete head, data and runs; set it to false and apply first to delete them."
   type        = bool
   default     = true
 }
 
 variable "operator_cidrs" {
-  description = "Addresses from which people may use SSH on the head; none are needed with Session Manager."
+  description = "Networks that may use SSH on the head; not needed with Session Manager."
   type        = list(string)
   default     = []
 }

@@ -3,7 +3,7 @@
 locals {
   cluster = coalesce(var.cluster, var.name)
   cidrs   = { us = "10.20.0.0/16", eu = "10.21.0.0/16" }
-  # Where the head looks for the cluster of `geo-ray up --provider terraform`, if it may rent.
+  # Folder of the cluster of `geo-ray up --provider terraform`, if the head may rent.
   clusters = var.rents ? { folder = "s3://${module.runs.name}/clusters", query = "?region=us-east-1" } : null
 }
 

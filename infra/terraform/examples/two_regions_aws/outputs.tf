@@ -1,5 +1,5 @@
 output "geo_ray" {
-  description = "What `geo-ray inventory --from-terraform` and `geo-ray up --provider terraform` read."
+  description = "Description of the stack for `geo-ray inventory --from-terraform` and `geo-ray up --provider terraform`."
   value = {
     version  = 1
     stack    = var.name

@@ -1,5 +1,4 @@
-# Every region has a provider of its own. The tags reach all that knows tags, machines excepted,
-# which groups make.
+# Every region has its own provider. Default tags apply to all resources except machines of groups.
 
 locals {
   tags = { "geo-ray:stack" = var.name }

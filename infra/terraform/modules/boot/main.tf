@@ -1,6 +1,5 @@
-# What a machine of Terraform's does first, for any cloud: the same text as the user data of a
-# machine that geo_ray rents (geo_ray/cloud/boot_script.py; a test compares the two). It holds
-# names of secrets only.
+# User data of Terraform's machines, for any cloud: the same text as that of machines that geo_ray
+# rents (geo_ray/cloud/boot_script.py; a test compares the two). It contains only names of secrets.
 
 locals {
   tls = [for each in [

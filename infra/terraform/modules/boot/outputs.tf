@@ -1,4 +1,4 @@
 output "script" {
-  description = "For the user data."
+  description = "User data of the machine."
   value       = "${local.begin}${local.rest}"
 }

@@ -1,4 +1,4 @@
-# What a machine does that ends a private tunnel to other clouds (WireGuard), for any cloud.
+# User data of a tunnel's end (WireGuard), for any cloud.
 
 locals {
   script = templatefile("${path.module}/tunnel.sh.tftpl", {

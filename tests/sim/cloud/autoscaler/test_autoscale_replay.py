@@ -9,7 +9,7 @@ import pytest
 from benchmarks.autoscale.autoscale import scenario
 from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.cloud.backtest.markets import DayKind, made_up_day
-from geo_ray.cloud.backtest.replay import FAILOVER, ON_DEMAND, OURS, SPOT, WAYS, replay
+from geo_ray.cloud.backtest.replay import ALTERNATIVES, FAILOVER, ON_DEMAND, OURS, SPOT, replay
 from geo_ray.cloud.backtest.simulated_cloud import SimJob, forever
 from geo_ray.cloud.provider import Market, Pool
 from geo_ray.experiment.autoscale import AutoscaleConfig, RetryConfig
@@ -25,9 +25,13 @@ ROUGH = DayKind(hours=24, jumps_per_day=12.0, least_sold_out_per_day=6, most_sol
 def test_it_is_in_time_cheaper_than_all_others_that_are_and_leaves_nothing(seed: int) -> None:
     target, markets, _ = scenario(BOOK, seed)
     target = replace(target, deadline_unix_s=1.3 * SHORT.work_s)
-    found = {way: replay(way, target, markets, SHORT, CONFIG) for way in WAYS}
+    found = {
+        strategy: replay(strategy, target, markets, SHORT, CONFIG) for strategy in ALTERNATIVES
+    }
     ours = found[OURS]
-    others = [found[way] for way in (ON_DEMAND, SPOT, FAILOVER) if found[way].in_time]
+    others = [
+        found[strategy] for strategy in (ON_DEMAND, SPOT, FAILOVER) if found[strategy].in_time
+    ]
     assert ours.in_time
     assert ours.usd <= min(each.usd for each in others)
     assert ours.usd <= 0.6 * found[ON_DEMAND].usd
@@ -94,7 +98,8 @@ def _bills(target: ClusterTarget) -> dict[str, float]:
     }
     config = CONFIG.model_copy(update={"floor": "none"})
     return {
-        way: replay(way, target, markets, SimJob(4 * 3600.0), config).usd for way in (OURS, SPOT)
+        strategy: replay(strategy, target, markets, SimJob(4 * 3600.0), config).usd
+        for strategy in (OURS, SPOT)
     }
 
 

@@ -186,20 +186,20 @@ def refused(**fields: Any) -> Scene:
     assert not scene.memory.pending_launches
     scene.deaf.clear()
     scene._do(launch)
-    scene.kept = set(scene.machines)
+    scene.retained = set(scene.machines)
     return scene
 
 
 def test_what_nobody_waits_for_is_in_the_books_as_long_as_the_cloud_does_not_end_it() -> None:
     scene = refused()
     for decided in scene.looks(360):
-        assert {end.machine_id for end in ends(decided)} == scene.kept
+        assert {end.machine_id for end in ends(decided)} == scene.retained
         assert not launches(decided) and not drains(decided)
         assert decided.usd_per_hour == pytest.approx(0.9)
     ((name, reason, row),) = scene.memory.ledger.by_region_and_reason()
     assert (name, reason) == ("r", UNWANTED)
     assert row.paid_usd == pytest.approx(0.9, rel=0.01)
-    scene.kept = set()
+    scene.retained = set()
     scene.looks(2)
     assert not scene.machines and scene.look().usd_per_hour > 0
     scene.looks(10)

@@ -9,7 +9,7 @@ from pathlib import Path
 from geo_ray.base.clock import VirtualClock
 from geo_ray.base.errors import ClusterError
 from geo_ray.cloud.autoscaler.journal import Journal
-from geo_ray.cloud.autoscaler.observation import NodeSeen, PendingGroup
+from geo_ray.cloud.autoscaler.observation import ObservedNode, PendingGroup
 from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler
 from geo_ray.cloud.backtest.simulated_cloud import SimTemper, SimulatedCloud, forever
@@ -29,8 +29,8 @@ class Nodes:
     begun: set[str] = field(default_factory=set)
     is_unreachable: bool = False
 
-    def seen(self, machines: Sequence[Machine]) -> dict[str, NodeSeen]:
-        found = {each.id: NodeSeen(is_ready=True, is_busy=False) for each in machines}
+    def observe(self, machines: Sequence[Machine]) -> dict[str, ObservedNode]:
+        found = {each.id: ObservedNode(is_ready=True, is_busy=False) for each in machines}
         if found:
             self.pending_ = ()  # in the moment after
         return found

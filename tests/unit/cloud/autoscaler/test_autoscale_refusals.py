@@ -56,17 +56,17 @@ def test_each_machine_of_a_fleet_that_does_not_start_is_counted() -> None:
     names = sorted(scene.machines)
     assert len(names) == 3
     scene.unready |= set(names)
-    kept = names.pop()
-    kept_machine = scene.machines.pop(kept)
+    retained = names.pop()
+    kept_machine = scene.machines.pop(retained)
     not_started(scene, SPOT_A)  # two of them; the third is still on its way
     decided = scene.look()
     pending_launch = decided.memory.pending_launches[launch.request.request_id]
     assert outstanding(decided.memory, pending_launch) == 1
     assert sum(each.request.count for each in launches(decided)) == 2, "replaced at once"
     not_started(scene, SPOT_A)
-    scene.machines[kept] = kept_machine
+    scene.machines[retained] = kept_machine
     assert not scene.look().actions, "told again, and the third has come: neither is ended"
-    assert kept in scene.memory.instances
+    assert retained in scene.memory.instances
 
 
 def test_a_machine_that_was_seen_and_then_failed_is_counted_once() -> None:
@@ -185,10 +185,10 @@ def test_what_was_refused_is_not_forgotten_when_a_look_breaks_off(what: str) -> 
             return super().write(key, data, expected)
 
     class World(SimWorld):
-        def seen(self, machines):  # type: ignore[no-untyped-def]
+        def observe(self, machines):  # type: ignore[no-untyped-def]
             if trouble.nodes:
                 raise ClusterError("Ray does not tell of its nodes")
-            return super().seen(machines)
+            return super().observe(machines)
 
     class Cloud(SimulatedCloud):
         def poll_failures(self, cluster: str) -> list[LaunchFailure]:

@@ -10,7 +10,7 @@ from geo_ray.base.clock import VirtualClock
 from geo_ray.base.errors import RunDirectoryError
 from geo_ray.cloud.autoscaler.actions import Launch
 from geo_ray.cloud.autoscaler.journal import Journal
-from geo_ray.cloud.autoscaler.observation import NodeSeen, Observed, RegionOutage
+from geo_ray.cloud.autoscaler.observation import Observed, ObservedNode, RegionOutage
 from geo_ray.cloud.autoscaler.policy import BUDGET, UNKNOWN, AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler, TickResult
 from geo_ray.cloud.autoscaler.state import AutoscalerMemory
@@ -300,11 +300,11 @@ def test_a_node_is_not_late_for_the_time_of_the_silence() -> None:
     memory = policy.decide(wanted, decided.memory, Observed(now_s + 10, machines)).memory
     unreachable = {"r-1": RegionOutage(now_s + 20, "no answer")}
     for passed_s in range(20, 1000, 10):
-        seen = Observed(now_s + passed_s, (), unreachable=unreachable)
-        decided = policy.decide(wanted, memory, seen)
+        observed = Observed(now_s + passed_s, (), unreachable=unreachable)
+        decided = policy.decide(wanted, memory, observed)
         memory = decided.memory
         assert not decided.actions
-    ready = {machine.id: NodeSeen(is_ready=True) for machine in machines[1:]}
+    ready = {machine.id: ObservedNode(is_ready=True) for machine in machines[1:]}
     for passed_s in range(1000, 1000 + int(CONFIG.retry.join_s) - 20, 10):
         decided = policy.decide(wanted, memory, Observed(now_s + passed_s, machines, ready))
         memory = decided.memory

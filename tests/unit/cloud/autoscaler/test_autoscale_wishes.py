@@ -13,7 +13,12 @@ from test_run_work import PLAN, finish, new_run
 
 from geo_ray.base.errors import RunDirectoryError
 from geo_ray.cloud.autoscaler.actor import AutoscaleOrder, AutoscalerActor
-from geo_ray.cloud.autoscaler.journal import TOLD_KEY, ToldTarget, read_told, write_told
+from geo_ray.cloud.autoscaler.journal import (
+    TARGET_OVERRIDE_KEY,
+    TargetOverride,
+    read_target_override,
+    write_target_override,
+)
 from geo_ray.cloud.autoscaler.run_work import NamedRun
 from geo_ray.storage.conditional_store import LocalConditionalStore
 from tests.support.autoscale_support import (
@@ -146,16 +151,16 @@ def test_a_launch_of_a_head_whose_clock_was_ahead_is_sent_again() -> None:
 
 def test_what_was_told_is_there_for_the_next_one(tmp_path: Path) -> None:
     store, other = LocalConditionalStore(tmp_path), target(budget_usd=3.0)
-    assert read_told(store, 1) == ToldTarget(1)
-    write_told(store, 1, lambda told: replace(told, target=other))
-    found = read_told(store, 1)
+    assert read_target_override(store, 1) == TargetOverride(1)
+    write_target_override(store, 1, lambda told: replace(told, target=other))
+    found = read_target_override(store, 1)
     assert (found.target, found.is_over) == (other, False)
-    write_told(store, 1, lambda told: replace(told, is_over=True))
-    found = read_told(store, 1)
+    write_target_override(store, 1, lambda told: replace(told, is_over=True))
+    found = read_target_override(store, 1)
     assert (found.target, found.is_over) == (other, True)
-    before = store.read(TOLD_KEY)
-    write_told(store, 1, lambda told: replace(told, target=other))
-    assert store.read(TOLD_KEY) == before, "the same again writes nothing"
+    before = store.read(TARGET_OVERRIDE_KEY)
+    write_target_override(store, 1, lambda told: replace(told, target=other))
+    assert store.read(TARGET_OVERRIDE_KEY) == before, "the same again writes nothing"
 
 
 def test_a_cluster_keeps_its_budget_whatever_else_runs_there(
@@ -169,13 +174,13 @@ def test_a_cluster_keeps_its_budget_whatever_else_runs_there(
     queues = replace(target(), deadline_unix_s=77.0)
 
     def known() -> tuple[float | None, float | None]:
-        found = read_told(store, 1).target
+        found = read_target_override(store, 1).target
         assert found is not None
         return found.budget_usd, found.deadline_unix_s
 
     actor = AutoscalerActor(order)
     actor.allow(3.0)
-    assert read_told(store, 1).target is None, "nothing has changed"
+    assert read_target_override(store, 1).target is None, "nothing has changed"
     actor.follow(queues)
     assert known() == (3.0, 77.0)
     actor = AutoscalerActor(order)  # the one before died
@@ -242,7 +247,7 @@ def test_a_budget_that_could_not_be_written_is_written_when_it_is_told_again(
     with pytest.raises(RunDirectoryError, match="no answer"):
         actor.allow(5.0)
     actor.allow(5.0)
-    found = read_told(store, 1).target
+    found = read_target_override(store, 1).target
     assert found is not None and found.budget_usd == 5.0
 
 
@@ -263,32 +268,35 @@ def test_a_budget_that_is_told_while_a_target_is_stays(
     store.first = meanwhile
     actor.follow(replace(target(), deadline_unix_s=77.0))
     allows.join()
-    found = read_told(store, 1).target
+    found = read_target_override(store, 1).target
     assert found is not None
     assert (found.budget_usd, found.deadline_unix_s) == (5.0, 77.0)
 
 
 def test_a_cluster_that_is_made_anew_has_been_told_nothing(tmp_path: Path) -> None:
     store = LocalConditionalStore(tmp_path)
-    write_told(store, 1, lambda told: replace(told, is_over=True))
-    assert not read_told(store, 2).is_over
-    write_told(store, 2, lambda told: replace(told, target=target()))
-    assert read_told(store, 2) == ToldTarget(2, target(), number=2)
+    write_target_override(store, 1, lambda told: replace(told, is_over=True))
+    assert not read_target_override(store, 2).is_over
+    write_target_override(store, 2, lambda told: replace(told, target=target()))
+    assert read_target_override(store, 2) == TargetOverride(2, target(), number=2)
 
 
 def test_two_who_tell_at_once_are_both_heard(tmp_path: Path) -> None:
     store = LocalConditionalStore(tmp_path)
     calls = 0
 
-    def change(told: ToldTarget) -> ToldTarget:
+    def change(told: TargetOverride) -> TargetOverride:
         nonlocal calls
         calls += 1
         if calls == 1:  # somebody else, in between
-            write_told(store, 1, lambda other: replace(other, is_over=True))
+            write_target_override(store, 1, lambda other: replace(other, is_over=True))
         return replace(told, target=target())
 
-    write_told(store, 1, change)
-    assert (read_told(store, 1).target, read_told(store, 1).is_over) == (target(), True)
+    write_target_override(store, 1, change)
+    assert (read_target_override(store, 1).target, read_target_override(store, 1).is_over) == (
+        target(),
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -298,18 +306,18 @@ def test_what_makes_no_sense_counts_as_not_told_and_the_next_words_take_its_plac
     tmp_path: Path, data: bytes
 ) -> None:
     store, notes = LocalConditionalStore(tmp_path), list[str]()
-    (tmp_path / TOLD_KEY).write_bytes(data)
-    assert read_told(store, 1, notes.append) == ToldTarget(1)
+    (tmp_path / TARGET_OVERRIDE_KEY).write_bytes(data)
+    assert read_target_override(store, 1, notes.append) == TargetOverride(1)
     (note,) = notes
-    assert TOLD_KEY in note
-    write_told(store, 1, lambda told: replace(told, is_over=True))
-    assert read_told(store, 1).is_over
+    assert TARGET_OVERRIDE_KEY in note
+    write_target_override(store, 1, lambda told: replace(told, is_over=True))
+    assert read_target_override(store, 1).is_over
 
 
 def test_of_an_earlier_cluster_nothing_needs_to_make_sense(tmp_path: Path) -> None:
     store, notes = LocalConditionalStore(tmp_path), list[str]()
-    (tmp_path / TOLD_KEY).write_bytes(b'{"made": 1, "goal": {}, "number": 7}')
-    assert read_told(store, 2, notes.append) == ToldTarget(2, number=7)
+    (tmp_path / TARGET_OVERRIDE_KEY).write_bytes(b'{"made": 1, "goal": {}, "number": 7}')
+    assert read_target_override(store, 2, notes.append) == TargetOverride(2, number=7)
     assert not notes
 
 
@@ -318,19 +326,19 @@ def test_an_autoscaler_goes_on_with_its_order_where_what_it_was_told_makes_no_se
 ) -> None:
     monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
     store = LocalConditionalStore(tmp_path)
-    (tmp_path / TOLD_KEY).write_bytes(b"{")
+    (tmp_path / TARGET_OVERRIDE_KEY).write_bytes(b"{")
     fields: Any = ("demo", None, store, CONFIG, target(budget_usd=3.0))
     actor = AutoscalerActor(AutoscaleOrder(*fields))
     actor.allow(4.0)
-    assert any(TOLD_KEY in each for each in actor._lost)
-    found = read_told(store, 1).target
+    assert any(TARGET_OVERRIDE_KEY in each for each in actor._lost)
+    found = read_target_override(store, 1).target
     assert found is not None and found.budget_usd == 4.0
     actor.release()
-    assert read_told(store, 1).is_over
+    assert read_target_override(store, 1).is_over
 
 
 def test_what_is_too_long_is_refused(tmp_path: Path) -> None:
     store = LocalConditionalStore(tmp_path)
     endless = target(regions=(region(zones=tuple(f"zone-{n}" for n in range(100_000))),))
     with pytest.raises(RunDirectoryError, match="too long"):
-        write_told(store, 1, lambda told: replace(told, target=endless))
+        write_target_override(store, 1, lambda told: replace(told, target=endless))

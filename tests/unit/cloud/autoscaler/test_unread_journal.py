@@ -160,7 +160,7 @@ class Cluster:
 
     def looks(self, count: int) -> None:
         for _ in range(count):
-            self.actor._tell(self.loop.tick(self.clock.now_s()))
+            self.actor._report(self.loop.tick(self.clock.now_s()))
             self.world.advance_to_s(self.clock.now_s() + 10.0)
 
     def tear(self) -> None:

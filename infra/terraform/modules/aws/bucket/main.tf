@@ -1,5 +1,4 @@
-# A bucket that holds data or runs: encrypted with a key of its own, versioned, closed to the public,
-# and refused to whoever does not use TLS.
+# A bucket for data or runs: encrypted with its own key, versioned, private, TLS only.
 
 resource "aws_kms_key" "this" {
   description             = "${var.name} ${var.purpose}"
@@ -9,7 +8,7 @@ resource "aws_kms_key" "this" {
 }
 
 resource "aws_s3_bucket" "this" {
-  # The cloud adds the rest of the name, which must be the only one in the world.
+  # The cloud adds the rest of the name, which must be globally unique.
   bucket_prefix = "${substr(var.name, 0, 20)}-${var.purpose}-"
   force_destroy = var.force_destroy
   tags          = { Name = "${var.name} ${var.purpose}" }
@@ -69,7 +68,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
       days_after_initiation = 7
     }
 
-    # What an ended run leaves of its removed checkpoints.
+    # Delete markers of checkpoints that a finished run has removed.
     expiration {
       expired_object_delete_marker = true
     }

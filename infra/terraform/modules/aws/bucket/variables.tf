@@ -1,31 +1,31 @@
 variable "name" {
-  description = "Of the stack; part of all names."
+  description = "Name of the stack; part of all names."
   type        = string
 
   validation {
     condition     = can(regex("^[a-z][a-z0-9-]*$", var.name))
-    error_message = "Small letters, digits and dashes: it becomes part of a bucket's name."
+    error_message = "Give lower-case letters, digits and dashes: the name is part of a bucket's name."
   }
 }
 
 variable "purpose" {
-  description = "data or runs."
+  description = "Kind of the bucket: data or runs."
   type        = string
 
   validation {
     condition     = contains(["data", "runs"], var.purpose)
-    error_message = "A bucket is for data or for runs."
+    error_message = "The kind must be data or runs."
   }
 }
 
 variable "force_destroy" {
-  description = "Whether `terraform destroy` also removes what is in it."
+  description = "Whether `terraform destroy` also deletes its objects."
   type        = bool
   default     = false
 }
 
 variable "old_versions_days" {
-  description = "How long an object that was overwritten or removed can be brought back."
+  description = "Days for which overwritten or deleted objects can be restored."
   type        = number
   default     = 30
 }

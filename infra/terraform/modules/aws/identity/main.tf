@@ -1,10 +1,9 @@
-# What machines of one kind may do. Nodes read their secrets, use their own region's data, and write
-# their own parts of checkpoints; so the cloud itself keeps a region's rows from the machines of
-# another one, and what is written down of cluster and runs from all nodes. The head writes that, and
-# may rent machines besides, if an autoscaler runs there.
+# Permissions of one kind of machine. Nodes read their secrets, use their region's data, and write
+# their region's checkpoint parts. They cannot read another region's rows, nor write the records of
+# the cluster and of runs. The head writes these, and rents machines if an autoscaler runs there.
 
 locals {
-  # A region has at most 1000 shards. One sign each, so that a region named eu-ps is not meant by eu.
+  # A region has at most 1000 parameter servers. One character each, so that eu does not match eu-ps.
   own = var.runs == null ? [] : concat(
     [for signs in ["?", "??", "???"] : "${var.runs.region}-ps${signs}"], ["model-${var.runs.region}", "averager"],
   )
@@ -57,9 +56,9 @@ data "aws_iam_policy_document" "this" {
     }
   }
 
-  # Of the runs a node sees checkpoints and its region's generated data, and writes what its processes
-  # make: the parts of its region's parameter servers, the final model, and the averager's part, which
-  # may come to live in any region. Manifests, events and leases are the driver's, on the head.
+  # A node reads checkpoints and its region's generated data. It writes the checkpoint parts of its
+  # region's parameter servers, the final model, and the averager's part, since the averager may move
+  # to any region. Manifests, events and leases are written by the run actor on the head.
   dynamic "statement" {
     for_each = var.runs == null ? [] : [var.runs]
     content {
@@ -96,7 +95,7 @@ data "aws_iam_policy_document" "this" {
     }
   }
 
-  # A part is written once: whoever may write it cannot replace it.
+  # A part can be written once and never replaced.
   dynamic "statement" {
     for_each = var.runs == null ? [] : [var.runs]
     content {
@@ -111,7 +110,7 @@ data "aws_iam_policy_document" "this" {
         values   = ["true"]
       }
 
-      # Of an upload in pieces only its end makes the object.
+      # Only the end of a multipart upload creates the object.
       condition {
         test     = "Bool"
         variable = "s3:ObjectCreationOperation"
@@ -142,7 +141,7 @@ data "aws_iam_policy_document" "this" {
     }
   }
 
-  # A machine can only be rented with the cluster's tag, and only such a one be ended: never the head.
+  # Machines can be rented and ended only with the cluster's tag, which the head does not have.
   dynamic "statement" {
     for_each = var.rents ? [1] : []
     content {

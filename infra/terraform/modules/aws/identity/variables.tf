@@ -1,15 +1,15 @@
 variable "name" {
-  description = "Of the stack; part of all names."
+  description = "Name of the stack; part of all names."
   type        = string
 }
 
 variable "kind" {
-  description = "Of machines, for the role's name: head, or nodes-REGION."
+  description = "Kind of machines, part of the role's name: head or nodes-REGION."
   type        = string
 }
 
 variable "cluster" {
-  description = "Name of the cluster, which its rented machines bear as the tag geo-ray:cluster."
+  description = "Name of the cluster: the tag geo-ray:cluster of its rented machines."
   type        = string
 }
 
@@ -30,7 +30,7 @@ variable "bucket_arns" {
 }
 
 variable "runs" {
-  description = "For nodes: the bucket of the runs, and the region of the run whose parts of checkpoints they write there; null: none."
+  description = "Nodes only: bucket of the runs, and the run's region whose checkpoint parts they write; null: none."
   type        = object({ arn = string, region = string })
   default     = null
 }
@@ -42,7 +42,7 @@ variable "rents" {
 }
 
 variable "passed_role_arns" {
-  description = "Roles that the machines it rents get."
+  description = "Roles of the machines that it rents."
   type        = list(string)
   default     = []
 }

@@ -1,5 +1,5 @@
-# A region's private network: machines have no public address, and nothing outside begins a
-# connection to them. Buckets are reached without leaving the cloud's network.
+# A region's private network: machines have no public address and accept no connection from outside.
+# Buckets are reached without leaving the cloud's network.
 
 data "aws_region" "here" {}
 
@@ -14,11 +14,11 @@ data "aws_availability_zones" "here" {
 
 locals {
   zones = var.zones != null ? sort(var.zones) : slice(sort(data.aws_availability_zones.here.names), 0, 2)
-  # The upper half of the network is cut into private subnets, one a zone; the lowest 256 addresses
-  # are the public subnet, which only holds the NAT gateway.
+  # The upper half of the network is divided into private subnets, one per zone; the lowest 256
+  # addresses are the public subnet of the NAT gateway.
   private = { for number, zone in local.zones : zone => cidrsubnet(var.cidr, 4, 8 + number) }
   public  = cidrsubnet(var.cidr, 8, 0)
-  # What a machine needs of the cloud when there is no way out.
+  # APIs that a machine needs without internet access.
   services = var.nat ? [] : ["ec2", "ec2messages", "kms", "secretsmanager", "ssm", "ssmmessages"]
 }
 
@@ -29,7 +29,7 @@ resource "aws_vpc" "this" {
   tags                 = { Name = var.name }
 }
 
-# Who forgets to name a security group gets this one, which allows nothing.
+# The default security group allows nothing.
 resource "aws_default_security_group" "closed" {
   vpc_id = aws_vpc.this.id
   tags   = { Name = "${var.name} closed" }
@@ -64,7 +64,7 @@ resource "aws_vpc_endpoint" "s3" {
   tags              = { Name = "${var.name} s3" }
 }
 
-# ------------------------------------------------------------------ a way out, for the cloud's APIs
+# ------------------------------------------------------------------ with internet access
 
 resource "aws_internet_gateway" "this" {
   count = var.nat || var.public_subnet ? 1 : 0
@@ -128,7 +128,7 @@ resource "aws_route" "private_out" {
   nat_gateway_id         = aws_nat_gateway.this[0].id
 }
 
-# ------------------------------------------------------------------ or none
+# ------------------------------------------------------------------ without internet access
 
 resource "aws_security_group" "services" {
   count = var.nat ? 0 : 1

@@ -12,16 +12,16 @@ output "subnets" {
 }
 
 output "subnet_cidrs" {
-  description = "Addresses of each of them."
+  description = "Network of each private subnet, by zone."
   value       = local.private
 }
 
 output "public_subnet" {
-  description = "Null where there is none."
+  description = "Public subnet; null: none."
   value       = one(aws_subnet.public[*].id)
 }
 
 output "route_table_id" {
-  description = "Of the private subnets."
+  description = "Route table of the private subnets."
   value       = aws_route_table.private.id
 }

@@ -1,15 +1,15 @@
 variable "name" {
-  description = "Of the stack; part of all names."
+  description = "Name of the stack; part of all names."
   type        = string
 }
 
 variable "cidr" {
-  description = "Addresses of this region; no two regions of a stack may overlap."
+  description = "Network of this region; regions of a stack must not overlap."
   type        = string
 
   validation {
     condition     = can(cidrhost(var.cidr, 0)) && endswith(var.cidr, "/16")
-    error_message = "Give a network of 16 bits, such as 10.20.0.0/16."
+    error_message = "Give a /16 network, such as 10.20.0.0/16."
   }
 }
 
@@ -20,18 +20,18 @@ variable "zones" {
 
   validation {
     condition     = var.zones == null || try(length(var.zones) >= 1 && length(var.zones) <= 8, false)
-    error_message = "There is room for 1 to 8 zones."
+    error_message = "Give 1 to 8 zones."
   }
 }
 
 variable "nat" {
-  description = "Whether machines reach the internet (out only, by a NAT gateway); false: the cloud's APIs by private endpoints, and nothing else."
+  description = "Whether machines can open connections to the internet through a NAT gateway; false: only to the cloud's APIs, through private endpoints."
   type        = bool
   default     = true
 }
 
 variable "public_subnet" {
-  description = "Whether there is a public subnet without a NAT gateway, too: for a link to another cloud."
+  description = "Whether to create a public subnet even without a NAT gateway, for a tunnel to another cloud."
   type        = bool
   default     = false
 }

@@ -1,5 +1,5 @@
 # A private link between two regions' networks. Peering is not transitive: a stack needs one per
-# pair, which costs nothing but the traffic. From some ten regions on a transit gateway pays.
+# pair, which costs only its traffic. With more than about ten regions use a transit gateway.
 
 data "aws_region" "to" {
   provider = aws.to

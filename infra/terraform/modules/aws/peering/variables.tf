@@ -1,5 +1,5 @@
 variable "name" {
-  description = "Of the link."
+  description = "Name of the link."
   type        = string
 }
 
@@ -13,7 +13,7 @@ variable "from" {
 }
 
 variable "to" {
-  description = "The other one."
+  description = "Network of the other region."
   type = object({
     vpc_id         = string
     cidr           = string
@@ -22,6 +22,6 @@ variable "to" {
 
   validation {
     condition     = var.from.cidr != var.to.cidr
-    error_message = "Two regions have the same addresses."
+    error_message = "Two regions have the same network."
   }
 }

@@ -1,8 +1,8 @@
 # The machine of Ray's head. Its address and the disk with its state outlive it: if the machine is
-# lost, `terraform apply` makes another one, and nodes find it where it was.
+# lost, `terraform apply` creates another one with the same address.
 
 locals {
-  # Known before the machine, so that nodes need not wait for it.
+  # Known before the machine exists, so that nodes need not wait for it.
   address = cidrhost(var.subnet.cidr, 10)
   port    = 6379
 }
@@ -71,7 +71,7 @@ resource "aws_volume_attachment" "state" {
 
 resource "aws_cloudwatch_metric_alarm" "lost" {
   alarm_name          = "${var.name} head is ill"
-  alarm_description   = "The head of ${var.name} fails its checks: training goes on, nothing new can start."
+  alarm_description   = "The head of ${var.name} fails its checks: training continues, nothing new can start."
   namespace           = "AWS/EC2"
   metric_name         = "StatusCheckFailed"
   dimensions          = { InstanceId = aws_instance.this.id }
@@ -85,7 +85,7 @@ resource "aws_cloudwatch_metric_alarm" "lost" {
   ok_actions          = var.alarm_topic_arns
 }
 
-# Broken hardware: the cloud moves the machine, with its address and its disks.
+# On broken hardware the cloud moves the machine with its address and disks.
 resource "aws_cloudwatch_metric_alarm" "recover" {
   alarm_name          = "${var.name} head moves"
   alarm_description   = "The hardware under the head of ${var.name} is broken."

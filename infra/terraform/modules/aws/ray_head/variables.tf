@@ -1,16 +1,16 @@
 variable "name" {
-  description = "Of the stack; part of all names."
+  description = "Name of the stack; part of all names."
   type        = string
 }
 
 variable "instance_type" {
-  description = "A small machine with 8 GB or more: nothing of a run is placed there but its driver."
+  description = "Instance type of the head: a small machine with 8 GB or more."
   type        = string
   default     = "m5.large"
 }
 
 variable "image_id" {
-  description = "Machine image that carries geo_ray; docs/operations/cloud-accounts.md has its recipe."
+  description = "Machine image with geo_ray; docs/operations/cloud-accounts.md shows how to build it."
   type        = string
 }
 
@@ -24,17 +24,17 @@ variable "subnet" {
 }
 
 variable "security_group_ids" {
-  description = "Those of all nodes and of the head."
+  description = "Security groups of all nodes and of the head."
   type        = list(string)
 }
 
 variable "instance_profile" {
-  description = "Name of the profile with which the machine reads its secrets, and may rent others."
+  description = "Instance profile of the head."
   type        = string
 }
 
 variable "join" {
-  description = "Names of the secrets, interpreter of the image."
+  description = "Names of the secrets, Python interpreter of the image."
   type = object({
     store           = string
     region          = string
@@ -59,30 +59,30 @@ variable "state_gb" {
 }
 
 variable "kms_key_arn" {
-  description = "Key of both; null: the account's own."
+  description = "Encryption key of both disks; null: the account's default."
   type        = string
   default     = null
 }
 
 variable "protected" {
-  description = "Whether the machine can only be ended after this was set to false."
+  description = "Whether the machine is protected from termination."
   type        = bool
   default     = true
 }
 
 variable "alarm_topic_arns" {
-  description = "Who hears of an ill head."
+  description = "Topics that the head's alarms notify."
   type        = list(string)
   default     = []
 }
 
 variable "tags" {
-  description = "Of volumes, which a provider's default tags do not reach."
+  description = "Tags of volumes, to which default tags of the provider do not apply."
   type        = map(string)
 }
 
 variable "serves" {
-  description = "Folder of the cluster whose autoscaler lives on the head, as the module boot has it; null: none does."
+  description = "Folder of the cluster whose autoscaler runs on the head, as in the module boot; null: none."
   type = object({
     state       = string
     keys_secret = optional(string)

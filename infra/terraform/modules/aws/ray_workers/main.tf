@@ -1,5 +1,5 @@
-# Machines whose number Terraform owns: one pool per type, market and role. A group of a pool brings
-# back what was lost or taken back; it never has more than it is told.
+# Machines that Terraform controls: one pool per type, market and role. The group of a pool replaces
+# lost and preempted machines.
 
 locals {
   zones = sort(keys(var.subnets))
@@ -30,7 +30,7 @@ resource "aws_launch_template" "this" {
   user_data              = base64encode(module.boot[each.key].script)
   update_default_version = true
 
-  # A machine that shuts itself down is not paid any more.
+  # A machine that shuts down is terminated, so that it no longer costs.
   instance_initiated_shutdown_behavior = "terminate"
 
   iam_instance_profile {
@@ -73,7 +73,7 @@ resource "aws_autoscaling_group" "this" {
   max_size            = each.value.count
   desired_capacity    = each.value.count
   vpc_zone_identifier = [for zone in local.zones : var.subnets[zone]]
-  # Other zones are tried when one is sold out; within a step they are alike.
+  # Other zones are used when one is sold out.
   capacity_rebalance        = each.value.market == "spot"
   wait_for_capacity_timeout = "0" # the preflight of a run says what is missing, with the reason
   health_check_type         = "EC2"

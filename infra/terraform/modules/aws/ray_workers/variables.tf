@@ -1,5 +1,5 @@
 variable "name" {
-  description = "Of the stack; part of all names."
+  description = "Name of the stack; part of all names."
   type        = string
 }
 
@@ -9,12 +9,12 @@ variable "region" {
 
   validation {
     condition     = can(regex("^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$", var.region))
-    error_message = "At most 63 letters, digits, '-', '_' or '.', letters or digits at both ends."
+    error_message = "Give at most 63 letters, digits, '-', '_' or '.', with letters or digits at both ends."
   }
 }
 
 variable "pools" {
-  description = "Machines by a name of your own, as `geo-ray plan --out-tfvars` writes them."
+  description = "Machines by any name, as written by `geo-ray plan --out-tfvars`."
   type = map(object({
     type   = string
     market = string
@@ -24,22 +24,22 @@ variable "pools" {
 
   validation {
     condition     = alltrue([for pool in var.pools : contains(["on_demand", "spot"], pool.market)])
-    error_message = "A market is on_demand or spot."
+    error_message = "A market must be on_demand or spot."
   }
 
   validation {
     condition     = alltrue([for pool in var.pools : contains(["worker", "server"], pool.role)])
-    error_message = "A role is worker or server."
+    error_message = "A role must be worker or server."
   }
 
   validation {
     condition     = alltrue([for pool in var.pools : pool.count >= 0 && floor(pool.count) == pool.count])
-    error_message = "A count is a whole number, 0 or more."
+    error_message = "A count must be a whole number, 0 or more."
   }
 }
 
 variable "image_id" {
-  description = "Machine image that carries geo_ray; docs/operations/cloud-accounts.md has its recipe."
+  description = "Machine image with geo_ray; docs/operations/cloud-accounts.md shows how to build it."
   type        = string
 }
 
@@ -53,12 +53,12 @@ variable "security_group_ids" {
 }
 
 variable "instance_profile" {
-  description = "Name of the profile with which a machine reads its secrets."
+  description = "Instance profile of a machine."
   type        = string
 }
 
 variable "join" {
-  description = "How a node joins: address of the head, names of secrets, interpreter of the image."
+  description = "How a node joins: address of the head, names of secrets, Python interpreter of the image."
   type = object({
     address         = string
     store           = string
@@ -78,18 +78,18 @@ variable "volume_gb" {
 }
 
 variable "root_device" {
-  description = "The image's own name of its root volume."
+  description = "Name of the root volume in the image."
   type        = string
   default     = "/dev/sda1"
 }
 
 variable "kms_key_id" {
-  description = "Key of the volumes; null: the account's own."
+  description = "Encryption key of the volumes; null: the account's default."
   type        = string
   default     = null
 }
 
 variable "tags" {
-  description = "Of machines and volumes, which a provider's default tags do not reach."
+  description = "Tags of machines and volumes, to which default tags of the provider do not apply."
   type        = map(string)
 }

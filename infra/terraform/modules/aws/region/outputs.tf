@@ -1,5 +1,5 @@
 output "network" {
-  description = "For links to other regions."
+  description = "Network of the region, input of the links."
   value = {
     vpc_id         = module.network.vpc_id
     cidr           = module.network.cidr
@@ -12,7 +12,7 @@ output "public_subnet" {
 }
 
 output "head_subnet" {
-  description = "Where the head would be, if this region has it."
+  description = "Subnet of the head if this region has it."
   value = {
     id   = values(module.network.subnets)[0]
     cidr = values(module.network.subnet_cidrs)[0]
@@ -25,12 +25,12 @@ output "head_security_group_ids" {
 }
 
 output "role_arn" {
-  description = "Role of the nodes, which who rents has to pass to them."
+  description = "Role of the nodes, which the renting role must be allowed to pass."
   value       = module.identity.role_arn
 }
 
 output "place" {
-  description = "This region for `geo-ray inventory --from-terraform` and `geo-ray up --provider terraform`."
+  description = "Description of the region for `geo-ray inventory --from-terraform` and `geo-ray up --provider terraform`."
   value = {
     cloud    = "aws"
     at       = data.aws_region.here.name

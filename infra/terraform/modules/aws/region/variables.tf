@@ -1,10 +1,10 @@
 variable "name" {
-  description = "Of the stack; part of all names."
+  description = "Name of the stack; part of all names."
   type        = string
 }
 
 variable "cluster" {
-  description = "Name of the cluster, which its rented machines bear as the tag geo-ray:cluster."
+  description = "Name of the cluster: the tag geo-ray:cluster of its rented machines."
   type        = string
 }
 
@@ -14,12 +14,12 @@ variable "region" {
 }
 
 variable "cidr" {
-  description = "Addresses of this region, a network of 16 bits."
+  description = "Network of this region, a /16."
   type        = string
 }
 
 variable "cluster_cidrs" {
-  description = "Networks of all regions of the cluster, this one among them."
+  description = "Networks of all regions of the cluster, including this one."
   type        = list(string)
 }
 
@@ -30,25 +30,25 @@ variable "zones" {
 }
 
 variable "nat" {
-  description = "Whether machines reach the internet, out only."
+  description = "Whether machines can open connections to the internet."
   type        = bool
   default     = true
 }
 
 variable "public_subnet" {
-  description = "Whether there is a public subnet without a NAT gateway, too: for a link to another cloud."
+  description = "Whether to create a public subnet even without a NAT gateway, for a tunnel to another cloud."
   type        = bool
   default     = false
 }
 
 variable "operator_cidrs" {
-  description = "Addresses from which people may use SSH on the head."
+  description = "Networks that may use SSH on the head."
   type        = list(string)
   default     = []
 }
 
 variable "secrets" {
-  description = "What the module secrets gives."
+  description = "Outputs of the module secrets."
   type = object({
     names       = map(string)
     arns        = list(string)
@@ -71,23 +71,23 @@ variable "head_address" {
 }
 
 variable "image_id" {
-  description = "Machine image of this region that carries geo_ray; docs/operations/cloud-accounts.md has its recipe."
+  description = "Machine image of this region with geo_ray; docs/operations/cloud-accounts.md shows how to build it."
   type        = string
 
   validation {
     condition     = can(regex("^ami-[0-9a-zA-Z]+$", var.image_id))
-    error_message = "An image of AWS is called ami-..."
+    error_message = "An image of AWS must be ami-..."
   }
 }
 
 variable "python" {
-  description = "Interpreter of the image."
+  description = "Python interpreter of the image."
   type        = string
   default     = "/opt/geo_ray/bin/python"
 }
 
 variable "machines" {
-  description = "What an autoscaler or a plan may rent here."
+  description = "Machine types that a plan or an autoscaler may use here."
   type = list(object({
     type    = string
     cap     = number
@@ -96,13 +96,13 @@ variable "machines" {
 }
 
 variable "server" {
-  description = "Instance type for parameter server and bridge; null: on a worker's."
+  description = "Instance type for parameter server and bridge; null: on a worker's machine."
   type        = string
   default     = null
 }
 
 variable "pools" {
-  description = "Machines whose number Terraform owns, by a name of your own; none if an autoscaler does."
+  description = "Machines that Terraform controls, by any name; empty if an autoscaler rents them."
   type = map(object({
     type   = string
     market = string
@@ -126,18 +126,18 @@ variable "volume_gb" {
 }
 
 variable "root_device" {
-  description = "The image's own name of its root volume."
+  description = "Name of the root volume in the image."
   type        = string
   default     = "/dev/sda1"
 }
 
 variable "force_destroy" {
-  description = "Whether `terraform destroy` also removes the data of this region."
+  description = "Whether `terraform destroy` also deletes the data of this region."
   type        = bool
   default     = false
 }
 
 variable "tags" {
-  description = "Of machines and volumes, which a provider's default tags do not reach."
+  description = "Tags of machines and volumes, to which default tags of the provider do not apply."
   type        = map(string)
 }

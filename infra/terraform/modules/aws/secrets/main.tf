@@ -1,5 +1,5 @@
-# What a node needs to join: Ray's token, and names for Ray's TLS. The token is made by the cloud and
-# written without being kept in Terraform's state.
+# Secrets with which a node joins: Ray's token, and names for Ray's TLS. The cloud generates the
+# token; it is not in Terraform's state.
 
 resource "aws_kms_key" "this" {
   description             = "${var.name} secrets"
@@ -27,7 +27,7 @@ resource "aws_secretsmanager_secret_version" "token" {
   secret_string_wo_version = var.token_version
 }
 
-# Empty: certificates are yours to make. `aws secretsmanager put-secret-value` fills them.
+# Empty: fill them with your certificates (`aws secretsmanager put-secret-value`).
 resource "aws_secretsmanager_secret" "tls" {
   for_each = var.tls ? toset(["certificate", "key", "ca"]) : toset([])
 

@@ -1,7 +1,7 @@
 data "aws_region" "here" {}
 
 output "names" {
-  description = "How nodes find their secrets, as geo_ray has it."
+  description = "How nodes find their secrets."
   value = {
     store           = "aws-secretsmanager"
     region          = data.aws_region.here.name
@@ -21,6 +21,6 @@ output "kms_key_arn" {
 }
 
 output "token_id" {
-  description = "The secret of the token, once it has a value."
+  description = "Secret of the token, after it has a value."
   value       = aws_secretsmanager_secret_version.token.secret_id
 }

@@ -1,22 +1,22 @@
 variable "name" {
-  description = "Of the stack; part of all names."
+  description = "Name of the stack; part of all names."
   type        = string
 }
 
 variable "tls" {
-  description = "Whether Ray encrypts what it says; then put certificate, key and authority into the secrets."
+  description = "Whether Ray uses TLS; if so, put certificate, key and CA into the secrets."
   type        = bool
   default     = false
 }
 
 variable "token_version" {
-  description = "A higher number makes another token; all nodes have to be started anew."
+  description = "A higher number creates another token; all nodes must be restarted."
   type        = number
   default     = 1
 }
 
 variable "recovery_days" {
-  description = "How long a removed secret can be brought back, and its name not be used again: 0, or 7 to 30."
+  description = "Days for which a deleted secret can be restored and its name not be reused: 0, or 7 to 30."
   type        = number
   default     = 0
 

@@ -1,5 +1,5 @@
-# Who may reach what. Nothing of Ray is open to the world: a token is all that Ray asks for, so the
-# cluster's own networks are the only source of every rule. docs/operations/runs.md explains the ports.
+# Network access. Ray is protected only by a token, so the cluster's networks are the only sources.
+# docs/operations/runs.md explains the ports.
 
 locals {
   node_ports = {
@@ -7,7 +7,7 @@ locals {
     processes = { protocol = "tcp", from = 10002, to = 20999, what = "Ray: processes" }
     servers   = { protocol = "tcp", from = 32768, to = 60999, what = "Parameter servers, bridges, ports that the system chose" }
     datagrams = { protocol = "udp", from = 32768, to = 60999, what = "Datagrams of bridges" }
-    # Without it a link with a smaller packet size is a black hole.
+    # Path MTU discovery needs it: without it, links with a smaller MTU drop large packets.
     too_large = { protocol = "icmp", from = 3, to = 4, what = "A packet was too large" }
   }
   operator_ports = { ssh = 22 }
@@ -41,7 +41,7 @@ resource "aws_security_group" "nodes" {
 
 resource "aws_security_group" "head" {
   name_prefix = "${var.name}-head-"
-  description = "The head, beside the group of all nodes"
+  description = "The head, in addition to the group of all nodes"
   vpc_id      = var.vpc_id
   tags        = { Name = "${var.name} head" }
 

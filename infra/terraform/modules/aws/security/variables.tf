@@ -1,5 +1,5 @@
 variable "name" {
-  description = "Of the stack; part of all names."
+  description = "Name of the stack; part of all names."
   type        = string
 }
 
@@ -14,17 +14,17 @@ variable "cluster_cidrs" {
 
   validation {
     condition     = length(var.cluster_cidrs) > 0 && alltrue([for each in var.cluster_cidrs : try(tonumber(split("/", each)[1]) >= 8, false)])
-    error_message = "Name the cluster's own networks; one of less than 8 bits would open Ray to strangers."
+    error_message = "Give the cluster's networks; a network larger than /8 would expose Ray."
   }
 }
 
 variable "operator_cidrs" {
-  description = "Addresses from which people may use SSH on the head; none are needed with Session Manager."
+  description = "Networks that may use SSH on the head; not needed with Session Manager."
   type        = list(string)
   default     = []
 
   validation {
     condition     = alltrue([for each in var.operator_cidrs : try(tonumber(split("/", each)[1]) >= 16, false)])
-    error_message = "Name few addresses (at least 16 bits of network each): SSH is not opened to the world."
+    error_message = "Give networks of /16 or smaller: SSH must not be open to the world."
   }
 }

@@ -1,5 +1,5 @@
-# Who hears when the stack costs more than it should, or is ill. A budget warns and ends nothing:
-# what ends machines at a budget is the autoscaler (docs/operations/autoscaler.md).
+# Notifications about costs and alarms. This budget ends nothing; the autoscaler ends machines at
+# `plan.budget_usd` (docs/operations/autoscaler.md).
 
 data "aws_caller_identity" "here" {}
 
@@ -25,7 +25,7 @@ data "aws_iam_policy_document" "key" {
     }
   }
 
-  # An alarm that cannot encrypt is silent.
+  # An alarm that cannot encrypt its message sends nothing.
   statement {
     sid       = "Tellers"
     actions   = ["kms:Decrypt", "kms:GenerateDataKey*"]
@@ -88,7 +88,7 @@ resource "aws_budgets_budget" "month" {
   limit_amount = tostring(var.usd_per_month)
   limit_unit   = "USD"
 
-  # What Terraform made, and what was rented beside it.
+  # Resources of Terraform, and machines rented by the autoscaler.
   cost_filter {
     name   = "TagKeyValue"
     values = [format("user:geo-ray:stack$%s", var.name), format("user:geo-ray:cluster$%s", var.cluster)]

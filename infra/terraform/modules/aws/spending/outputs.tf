@@ -1,4 +1,4 @@
 output "topic_arn" {
-  description = "Of alarms."
+  description = "Topic of alarms."
   value       = aws_sns_topic.alarms.arn
 }

@@ -1,5 +1,5 @@
-# This cloud's end of private tunnels to other clouds: a small machine with a public address, of which
-# only WireGuard's port is open, to the other ends alone.
+# One end of WireGuard tunnels to other clouds: a small machine with a public address. Only WireGuard's
+# port is open, and only to the other ends.
 
 locals {
   port = 51820
@@ -12,7 +12,7 @@ resource "aws_eip" "this" {
 
 resource "aws_secretsmanager_secret" "key" {
   name                    = "geo-ray/${var.name}/tunnel"
-  description             = "Private key of this end; put it there with `aws secretsmanager put-secret-value`"
+  description             = "Private key of this end; store it with `aws secretsmanager put-secret-value`"
   kms_key_id              = var.kms_key_arn
   recovery_window_in_days = 0
   tags                    = { Name = "${var.name} tunnel" }
@@ -63,7 +63,7 @@ resource "aws_vpc_security_group_ingress_rule" "peers" {
 
 resource "aws_vpc_security_group_ingress_rule" "inside" {
   security_group_id = aws_security_group.this.id
-  description       = "What this network sends through the tunnels"
+  description       = "From this network into the tunnels"
   ip_protocol       = "-1"
   cidr_ipv4         = var.cidr
 }
@@ -81,7 +81,7 @@ resource "aws_vpc_security_group_egress_rule" "peers" {
 
 resource "aws_vpc_security_group_egress_rule" "inside" {
   security_group_id = aws_security_group.this.id
-  description       = "What comes out of the tunnels"
+  description       = "From the tunnels"
   ip_protocol       = "-1"
   cidr_ipv4         = var.cidr
 }

@@ -1,5 +1,5 @@
 variable "name" {
-  description = "Of the stack and this end; part of all names."
+  description = "Name of the stack and this end; part of all names."
   type        = string
 }
 
@@ -8,7 +8,7 @@ variable "vpc_id" {
 }
 
 variable "cidr" {
-  description = "Addresses of this network."
+  description = "Network."
   type        = string
 }
 
@@ -18,23 +18,23 @@ variable "subnet_id" {
 }
 
 variable "route_table_id" {
-  description = "Of the private subnets, which get the ways to the other clouds."
+  description = "Route table of the private subnets, which gets the routes to the other clouds."
   type        = string
 }
 
 variable "image_id" {
-  description = "The machine image, with wireguard-tools."
+  description = "Machine image with wireguard-tools."
   type        = string
 }
 
 variable "python" {
-  description = "Interpreter of the image."
+  description = "Python interpreter of the image."
   type        = string
   default     = "/opt/geo_ray/bin/python"
 }
 
 variable "instance_type" {
-  description = "Its network bounds what all regions behind it exchange."
+  description = "Instance type; its network limits the traffic of the regions behind it."
   type        = string
   default     = "c6in.large"
 }
@@ -45,6 +45,6 @@ variable "kms_key_arn" {
 }
 
 variable "peers" {
-  description = "The other ends: public key, public address, and the network behind it."
+  description = "Other ends: public key, public address, and the network behind each."
   type        = list(object({ public_key = string, address = string, cidr = string }))
 }

@@ -1,5 +1,4 @@
-# A bucket that holds data or runs: encrypted, versioned, private. Its name must end in the account's
-# own number.
+# A bucket for data or runs: encrypted, versioned, private. Its name must end in the account's number.
 
 data "tencentcloud_user_info" "here" {}
 

@@ -1,4 +1,4 @@
-# The role of machines of one kind; policy.tf has what it may do.
+# The role of one kind of machine; policy.tf has its permissions.
 
 data "tencentcloud_user_info" "here" {}
 

@@ -1,6 +1,6 @@
-# What machines of one kind may do: read their secrets, use their own region's data. The head may rent
-# machines besides, if an autoscaler runs there. Nothing here reaches what is written down of cluster
-# and runs: a role opens no bucket for the S3 protocol, and the keys that do are the head's secret.
+# Permissions of one kind of machine: read its secrets, use its region's data; on the head, rent
+# machines if an autoscaler runs there. Roles give no access to the records of cluster and runs: a
+# role opens no bucket for the S3 protocol, and the keys for it are a secret of the head.
 
 locals {
   secrets = [for secret in var.secrets : {
@@ -19,7 +19,7 @@ locals {
       "qcs::cos:${bucket.region}:uid/${local.app}:${bucket.name}/*",
     ]
   }]
-  # A machine can only be rented with the cluster's tag, and only such a one be ended: never the head.
+  # Machines can be rented and ended only with the cluster's tag, which the head does not have.
   rights = [
     {
       effect    = "allow"
@@ -46,7 +46,7 @@ locals {
       condition = null
     },
   ]
-  # A tuple, whose members may be of different types; a list may not.
+  # A tuple, because members of a list must have the same type.
   rents = [for each in local.rights : { for key, value in each : key => value if value != null } if var.rents]
   policy = {
     version   = "2.0"

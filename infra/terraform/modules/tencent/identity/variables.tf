@@ -1,15 +1,15 @@
 variable "name" {
-  description = "Of the stack; part of all names."
+  description = "Name of the stack; part of all names."
   type        = string
 }
 
 variable "kind" {
-  description = "Of machines, for the role's name: head, tunnel-REGION or nodes-REGION."
+  description = "Kind of machines, part of the role's name: head, tunnel-REGION or nodes-REGION."
   type        = string
 }
 
 variable "cluster" {
-  description = "Name of the cluster, which its rented machines bear as the tag geo-ray:cluster."
+  description = "Name of the cluster: the tag geo-ray:cluster of its rented machines."
   type        = string
 }
 
@@ -31,7 +31,7 @@ variable "rents" {
 }
 
 variable "passed_roles" {
-  description = "Roles that the machines it rents get."
+  description = "Roles of the machines that it rents."
   type        = list(string)
   default     = []
 }

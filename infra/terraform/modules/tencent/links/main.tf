@@ -1,4 +1,4 @@
-# Private links between Tencent's regions: all networks of one Cloud Connect Network reach each other.
+# Private links between Tencent's regions: one Cloud Connect Network connects all networks.
 
 locals {
   names = sort(keys(var.networks))

@@ -1,15 +1,15 @@
 variable "name" {
-  description = "Of the stack; part of all names."
+  description = "Name of the stack; part of all names."
   type        = string
 }
 
 variable "networks" {
-  description = "By region of the run: its network, and the cloud's region."
+  description = "Network and cloud region by region of the run."
   type        = map(object({ vpc_id = string, at = string }))
 }
 
 variable "mbps" {
-  description = "Most between two regions, which is paid by what is used."
+  description = "Bandwidth between two regions in Mbit/s, billed by traffic."
   type        = number
   default     = 1000
 }

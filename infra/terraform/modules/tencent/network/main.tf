@@ -1,8 +1,8 @@
-# A region's private network: machines have no public address; they reach the cloud's APIs by a NAT
-# gateway, and nothing outside begins a connection to them.
+# A region's private network: machines have no public address, reach the cloud's APIs through a NAT
+# gateway, and accept no connection from outside.
 
 locals {
-  # One private subnet a zone in the upper half; the lowest 256 addresses are for the tunnel's end.
+  # One private subnet per zone in the upper half; the lowest 256 addresses are for the tunnel's end.
   private = { for number, zone in sort(var.zones) : zone => cidrsubnet(var.cidr, 4, 8 + number) }
 }
 

@@ -12,7 +12,7 @@ output "subnets" {
 }
 
 output "subnet_cidrs" {
-  description = "Addresses of each of them."
+  description = "Network of each private subnet, by zone."
   value       = local.private
 }
 
@@ -21,6 +21,6 @@ output "public_subnet" {
 }
 
 output "route_table_id" {
-  description = "Of the private subnets."
+  description = "Route table of the private subnets."
   value       = tencentcloud_route_table.private.id
 }

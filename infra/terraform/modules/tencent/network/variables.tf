@@ -1,15 +1,15 @@
 variable "name" {
-  description = "Of the stack and region; part of all names."
+  description = "Name of stack and region; part of all names."
   type        = string
 }
 
 variable "cidr" {
-  description = "Addresses of this region; no two regions of a stack may overlap."
+  description = "Network of this region; regions of a stack must not overlap."
   type        = string
 
   validation {
     condition     = can(cidrhost(var.cidr, 0)) && endswith(var.cidr, "/16")
-    error_message = "Give a network of 16 bits, such as 10.30.0.0/16."
+    error_message = "Give a /16 network, such as 10.30.0.0/16."
   }
 }
 
@@ -19,12 +19,12 @@ variable "zones" {
 
   validation {
     condition     = length(var.zones) >= 1 && length(var.zones) <= 8
-    error_message = "There is room for 1 to 8 zones."
+    error_message = "Give 1 to 8 zones."
   }
 }
 
 variable "nat_mbps" {
-  description = "Most that leaves for the internet; what regions exchange goes another way."
+  description = "Bandwidth to the internet in Mbit/s; traffic between regions does not use it."
   type        = number
   default     = 50
 }

@@ -1,6 +1,6 @@
-# The machine of Ray's head, for stacks whose head is in this cloud. Its address stays when it is made
-# anew; its state lies on an encrypted disk of its own, which goes with the machine: a scaling change
-# keeps it, another image does not.
+# The machine of Ray's head, for stacks whose head is in this cloud. A new machine has the same
+# address. Its state is on a separate encrypted disk that is deleted with the machine: resizing keeps
+# it, another image does not.
 
 locals {
   address = cidrhost(var.subnet.cidr, 10)

@@ -1,5 +1,5 @@
 output "address" {
-  description = "Where nodes and drivers find it."
+  description = "Address at which nodes and drivers reach the head."
   value       = "${local.address}:${local.port}"
 }
 

@@ -1,16 +1,16 @@
 variable "name" {
-  description = "Of the stack; part of all names."
+  description = "Name of the stack; part of all names."
   type        = string
 }
 
 variable "instance_type" {
-  description = "A small machine with 8 GB or more: nothing of a run is placed there but its driver."
+  description = "Instance type of the head: a small machine with 8 GB or more."
   type        = string
   default     = "S5.MEDIUM8"
 }
 
 variable "image_id" {
-  description = "Machine image that carries geo_ray; docs/operations/cloud-accounts.md has its recipe."
+  description = "Machine image with geo_ray; docs/operations/cloud-accounts.md shows how to build it."
   type        = string
 }
 
@@ -24,17 +24,17 @@ variable "subnet" {
 }
 
 variable "security_group_ids" {
-  description = "Those of all nodes and of the head."
+  description = "Security groups of all nodes and of the head."
   type        = list(string)
 }
 
 variable "role" {
-  description = "CAM role with which the machine reads its secrets, and may rent others."
+  description = "CAM role of the head."
   type        = string
 }
 
 variable "join" {
-  description = "Names of the secrets, interpreter of the image."
+  description = "Names of the secrets, Python interpreter of the image."
   type = object({
     store           = string
     region          = string
@@ -59,7 +59,7 @@ variable "state_gb" {
 }
 
 variable "protected" {
-  description = "Whether the machine can only be ended after this was set to false."
+  description = "Whether the machine is protected from termination."
   type        = bool
   default     = true
 }
@@ -69,7 +69,7 @@ variable "tags" {
 }
 
 variable "serves" {
-  description = "Folder of the cluster whose autoscaler lives on the head, as the module boot has it; null: none does."
+  description = "Folder of the cluster whose autoscaler runs on the head, as in the module boot; null: none."
   type = object({
     state       = string
     keys_secret = optional(string)

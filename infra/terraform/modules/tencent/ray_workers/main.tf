@@ -1,5 +1,5 @@
-# Machines whose number Terraform owns. They are single ones, not of a scaling group, since a group's
-# disks cannot be encrypted; one that was taken back is made anew by the next `terraform apply`.
+# Machines that Terraform controls. They are not in a scaling group, since a group's disks cannot be
+# encrypted; the next `terraform apply` replaces a preempted machine.
 
 locals {
   zones = sort(keys(var.subnets))

@@ -1,4 +1,4 @@
 output "machines" {
-  description = "The cloud's name of each machine."
+  description = "Id of each machine."
   value       = { for name, machine in tencentcloud_instance.this : name => machine.id }
 }

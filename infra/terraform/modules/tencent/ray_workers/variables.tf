@@ -1,5 +1,5 @@
 variable "name" {
-  description = "Of the stack and region; part of all names."
+  description = "Name of stack and region; part of all names."
   type        = string
 }
 
@@ -9,12 +9,12 @@ variable "region" {
 
   validation {
     condition     = can(regex("^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$", var.region))
-    error_message = "At most 63 letters, digits, '-', '_' or '.', letters or digits at both ends."
+    error_message = "Give at most 63 letters, digits, '-', '_' or '.', with letters or digits at both ends."
   }
 }
 
 variable "pools" {
-  description = "Machines by a name of your own, as `geo-ray plan --out-tfvars` writes them."
+  description = "Machines by any name, as written by `geo-ray plan --out-tfvars`."
   type = map(object({
     type   = string
     market = string
@@ -24,28 +24,28 @@ variable "pools" {
 
   validation {
     condition     = alltrue([for pool in var.pools : contains(["on_demand", "spot"], pool.market) && contains(["worker", "server"], pool.role)])
-    error_message = "A market is on_demand or spot, a role worker or server."
+    error_message = "A market must be on_demand or spot, a role worker or server."
   }
 
   validation {
     condition     = alltrue([for pool in var.pools : pool.count >= 0 && floor(pool.count) == pool.count])
-    error_message = "A count is a whole number, 0 or more."
+    error_message = "A count must be a whole number, 0 or more."
   }
 }
 
 variable "spot_max_prices" {
-  description = "Most that an hour of a spot machine may cost, by type, in the account's currency."
+  description = "Highest hourly price of spot machines, by type, in the account's currency."
   type        = map(string)
   default     = {}
 
   validation {
     condition     = alltrue([for pool in var.pools : pool.market != "spot" || contains(keys(var.spot_max_prices), pool.type)])
-    error_message = "Every type on the spot market needs a price in spot_max_prices."
+    error_message = "Every spot type needs a price in spot_max_prices."
   }
 }
 
 variable "image_id" {
-  description = "Machine image that carries geo_ray; docs/operations/cloud-accounts.md has its recipe."
+  description = "Machine image with geo_ray; docs/operations/cloud-accounts.md shows how to build it."
   type        = string
 }
 
@@ -63,12 +63,12 @@ variable "security_group_ids" {
 }
 
 variable "role" {
-  description = "CAM role with which a machine reads its secrets."
+  description = "CAM role of a machine."
   type        = string
 }
 
 variable "join" {
-  description = "How a node joins: address of the head, names of secrets, interpreter of the image."
+  description = "How a node joins: address of the head, names of secrets, Python interpreter of the image."
   type = object({
     address         = string
     store           = string

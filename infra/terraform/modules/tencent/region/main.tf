@@ -1,5 +1,4 @@
-# All of one region but the head: its network, who may reach it, its data, its machines, and what
-# they may do.
+# One region without the head: network, security groups, data, machines and their permissions.
 
 locals {
   name = "${var.name}-${var.region}"

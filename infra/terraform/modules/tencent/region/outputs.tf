@@ -1,5 +1,5 @@
 output "network" {
-  description = "For links to other regions."
+  description = "Network of the region, input of the links."
   value = {
     vpc_id         = module.network.vpc_id
     cidr           = module.network.cidr
@@ -10,12 +10,12 @@ output "network" {
 }
 
 output "role" {
-  description = "Role of the nodes, which who rents has to pass to them."
+  description = "Role of the nodes, which the renting role must be allowed to pass."
   value       = module.identity.role
 }
 
 output "place" {
-  description = "This region for `geo-ray inventory --from-terraform` and `geo-ray up --provider terraform`."
+  description = "Description of the region for `geo-ray inventory --from-terraform` and `geo-ray up --provider terraform`."
   value = {
     cloud    = "tencent"
     at       = var.at

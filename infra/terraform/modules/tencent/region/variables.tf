@@ -1,10 +1,10 @@
 variable "name" {
-  description = "Of the stack; part of all names."
+  description = "Name of the stack; part of all names."
   type        = string
 }
 
 variable "cluster" {
-  description = "Name of the cluster, which its rented machines bear as the tag geo-ray:cluster."
+  description = "Name of the cluster: the tag geo-ray:cluster of its rented machines."
   type        = string
 }
 
@@ -14,17 +14,17 @@ variable "region" {
 }
 
 variable "at" {
-  description = "The cloud's region, which is the provider's."
+  description = "Region of the cloud, which is the provider's."
   type        = string
 }
 
 variable "cidr" {
-  description = "Addresses of this region, a network of 16 bits."
+  description = "Network of this region, a /16."
   type        = string
 }
 
 variable "cluster_cidrs" {
-  description = "Networks of all regions of the cluster, this one among them."
+  description = "Networks of all regions of the cluster, including this one."
   type        = list(string)
 }
 
@@ -34,7 +34,7 @@ variable "zones" {
 }
 
 variable "secrets" {
-  description = "What the module secrets gives."
+  description = "Outputs of the module secrets."
   type = object({
     names    = map(string)
     readable = list(object({ region = string, name = string }))
@@ -47,23 +47,23 @@ variable "head_address" {
 }
 
 variable "image_id" {
-  description = "Machine image of this region that carries geo_ray; docs/operations/cloud-accounts.md has its recipe."
+  description = "Machine image of this region with geo_ray; docs/operations/cloud-accounts.md shows how to build it."
   type        = string
 
   validation {
     condition     = can(regex("^img-[0-9a-zA-Z]+$", var.image_id))
-    error_message = "An image of Tencent Cloud is called img-..."
+    error_message = "An image of Tencent Cloud must be img-..."
   }
 }
 
 variable "python" {
-  description = "Interpreter of the image."
+  description = "Python interpreter of the image."
   type        = string
   default     = "/opt/geo_ray/bin/python"
 }
 
 variable "machines" {
-  description = "What an autoscaler or a plan may rent here."
+  description = "Machine types that a plan or an autoscaler may use here."
   type = list(object({
     type    = string
     cap     = number
@@ -72,13 +72,13 @@ variable "machines" {
 }
 
 variable "server" {
-  description = "Instance type for parameter server and bridge; null: on a worker's."
+  description = "Instance type for parameter server and bridge; null: on a worker's machine."
   type        = string
   default     = null
 }
 
 variable "pools" {
-  description = "Machines whose number Terraform owns, by a name of your own; none if an autoscaler does."
+  description = "Machines that Terraform controls, by any name; empty if an autoscaler rents them."
   type = map(object({
     type   = string
     market = string
@@ -89,7 +89,7 @@ variable "pools" {
 }
 
 variable "spot_max_prices" {
-  description = "Most that an hour of a spot machine may cost, by type, in the account's currency."
+  description = "Highest hourly price of spot machines, by type, in the account's currency."
   type        = map(string)
   default     = {}
 }
@@ -101,7 +101,7 @@ variable "disk_gb" {
 }
 
 variable "force_destroy" {
-  description = "Whether `terraform destroy` also removes the data of this region."
+  description = "Whether `terraform destroy` also deletes the data of this region."
   type        = bool
   default     = false
 }

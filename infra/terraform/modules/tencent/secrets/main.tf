@@ -1,8 +1,8 @@
-# What a node of this cloud needs to join: Ray's token, written without being kept in Terraform's
-# state, and names for Ray's TLS.
+# Secrets with which a node of this cloud joins: Ray's token, which is not in Terraform's state, and
+# names for Ray's TLS.
 
 locals {
-  # The newest version is the greatest one, as geo_ray has it.
+  # The newest version is the greatest one, as in geo_ray.
   version = format("v%020d", var.token_version)
 }
 
@@ -19,7 +19,7 @@ resource "tencentcloud_ssm_secret_version_v2" "token" {
   secret_string_wo = var.token
 }
 
-# Empty: certificates are yours to make.
+# Empty: fill them with your certificates.
 resource "tencentcloud_ssm_secret" "tls" {
   for_each = var.tls ? toset(["certificate", "key", "ca"]) : toset([])
 

@@ -1,5 +1,5 @@
 output "names" {
-  description = "How nodes find their secrets, as geo_ray has it."
+  description = "How nodes find their secrets."
   value = {
     store           = "tencent-ssm"
     region          = var.region
@@ -11,7 +11,7 @@ output "names" {
 }
 
 output "readable" {
-  description = "For the module identity."
+  description = "Input of the module identity."
   value = [
     for name in concat([tencentcloud_ssm_secret.token.secret_name], [for secret in tencentcloud_ssm_secret.tls : secret.secret_name]) : { region = var.region, name = name }
   ]

@@ -1,10 +1,10 @@
 variable "name" {
-  description = "Of the stack; part of all names."
+  description = "Name of the stack; part of all names."
   type        = string
 }
 
 variable "region" {
-  description = "The cloud's region of the secrets, which is the provider's."
+  description = "Region of the secrets, which is the provider's."
   type        = string
 }
 
@@ -16,19 +16,19 @@ variable "token" {
 }
 
 variable "token_version" {
-  description = "A higher number when there is another token."
+  description = "Number of the token; increase it with every new token."
   type        = number
   default     = 1
 }
 
 variable "tls" {
-  description = "Whether Ray encrypts what it says; then put certificate, key and authority into the secrets."
+  description = "Whether Ray uses TLS; if so, put certificate, key and CA into the secrets."
   type        = bool
   default     = false
 }
 
 variable "recovery_days" {
-  description = "How long a removed secret can be brought back; 0: not at all."
+  description = "Days for which a deleted secret can be restored; 0: none."
   type        = number
   default     = 0
 }

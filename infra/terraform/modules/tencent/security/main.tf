@@ -1,5 +1,4 @@
-# Who may reach what: the same rules as in AWS. Nothing of Ray is open to the world. What no rule
-# allows is dropped.
+# Network access: the same rules as in AWS. Connections that no rule allows are dropped.
 
 locals {
   node_ports = {
@@ -9,7 +8,7 @@ locals {
     datagrams = { protocol = "UDP", port = "32768-60999", what = "Datagrams of bridges" }
     too_large = { protocol = "ICMP", port = "ALL", what = "A packet was too large" }
   }
-  # Sorted: a set of rules is ordered, and changes with its order.
+  # Sorted, because a rule set changes with the order of its rules.
   inside = [for pair in setproduct(sort(keys(local.node_ports)), sort(var.cluster_cidrs)) : merge(local.node_ports[pair[0]], { cidr = pair[1] })]
 }
 
@@ -55,7 +54,7 @@ resource "tencentcloud_security_group_rule_set" "nodes" {
 
 resource "tencentcloud_security_group" "head" {
   name        = "${var.name}-head"
-  description = "The head, beside the group of all nodes"
+  description = "The head, in addition to the group of all nodes"
   tags        = var.tags
 }
 

@@ -1,5 +1,5 @@
 variable "name" {
-  description = "Of the stack and region; part of all names."
+  description = "Name of stack and region; part of all names."
   type        = string
 }
 
@@ -9,7 +9,7 @@ variable "cluster_cidrs" {
 
   validation {
     condition     = length(var.cluster_cidrs) > 0 && alltrue([for each in var.cluster_cidrs : try(tonumber(split("/", each)[1]) >= 8, false)])
-    error_message = "Name the cluster's own networks; one of less than 8 bits would open Ray to strangers."
+    error_message = "Give the cluster's networks; a network larger than /8 would expose Ray."
   }
 }
 

@@ -1,5 +1,5 @@
-# This cloud's end of private tunnels to other clouds: a small machine with a public address, of which
-# only WireGuard's port is open, to the other ends alone.
+# One end of WireGuard tunnels to other clouds: a small machine with a public address. Only WireGuard's
+# port is open, and only to the other ends.
 
 resource "tencentcloud_eip" "this" {
   name                       = "${var.name}-tunnel"
@@ -8,7 +8,7 @@ resource "tencentcloud_eip" "this" {
   tags                       = var.tags
 }
 
-# Put the private key of this end there.
+# Store the private key of this end in it.
 resource "tencentcloud_ssm_secret" "key" {
   secret_name             = "geo-ray-${var.name}-tunnel"
   description             = "Private key of this end"
@@ -60,7 +60,7 @@ resource "tencentcloud_security_group_rule_set" "this" {
     cidr_block  = var.cidr
     protocol    = "ALL"
     port        = "ALL"
-    description = "What this network sends through the tunnels"
+    description = "From this network into the tunnels"
   }
 
   dynamic "egress" {
@@ -79,7 +79,7 @@ resource "tencentcloud_security_group_rule_set" "this" {
     cidr_block  = var.cidr
     protocol    = "ALL"
     port        = "ALL"
-    description = "What comes out of the tunnels"
+    description = "From the tunnels"
   }
 
   egress {

@@ -1,10 +1,10 @@
 variable "name" {
-  description = "Of the stack and this end; part of all names."
+  description = "Name of the stack and this end; part of all names."
   type        = string
 }
 
 variable "at" {
-  description = "The cloud's region."
+  description = "Region of the cloud."
   type        = string
 }
 
@@ -13,7 +13,7 @@ variable "vpc_id" {
 }
 
 variable "cidr" {
-  description = "Addresses of this network."
+  description = "Network."
   type        = string
 }
 
@@ -23,35 +23,35 @@ variable "subnet" {
 }
 
 variable "route_table_id" {
-  description = "Of the private subnets, which get the ways to the other clouds."
+  description = "Route table of the private subnets, which gets the routes to the other clouds."
   type        = string
 }
 
 variable "image_id" {
-  description = "The machine image, with wireguard-tools."
+  description = "Machine image with wireguard-tools."
   type        = string
 }
 
 variable "python" {
-  description = "Interpreter of the image."
+  description = "Python interpreter of the image."
   type        = string
   default     = "/opt/geo_ray/bin/python"
 }
 
 variable "instance_type" {
-  description = "Its network bounds what all regions behind it exchange."
+  description = "Instance type; its network limits the traffic of the regions behind it."
   type        = string
   default     = "S5.MEDIUM4"
 }
 
 variable "mbps" {
-  description = "Most that goes out; paid by what is used."
+  description = "Outgoing bandwidth in Mbit/s, billed by traffic."
   type        = number
   default     = 100
 }
 
 variable "peers" {
-  description = "The other ends: public key, public address, and the network behind it."
+  description = "Other ends: public key, public address, and the network behind each."
   type        = list(object({ public_key = string, address = string, cidr = string }))
 }
 

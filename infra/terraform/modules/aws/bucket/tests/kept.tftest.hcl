@@ -1,4 +1,4 @@
-# A bucket is encrypted, versioned and closed. The provider is not asked: values are made up.
+# A bucket is encrypted, versioned and private. The provider is mocked.
 mock_provider "aws" {
   mock_data "aws_iam_policy_document" {
     defaults = {

@@ -1,4 +1,4 @@
-# Pools are as large as they are told, on their market, on encrypted disks. Values are made up.
+# Pools have the requested size and market, and encrypted disks. The provider is mocked.
 mock_provider "aws" {
   mock_resource "aws_launch_template" {
     defaults = {

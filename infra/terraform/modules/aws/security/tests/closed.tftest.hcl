@@ -1,4 +1,4 @@
-# Nothing of Ray is open to the world. The provider is not asked: values are made up.
+# Ray is not open to the world. The provider is mocked.
 mock_provider "aws" {}
 
 variables {
