@@ -260,4 +260,4 @@ class Codec(Protocol):
 
 def wrong(kind: str, why: str) -> FrameError:
     """Return the error for bytes that a codec cannot read."""
-    return FrameError(f"a payload coded as {kind!r} makes no sense: {why}")
+    return FrameError(f"a payload coded as {kind!r} is invalid: {why}")

@@ -139,7 +139,7 @@ def _quotient(grid_LE: Tensor, scale_L1: Tensor) -> Tensor:
 
 _HEADER = 6
 _CONTRIBUTION = "contribution_N"
-_TOLD = "told"  # a share by the averager's word
+_TOLD = "told"  # a share chosen by the averager
 _LOSSES = "losses"  # the first, and the present one, smoothed
 _SMOOTH = 0.8  # weight of the loss so far; a batch's loss jumps
 

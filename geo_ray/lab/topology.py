@@ -33,7 +33,7 @@ class PointsTrace(StrictModel):
         min_length=1, description="[seconds, Mbit/s] each; the first at 0, then ascending."
     )
     repeat_s: float | None = Field(
-        None, gt=0, description="Begin again after so long; null keeps the last rate."
+        None, gt=0, description="Period after which the points repeat; null keeps the last rate."
     )
 
     @model_validator(mode="after")
@@ -50,8 +50,8 @@ class UniformTrace(StrictModel):
     """A rate that is drawn evenly from a range at fixed intervals."""
 
     kind: Literal["uniform"] = "uniform"
-    low_mbps: Mbps = Field(description="Least rate.")
-    high_mbps: Mbps = Field(description="Largest rate.")
+    low_mbps: Mbps = Field(description="Lowest rate.")
+    high_mbps: Mbps = Field(description="Highest rate.")
     every_s: float = Field(gt=0, description="Time between two draws.")
 
     @model_validator(mode="after")
@@ -71,21 +71,21 @@ class CapConfig(StrictModel):
     queue_bytes: int | None = Field(
         None, gt=0, description="Drop-tail queue; null: 100 ms at the present rate, >= 64 KiB."
     )
-    trace: TraceConfig | None = Field(None, description="A rate that changes; overrides rate_mbps.")
+    trace: TraceConfig | None = Field(None, description="Changing rate; overrides rate_mbps.")
 
 
 class LabRegionConfig(StrictModel):
     """One region: a network namespace with one address."""
 
-    name: Name = Field(description="Also the value of the Ray label.")
+    name: Name = Field(description="Name of the region and value of its Ray label.")
     up: CapConfig | None = Field(
-        None, description="Its own line towards the others; null takes the topology's."
+        None, description="Line of the region to all others; null: the topology's."
     )
     down: CapConfig | None = Field(
-        None, description="Its own line from the others; null takes the topology's."
+        None, description="Line from all others to the region; null: the topology's."
     )
     congestion_control: CongestionControl | None = Field(
-        None, description="Of its TCP; null takes the topology's."
+        None, description="Congestion control of its TCP; null: the topology's."
     )
 
 
@@ -98,27 +98,37 @@ class LinkConfig(StrictModel):
         gt=0,
         description="Drop-tail queue; null: twice the delay at the present rate, >= 64 KiB.",
     )
-    delay_s: float = Field(0.0, ge=0, le=60, description="One way.")
+    delay_s: float = Field(0.0, ge=0, le=60, description="One-way delay.")
     jitter_s: float = Field(
-        0.0, ge=0, le=60, description="Standard deviation of the delay; order is kept."
+        0.0,
+        ge=0,
+        le=60,
+        description="Standard deviation of the delay; the order of packets is preserved.",
     )
     jitter_memory_s: float = Field(
-        0.2, ge=0, description="Time over which jitter is correlated; 0: each packet anew."
+        0.2,
+        ge=0,
+        description="Time over which jitter is correlated; 0: independent for each packet.",
     )
-    loss: float = Field(0.0, ge=0, le=1, description="Share of packets lost independently.")
+    loss: float = Field(0.0, ge=0, le=1, description="Fraction of packets lost independently.")
     burst_start: float = Field(
-        0.0, ge=0, le=1, description="Gilbert-Elliott: chance per packet that all are lost from it."
+        0.0,
+        ge=0,
+        le=1,
+        description="Gilbert-Elliott: probability per packet that a burst of losses starts.",
     )
-    burst_stop: float = Field(1.0, gt=0, le=1, description="Chance per packet that this ends.")
+    burst_stop: float = Field(
+        1.0, gt=0, le=1, description="Probability per packet that a burst ends."
+    )
     flow_rate_mbps: Mbps | None = Field(
-        None, description="Cap of each single flow (addresses, protocol, ports); null: none."
+        None, description="Limit of each flow (addresses, protocol, ports); null: none."
     )
 
 
 class DefaultLink(LinkConfig):
     """The link between two regions that are not named in ``links``."""
 
-    trace: TraceConfig | None = Field(None, description="A rate that changes; overrides rate_mbps.")
+    trace: TraceConfig | None = Field(None, description="Changing rate; overrides rate_mbps.")
 
 
 class NamedLink(DefaultLink):
@@ -131,19 +141,21 @@ class NamedLink(DefaultLink):
 class Topology(StrictModel):
     """A whole lab."""
 
-    name: str = Field("lab", max_length=64, description="For people.")
-    seed: int = Field(0, ge=0, description="Of loss, jitter and drawn traces.")
+    name: str = Field("lab", max_length=64, description="Name for displays.")
+    seed: int = Field(0, ge=0, description="Seed of loss, jitter and drawn traces.")
     mtu: int = Field(1500, ge=1280, le=9000, description="Bytes of the largest IP packet.")
     congestion_control: CongestionControl = Field(
-        "cubic", description="TCP's, in regions that name none."
+        "cubic", description="Congestion control of TCP in regions without their own."
     )
     up: CapConfig = Field(
-        default_factory=CapConfig, description="Each region's own line towards the others."
+        default_factory=CapConfig, description="Line of each region to all others."
     )
     down: CapConfig = Field(
-        default_factory=CapConfig, description="Each region's own line from the others."
+        default_factory=CapConfig, description="Line from all others to each region."
     )
-    link: DefaultLink = Field(default_factory=DefaultLink, description="Between any two regions.")
+    link: DefaultLink = Field(
+        default_factory=DefaultLink, description="Link between any two regions."
+    )
     regions: tuple[LabRegionConfig, ...] = Field(min_length=1, max_length=_MAX_REGIONS)
     links: tuple[NamedLink, ...] = Field((), description="Ordered pairs that differ from `link`.")
 

@@ -1,4 +1,4 @@
-"""Plan which machines run where and how often regions exchange updates.
+"""Planning: which machines run where, and how often regions exchange updates.
 
-Pure, and without PyTorch.
+The package is pure and does not import PyTorch.
 """

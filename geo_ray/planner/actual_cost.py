@@ -1,6 +1,6 @@
-"""What a run has cost at a plan's prices, compared with the plan.
+"""Actual cost of a run at the prices of a plan, compared with the plan.
 
-Limits of money and time are in `planner/policies.py`, and `planner/search.py` searches within them.
+Limits on money and time are in `planner/policies.py`; `planner/search.py` searches within them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Bill:
     """Prices of a plan.
 
     Attributes:
-        machines_usd_per_h: of all machines together.
+        machines_usd_per_h: of all machines.
         fixed_usd_per_h: of servers and disks.
         usd_per_gb: egress by source and destination.
     """
@@ -51,7 +51,7 @@ class Bill:
         """Return dollars by term.
 
         Args:
-            seconds: seconds that machines are kept, from renting on.
+            seconds: seconds from the launch of the machines to their end.
             sent_bytes: bytes by (source, destination); traffic without a price is free only inside
                 a region, so the plan must know all other pairs.
 
@@ -91,12 +91,12 @@ class Spent:
     """The time and traffic of a run.
 
     Attributes:
-        start_s: seconds until the first step; None: nothing was started, as in a simulation.
-        run_s: seconds from there to its end.
-        compute_s: seconds of these that the slowest region computed.
-        blocked_s: seconds of these that exchanges blocked the same region.
-        sent_bytes: on the wire, by (source, destination).
-        stop_cause: why it ended early; None if it did not.
+        start_s: seconds until the first step; None: no start, as in a simulation.
+        run_s: seconds from then to the end.
+        compute_s: seconds of these in which the slowest region computed.
+        blocked_s: seconds of these in which exchanges blocked the same region.
+        sent_bytes: bytes on the wire, by (source, destination).
+        stop_cause: why it ended early; None: it did not.
     """
 
     start_s: float | None
@@ -122,23 +122,23 @@ class Spent:
 
 
 def held_against(plan: Plan, spent: Spent) -> Cost:
-    """Return rows of estimated and actual terms; money at the plan's prices.
+    """Return estimated and actual terms; money at the plan's prices.
 
-    Traffic of a pair of regions without a price makes the egress, and hence the total, unknown.
+    Traffic without a price makes the egress, and hence the total, unknown.
     """
     notes = []
     wanted_s = _gathered(plan.seconds, {**dict.fromkeys(plan.seconds, REST), **_TIME_TERM}, _TIME)
     start_s = spent.start_s
     if start_s is None:
         start_s = wanted_s[START]
-        notes.append("nothing was started: the start is taken as estimated")
+        notes.append("there was no start: the estimate is used")
     if plan.from_step:
         notes.append(
-            f"the plan was made anew at step {plan.from_step}: its figures are of the rest, those "
-            "of the run of the whole, at the plan's prices"
+            f"the run was replanned at step {plan.from_step}: its figures cover the rest, those "
+            "of the run cover the whole, at the plan's prices"
         )
     if spent.stop_cause is not None:
-        notes.append(f"the run was stopped, while the plan goes to the end: {spent.stop_cause}")
+        notes.append(f"the run was stopped, but the plan covers the whole job: {spent.stop_cause}")
     # Asynchronous workers compute in parallel, so the sum may exceed the run's seconds.
     compute_s = min(spent.compute_s, spent.run_s)
     found_s = {
@@ -156,7 +156,7 @@ def held_against(plan: Plan, spent: Spent) -> Cost:
     paid, unpriced = _paid(Bill.of(plan), total_s, spent.sent_bytes)
     if unpriced:
         pairs = ", ".join(f"{src} to {dst}" for src, dst in unpriced)
-        notes.append(f"the plan has no price for what went from {pairs}: egress is not known")
+        notes.append(f"the plan has no price for traffic from {pairs}: egress is unknown")
     wanted_usd = _gathered(plan.usd, {name: _money_term(name) for name in plan.usd}, _MONEY)
     rows += [
         CostRow(term=term, unit="USD", estimated=wanted_usd[term], actual=paid[term])
@@ -178,14 +178,14 @@ def _gathered(
 
 
 def _money_term(name: str) -> str:
-    # All other costs are those of machines, including work that was lost to preemption.
+    # All other costs are those of machines, including work lost to preemptions.
     return name if name in (FIXED, EGRESS) else MACHINES
 
 
 def _paid(
     bill: Bill, seconds: float, sent_bytes: Mapping[Link, float]
 ) -> tuple[dict[str, float | None], list[Link]]:
-    """Return dollars by term, None where not known, and the pairs without a price."""
+    """Return dollars by term (None: unknown) and the pairs without a price."""
     unpriced = bill.unpriced(sent_bytes)
     paid: dict[str, float | None] = {**bill.usd(seconds, {} if unpriced else sent_bytes)}
     if unpriced:

@@ -1,13 +1,13 @@
-"""Chooses strategy, interval and codec by measured steps and links, for `auto` and the plan.
+"""Chooses strategy, interval and codec from measured steps and links, for `auto` and for plans.
 
-Every candidate is a family, an interval H and a codec. For each candidate the advisor predicts the
-share of the regions' time spent computing, and the cost in loss (`geo_ray.planner.loss`). Of
-the candidates within the loss budget it takes the one that computes most; among those that compute
-nearly as much, the one with the least loss.
+Every candidate is a strategy family, an interval H and a codec. For each, the advisor predicts the
+fraction of the regions' time spent computing, and the cost in loss (`geo_ray.planner.loss`). Of the
+candidates within the loss budget it chooses the one that computes most; among those that compute
+nearly as much, the one with the smallest loss.
 
 Transfer time of a round: ``max over regions of (bytes up / goodput to the averager + bytes down /
-goodput from it + round trip)``. Regions' lines are measured alone, so the prediction is optimistic
-by up to the number of regions that share the averager's line.
+goodput from it + round trip)``. Links are measured one at a time, so the prediction is optimistic
+by up to the number of regions on the averager's link.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from geo_ray.transport.links import LinkTable
 Family = Literal["bsp", "diloco", "one_step_delay", "async_local_sgd"]
 _FAMILIES: Final[tuple[Family, ...]] = ("diloco", "one_step_delay", "async_local_sgd")
 _INTERVALS: Final = tuple(2**n for n in range(10))
-_AS_GOOD: Final = 0.97  # share of the best candidate's; above it the smaller loss decides
+_AS_GOOD: Final = 0.97  # relative to the best candidate; above it the smaller loss decides
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The measurements for a choice.
+    """Measurements for a choice.
 
     Attributes:
         num_params: parameters of the model.
         step_s: seconds of a local step by region.
         links: goodput and round trip to and from the averager's region.
-        averager: that region.
-        loss_budget: relative loss against the plainest training that is acceptable.
+        averager: region of the averager.
+        loss_budget: acceptable loss relative to plain training.
         inner_momentum: whether the regions' optimizer has momentum.
     """
 
@@ -65,8 +65,8 @@ class Choice:
     Attributes:
         family: the strategy.
         interval: local steps between exchanges.
-        codec: codec for both ways where possible; None for none.
-        compute_share: share of the regions' time spent computing.
+        codec: codec in both directions where possible; None: none.
+        compute_share: fraction of the regions' time spent computing.
         transfer_s: seconds of one exchange.
         loss: relative loss against synchronous training without codecs.
     """
@@ -84,7 +84,7 @@ def advise(situation: Situation, vetoed: Collection[tuple[Family, int]] = ()) ->
 
     Args:
         situation: the measurements.
-        vetoed: families with their intervals that are no candidates.
+        vetoed: excluded pairs of family and interval.
 
     Raises:
         ConfigError: there is only one region.
@@ -92,7 +92,7 @@ def advise(situation: Situation, vetoed: Collection[tuple[Family, int]] = ()) ->
     """
     if len(situation.step_s) < 2:
         raise ConfigError(
-            "strategy auto: with one region there is nothing to synchronise",
+            "strategy auto: a single region needs no synchronization",
             fix="Set `strategy: {kind: bsp}`.",
         )
     found = [c for c in candidates(situation) if (c.family, c.interval) not in vetoed]
@@ -109,7 +109,7 @@ def _cost(choice: Choice) -> tuple[float, float, int]:
 
 
 def candidates(situation: Situation) -> Iterator[Choice]:
-    """Return every family with every interval and codec."""
+    """Return every combination of family, interval and codec."""
     for codec in BITS_PER_PARAM:
         transfer_s = transfer_time_s(situation, codec)
         for steps in _INTERVALS:
@@ -124,7 +124,7 @@ def candidates(situation: Situation) -> Iterator[Choice]:
 
 
 def _compute_fraction(situation: Situation, traits: Traits, steps: int, transfer_s: float) -> float:
-    """Return the share of the regions' time spent computing, with so many steps per exchange."""
+    """Return the fraction of the regions' time spent computing, for an interval."""
     slowest_s = max(situation.step_s.values())
     rate = sum(1 / step_s for step_s in situation.step_s.values())
     if not traits.in_rounds:
@@ -136,7 +136,7 @@ def _compute_fraction(situation: Situation, traits: Traits, steps: int, transfer
 
 
 def _loss_of(traits: Traits) -> float:
-    """Return the loss from how the strategy merges answers."""
+    """Return the loss caused by how the strategy merges updates."""
     if not traits.in_rounds:
         return LOSS_OF_ASYNCHRONY
     return 0.0 if traits.exchange.blocking == "always" else LOSS_OF_DELAY
@@ -162,7 +162,7 @@ def transfer_time_s(situation: Situation, codec: str | None) -> float:
 
 
 def sections(choice: Choice, situation: Situation) -> dict[str, dict[str, object]]:
-    """Return the configuration's sections for a choice."""
+    """Return the configuration sections of a choice."""
     plainest = STRATEGIES[choice.family]()
     strategy: dict[str, object] = {"kind": choice.family}
     if plainest.traits.exchange.interval is not None:
@@ -183,7 +183,7 @@ def _follows_link(family: Family) -> bool:
 
 
 def explain(choice: Choice, situation: Situation) -> str:
-    """Explain a choice in one paragraph with the numbers."""
+    """Explain a choice in one paragraph, with the numbers."""
     plain_s = transfer_time_s(situation, None)
     slowest_s, fastest_s = max(situation.step_s.values()), min(situation.step_s.values())
     codec = f"codec {choice.codec}" if choice.codec else "no codec"
@@ -201,5 +201,5 @@ def explain(choice: Choice, situation: Situation) -> str:
             f"{slowest_s / fastest_s:.1f} times as long as the fastest."
         )
     if _follows_link(choice.family):
-        text += " The interval follows the link while training."
+        text += " The interval adapts to the link while training."
     return text

@@ -17,13 +17,13 @@ Objective = Literal["cost", "time"]
 
 
 class Residency(StrictModel):
-    """Regions that may receive or store what is made of a region's data."""
+    """Regions that may receive or store what is derived from a region's data."""
 
     data: dict[str, tuple[str, ...]] = Field(
         {}, description="regions that may hold raw data; data never leave their region"
     )
     gradients: dict[str, tuple[str, ...]] = Field(
-        {}, description="regions that may receive updates made of a region's data"
+        {}, description="regions that may receive updates computed on a region's data"
     )
     checkpoints: dict[str, tuple[str, ...]] = Field(
         {}, description="regions that may store a model trained on a region's data"
@@ -31,14 +31,16 @@ class Residency(StrictModel):
 
 
 def allowed_averagers(rules: Residency, regions: Sequence[str]) -> list[str]:
-    """Return the regions that may host the averager, which sees every update and keeps the model.
+    """Return the regions that may host the averager.
+
+    The averager receives every update and stores the model.
 
     Args:
-        rules: all of them.
-        regions: of the job.
+        rules: residency rules.
+        regions: regions of the job.
 
     Raises:
-        PlanInfeasibleError: rules contradict each other or leave no region; names them.
+        PlanInfeasibleError: the rules contradict each other or leave no region; it names them.
     """
     for kind, table in (
         ("data", rules.data),
@@ -58,10 +60,10 @@ def allowed_averagers(rules: Residency, regions: Sequence[str]) -> list[str]:
             retained = [region for region in left if region in places]
             if not retained:
                 raise PlanInfeasibleError(
-                    f"residency.{kind}: what is made of data of '{home}' may only be in "
+                    f"residency.{kind}: what is derived from data of '{home}' may only be in "
                     f"{', '.join(places) or 'no region'}, which other rules exclude; "
                     "no region can host the averager",
-                    fix="Let one region receive updates of all, and keep the model.",
+                    fix="Allow one region to receive all updates and store the model.",
                 )
             left = retained
     return left
@@ -72,13 +74,13 @@ def _check_names(kind: str, table: Mapping[str, Sequence[str]], regions: Sequenc
         for name in (home, *places):
             if name not in regions:
                 raise PlanInfeasibleError(
-                    f"residency.{kind}.{home}: there is no region '{name}'",
+                    f"residency.{kind}.{home}: unknown region '{name}'",
                     fix=f"Use one of {', '.join(regions)}.",
                 )
 
 
 class MachineConfig(StrictModel):
-    """A type of machine that a region could rent."""
+    """A machine type that a region can launch."""
 
     type: str = Field(min_length=1, description="instance type, as in the price records")
     cap: int = Field(ge=0, description="maximum count, by quota or availability")
@@ -200,19 +202,19 @@ class PlanConfig(StrictModel):
             twice = sorted({t for t in types if types.count(t) > 1})
             if twice:
                 raise ValueError(
-                    f'regions."{name}".machines: {", ".join(twice)} is there more than once'
+                    f'regions."{name}".machines: {", ".join(twice)} is listed more than once'
                 )
             if region.disk is not None and not region.disk_gb:
                 raise ValueError(f'regions."{name}".disk_gb: a disk has more than 0 GB')
         return self
 
 
-# Of the shipped prices: places with such machines, and what leaves them.
+# example from the shipped prices: regions with such machines, and egress prices
 _AT = ("us-east-1", "eu-west-1", "ap-south-1", "us-west-2", "eu-central-1", "ap-northeast-1")
 
 
 def no_plan_section(regions: Sequence[str]) -> ConfigError:
-    """The error, with the smallest section that can be planned with.
+    """Error with the smallest valid section.
 
     Args:
         regions: names of the run's regions.
@@ -224,13 +226,13 @@ def no_plan_section(regions: Sequence[str]) -> ConfigError:
     example = "\n         ".join(lines)
     return ConfigError(
         "the configuration has no section 'plan'",
-        fix="List what can be rented in each region (`geo-ray config schema plan` has every key):\n"
+        fix="List the machines of each region (`geo-ray config schema plan` has every key):\n"
         f"         {example}",
     )
 
 
 def _places(regions: Sequence[str]) -> list[str]:
-    """A place of the cloud for each: the one of its name, else one that no other has, if any."""
+    """Cloud region for each: the one of its name, else an unused one, if any."""
     named = [next((at for at in _AT if at.startswith(name)), None) for name in regions]
     others = cycle([at for at in _AT if at not in named] or _AT)
     return [next(others) if at is None else at for at in named]

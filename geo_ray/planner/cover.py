@@ -1,7 +1,7 @@
 """Bounded covering knapsacks over machines, for the planner and the autoscaler.
 
-`cheapest_cover` finds the cheapest machines for a number of rows in a step (`Cover`), or for a rate
-(`Cover.of_rate`). `split_rows` splits a step's rows among machines in whole numbers.
+`cheapest_cover` finds the cheapest machines for the rows of a step (`Cover`), or for a rate
+(`Cover.of_rate`). `split_rows` splits the rows of a step among machines in whole numbers.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-CLOSE: Final = 1e-9  # relative: what is nearer than that is equal
+CLOSE: Final = 1e-9  # relative difference below which numbers count as equal
 
 
 def most_rows(seconds: float, rows_per_s: float) -> int:
-    """Return the rows that a machine computes in so many seconds."""
+    """Return the rows that a machine computes within a time."""
     return math.floor(seconds * rows_per_s * (1 + CLOSE))
 
 
 def slowest_s(
     rows: int, counts: Sequence[int], speeds: Sequence[float], max_rows: Sequence[int]
 ) -> float:
-    """Return the seconds of the last machine if rows are split best, at least one for each machine.
+    """Return the seconds of the slowest machine if rows are split optimally, at least one each.
 
-    Infinite if they have no room for all rows.
+    Infinite if the rows do not fit into memory.
 
     Args:
-        rows: at least as many as there are machines.
+        rows: at least the number of machines.
         counts: machines of each kind.
-        speeds: rows/s of one of each kind.
+        speeds: rows/s of one machine of each kind.
         max_rows: largest number of rows that one machine of each kind has memory for.
     """
     kinds = zip(counts, speeds, max_rows, strict=True)
@@ -65,10 +65,10 @@ def _next_s(kind: tuple[int, float, int], given: int) -> float:
 
 
 def split_rows(rows: int, speeds: Sequence[float], max_rows: Sequence[int]) -> list[int]:
-    """Split rows among machines so that the last one ends as early as possible.
+    """Split rows among machines so that the last one finishes as early as possible.
 
     Args:
-        rows: at least as many as there are speeds, and no more than their memory holds.
+        rows: at least the number of speeds, and at most what fits into memory.
         speeds: rows/s of each machine.
         max_rows: largest number of rows that each has memory for.
     """
@@ -97,15 +97,15 @@ def _cheapest_whole(
     spot_I: NDArray[np.bool_] | None = None,
     most_spot: int = 0,
 ) -> Ints | None:
-    """Return how many of each offer; None if all together are not enough.
+    """Return the count of each offer; None if all of them are not enough.
 
     Args:
-        price_I: of one machine, above 0.
-        rows_I: that one computes; 0 if it computes none in time.
-        cap_I: most of each.
-        rows: to be computed, at least one.
-        spot_I: which of them are spot machines; None if it does not matter.
-        most_spot: of these in all.
+        price_I: price of one machine, above 0.
+        rows_I: rows that one computes in time; 0: none.
+        cap_I: maximum count of each.
+        rows: rows to compute, at least one.
+        spot_I: which offers are spot; None if it does not matter.
+        most_spot: maximum number of spot machines.
     """
     if spot_I is None:
         spot_I, most_spot = np.zeros(len(price_I), dtype=bool), 0
@@ -119,7 +119,7 @@ def _cheapest_whole(
                 break
             done, with_KR = min(lot * int(rows_I[i]), rows + 1), np.full_like(least_KR, np.inf)
             before_KR = least_KR[: most_spot + 1 - spots]
-            with_KR[spots:, :done] = before_KR[:, :1]  # it may compute more rows than there are
+            with_KR[spots:, :done] = before_KR[:, :1]  # more rows may be computed than required
             with_KR[spots:, done:] = before_KR[:, : rows + 1 - done]
             with_KR += lot * price_I[i]
             taken.append((i, lot, with_KR < least_KR))
@@ -137,13 +137,13 @@ def _cheapest_whole(
 
 
 def _passes(rows_I: Ints, cap_I: Ints, rows: int) -> int:
-    """Return how many entries `_cheapest_whole` would compute."""
+    """Return the number of entries that `_cheapest_whole` would compute."""
     most_I = np.minimum(cap_I, -(-rows // np.maximum(rows_I, 1)))
     return int(np.ceil(np.log2(most_I[rows_I > 0] + 1)).sum()) * (rows + 1)
 
 
 def _lots(count: int) -> Iterator[int]:
-    """Return lots, sums of which are all numbers up to ``count``: 1, 2, 4, ..., the rest."""
+    """Return lot sizes whose sums are all numbers up to ``count``: 1, 2, 4, ..., the rest."""
     lot = 1
     while count > 0:
         yield min(lot, count)
@@ -151,10 +151,10 @@ def _lots(count: int) -> Iterator[int]:
         lot *= 2
 
 
-_MOST_PASSES: Final = 4_000_000  # some 10 ms
+_MOST_PASSES: Final = 4_000_000  # about 10 ms
 
 SHORT: Final = 0.005
-"""Share of a rate by which the machines of `Cover.of_rate` may fall short of it."""
+"""Relative shortfall of the rate that `Cover.of_rate` accepts."""
 
 _LEAST_PARTS: Final = 2000
 _MOST_PARTS: Final = 200_000
@@ -163,23 +163,23 @@ _LEAST_USD: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """The question.
+    """A covering problem.
 
     Attributes:
-        price_I: of one machine of each offer, above 0.
+        price_I: price of one machine of each offer, above 0.
         speed_I: rows/s of one.
-        cap_I: most of each, whole numbers.
-        rows: to be computed in a step.
-        limit_s: how long that may take.
-        lan_I: seconds that one adds to a step.
-        max_rows_I: most rows that one has room for.
-        most: machines in all.
-        most_nodes: of the tree.
-        known_usd: what a choice costs that is known; only cheaper ones are looked for.
-        one_is_free: whether one machine adds nothing.
-        spot_I: which offers are of spot machines; None if it does not matter.
-        most_spot: of these in all.
-        is_whole: whether the answer is exact however long that takes, which needs `lan_I` of 0.
+        cap_I: maximum count of each.
+        rows: rows per step.
+        limit_s: time limit of a step.
+        lan_I: seconds that one machine adds to a step.
+        max_rows_I: maximum rows that fit into the memory of one.
+        most: maximum number of machines.
+        most_nodes: maximum nodes of the search tree.
+        known_usd: price of a known solution; only cheaper ones are searched.
+        one_is_free: whether one machine adds no time.
+        spot_I: which offers are spot; None if it does not matter.
+        most_spot: maximum number of spot machines.
+        is_whole: whether the answer must be exact regardless of time, which requires `lan_I` of 0.
     """
 
     price_I: Floats
@@ -205,13 +205,13 @@ class Cover:
         most: Sequence[int],
         wanted_rows_per_s: float,
     ) -> Cover:
-        """Ask for the cheapest machines that compute at a rate, to within `SHORT` of it.
+        """Return the problem of the cheapest machines that compute at a rate, within `SHORT` of it.
 
         Args:
             usd_per_hour: price of one machine of each offer.
             rows_per_s: rate of one machine of each offer.
-            most: machines of each offer.
-            wanted_rows_per_s: rate of all together, above 0.
+            most: maximum count of each offer.
+            wanted_rows_per_s: required total rate, above 0.
         """
         slowest = min((each for each in rows_per_s if each > 0), default=wanted_rows_per_s)
         wanted = math.ceil(wanted_rows_per_s / slowest / SHORT)
@@ -235,12 +235,12 @@ class Cover:
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """The answer.
+    """Solution of a covering problem.
 
     Attributes:
-        counts_I: how many of each offer; None if none is fast enough and cheaper than the known.
-        usd: what they cost, or the known one.
-        least_usd: what any choice costs at least; ``usd`` if the tree was searched to its end.
+        counts_I: count of each offer; None if none is fast enough and cheaper than the known price.
+        usd: its price, or the known one.
+        least_usd: lower bound on the price of any solution; equals ``usd`` after a complete search.
     """
 
     counts_I: Floats | None
@@ -249,7 +249,7 @@ class Covered:
 
 
 def cheapest_cover(cover: Cover) -> Covered:
-    """Return the cheapest choice, or a good one with a bound."""
+    """Return the cheapest solution, or a good one with a bound."""
     if not cover.lan_I.any():
         each_I = np.array([most_rows(cover.limit_s, speed) for speed in cover.speed_I.tolist()])
         each_I = np.minimum(each_I, cover.max_rows_I)
@@ -278,24 +278,24 @@ def _of_whole(cover: Cover, counts_I: NDArray[np.int64] | None) -> Covered:
 
 
 class Lan(NamedTuple):
-    """What some machines add to a step: together, and the one that adds most."""
+    """Seconds that machines add to a step: their sum, and the largest term."""
 
     total_s: float
     most_s: float
 
     def plus(self, number: int, each_s: float) -> Lan:
-        """Return the same with so many more machines."""
+        """Return the same with more machines."""
         if not number:
             return self
         return Lan(self.total_s + number * each_s, max(self.most_s, each_s))
 
     def seconds(self, *, one_is_free: bool) -> float:
-        """Return what a step takes longer."""
+        """Return the seconds added to a step."""
         return self.total_s - self.most_s if one_is_free else self.total_s
 
 
 class _Offer(NamedTuple):
-    """One of `Cover`."""
+    """An offer of `Cover`."""
 
     price: float
     speed: float
@@ -328,16 +328,16 @@ class _Tree:
         self._offers = list(map(_Offer, price, speed, map(int, cap), lan, max_rows, spot))
         self._least_lan_s = 0.0 if cover.one_is_free else min(lan, default=0.0)
         self._counts = [0] * len(self._offers)
-        # Power and price of all offers before each.
+        # cumulative speed and price of all earlier offers
         self._powers = [0.0, *accumulate(o.speed * o.cap for o in self._offers)]
         self._prices = [0.0, *accumulate(o.price * o.cap for o in self._offers)]
 
     def bound(self) -> float:
-        """What any choice costs at least."""
+        """Lower bound on the price of any solution."""
         return self._bound(0, 0.0, Lan(0.0, 0.0))
 
     def search(self, at: int, power: float, counts: tuple[int, int], paid: float, lan: Lan) -> bool:
-        """Look through all choices that begin like this; False if the tree was cut off."""
+        """Search all solutions with a prefix; False if the search was cut off."""
         self._nodes += 1
         count, spots = counts
         if count and self._fits(power, lan, at):
@@ -374,7 +374,7 @@ class _Tree:
     def _fits(self, power: float, lan: Lan, end: int) -> bool:
         """Whether the machines of the first ``end`` offers are enough."""
         limit_s = self.cover.limit_s - lan.seconds(one_is_free=self.cover.one_is_free)
-        if power * limit_s * (1 + CLOSE) < self.cover.rows:  # in pieces, which is quick to tell
+        if power * limit_s * (1 + CLOSE) < self.cover.rows:  # quick check with fractional machines
             return False
         done = 0
         for n, offer in zip(self._counts[:end], self._offers, strict=False):
@@ -386,7 +386,7 @@ class _Tree:
         return done >= self.cover.rows
 
     def _bound(self, at: int, power: float, lan: Lan) -> float:
-        """The least that the rest costs, if machines could be cut in pieces and lines were free."""
+        """Lower bound on the rest, with fractional machines and without LAN time."""
         lan_s = lan.seconds(one_is_free=self.cover.one_is_free) + self._least_lan_s
         limit_s = self.cover.limit_s * (1 + CLOSE) - lan_s
         if limit_s <= 0:

@@ -1,6 +1,6 @@
-"""Exchange options between regions: time, bytes and dollars, evaluated together.
+"""Exchange options between regions: time, bytes and dollars, evaluated jointly.
 
-Finds the best value of every option for given machines.
+`OptionSet` finds the best option for given machines.
 
 Shape legend: K = options; R = regions.
 """
@@ -28,12 +28,12 @@ class Exchange:
     """One exchange of all regions with an averager.
 
     Attributes:
-        averager: its region.
-        codec: of the updates; None for fp32.
-        seconds_by_region: that each region takes, in the order of the regions.
-        up_bytes: of each region.
-        down_bytes: to each region.
-        usd_by_region: egress both ways of each region's, in the same order.
+        averager: region of the averager.
+        codec: codec of the updates; None: fp32.
+        seconds_by_region: seconds of each region, in the order of the regions.
+        up_bytes: bytes sent by each region.
+        down_bytes: bytes received by each region.
+        usd_by_region: egress cost of each region in both directions, in the same order.
     """
 
     averager: str
@@ -45,17 +45,17 @@ class Exchange:
 
     @property
     def usd(self) -> float:
-        """The egress of all regions."""
+        """Egress cost of all regions."""
         return sum(self.usd_by_region)
 
     @property
     def seconds(self) -> float:
-        """The seconds of the slowest region."""
+        """Seconds of the slowest region."""
         return max(self.seconds_by_region)
 
 
 def mean_of(one: Exchange, first: Exchange, rounds: int) -> Exchange:
-    """Return the mean of ``rounds`` exchanges, of which the first is coded otherwise."""
+    """Return the mean of ``rounds`` exchanges, of which the first uses another codec."""
 
     def mean(common: float, own: float) -> float:
         return common + (own - common) / rounds
@@ -81,20 +81,20 @@ def exchange(
     overhead_s: float = 0.0,
     bits: tuple[float, float] | None = None,
 ) -> Exchange:
-    """Time and price of one exchange.
+    """Return time and price of one exchange.
 
     Args:
-        values: of the model, or of the part of it that an exchange has.
-        regions: all of them.
-        averager: one of them.
+        values: number of values of the model, or of the exchanged part.
+        regions: all regions.
+        averager: region of the averager.
         codec: one of `tradeoffs.BITS_PER_PARAM`.
         links: goodput and round trip of every pair with the averager.
         usd_per_gb: egress by (source, destination).
-        overhead_s: of an exchange beside its bytes and the round trip: coding, handing over.
-        bits: per parameter up and down; None: as of the codec.
+        overhead_s: seconds in addition to transfer and round trip: coding and queueing.
+        bits: bits per parameter up and down; None: those of the codec.
 
     Raises:
-        LinkUnknownError: a link was not measured; names it.
+        LinkUnknownError: a link was not measured; it is named.
     """
     up_bits, down_bits = BITS_PER_PARAM[codec] if bits is None else bits
     up_bytes, down_bytes = values * up_bits / 8, values * down_bits / 8
@@ -118,18 +118,18 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a plan must keep.
+    """Limits of a plan.
 
     Attributes:
-        deadline_s: longest time of the job.
-        budget_usd: most dollars.
+        deadline_s: maximum time of the job.
+        budget_usd: maximum dollars.
     """
 
     deadline_s: float = math.inf
     budget_usd: float = math.inf
 
     def keeps(self, seconds: float, usd: float) -> bool:
-        """Return whether both limits are kept."""
+        """Return whether both limits are met."""
         return seconds <= self.deadline_s * SLACK and usd <= self.budget_usd * SLACK
 
 
@@ -138,15 +138,14 @@ NO_LIMITS: Final = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A way to exchange: where the averager is, how often, with which codec.
+    """An exchange option: region of the averager, interval and codec.
 
     Attributes:
         interval: local steps in which the whole model is exchanged once.
-        timing: when exchanges happen, and what of them regions stand still for.
-        exchange: one of them.
-        usd_per_h: what stands in the regions whatever machines are rented: servers, disks; per
-            billed hour (`Bracket`).
-        last: an exchange after the last step, where there is one.
+        timing: when exchanges happen, and when they block training.
+        exchange: a single exchange.
+        usd_per_h: fixed cost of the regions (servers, disks) per billed hour (`Bracket`).
+        last: the exchange after the last step, if any.
     """
 
     interval: int
@@ -161,10 +160,10 @@ class Option:
         return 0.0 if self.last is None else self.last.seconds
 
     def egress_usd(self, steps: float, step_s_R: Floats) -> float:
-        """Return the egress of a job of so many steps, the last exchange included.
+        """Return the egress of a job, including the last exchange.
 
         Args:
-            steps: of the job.
+            steps: steps of the job.
             step_s_R: seconds of a step, by region.
         """
         one = self.exchange
@@ -175,15 +174,15 @@ class Option:
 
 @dataclass(frozen=True)
 class OptionSet:
-    """Ways to exchange, evaluated together: the best value of each with given machines.
+    """Exchange options that are evaluated jointly.
 
-    Shape legend: K = ways; R = regions.
+    Shape legend: K = options; R = regions.
 
     Attributes:
         work: the job.
         options: at least one.
-        fastest_s: the shortest step of each region, whatever is rented.
-        bracket: of the hours that are looked at.
+        fastest_s: shortest possible step of each region.
+        bracket: hours that the prices apply to.
     """
 
     work: JobWork
@@ -192,17 +191,17 @@ class OptionSet:
     bracket: Bracket = UNCHANGING
 
     def paces_KR(self, steps_s: Sequence[float]) -> Floats:
-        """Return the pace of each region, without what depends on all machines.
+        """Return the pace of each region, without terms that depend on all machines.
 
         Args:
-            steps_s: of a step, by region.
+            steps_s: seconds of a step by region.
         """
         constant_LKR, slope_LK = self._lines
         paces_LKR = constant_LKR + slope_LK[:, :, None] * np.array(steps_s)
         return np.asarray(paces_LKR.max(axis=0))
 
     def whole_paces_KR(self, steps_s: Sequence[float]) -> Floats:
-        """Return the pace of each region, with what depends on all machines."""
+        """Return the pace of each region, including terms that depend on all machines."""
         paces_KR = self.paces_KR(steps_s)
         steps, steps_R = self.work.steps, np.array(steps_s)
         for k, option in enumerate(self.options):
@@ -220,14 +219,14 @@ class OptionSet:
         return [float(limit_s) for limit_s in limits_LKR.min(axis=0).max(axis=0)]
 
     def slower_s(self, group: OptionSet) -> float:
-        """Return how much longer than that of its group the pace of this way is at most."""
+        """Return an upper bound on the pace of this option minus that of its group."""
         begin_R = self._lines[0][-1, 0]
         least_R = np.array(group._least_begin_s) if group._none_hides else np.zeros(len(begin_R))
         return float((begin_R - least_R).max())
 
     @cached_property
     def _least_begin_s(self) -> list[float]:
-        """The least that exchanges add to a step of any way, if none is hidden."""
+        """Minimum time that exchanges of any option add to a step, if none is hidden."""
         return [float(wait_s) for wait_s in self._lines[0][-1].min(axis=0)]
 
     @cached_property
@@ -236,12 +235,12 @@ class OptionSet:
 
     @cached_property
     def depends(self) -> bool:
-        """Whether what exchanges cost or take depends on the machines of all regions."""
+        """Whether cost or time of exchanges depends on the machines of all regions."""
         return any(option.timing.is_of_machines for option in self.options)
 
     @cached_property
     def _lines(self) -> tuple[Floats, Floats]:
-        """Constants and slopes of the lines of each way, which `Timing.lines` has."""
+        """Constants and slopes of the lines of `Timing.lines`, by option."""
         lines_KL2 = np.array([option.timing.lines(self.work.steps) for option in self.options])
         exchange_s_KR = np.array([option.exchange.seconds_by_region for option in self.options])
         constant_LKR = lines_KL2[:, :, 0].T[:, :, None] * exchange_s_KR
@@ -249,12 +248,12 @@ class OptionSet:
 
     @cached_property
     def singles(self) -> tuple[OptionSet, ...]:
-        """Return each way by itself."""
+        """Return each option as a set of one."""
         return tuple(replace(self, options=(option,)) for option in self.options)
 
     @cached_property
     def _least_usd_K(self) -> Floats:
-        """Egress on the fastest machines; never is it less."""
+        """Lower bound on the egress: that of the fastest machines."""
         fastest_R = np.array(self.fastest_s)
         return np.array([_least_usd(o, self.work.steps, fastest_R) for o in self.options])
 
@@ -268,16 +267,16 @@ class OptionSet:
         return np.array([o.last_s for o in self.options])
 
     def not_beaten(self) -> OptionSet:
-        """Leave out ways that cost and take at least as much as another at every pace.
+        """Remove options that cost and take at least as much as another one at every pace.
 
-        Of one averager and codec the longest interval is left, as a rule.
+        Usually, the longest interval of each averager and codec remains.
         """
         if self.depends:
-            return self  # what they cost depends on the machines
+            return self  # their cost depends on the machines
         columns = [self._least_usd_K, self._fixed_K, self._around_s_K]
         constant_LKR, slope_LK = self._lines
         table = np.concatenate([np.stack(columns, axis=1), *constant_LKR[1:]], axis=1)
-        if not self._none_hides:  # lines that fall to zero: where they begin, and where they end
+        if not self._none_hides:  # for lines that fall to zero: where they begin and end
             hidden_LK = np.maximum(1 - slope_LK[1:], 1e-300)
             table = np.concatenate([table, *(constant_LKR[1:] / hidden_LK[:, :, None])], axis=1)
         retained: list[int] = []
@@ -289,14 +288,14 @@ class OptionSet:
     def bound(
         self, pace_s: float, usd_per_h: float, stall: float, objective: Objective, limits: Limits
     ) -> float:
-        """Return a lower bound for choices of that pace and price; infinite outside the limits.
+        """Return a lower bound for solutions of a pace and price; infinite outside the limits.
 
         Args:
-            pace_s: see `work`.
-            usd_per_h: of all machines; every region has one at least.
-            stall: how much longer preemptions make steps and exchanges, at least.
-            objective: what counts.
-            limits: to keep.
+            pace_s: seconds per step.
+            usd_per_h: price of all machines; every region has at least one.
+            stall: minimum factor by which preemptions extend steps and exchanges.
+            objective: the objective.
+            limits: the limits.
         """
         if math.isinf(usd_per_h):
             return math.inf
@@ -314,15 +313,15 @@ class OptionSet:
         objective: Objective,
         limits: Limits,
     ) -> Option:
-        """Return the best way for given machines; any way if none keeps the limits.
+        """Return the best option for given machines; any option if none meets the limits.
 
         Args:
-            steps_s: by region.
-            usd_per_h: of all machines.
-            workers: of all regions.
-            stall: how much longer preemptions make steps and exchanges.
-            objective: what counts; the other measure breaks ties.
-            limits: to keep.
+            steps_s: seconds of a step by region.
+            usd_per_h: price of all machines.
+            workers: number of all workers.
+            stall: factor by which preemptions extend steps and exchanges.
+            objective: the objective; the other measure breaks ties.
+            limits: the limits.
         """
         egress_K = self._least_usd_K
         if self.depends:
@@ -351,7 +350,7 @@ class OptionSet:
 
 
 def _least_usd(option: Option, steps: float, fastest_s_R: Floats) -> float:
-    """Return the egress if every region were as fast as it could be, and none slower."""
+    """Return a lower bound on the egress: every region at its fastest."""
     timing = replace(option.timing, by_speed=False, bound=None)
     usd = replace(option, timing=timing).egress_usd(steps, fastest_s_R)
     bound = option.timing.bound
@@ -359,7 +358,7 @@ def _least_usd(option: Option, steps: float, fastest_s_R: Floats) -> float:
         return usd
     one = option.exchange
     counts_R = timing.counts_R(steps, fastest_s_R, np.array(one.seconds_by_region))
-    # One that is far slower lets the others make so many and no more.
+    # a much slower region does not increase the number of exchanges of the others
     least_R = np.minimum(counts_R, bound + 1)
     least = float(least_R @ np.array(one.usd_by_region))
     return least + (0.0 if option.last is None else option.last.usd)

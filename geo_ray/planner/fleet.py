@@ -1,14 +1,14 @@
-"""The machines that a region could rent, and the cheapest of them that make a step short enough.
+"""Machines that a region can launch, and the cheapest ones for a given step time.
 
-A region's rows of a step are shared among its machines so that the last one is done first. A step
-takes
+The rows of a region's step are divided among its machines so that the last one finishes first. A
+step takes
 
     ``fixed_s + rows / C + sum_i n_i lan_i``,  ``C = sum_i n_i p_i`` rows/s,
 
-and somewhat more, because every machine computes whole rows (`whole_rows`). If the parameter server
-is on one of the machines, the largest ``lan_i`` among them does not count once.
+and slightly more because every machine computes whole rows (`whole_rows`). If the parameter server
+runs on one of the machines, the largest ``lan_i`` among them is not counted once.
 
-Source: the right-sizing of Cloudless-Training, reconstructed; ``lan_i`` after Scavenger's
+Source: the right-sizing of Cloudless-Training, reconstructed; ``lan_i`` follows Scavenger's
 "synchronisation grows with the workers" (arXiv 2303.06659).
 
 Shape legend: I = offers of a region.
@@ -41,7 +41,7 @@ from geo_ray.prices.price import Market
 _TRIES: Final = 3
 _MOST_COVERS: Final = 400  # in the search for the shortest step
 _COVER_NODES: Final = 2_000
-_EQUAL: Final = 1 - 1e-8  # steps nearer than that are not told apart
+_EQUAL: Final = 1 - 1e-8  # relative difference below which steps count as equal
 ANY_ROWS: Final = 2**40
 
 
@@ -50,14 +50,14 @@ class Offer:
     """Machines of one type in one market of one region.
 
     Attributes:
-        type: the instance type.
-        market: how it is bought.
-        usd_per_h: of one.
-        rows_per_s: that one computes.
-        cap: most of them; 0 for none.
-        lan_s: that one adds to a step.
-        max_rows: most rows of a step that one has the memory for.
-        lost_fraction: of the time of all who wait for it that its preemptions take.
+        type: instance type.
+        market: market.
+        usd_per_h: price of one.
+        rows_per_s: speed of one.
+        cap: maximum count; 0 for none.
+        lan_s: seconds that one adds to a step.
+        max_rows: maximum rows of a step that fit into the memory of one.
+        lost_fraction: fraction of the time of all waiting regions that its preemptions cost.
     """
 
     type: str
@@ -72,14 +72,14 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Some machines of a region.
+    """A selection of a region's machines.
 
     Attributes:
-        counts: of each offer.
-        usd_per_h: of all.
-        step_s: how long a step takes on them.
-        least_usd_per_h: of the cheapest machines that keep the limit that was asked; below
-            `usd_per_h` if the search for them was cut off.
+        counts: count of each offer.
+        usd_per_h: total price.
+        step_s: seconds of a step.
+        least_usd_per_h: lower bound on the price of any machines that meet the requested limit;
+            below `usd_per_h` if the search was cut off.
     """
 
     counts: tuple[int, ...]
@@ -90,17 +90,17 @@ class Pick:
 
 @dataclass(slots=True)
 class RegionFleet:
-    """A region's offers and its share of a step.
+    """Offers of a region and its rows of a step.
 
     Attributes:
-        name: the region.
-        offers: what it could rent.
-        rows: of a step; the region's share of the global batch.
-        fixed_s: of every step, whatever is rented.
-        one_is_free: whether the parameter server is on one of the machines, which adds nothing.
-        most_nodes: of the tree that looks for the cheapest machines; `Pick.least_usd_per_h` tells
-            what a tree that was cut off may have missed.
-        most_spot: machines that may be preempted, at most; None for any number.
+        name: name of the region.
+        offers: available offers.
+        rows: rows of the region in a step of the global batch.
+        fixed_s: constant seconds of every step.
+        one_is_free: whether the parameter server runs on one of the machines, whose LAN time is 0.
+        most_nodes: maximum nodes of the search tree; `Pick.least_usd_per_h` shows what a search
+            that was cut off may have missed.
+        most_spot: maximum number of spot machines; None: no limit.
     """
 
     name: str
@@ -111,8 +111,8 @@ class RegionFleet:
     most_nodes: int = 20_000
     most_spot: int | None = None
     _spot_I: NDArray[np.bool_] = field(init=False)
-    _spot_at: list[int] = field(init=False)  # where it is set
-    _spots: int = field(init=False)  # that there are
+    _spot_at: list[int] = field(init=False)  # indices of spot offers
+    _spots: int = field(init=False)  # number of spot machines
     _capped: dict[int, RegionFleet] = field(init=False, default_factory=dict)
     _lan_I: Floats = field(init=False)
     _max_rows_I: NDArray[np.int64] = field(init=False)
@@ -122,11 +122,11 @@ class RegionFleet:
     _cap_I: Floats = field(init=False)
     _better_I: tuple[Floats, Floats, Floats, Floats] | None = field(init=False, default=None)
     _solved: list[tuple[float, Pick]] = field(init=False, default_factory=list)
-    _order: NDArray[np.intp] = field(init=False)  # of what there is, by dollars per row
+    _order: NDArray[np.intp] = field(init=False)  # of available offers, by dollars per row
     _in_pieces: tuple[list[float], list[float]] = field(
         init=False
-    )  # rows/s and dollars in that order
-    _least_usd: float = field(init=False)  # of one machine
+    )  # cumulative rows/s and dollars in that order
+    _least_usd: float = field(init=False)  # price of the cheapest machine
     _fastest: tuple[Pick, float] | None = field(init=False, default=None)
     _smallest: Pick | None = field(init=False, default=None)
 
@@ -154,15 +154,15 @@ class RegionFleet:
 
     @property
     def _most(self) -> int:
-        return max(1, self.rows)  # a machine computes at least one
+        return max(1, self.rows)  # each machine computes at least one row
 
     @property
     def is_empty(self) -> bool:
-        """Return whether there is nothing to rent, or too little memory for its rows."""
+        """Return whether there is nothing to launch, or too little memory for the rows."""
         return float(np.minimum(self._max_rows_I, self.rows) @ self._cap_I) < self.rows
 
     def capped(self, most_spot: int) -> RegionFleet:
-        """Return the fleet with at most so many machines that may be preempted."""
+        """Return the fleet with a limit on spot machines."""
         if most_spot >= self._spots:
             return self
         if most_spot not in self._capped:
@@ -172,16 +172,16 @@ class RegionFleet:
         return self._capped[most_spot]
 
     def spots(self, counts: Sequence[int] | Floats) -> int:
-        """Return how many of some machines may be preempted."""
+        """Return the number of spot machines in a selection."""
         return int(sum([counts[i] for i in self._spot_at]))
 
     @property
     def most_spots(self) -> int:
-        """Return how many machines may be preempted at most."""
+        """Return the maximum number of spot machines."""
         return min(self._spots, self._most)
 
     def pick(self, counts: Sequence[int]) -> Pick:
-        """Return price and step time of given machines; at least one."""
+        """Return price and step time of at least one machine."""
         return self._pick(np.asarray(counts, dtype=float))
 
     def _pick(self, counts_I: NDArray[Any]) -> Pick:
@@ -189,7 +189,7 @@ class RegionFleet:
         return Pick(counts, float(counts_I @ self._price_I), self._step(counts_I))
 
     def choices(self, most: int) -> list[Pick] | None:
-        """Return all machines that it could rent and that have room; None if more than ``most``."""
+        """Return all selections with enough memory; None if more than ``most``."""
         ranges = [range(int(cap) + 1) for cap in self._cap_I]
         if math.prod(map(len, ranges)) > most:
             return None
@@ -202,12 +202,12 @@ class RegionFleet:
         return self.pick(np.bincount(index, minlength=len(self.offers)).tolist())
 
     def fastest(self) -> Pick:
-        """Return the machines with the shortest step that was found; see `least_step_s`."""
+        """Return the machines with the shortest step found; see `least_step_s`."""
         return self._shortest()[0]
 
     @property
     def least_step_s(self) -> float:
-        """A lower bound of every step: that of `fastest`, unless its search was cut off."""
+        """Lower bound on every step: that of `fastest`, unless its search was cut off."""
         return self._shortest()[1]
 
     def _shortest(self) -> tuple[Pick, float]:
@@ -227,7 +227,7 @@ class RegionFleet:
         return len(np.unique(self._lan_I[there])) == 1 and not rows_bind
 
     def _prefixes(self) -> Iterator[NDArray[np.intp]]:
-        """Return the fastest N machines of the types whose network is fast enough, for every N."""
+        """Return the fastest N machines of the types with a fast enough network, for every N."""
         index = self._from_fast_to_slow()
         yield np.zeros(len(self.offers), dtype=np.intp)
         for limit_s in np.unique(self._lan_I[index]).tolist():
@@ -236,11 +236,11 @@ class RegionFleet:
                 yield np.bincount(allowed[: n + 1], minlength=len(self.offers))
 
     def _shorter_than(self, best: Pick) -> tuple[Pick, float]:
-        """Return the shortest step and a lower bound, by branch and bound over the time for rows.
+        """Return the shortest step and a lower bound, by branch and bound over the compute time.
 
-        The least LAN of machines that compute all rows within ``t`` seconds is a covering knapsack
-        and falls with ``t``. So no step with ``t`` in an interval is shorter than the interval's
-        left end plus the LAN of its right end.
+        The minimum LAN time of machines that compute all rows within ``t`` seconds is a covering
+        knapsack problem and decreases with ``t``. So no step with ``t`` in an interval is shorter
+        than the left end of the interval plus the LAN time at its right end.
         """
         least_s = math.inf
         low_s = self.rows / self._in_pieces[0][-1]
@@ -268,10 +268,10 @@ class RegionFleet:
         return best, min([least_s, best.step_s, *(entry[0] for entry in heap[:1])])
 
     def _least_lan(self, seconds: float) -> Covered:
-        """Return the machines with the least LAN, as "USD", that compute all rows in some time."""
+        """Return the machines with minimum LAN time (as "USD") that compute all rows in a time."""
         if not self.one_is_free:
             return self._least_lan_of(seconds, None)
-        # The machine that adds nothing is one of each kind in turn, the most promising first.
+        # Try each kind as the machine without LAN time, the most promising first.
         of_spot = self._spot_I & (self.most_spot is not None)
         columns = self._lan_I, self._speed_I, self._max_rows_I, of_spot
         kinds = {tuple(column[i] for column in columns): i for i in self._order.tolist()}
@@ -287,7 +287,7 @@ class RegionFleet:
         return replace(best, least_usd=min(least, best.usd))
 
     def _done(self, offer: int, seconds: float) -> int:
-        """Return the rows that one machine of an offer computes in some time."""
+        """Return the rows that one machine of an offer computes in a time."""
         each = self.offers[offer]
         return min(each.max_rows, most_rows(seconds, each.rows_per_s))
 
@@ -326,12 +326,12 @@ class RegionFleet:
         return replace(found, counts_I=counts_I if free is None else counts_I + taken_I)
 
     def _least_lan_s_in(self, seconds: float) -> float:
-        """Return a lower bound of the LAN of machines that compute all rows in some time."""
+        """Return a lower bound on the LAN time of machines that compute all rows in a time."""
         free = max(self._done(i, seconds) for i in self._order.tolist()) if self.one_is_free else 0
         return self._lan_in_pieces(seconds, free)
 
     def _lan_in_pieces(self, seconds: float, done: int) -> float:
-        """Return the least LAN of what computes the rows but ``done``, with parts of machines."""
+        """Return the minimum LAN time for all rows but ``done``, with fractional machines."""
         order = self._order
         rows_I = np.floor(seconds * self._speed_I[order] * (1 + CLOSE))
         able_I = order[rows_I >= 1]
@@ -345,7 +345,7 @@ class RegionFleet:
         return float(np.interp(self.rows - done, [0.0, *sums], [0.0, *paid]))
 
     def _from_fast_to_slow(self) -> NDArray[np.intp]:
-        """Return the offer of each machine, as many as there are rows for."""
+        """Return the offer of each machine, at most one machine per row."""
         order = np.lexsort((self._price_I, -self._speed_I))
         index = np.repeat(order, self._cap_I[order].astype(int))
         if self.most_spot is not None:
@@ -354,7 +354,7 @@ class RegionFleet:
         return index[: self._most]
 
     def slowest_s(self) -> float:
-        """Return how long a step takes at most on any machines that are worth a thought."""
+        """Return an upper bound on the step time of any reasonable selection."""
         smallest_s = self.smallest().step_s
         if not math.isinf(smallest_s):
             return smallest_s
@@ -366,7 +366,7 @@ class RegionFleet:
         return self.fixed_s + float((rows_I / self._speed_I[there]).max()) + lan_s
 
     def smallest(self) -> Pick:
-        """Return the machine that costs least."""
+        """Return the cheapest machine."""
         if self._smallest is None:
             allowed = np.where(self._cap_I > 0, self._price_I, np.inf)
             if np.isinf(allowed).all():
@@ -379,9 +379,9 @@ class RegionFleet:
         return self._smallest
 
     def least_usd_per_h(self, limit_s: float) -> float:
-        """Return a lower bound of the price of steps that take at most ``limit_s``.
+        """Return a lower bound on the price of steps of at most ``limit_s``.
 
-        The bound allows fractions of machines and counts the LAN of one machine only.
+        The bound allows fractional machines and counts the LAN time of one machine only.
         """
         powers, prices = self._in_pieces
         left_s = limit_s - self.fixed_s - self._least_lan_s
@@ -402,13 +402,13 @@ class RegionFleet:
     def cheapest(self, limit_s: float) -> Pick | None:
         """Return the cheapest machines whose step takes at most ``limit_s``.
 
-        They may be dearer than the cheapest if a tree was cut off; see `Pick.least_usd_per_h`.
+        The result may be more expensive if a search was cut off; see `Pick.least_usd_per_h`.
 
         Returns:
             None if none was found; see `is_too_short`.
         """
         for asked_s, pick in self._solved:
-            # It is as cheap as can be for a laxer limit, and keeps this one.
+            # A cheapest selection for a looser limit that also meets this one is optimal.
             if pick.step_s <= limit_s * (1 + CLOSE) and limit_s <= asked_s:
                 return pick
         if self.is_too_short(limit_s):
@@ -419,20 +419,20 @@ class RegionFleet:
         return found
 
     def is_too_short(self, limit_s: float) -> bool:
-        """Return whether no machines keep the limit."""
+        """Return whether no selection meets the limit."""
         return limit_s * (1 + CLOSE) < self.least_step_s
 
     def _solve(self, limit_s: float) -> Pick | None:
-        """An offer is needed only if all that is better than it is used up.
+        """Solve exactly: an offer is needed only if all better offers are used up.
 
-        That is ruled out where the better ones keep the limit alone, or cost more than a choice
-        that keeps it.
+        This is impossible if the better ones meet the limit alone, or cost more than a selection
+        that meets it.
         """
         if self._better_I is None:
             self._better_I = self._sums_of_better()
         power_I, price_I, count_I, better_lan_I = self._better_I
         known = self._quick(limit_s)
-        # A machine's last row may not fit, so this many rows are done at least.
+        # The last row of a machine may not fit, so at least this many rows are completed.
         alone_I = power_I * (limit_s - self.fixed_s - better_lan_I) - count_I
         alone_I = np.where(self._max_rows_I < self.rows, -np.inf, alone_I)
         known_usd = math.inf if known is None else known.usd_per_h
@@ -465,14 +465,14 @@ class RegionFleet:
         return replace(self._pick(counts_I), least_usd_per_h=least_usd)
 
     def _quick(self, limit_s: float) -> Pick | None:
-        """Return a choice that keeps the limit, close to the cheapest: best value first.
+        """Return a nearly cheapest selection that meets the limit: best value first.
 
         Returns:
-            None if neither such a choice nor the fastest that was found keeps it.
+            None if neither this selection nor the fastest one meets it.
         """
         order, lan_I = self._order, self._lan_I[self._order]
         cap_I = self._cap_I[order]
-        if self.most_spot is not None:  # those of the best value
+        if self.most_spot is not None:  # best value first
             spots_I = np.where(self._spot_I[order], cap_I, 0.0)
             left_I = self.most_spot - (np.cumsum(spots_I) - spots_I)
             cap_I = np.where(self._spot_I[order], np.clip(left_I, 0.0, cap_I), cap_I)
@@ -505,27 +505,29 @@ class RegionFleet:
         return self.fixed_s + rows_s + self.lan_s(counts_I)
 
     def lost_fraction(self, counts: Sequence[int]) -> float:
-        """Return the fraction of their time that preemptions of some machines take."""
+        """Return the fraction of time that preemptions of a selection cost."""
         return sum(
             n * offer.lost_fraction for n, offer in zip(counts, self.offers, strict=True) if n
         )
 
     def lan_s(self, counts_I: NDArray[Any]) -> float:
-        """Return what the network inside the region adds to a step with some machines."""
+        """Return the LAN time that a selection adds to a step."""
         total_s = float(counts_I @ self._lan_I)
         if not self.one_is_free:
             return total_s
         return total_s - float(self._lan_I[counts_I > 0].max(initial=0.0))
 
     def _sums_of_better(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return rows/s, dollars, number and LAN of all machines as good as each offer's."""
+        """Return speed, price, number and LAN time of all machines as good as each offer's."""
         price_I, speed_I = self._price_I, self._speed_I
         max_rows_I = np.minimum(self._max_rows_I, self.rows)
         columns = [(price_I, 1), (speed_I, -1), (self._lan_I, 1), (max_rows_I, -1)]
-        if self.most_spot is not None:  # what counts against the cap is no better than what not
+        if (
+            self.most_spot is not None
+        ):  # spot machines are not better than others if their number is limited
             columns.append((self._spot_I, 1))
         number = np.arange(len(price_I))
-        worse_II = number[None] >= number[:, None]  # of equals the first is better
+        worse_II = number[None] >= number[:, None]  # the first of equal offers is better
         better_II = np.ones_like(worse_II)
         for column, sign in columns:
             better_II &= sign * column[None] <= sign * column[:, None]

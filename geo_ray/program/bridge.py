@@ -181,9 +181,7 @@ class NodeBridge:
             lost = [n for n, (to, _) in self._open.items() if to == region and attempt > before]
             futures = [self._open.pop(number)[1] for number in lost]
         for future in futures:
-            future.set_exception(
-                NodeLostError(f"the bridge of {region} was started anew while a call was there")
-            )
+            future.set_exception(NodeLostError(f"the bridge of {region} restarted during a call"))
 
     # ------------------------------------------------------------------ messages of other regions
 

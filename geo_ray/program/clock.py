@@ -284,8 +284,8 @@ class VirtualThreads:
             if not outcome.done():
                 nodes = sorted({each.node for each in self._living} - {""})
                 raise ProgramStalledError(
-                    f"nothing can happen any more at {self._last_s:g} s of virtual time; nodes "
-                    f"that wait: {', '.join(nodes) or 'none'}"
+                    f"no event is left at {self._last_s:g} s of virtual time; waiting "
+                    f"nodes: {', '.join(nodes) or 'none'}"
                 )
         finally:
             self._close()
@@ -298,7 +298,7 @@ class VirtualThreads:
         for thread in self._threads:
             thread.join(_JOIN_S)
             if thread.is_alive():
-                _LOGGER.warning("a node of a program goes on although the program has ended")
+                _LOGGER.warning("a node of a program still runs although the program has ended")
 
     def _pass_on(self, timeout_s: float | None) -> None:
         """Let others run until this thread is woken, or the time is over."""

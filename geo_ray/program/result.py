@@ -81,7 +81,7 @@ class ProgramResult:
         for name, value in sorted(self.values.items()):
             lines.append(f"  {name} returned {value!r:.200}")
         for name, count in sorted(self.restarts.items()):
-            lines.append(f"  {name} was started anew, {counted(count, 'time')}")
+            lines.append(f"  {name} was restarted, {counted(count, 'time')}")
         for each in self.traffic:
             edge = each.edge
             way = f"   [{edge.source_region} => {edge.target_region}]" if edge.crosses else ""

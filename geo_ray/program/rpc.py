@@ -281,7 +281,7 @@ class NodeServer:
     ) -> tuple[Meta, Buffer | None]:
         target = fields.text(meta, "target")
         if target != self._serialized.name:  # that one had this address before, and is gone
-            raise NodeLostError(f"{target} is not there any more; {self._serialized.name} is")
+            raise NodeLostError(f"{target} is gone; {self._serialized.name} has its address")
         request = b"" if payload is None else payload
         return {}, self.answer(fields.text(meta, "method"), request)
 

@@ -273,7 +273,7 @@ class ClusterJob:
     def machines_usd_per_s(
         self, cluster: SharedCluster, allocation: Allocation, slot: int
     ) -> float:
-        """Return what its resources cost per second."""
+        """Return the cost of its resources per second."""
         usd_per_h_SR = cluster.usd_per_h_TSR[slot]
         per_h = 0.0
         for counts, units_R in (
@@ -285,10 +285,10 @@ class ClusterJob:
         return per_h / 3600.0
 
     def egress_usd_per_s(self, cluster: SharedCluster, allocation: Allocation) -> float:
-        """Return what its exchanges cost per second.
+        """Return the cost of its exchanges per second.
 
-        Each region sends one update to each parameter server elsewhere, of the part of the model
-        that lies there, and gets it back.
+        Each region sends one update to every remote parameter server, for the part of the model
+        there, and receives the reply.
         """
         per_gb = cluster.net.usd_per_gb_GG
         servers = allocation.num_servers

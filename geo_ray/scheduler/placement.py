@@ -1,9 +1,9 @@
-"""Placement helpers that policies share: free capacity of sites, and where workers go.
+"""Placement helpers shared by policies: free capacity of sites, and placement of workers.
 
-A job goes to one site if it fits on one (best fit). Else it goes to as few sites as it needs,
-those with the most capacity first, of one region if possible: workers by its data's shares,
-parameter servers next to its workers. Also here: adding workers one by one (DRF, Optimus), and
-choosing workers and batch of every job again in each slot (ONES, Pollux).
+A job is placed on one site if it fits (best fit), else on as few sites as possible, those with the
+most capacity first, in one region if possible: workers in proportion to the data of each region,
+parameter servers next to the workers. Other helpers add workers one by one (DRF, Optimus), or
+choose workers and batch of every job again in each slot (ONES, Pollux).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EPS = 1e-9
 
 
 class SiteCapacity:
-    """What is free in a slot; see the module's docstring."""
+    """Free capacity of a slot; see the module."""
 
     def __init__(self, cluster: SharedCluster, capacity_SR: Floats) -> None:
         self.cluster = cluster
@@ -31,14 +31,14 @@ class SiteCapacity:
         self.capacity_SR = capacity_SR
 
     def take(self, job: ClusterJob, allocation: Allocation, times: int = 1) -> None:
-        """Take what an allocation needs; -1 times gives it back."""
+        """Subtract an allocation; -1 times adds it back."""
         for site, count in allocation.workers:
             self.free_SR[site] -= times * count * job.demands.worker_R
         for site, count in allocation.servers:
             self.free_SR[site] -= times * count * job.demands.server_R
 
     def fits(self, job: ClusterJob, allocation: Allocation) -> bool:
-        """Return whether there is capacity for an allocation as it is."""
+        """Return whether an allocation fits."""
         need: dict[int, Floats] = {}
         for site, count in allocation.workers:
             need[site] = need.get(site, 0.0) + count * job.demands.worker_R
@@ -47,12 +47,12 @@ class SiteCapacity:
         return all((self.free_SR[site] + _EPS >= units_R).all() for site, units_R in need.items())
 
     def place(self, job: ClusterJob, workers: int, batch: int | None = None) -> Allocation | None:
-        """Return where so many workers would go; None if they do not fit. Takes nothing.
+        """Return an allocation for a number of workers; None if they do not fit. Changes nothing.
 
         Args:
-            job: whose.
-            workers: how many.
-            batch: of the allocation; None: the job's own.
+            job: the job.
+            workers: number of workers.
+            batch: batch of the allocation; None: the job's own.
         """
         batch = job.speed.batch.rows if batch is None else batch
         split = split_workers(job, workers)

@@ -1,9 +1,9 @@
 """Replays a history of jobs on a shared cluster under one policy; outcome metrics and their page.
 
-A decision at a slot's beginning holds for the slot. A job whose allocation changes loses the
+A decision at the start of a slot holds for the slot. A job whose allocation changes loses the
 policy's `change_s`; its first start is free. It pays for its allocation until it ends, at the
-prices of the slot, and for egress while it trains. Completion is from arrival to end;
-*fairness* is Jain's index of the slowdowns beside having the cluster alone.
+prices of the slot, and for egress while it trains. Completion time is measured from arrival to end;
+*fairness* is Jain's index of the slowdowns relative to running alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from geo_ray.scheduler.schedule import Admission, ClusterSchedule, SlotUse
 from geo_ray.telemetry.charts import Curve, bars_chart, curves_chart
 from geo_ray.telemetry.html_page import html_page, section, table, write_html
 
-_DONE = 1e-9  # share of a job's rows that may be missing by rounding
+_DONE = 1e-9  # fraction of a job's rows that may be missing by rounding
 
 
 def replay_jobs(
@@ -40,27 +40,27 @@ def replay_jobs(
     seed: int = 0,
     on_slot: Callable[[int], None] | None = None,
 ) -> ClusterSchedule:
-    """Replay a history.
+    """Replay a job history under one policy.
 
     Args:
-        cluster: what there is.
-        jobs: in any order.
-        policy: who decides.
-        seed: of what the policy leaves to chance.
-        on_slot: told every slot that begins.
+        cluster: the cluster.
+        jobs: jobs in any order.
+        policy: the policy.
+        seed: seed of the policy's random choices.
+        on_slot: called with the number of every slot that begins.
 
     Raises:
-        ScheduleInputError: two jobs have one name, or one could never run on this cluster.
+        ScheduleInputError: two jobs have the same name, or one can never run on this cluster.
     """
     check_jobs(cluster, jobs)
     return _History(cluster, jobs, policy, policy.begin(cluster, seed)).run(on_slot)
 
 
 def check_jobs(cluster: SharedCluster, jobs: Sequence[ClusterJob]) -> None:
-    """Refuse jobs that no schedule could hold.
+    """Reject jobs that no schedule could contain.
 
     Raises:
-        ScheduleInputError: names the first.
+        ScheduleInputError: names the first one.
     """
     observed: set[str] = set()
     most_SR = (
@@ -70,21 +70,21 @@ def check_jobs(cluster: SharedCluster, jobs: Sequence[ClusterJob]) -> None:
     )
     for job in jobs:
         if job.id in observed:
-            raise ScheduleInputError(f"two jobs are called {job.id}")
+            raise ScheduleInputError(f"two jobs are named {job.id}")
         observed.add(job.id)
         if job.arrival_slot < 0 or job.rows <= 0:
-            raise ScheduleInputError(f"job {job.id}: it comes before slot 0, or has no work")
+            raise ScheduleInputError(f"job {job.id}: it arrives before slot 0, or has no work")
         if min(job.demands.most_workers, job.speed.batch.rows) < max(1, len(job.data)):
             raise ScheduleInputError(f"job {job.id}: fewer workers than regions with its data")
         if set(job.data) - set(range(len(cluster.net.names))):
-            raise ScheduleInputError(f"job {job.id}: its data lie in a region that is not there")
+            raise ScheduleInputError(f"job {job.id}: its data are in an unknown region")
         demands, allowed_S = job.demands, job.may_work_S(cluster)
         fits_S = (most_SR >= demands.worker_R - 1e-9).all(axis=1)
         regions = cluster.region_S[fits_S & allowed_S]
         has_servers = (most_SR >= demands.server_R - 1e-9).all(axis=1).any()
         if not len(regions) or set(job.data) - set(regions.tolist()) or not has_servers:
             raise ScheduleInputError(
-                f"job {job.id} is larger than the cluster: no site that it may use has room for "
+                f"job {job.id} is larger than the cluster: no allowed site has capacity for "
                 "one of its workers or parameter servers"
             )
 
@@ -145,18 +145,18 @@ class _History:
             self._advance(slot, name, decision.allocations.get(name))
 
     def _check_capacity(self, view: SlotView, given: Mapping[str, Allocation]) -> None:
-        """Refuse what does not fit, before anything is counted."""
+        """Reject allocations that do not fit, before they are counted."""
         used_SR = np.zeros_like(view.capacity_SR)
         for name, each in given.items():
             if name not in self._active:
-                raise InvariantError(f"{name} was given something and is not there")
+                raise InvariantError(f"{name} has an allocation but is not active")
             demands = self._active[name].job.demands
             for site, count in each.workers:
                 used_SR[site] += count * demands.worker_R
             for site, count in each.servers:
                 used_SR[site] += count * demands.server_R
         if (used_SR > view.capacity_SR * (1 + 1e-9) + 1e-6).any():
-            raise InvariantError(f"more was given in slot {view.slot} than there is")
+            raise InvariantError(f"the allocations of slot {view.slot} exceed the capacity")
 
     def _advance(self, slot: int, name: str, given: Allocation | None) -> None:
         now, slot_s = self._active[name], self._cluster.slot_s
@@ -187,7 +187,7 @@ class _History:
 
 @dataclass(frozen=True, slots=True)
 class CompletionTimes:
-    """Of the jobs that ended, seconds; nan if there is none."""
+    """Completion times of the jobs that ended, in seconds; nan if there is none."""
 
     mean_s: float
     median_s: float
@@ -196,25 +196,24 @@ class CompletionTimes:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOutcome:
-    """What came of a schedule, in the numbers that policies are compared by.
+    """Outcome of a schedule: the metrics that policies are compared by.
 
-    Completion is from a job's arrival to its end, of the jobs that ended. *Makespan* is from the
-    first arrival to the last end. *Utilisation* is the mean over the slots until then of the share
-    in use of the resource that is used most. *Fairness* is Jain's index over all jobs of how fast
-    each went beside having the whole cluster to itself (0 for one that did not end): 1 if all were
-    slowed alike.
+    Completion time is measured from arrival to end, over jobs that ended. *Makespan* is from the
+    first arrival to the last end. *Utilization* is the mean over the slots until then of the
+    fraction in use of the most used resource. *Fairness* is Jain's index over all jobs of their
+    speed relative to running alone (0 for a job that did not end): 1 if all were slowed equally.
 
     Attributes:
-        utility: of all jobs.
-        completion: of those that ended.
-        ended: how many did.
-        turned_away: how many were, when they came.
-        no_schedule: how many of these, as no schedule was found, whatever they were worth.
+        utility: total utility of all jobs.
+        completion: completion times.
+        ended: number of jobs that ended.
+        turned_away: number of jobs rejected on arrival.
+        no_schedule: number of rejected jobs without a feasible schedule.
         makespan_s: until the last end.
-        utilisation: share in use.
+        utilisation: fraction in use.
         fairness: Jain's index.
-        usd: what it cost.
-        decision_s: the longest time that a decision took, for one job.
+        usd: total cost.
+        decision_s: longest decision time per job.
     """
 
     utility: float
@@ -230,7 +229,7 @@ class ScheduleOutcome:
 
 
 def outcome_of(schedule: ClusterSchedule) -> ScheduleOutcome:
-    """Return the numbers of a schedule."""
+    """Return the outcome of a schedule."""
     slot_s = schedule.cluster.slot_s
     took_s = [
         ended_s - schedule.jobs[name].arrival_slot * slot_s
@@ -253,7 +252,7 @@ def outcome_of(schedule: ClusterSchedule) -> ScheduleOutcome:
 
 
 def alone_s(schedule: ClusterSchedule, job: ClusterJob) -> float:
-    """Return the seconds that a job would take with all that it may have, on one site."""
+    """Return the seconds that a job would take alone on one site."""
     workers = min(job.demands.most_workers, job.speed.batch.rows)
     link = LinkUsed(float(schedule.cluster.inside_mbps_S.max()), is_inside=True)
     counts_W = np.arange(1, workers + 1)
@@ -313,14 +312,14 @@ HEADINGS: Final = (
     "decision",
 )
 NOTE: Final = (
-    "Completion times (mean, median, p99) are of the jobs that ended. Fairness is Jain's index of "
-    "how fast jobs went beside having the cluster to themselves; a decision's time is the longest "
+    "Completion times (mean, median, p99) cover the jobs that ended. Fairness is Jain's index of "
+    "the speed of jobs relative to running alone; the decision time is the longest "
     "of one job."
 )
 
 
 def cells(name: str, outcome: ScheduleOutcome) -> list[str]:
-    """Return a policy's numbers as text, in the order of `HEADINGS`."""
+    """Return the metrics of a policy as text, in the order of `HEADINGS`."""
     times = outcome.completion
     return [
         name,
@@ -342,16 +341,16 @@ def cells(name: str, outcome: ScheduleOutcome) -> list[str]:
 def write_schedule_page(
     title: str, schedules: Mapping[str, ClusterSchedule], bound: float | None, path: Path
 ) -> Path:
-    """Write one self-contained HTML page.
+    """Write a self-contained HTML page.
 
     Args:
-        title: what was replayed.
-        schedules: by policy.
-        bound: utility that none can exceed; None: not computed.
-        path: file to write.
+        title: title of the page.
+        schedules: schedules by policy.
+        bound: upper bound on the utility; None: not computed.
+        path: output file.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the file cannot be written.
     """
     outcomes = {name: outcome_of(each) for name, each in schedules.items()}
     rows = [[escape(text) for text in cells(name, each)] for name, each in outcomes.items()]
@@ -372,7 +371,7 @@ def write_schedule_page(
     charts = (
         bars_chart("Utility", utilities, number_text)
         + curves_chart(
-            "Share of all jobs that ended within",
+            "Fraction of all jobs that ended within",
             ended,
             x_label="completion",
             x_time=True,

@@ -1,7 +1,7 @@
-"""Schedules: what each job had in each slot, what it did and cost; and their validation.
+"""Schedules: allocation, progress and cost of each job in each slot; validation.
 
-`check_schedule` tests a schedule against every rule from its uses alone. It shares no sum with
-the replay that made the schedule.
+`check_schedule` validates a schedule against every rule from its allocations alone, independently
+of the replay that produced it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from geo_ray.scheduler.job import ClusterJob
 
 @dataclass(frozen=True, slots=True)
 class SlotUse:
-    """What a job had in a slot.
+    """Allocation of a job in a slot.
 
     Attributes:
-        slot: which.
+        slot: number of the slot.
         job: its id.
-        allocation: what it had.
-        used_s: seconds that it had it; less than a slot in the one in which it ends.
-        lost_s: of these, seconds in which it did not train because its resources changed.
-        rows: that it did.
-        usd: what that cost, egress included.
+        allocation: the allocation.
+        used_s: seconds of the allocation; less than a slot in the slot in which the job ends.
+        lost_s: seconds of these without training because the allocation changed.
+        rows: completed rows.
+        usd: cost, including egress.
     """
 
     slot: int
@@ -43,13 +43,13 @@ class SlotUse:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What was decided about a job when it came.
+    """Admission decision for a job.
 
     Attributes:
         job: its id.
-        slot: when.
-        is_admitted: or turned away for good.
-        surplus: what it is worth beyond what it costs; None: the policy does not ask.
+        slot: slot of the decision.
+        is_admitted: whether it was admitted; otherwise it was rejected for good.
+        surplus: utility minus price; None: the policy computes none.
     """
 
     job: str
@@ -60,15 +60,15 @@ class Admission:
 
 @dataclass(frozen=True)
 class ClusterSchedule:
-    """A schedule: who had what in which slot, what was done with it, and what it cost.
+    """A schedule: allocations by slot, their progress and their cost.
 
     Attributes:
-        cluster: what there was.
+        cluster: the cluster.
         jobs: by id.
-        uses: in the order of slots.
-        finished_s: when each job that ended did, from the start of slot 0.
-        admissions: in the order in which they were decided.
-        decision_s: seconds that deciding took in each slot, for each job that came in it.
+        uses: allocations in the order of slots.
+        finished_s: end time of each job that ended, from the start of slot 0.
+        admissions: admission decisions in order.
+        decision_s: decision time of each slot, per arrived job.
     """
 
     cluster: SharedCluster
@@ -80,11 +80,11 @@ class ClusterSchedule:
 
     @property
     def usd(self) -> float:
-        """What all of it cost."""
+        """Total cost."""
         return sum(use.usd for use in self.uses)
 
     def utility(self, job: str) -> float:
-        """Return what a job was worth: 0 if it did not end."""
+        """Return the achieved utility of a job; 0 if it did not end."""
         if job not in self.finished_s:
             return 0.0
         one = self.jobs[job]
@@ -93,7 +93,7 @@ class ClusterSchedule:
 
     @property
     def total_utility(self) -> float:
-        """What all jobs were value."""
+        """Total utility of all jobs."""
         return sum(self.utility(job) for job in self.finished_s)
 
 
@@ -101,19 +101,19 @@ _EPS = 1e-6
 
 
 def check_schedule(schedule: ClusterSchedule) -> None:
-    """Refuse a schedule that breaks a rule.
+    """Reject a schedule that violates a rule.
 
     Raises:
-        InvariantError: names the first rules that are broken.
+        InvariantError: names the first violations.
     """
     found = list(violations(schedule))
     if found:
         more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
-        raise InvariantError(f"a schedule breaks rules: {'; '.join(found[:3])}{more}")
+        raise InvariantError(f"a schedule violates rules: {'; '.join(found[:3])}{more}")
 
 
 def violations(schedule: ClusterSchedule) -> Iterator[str]:
-    """Yield every rule that is broken, in words."""
+    """Yield every violation as text."""
     yield from _capacities(schedule)
     done: dict[str, float] = defaultdict(float)
     observed: set[tuple[int, str]] = set()
@@ -143,7 +143,7 @@ def _capacities(schedule: ClusterSchedule) -> Iterator[str]:
             over_R = used_R - cluster.capacity_TSR[slot, site]
             if (over_R > _EPS * (1 + used_R)).any():
                 name = cluster.resources[int(over_R.argmax())]
-                yield f"site {cluster.sites[site].name} gives too much {name} in slot {slot}"
+                yield f"site {cluster.sites[site].name} exceeds its {name} in slot {slot}"
 
 
 def _one(schedule: ClusterSchedule, use: SlotUse) -> Iterator[str]:
@@ -152,7 +152,7 @@ def _one(schedule: ClusterSchedule, use: SlotUse) -> Iterator[str]:
     workers = sum(count for _, count in had.workers)
     servers = sum(count for _, count in had.servers)
     if use.slot < job.arrival_slot:
-        yield f"{where}: before it came"
+        yield f"{where}: before its arrival"
     if any(count < 1 for _, count in (*had.workers, *had.servers)):
         yield f"{where}: an empty entry"
     if workers > min(job.demands.most_workers, had.batch):
@@ -163,7 +163,7 @@ def _one(schedule: ClusterSchedule, use: SlotUse) -> Iterator[str]:
         yield f"{where}: a batch of {had.batch}"
     regions = {cluster.sites[site].region for site, _ in had.workers}
     if job.data and regions - set(job.data):
-        yield f"{where}: a worker where its data are not"
+        yield f"{where}: a worker in a region without its data"
     if use.used_s > cluster.slot_s + _EPS or not 0 <= use.lost_s <= use.used_s + _EPS:
         yield f"{where}: {use.used_s} s used and {use.lost_s} s lost in a slot"
     rows = job.rows_per_s(cluster, had) * max(0.0, use.used_s - use.lost_s)
@@ -185,6 +185,6 @@ def _books(schedule: ClusterSchedule, done: dict[str, float]) -> Iterator[str]:
         if rows > job.rows * (1 + _EPS) + _EPS:
             yield f"{name} did {rows} of {job.rows} rows"
         if enough and not is_done:
-            yield f"{name} has done all and has no end"
+            yield f"{name} has completed its work without an end"
         if name in turned_away and rows:
-            yield f"{name} was turned away and did {rows} rows"
+            yield f"{name} was rejected but completed {rows} rows"

@@ -1,9 +1,9 @@
 """Published traces as jobs of a shared cluster: Helios, PAI, Philly, Pollux and Sia.
 
-What a trace does not say is set by rule from a digest of the job's id (or tenant) and the seed:
-work from its duration on one site, model family, region of its data, worth and deadline, one
-parameter server for four workers, 32 rows a worker. CPU jobs and jobs that never ran are left
-out. Pollux's traces have no durations: they are assumed by application (`HOURS`).
+Values that a trace lacks are derived by rule from a digest of the job's id (or tenant) and the
+seed: work from its duration on one site, model family, region of its data, value and deadline, one
+parameter server per four workers, 32 rows per worker. CPU jobs and jobs that never ran are skipped.
+Durations of Pollux's traces are assumed by application (`HOURS`).
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _MOST_BYTES: Final = 2 * 1024**3
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """A job as a trace has it, whatever the trace's format.
+    """A job of a trace, independent of its format.
 
     Attributes:
         id: its name.
-        submit_s: when it came, from the trace's first job on or since 1970.
-        duration_s: that it ran.
-        workers: that it had.
-        gpus: of each worker.
-        cpus: of each worker; 0: not said.
-        tenant: user or virtual cluster, by which its region is drawn.
-        model: that it trains; empty: not said.
+        submit_s: submission time, relative to the first job or to 1970.
+        duration_s: duration.
+        workers: number of workers.
+        gpus: GPUs per worker.
+        cpus: CPUs per worker; 0: unknown.
+        tenant: user or virtual cluster, which determines its region.
+        model: its model; empty: unknown.
     """
 
     id: str
@@ -67,15 +67,15 @@ class TraceJob:
 def read_rows(
     path: Path, columns: Sequence[str], header: Sequence[str] | None = None
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the lines of a CSV file with their numbers.
+    """Yield the rows of a CSV file with their line numbers.
 
     Args:
         path: the file.
-        columns: that it must have.
-        header: of a file without one.
+        columns: required columns.
+        header: header of a file without one.
 
     Raises:
-        TraceError: it cannot be read, or has not these columns.
+        TraceError: the file cannot be read, or lacks columns.
     """
     try:
         num_bytes = path.stat().st_size
@@ -90,30 +90,30 @@ def read_rows(
                 raise TraceError(f"trace {path} has no column {', '.join(missing)}")
             for number, row in enumerate(reader, 1 if header else 2):
                 if None in row or None in row.values():
-                    raise TraceError(f"trace {path}, line {number}: not as many fields as columns")
+                    raise TraceError(f"trace {path}, line {number}: not one field per column")
                 yield number, row
     except OSError as error:
         raise TraceError(
-            f"trace {path} cannot be read: {error.strerror or error}", fix="Name a file that can."
+            f"trace {path} cannot be read: {error.strerror or error}", fix="Name a readable file."
         ) from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(f"trace {path} is no CSV file: {error}") from None
+        raise TraceError(f"trace {path} is not a CSV file: {error}") from None
 
 
 def number_in(path: Path, line: int, row: dict[str, str], column: str) -> float:
-    """Return a number of a line, at least 0.
+    """Return a non-negative number of a row.
 
     Raises:
-        TraceError: it is negative, or none.
+        TraceError: the value is negative or not a number.
     """
     try:
         value = float(row[column])
     except ValueError:
         raise TraceError(
-            f"trace {path}, line {line}: {column} is no number: {row[column]!r}"
+            f"trace {path}, line {line}: {column} is not a number: {row[column]!r}"
         ) from None
     if not math.isfinite(value) or value < 0:
-        raise TraceError(f"trace {path}, line {line}: {column} is {row[column]}, not 0 or more")
+        raise TraceError(f"trace {path}, line {line}: {column} is {row[column]}, which is negative")
     return value
 
 
@@ -137,10 +137,10 @@ _NO_TIME: Final = ("", "None", "NaN")
 
 
 def read_helios(path: Path) -> list[TraceJob]:
-    """Read a trace.
+    """Read a Helios trace.
 
     Raises:
-        TraceError: it is none.
+        TraceError: the file is not such a trace.
     """
     found = []
     for line, row in read_rows(path, HELIOS_COLUMNS):
@@ -165,7 +165,7 @@ def _time_in(path: Path, line: int, row: dict[str, str], column: str) -> float:
         found = datetime.fromisoformat(row[column]).replace(tzinfo=None)
     except ValueError:
         raise TraceError(
-            f"trace {path}, line {line}: {column} is no time: {row[column]!r}"
+            f"trace {path}, line {line}: {column} is not a time: {row[column]!r}"
         ) from None
     return (found - datetime(1970, 1, 1)).total_seconds()
 
@@ -186,10 +186,10 @@ _PERCENT: Final = 100.0  # the trace has 600 for 6 cores, 50 for half an acceler
 
 
 def read_pai(path: Path) -> list[TraceJob]:
-    """Read a trace.
+    """Read a PAI trace.
 
     Raises:
-        TraceError: it is none.
+        TraceError: the file is not such a trace.
     """
     tasks: dict[str, list[tuple[int, dict[str, str]]]] = defaultdict(list)
     for line, row in read_rows(path, PAI_COLUMNS, header=PAI_COLUMNS):
@@ -242,10 +242,10 @@ _JOBS = TypeAdapter(list[_PhillyJob])
 
 
 def read_philly(path: Path) -> list[TraceJob]:
-    """Read a trace.
+    """Read a Philly trace.
 
     Raises:
-        TraceError: it is none.
+        TraceError: the file is not such a trace.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -253,14 +253,14 @@ def read_philly(path: Path) -> list[TraceJob]:
         jobs = _JOBS.validate_python(json.loads(path.read_bytes()))
     except OSError as error:
         raise TraceError(
-            f"trace {path} cannot be read: {error.strerror or error}", fix="Name a file that can."
+            f"trace {path} cannot be read: {error.strerror or error}", fix="Name a readable file."
         ) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise TraceError(f"trace {path} is no Philly trace: {where}: {first['msg']}") from None
+        raise TraceError(f"trace {path} is not a Philly trace: {where}: {first['msg']}") from None
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"trace {path} is no JSON file: {error}") from None
+        raise TraceError(f"trace {path} is not a JSON file: {error}") from None
     found = []
     for job in jobs:
         spans = [_span_s(path, job.jobid, each) for each in job.attempts]
@@ -292,7 +292,7 @@ def _time_s(path: Path, job: str, text: str | None) -> float | None:
     if text in (None, "", "None"):
         return None
     try:
-        when = datetime.strptime(str(text)[:19], _TIME)  # the trace has no zone
+        when = datetime.strptime(str(text)[:19], _TIME)  # the trace has no time zone
     except ValueError:
         raise TraceError(f"trace {path}: job {job} has no time: {text!r}") from None
     return (when - datetime(1970, 1, 1)).total_seconds()
@@ -310,18 +310,18 @@ HOURS: Final = {
 
 
 def read_pollux(path: Path) -> list[TraceJob]:
-    """Read a workload.
+    """Read a Pollux workload.
 
     Raises:
-        TraceError: it is none.
+        TraceError: the file is not such a workload.
     """
     found = []
     for line, row in read_rows(path, POLLUX_COLUMNS):
         hours = HOURS.get(row["application"])
         if hours is None:
             raise TraceError(
-                f"trace {path}, line {line}: application {row['application']!r} is not known",
-                fix=f"Known are {', '.join(HOURS)}.",
+                f"trace {path}, line {line}: application {row['application']!r} is unknown",
+                fix=f"Known applications: {', '.join(HOURS)}.",
             )
         replicas = int(number_in(path, line, row, "num_replicas"))
         number_in(path, line, row, "batch_size")
@@ -342,18 +342,18 @@ FORMATS: Final[Mapping[str, Callable[[Path], list[TraceJob]]]] = {
 }
 FAMILIES: Final = (("small", 6e6, 1e-3), ("resnet", 102e6, 3e-3), ("vgg", 553e6, 5e-3),
                    ("bert", 440e6, 2e-2))  # fmt: skip
-"""Name, bytes of the model, seconds of a row on one worker: assumptions of the usual order."""
+"""Name, model bytes, seconds of a row on one worker: assumed orders of magnitude."""
 _ROWS: Final = 32
 
 
 def read_trace(path: Path, kind: str) -> list[TraceJob]:
-    """Read a trace, jobs in the order of their submission, the first at 0.
+    """Read a trace; jobs in the order of submission, the first at 0.
 
     Raises:
-        TraceError: it cannot be read, or has no job that ran.
+        TraceError: the file cannot be read, or has no job that ran.
     """
     if kind not in FORMATS:
-        raise TraceError(f"there is no format '{kind}'", fix=f"Choose among {', '.join(FORMATS)}.")
+        raise TraceError(f"unknown format '{kind}'", fix=f"Choose among {', '.join(FORMATS)}.")
     jobs = sorted(FORMATS[kind](path), key=attrgetter("submit_s", "id"))
     if not jobs:
         raise TraceError(f"trace {path} has no job with accelerators that ran")
@@ -363,7 +363,7 @@ def read_trace(path: Path, kind: str) -> list[TraceJob]:
 def cluster_jobs(
     traced: Sequence[TraceJob], cluster: SharedCluster, seed: int = 0
 ) -> list[ClusterJob]:
-    """Return jobs by the rules above; the first comes in slot 0."""
+    """Return jobs by the rules of the module; the first arrives in slot 0."""
     first_s = min(job.submit_s for job in traced)
     return [_job(job, first_s, cluster, seed) for job in traced]
 
@@ -378,7 +378,7 @@ def _job(traced: TraceJob, first_s: float, cluster: SharedCluster, seed: int) ->
     _, model_bytes, row_s = named[0] if named else FAMILIES[int(rng.integers(len(FAMILIES)))]
     rows = _ROWS * traced.workers
     cpus = traced.cpus or 4 * max(1.0, traced.gpus)
-    # A whole machine is the most that a worker can be given; larger ones are cut to it.
+    # A worker gets at most one machine; larger requests are reduced to it.
     most_R = cluster.capacity_TSR[0].max(axis=0)
     worker_R = np.minimum([traced.gpus, cpus, 16 * max(1.0, traced.gpus), 0.0], most_R)
     server_R = np.minimum([0.0, 2.0, 8.0, 0.0], most_R)

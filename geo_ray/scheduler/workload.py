@@ -1,8 +1,8 @@
-"""Generated clusters and jobs with the ranges of the papers' evaluations, and offers from prices.
+"""Generated clusters and jobs with the ranges of the papers' evaluations; offers from a price book.
 
-Ranges of workers, parameter servers, model sizes, epochs and the utility are those read in SMD;
-those of samples, gamma, batch, links and urgency are reconstructed from memory. Samples are
-fewer than the papers' 20,000 to 500,000, or most jobs could not end on 10 machines.
+Ranges of workers, parameter servers, model sizes, epochs and utilities are those of SMD; those of
+samples, gamma, batch, links and urgency are reconstructed. The number of samples is below the
+papers' 20,000 to 500,000, since otherwise most jobs could not end on 10 machines.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from geo_ray.scheduler.job import (
 
 _MACHINE_R: Final = (8.0, 72.0, 192.0, 400.0)
 _USD_PER_H: Final = 3.2
-_EGRESS: Final = (0.01, 0.02, 0.05, 0.09, 0.12)  # USD per GB, as clouds ask between regions
+_EGRESS: Final = (0.01, 0.02, 0.05, 0.09, 0.12)  # USD per GB, typical prices between cloud regions
 
 
 @dataclass(frozen=True, slots=True)
 class LoadShape:
-    """What is made up.
+    """Size of a generated cluster and load.
 
     Attributes:
-        machines: of the cluster.
-        jobs: that come.
-        slots: of the horizon; jobs come in its first half.
-        regions: 1: the papers' own setting.
-        spot_fraction: of the machines, that are of the spot market.
+        machines: machines of the cluster.
+        jobs: number of jobs.
+        slots: length of the horizon; jobs arrive in its first half.
+        regions: number of regions; 1: the setting of the papers.
+        spot_fraction: fraction of spot machines.
         slot_s: seconds of a slot.
     """
 
@@ -61,14 +61,14 @@ class LoadShape:
 
 @dataclass(frozen=True, eq=False)
 class RegionOffers:
-    """Machines of one type and what they and traffic cost, by region.
+    """Machines of one type with prices and egress, by region.
 
     Attributes:
-        names: of the regions.
-        machine_R: what a machine has of each resource.
-        usd_per_h_G: of one on demand.
-        spot_usd_per_h_G: of one of the spot market, in the mean.
-        egress_usd_per_gb_GG: from one region to another.
+        names: names of the regions.
+        machine_R: units of each resource per machine.
+        usd_per_h_G: on-demand price.
+        spot_usd_per_h_G: mean spot price.
+        egress_usd_per_gb_GG: egress price between regions.
     """
 
     names: tuple[str, ...]
@@ -81,16 +81,16 @@ class RegionOffers:
 def made_up_cluster(
     shape: LoadShape, seed: int, offers: RegionOffers | None = None
 ) -> SharedCluster:
-    """Return a cluster.
+    """Return a generated cluster.
 
     Args:
-        shape: how large.
-        seed: of links, spot markets and, without ``offers``, prices.
-        offers: machines and prices of a price book; None: made up, too.
+        shape: size.
+        seed: seed of links, spot markets and, without ``offers``, prices.
+        offers: machines and prices of a price book; None: generated as well.
 
-    Several regions: machines lie in them evenly, links are 100 Mbit/s to 5 Gbit/s, prices differ by
-    a factor of 0.7 to 1.5. Spot machines cost 0.3 of that, move by the slot, and are away now and
-    then: for 1 to 6 slots, from 5 % of the slots on, but not in the first.
+    With several regions, machines are distributed evenly, links have 100 Mbit/s to 5 Gbit/s, and
+    prices differ by a factor of 0.7 to 1.5. Spot machines cost 0.3 of that, change by the slot, and
+    are unavailable at times: for 1 to 6 slots, from 5 % of the slots on, never in the first.
     """
     rng = np.random.default_rng([seed, 1])
     regions = shape.regions if offers is None else len(offers.names)
@@ -136,10 +136,10 @@ def made_up_cluster(
 
 
 def made_up_jobs(shape: LoadShape, seed: int) -> list[ClusterJob]:
-    """Return jobs.
+    """Return generated jobs.
 
-    Several regions: a third of the jobs have their data in one, a third in two with uneven shares,
-    the others anywhere.
+    With several regions, a third of the jobs have their data in one region, a third in two regions
+    with uneven fractions, and the others everywhere.
     """
     rng = np.random.default_rng([seed, 2])
     arrivals = np.sort(rng.integers(0, max(1, shape.slots // 2), shape.jobs))
@@ -178,26 +178,26 @@ _DISK_GB: Final = 400.0
 
 
 def book_offers(book: PriceBook, machine: str, regions: Sequence[str]) -> RegionOffers:
-    """Return what regions offer.
+    """Return the offers of some regions.
 
     Args:
-        book: the prices.
+        book: the price book.
         machine: cloud and type, as in ``aws:p4d.24xlarge``.
-        regions: of the cloud.
+        regions: regions of the cloud.
 
     Raises:
-        ScheduleInputError: nothing is known of the type, or a region is there twice.
-        PriceUnknownError: a price is not known.
+        ScheduleInputError: the type is unknown, or a region is listed twice.
+        PriceUnknownError: a price is unknown.
     """
     cloud, _, type_ = machine.partition(":")
     known = instance_of(cloud, type_)
     if known.accelerators is None or known.host_gb is None:
         raise ScheduleInputError(
-            f"nothing is known of machines '{machine}'",
+            f"unknown machine type '{machine}'",
             fix="Name cloud and type, as in aws:p4d.24xlarge; `geo-ray prices` lists types.",
         )
     if not regions or len(set(regions)) < len(regions):
-        raise ScheduleInputError("no region is named, or one of them twice")
+        raise ScheduleInputError("no region is given, or one is given twice")
     usd = [book.usd_of_hours(book.instance(cloud, name, type_), 1.0) for name in regions]
     spot = [
         _spot_usd(book, cloud, name, type_, dear) for name, dear in zip(regions, usd, strict=True)
@@ -213,7 +213,7 @@ def book_offers(book: PriceBook, machine: str, regions: Sequence[str]) -> Region
 
 
 def _spot_usd(book: PriceBook, cloud: str, region: str, type_: str, dear: float) -> float:
-    """Return the price of the spot market; that on demand where it has none."""
+    """Return the spot price, or the on-demand price if there is none."""
     try:
         return book.usd_of_hours(book.instance(cloud, region, type_, "spot"), 1.0)
     except PriceUnknownError:

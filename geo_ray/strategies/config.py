@@ -38,7 +38,7 @@ _OWN_CODEC: Final = OwnLoader(
 )
 
 if TYPE_CHECKING:
-    AnyStrategy = Strategy  # all that anybody may know of it
+    AnyStrategy = Strategy  # the interface that callers may use
     AnyCodec = Codec
 else:
     AnyStrategy = section_type([*STRATEGIES.values()], _OWN_STRATEGY)
@@ -105,8 +105,8 @@ class CodecConfig(StrictModel):
         needed = strategy.traits.region.needs_codec
         if needed is not None and self.up is None and num_regions > 1:
             raise ValueError(
-                f"codec.up: strategy '{strategy.kind}' makes no sense without a codec: give one, "
-                f"say {{kind: {needed}}}"
+                f"codec.up: strategy '{strategy.kind}' requires a codec: set one, "
+                f"such as {{kind: {needed}}}"
             )
 
 
@@ -130,7 +130,7 @@ def _check_codec(key: str, codec: Codec, strategy: Strategy) -> None:
     if must_add_up and (own.feeds_back or own.forgets):
         other = "an option that sends it again" if own.forgets else "randomk or topk"
         raise ValueError(
-            f"{key}: with {codec.kind} as configured nobody knows what was lost, so the regions "
+            f"{key}: with {codec.kind} as configured no region knows what was lost, so the regions "
             f"of {name} would not end with the same model: use {other}"
         )
 

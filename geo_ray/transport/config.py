@@ -188,7 +188,7 @@ class TransportConfig(StrictModel):
             raise ValueError(
                 f"max_stream_bytes: must be at least {LEAST_STREAM_BYTES} (16 MiB): "
                 "heartbeats and acknowledgements alone would use the control stream up soon, and "
-                "the link would be dialed anew again and again"
+                "the link would be redialed again and again"
             )
         if self.max_stream_age_s < LEAST_STREAM_AGE_S:
             raise ValueError(

@@ -804,7 +804,7 @@ class Connection:
         limits = config.max_stream_bytes, config.max_stream_age_s
         patience = _LAST_CALL if self._session.in_flight_bytes(ALL_LANES) else 1.0
         if self._control.is_spent(now_s, *(patience * limit for limit in limits)):
-            self.end("its keys have served long enough; it is dialed anew")
+            self.end("its keys have reached their limit; it is redialed")
             return
         if self._spent not in self._live():
             spent = (stream for stream in self._live() if stream.is_spent(now_s, *limits))
@@ -948,4 +948,4 @@ class Connection:
 
 def _give_up(stream: Stream) -> None:
     """Give up a stream whose chunks do not arrive although the link is alive."""
-    raise LinkDownError(f"stream {stream.number} stands still")
+    raise LinkDownError(f"stream {stream.number} makes no progress")

@@ -356,7 +356,7 @@ class Dialer:
             address = self._address(session.peer)
             is_over = partial(_has_moved_on, session, connection)
             if self._connector.reach(address, is_over) and not is_over():
-                connection.end("the path is back before TCP has noticed; it is dialed anew")
+                connection.end("the path is back before TCP has noticed; it is redialed")
         finally:
             with self._lock:
                 self._probed.discard(session.peer)

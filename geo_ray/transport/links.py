@@ -434,5 +434,5 @@ def load_links(path: Path) -> LinkTable:
     Raises:
         ConfigError: the file is missing or not valid; the message says what is wrong.
     """
-    fix = "Correct what is named, or measure anew with `geo-ray probe`."
+    fix = "Correct the named field, or measure again with `geo-ray probe`."
     return load_json(path, LinkTable, "link table", partial(ConfigError, fix=fix))

@@ -752,8 +752,8 @@ class Session:
             self._connection = None
             self.inbox.tell_peer(self._incarnation.attempt, is_up=False)
             self._changed.notify_all()
-        _LOGGER.error("the loop of the connection to region %s stands still", self.peer)
-        connection.end("its loop stands still")
+        _LOGGER.error("the loop of the connection to region %s is stuck", self.peer)
+        connection.end("its loop is stuck")
         self._on_change()
         return True
 

@@ -215,7 +215,9 @@ class UdpChannel:
             try:
                 self._on_report(session.peer, session.secret.session, seen)
             except Exception:
-                _LOGGER.exception("region %s was not told what arrived", session.peer)
+                _LOGGER.exception(
+                    "no report of arrived datagrams was sent to region %s", session.peer
+                )
 
 
 def _bind(host: str, port: int) -> socket.socket:

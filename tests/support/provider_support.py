@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from moto.server import ThreadedMotoServer
-from tests.support.ec2_frontend import Ec2Frontend
 
 from geo_ray.cloud.aws import AwsProvider
 from geo_ray.cloud.local import (
@@ -50,6 +49,7 @@ from tests.support.cloud_servers import (
     tencent_error,
 )
 from tests.support.cvm_server import CvmServer
+from tests.support.ec2_frontend import Ec2Frontend
 
 CLUSTER = "contract"
 LONGEST_S = 300.0

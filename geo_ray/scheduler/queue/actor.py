@@ -1,7 +1,7 @@
-"""The queue as a detached actor on the cluster's head, and how it is started and ended.
+"""The queue as a detached actor on the head of the cluster, and functions that start and end it.
 
-Ray restarts it when it dies, next to the job server that it submits to. Its state is in the
-journal, and a lease keeps two of them apart.
+Ray restarts the actor when it dies. Its state is in the journal, and a lease prevents two actors
+from serving the same queue.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class QueueOrder:
-    """What a queue's actor is to do.
+    """Specification of a queue's actor.
 
     Attributes:
         config: the queue.
@@ -53,8 +53,8 @@ class QueueServed:
 
     Attributes:
         is_acting: whether this process serves it.
-        looks: that it has made.
-        errors: of what could not be done; it is tried again.
+        looks: number of iterations.
+        errors: failed steps, which are retried.
     """
 
     is_acting: bool
@@ -64,14 +64,13 @@ class QueueServed:
 
 @dataclass
 class QueueActor:
-    """Serves a queue from an actor of the cluster, whatever becomes of who started it.
+    """Serves a queue in an actor that outlives its creator.
 
-    It is a detached actor on the head that Ray starts anew when it dies, beside the job server that
-    it submits to. What it must know is in the journal, and a lease beside that keeps two of them
-    apart.
+    The actor is detached, runs on the head and is restarted by Ray. Its state is in the journal,
+    and a lease prevents two actors from serving the same queue.
 
     Attributes:
-        order: what to do.
+        order: specification.
     """
 
     order: QueueOrder
@@ -84,15 +83,15 @@ class QueueActor:
         self._thread.start()
 
     def served(self) -> QueueServed:
-        """How it is served."""
+        """How the queue is served."""
         return self._served
 
     def wake(self) -> None:
-        """Look now: something was asked."""
+        """Run an iteration now: a request was submitted."""
         self._wake.set()
 
     def close(self) -> None:
-        """Serve it no more, and give the lease back; jobs that run go on."""
+        """Stop serving and release the lease; running jobs continue."""
         self._ends = True
         self._wake.set()
         self._thread.join()
@@ -104,7 +103,7 @@ class QueueActor:
         while not self._ends:
             try:
                 self._hold(location)
-            except Exception as error:  # the thread must live: nobody else serves the queue
+            except Exception as error:  # the thread must survive: no other process serves the queue
                 message = str(error) if isinstance(error, GeoRayError) else repr(error)
                 _log.warning("queue: %s", message)
                 self._served = QueueServed(False, errors=(message,))
@@ -112,7 +111,7 @@ class QueueActor:
                 self._wake.wait(_AGAIN_S)
 
     def _hold(self, location: QueueLocation) -> None:
-        """Take the queue's lease and serve it until the lease is lost or the actor ends."""
+        """Hold the lease of the queue and serve it until the lease is lost or the actor ends."""
         location.make()
         keeper = LeaseSeeker(location.store(), self.order.config.name, _log.info).take()
         try:
@@ -133,9 +132,9 @@ class QueueActor:
                 errors = loop.tick(time.time())
             except LeaseLostError:
                 raise
-            except Exception as error:  # whatever it is: jobs run, so it looks again
-                _log.exception("queue: a look failed")
-                errors = (f"a look failed: {error}",)
+            except Exception as error:  # the loop continues: jobs are running
+                _log.exception("queue: an iteration failed")
+                errors = (f"an iteration failed: {error}",)
                 loop = QueueLoop(order.config, location.store(), world, keeper.epoch, keeper)
             self._served = QueueServed(True, looks, errors)
             keeper.note(f"{len(loop.state.living())} jobs")
@@ -143,16 +142,16 @@ class QueueActor:
 
 
 def queue_actor_name(queue: str) -> str:
-    """Return the name of a queue's actor among Ray's."""
+    """Return the actor name of a queue."""
     return f"geo-ray-queue-{queue}"
 
 
 def start_queue_actor(order: QueueOrder, node_id: str | None = None) -> Handle:
-    """Start the actor of a queue; the one that is there, if any.
+    """Start the actor of a queue, or return the running one.
 
     Args:
-        order: what it is to do.
-        node_id: of its node; None: this process's.
+        order: specification.
+        node_id: node of the actor; None: the node of this process.
     """
     name = queue_actor_name(order.config.name)
     return detached_actor(QueueActor, order, name, QUEUES, node_id)
@@ -163,16 +162,16 @@ _LOOK_S: Final = 0.2
 
 
 def serve_queue(queue: QueueConfig, cluster: ExistingClusterConfig, longest_s: float) -> None:
-    """Start the actor of a queue, and wait until it serves.
+    """Start the actor of a queue and wait until it serves.
 
     Args:
-        queue: which.
-        cluster: on which.
-        longest_s: longest wait.
+        queue: the queue.
+        cluster: its cluster.
+        longest_s: timeout.
 
     Raises:
-        ClusterError: there is no cluster, or it has no job server.
-        QueueError: it is not served in time.
+        ClusterError: the cluster does not exist, or has no job server.
+        QueueError: the queue is not served in time.
     """
     with connect(cluster, [], namespace=QUEUES) as connected:
         if connected.dashboard is None:
@@ -184,9 +183,9 @@ def serve_queue(queue: QueueConfig, cluster: ExistingClusterConfig, longest_s: f
         found = find_queue(queue.name)
         if found is not None:
             end_actor(found)
-        deadline_s, why = time.monotonic() + longest_s, "it has not begun"
+        deadline_s, why = time.monotonic() + longest_s, "it has not started"
         while True:
-            try:  # the one before may be found once more while it ends
+            try:  # an ending actor may be found once more
                 actor = start_queue_actor(order, _head())
                 served: Any = ray.get(actor.served.remote(), timeout=CLOSE_ANSWER_S)
             except RayError as error:
@@ -201,7 +200,7 @@ def serve_queue(queue: QueueConfig, cluster: ExistingClusterConfig, longest_s: f
 
 
 def unserve_queue(name: str, cluster: ExistingClusterConfig) -> bool:
-    """End the actor of a queue; return whether there was one."""
+    """Terminate the actor of a queue; return whether there was one."""
     with connect(cluster, [], namespace=QUEUES):
         found = find_queue(name)
         if found is not None:

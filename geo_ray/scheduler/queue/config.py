@@ -158,5 +158,5 @@ class QueueConfig(StrictModel):
         return self
 
     def link_between(self, here: str, there: str) -> QueueLink:
-        """Return the link of a pair, whichever pattern it is named."""
+        """Return the link of a pair in either order."""
         return self.links.get(f"{here}/{there}") or self.links.get(f"{there}/{here}") or self.link

@@ -56,24 +56,24 @@ _MARK: Final = "geoq1-"
 
 
 def new_token() -> str:
-    """Make a token; whoever has it speaks for its tenant."""
+    """Generate a token, which authorizes requests of its tenant."""
     return _MARK + base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
 
 
 def key_of(token: str) -> str:
-    """Return the public half of a token, for the queue's configuration.
+    """Return the public half of a token, for the configuration of the queue.
 
     Raises:
-        QueueDeniedError: it is no token.
+        QueueDeniedError: the token is invalid.
     """
     return _private(token).public_key().public_bytes_raw().hex()
 
 
 def sign(token: str, queue_id: str, text: str) -> str:
-    """Sign a request for one queue, and for no other of the same name.
+    """Sign a request for one queue; the signature is invalid for other queues of the same name.
 
     Raises:
-        QueueDeniedError: it is no token.
+        QueueDeniedError: the token is invalid.
     """
     return _private(token).sign(_said(queue_id, text)).hex()
 
@@ -101,8 +101,8 @@ def _private(token: str) -> Ed25519PrivateKey:
         return Ed25519PrivateKey.from_private_bytes(seed)
     except (ValueError, binascii.Error):
         raise QueueDeniedError(
-            "this is no token of a queue",
-            fix="Make one with `geo-ray queue token`; it begins with geoq1-.",
+            "this is not a queue token",
+            fix="Create one with `geo-ray queue token`; it begins with geoq1-.",
         ) from None
 
 
@@ -111,7 +111,7 @@ _REQUEST: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest)
 
 
 class SignedRequest(StrictModel):
-    """A request as text, and who says so."""
+    """A signed request."""
 
     id: str
     text: str
@@ -122,7 +122,7 @@ _REQUESTS: TypeAdapter[list[SignedRequest]] = TypeAdapter(list[SignedRequest])
 
 
 def inbox_key(tenant: str) -> str:
-    """Return the key of a tenant's box."""
+    """Return the key of a tenant's inbox."""
     return f"inbox-{tenant}.z"
 
 
@@ -130,19 +130,19 @@ def signed(request: AnyRequest, queue_id: str, token: str) -> SignedRequest:
     """Sign a request.
 
     Args:
-        request: what is asked.
-        queue_id: identity of the queue that may hear it, as its journal has it.
-        token: of the tenant.
+        request: the request.
+        queue_id: id of the queue, from its journal.
+        token: token of the tenant.
 
     Raises:
-        QueueDeniedError: it is no token.
+        QueueDeniedError: the token is invalid.
     """
     text = _REQUEST.dump_json(request).decode()
     return SignedRequest(id=request.id, text=text, signature=sign(token, queue_id, text))
 
 
 def opened(found: SignedRequest, queue_id: str, key: str) -> AnyRequest | None:
-    """Return what is asked; None: it makes no sense, or the tenant did not say so."""
+    """Return the request; None: it is invalid, or not signed by the tenant."""
     if not is_signed(key, queue_id, found.text, found.signature):
         return None
     try:
@@ -153,10 +153,11 @@ def opened(found: SignedRequest, queue_id: str, key: str) -> AnyRequest | None:
 
 
 def submit(store: ConditionalStore, tenant: str, request: SignedRequest) -> None:
-    """Put a request into a tenant's box.
+    """Put a request into a tenant's inbox.
 
     Raises:
-        QueueRequestError: the box is full, as nobody empties it, or is fought over.
+        QueueRequestError: the inbox is full because the queue is not served, or has too many
+            writers.
     """
 
     def put(inbox: list[SignedRequest]) -> list[SignedRequest]:
@@ -166,16 +167,19 @@ def submit(store: ConditionalStore, tenant: str, request: SignedRequest) -> None
 
 
 def look(store: ConditionalStore, tenant: str) -> list[SignedRequest]:
-    """Return what is in a tenant's box; one that makes no sense is empty, see `remove`."""
+    """Return the requests in a tenant's inbox.
+
+    An unreadable inbox counts as empty; see `remove`.
+    """
     found = store.read(inbox_key(tenant))
     return [] if found is None else _read(found.data, tenant)
 
 
 def remove(store: ConditionalStore, tenant: str, known: Collection[str]) -> None:
-    """Take out what is written down elsewhere, and what makes no sense.
+    """Remove processed and invalid requests from the inbox.
 
     Raises:
-        QueueRequestError: the box is fought over.
+        QueueRequestError: the inbox has too many concurrent writers.
     """
     _change(store, tenant, lambda inbox: [each for each in inbox if each.id not in known])
 
@@ -191,14 +195,14 @@ def _change(
         data = pack(_REQUESTS, change(inbox))
         if len(data) > MOST_PACKED_BYTES:
             raise QueueRequestError(
-                f"the box of tenant {tenant} is full",
-                fix="See with `geo-ray queue list` whether the queue is served.",
+                f"the inbox of tenant {tenant} is full",
+                fix="Check with `geo-ray queue list` whether the queue is served.",
             )
         tag = store.write(inbox_key(tenant), data, None if found is None else found.tag)
         if tag is not None:
             return
     raise QueueRequestError(
-        f"the box of tenant {tenant} changes faster than it can be written",
+        f"the inbox of tenant {tenant} has too many concurrent writers",
         fix="Try again.",
     )
 
@@ -206,12 +210,12 @@ def _change(
 def _read(data: bytes, tenant: str) -> list[SignedRequest]:
     try:
         return unpack(_REQUESTS, data, inbox_key(tenant))
-    except QueueJournalError:  # whoever may write there has put nonsense in
+    except QueueJournalError:  # a client has written invalid data
         return []
 
 
 MOST_JOB_BYTES: Final = MOST_PACKED_BYTES - 10_000
-"""Of a job as it is written down, packed; a snapshot adds what has become of it."""
+"""Maximum size of a stored job, compressed; snapshots add its progress."""
 _MOST_AHEAD_S: Final = 3600.0
 _MAX_MESSAGE: Final = 500  # characters of a refusal
 
@@ -219,20 +223,20 @@ _MAX_MESSAGE: Final = 500  # characters of a refusal
 def taken(
     state: QueueState, config: QueueConfig, tenant: str, request: AnyRequest, unix_s: float
 ) -> list[AnyEntry]:
-    """Return what becomes of a request whose signature was found right.
+    """Return the journal entries that accept or refuse a request with a valid signature.
 
     Args:
-        state: of the queue.
-        config: the queue.
-        tenant: who asks.
-        request: what.
-        unix_s: when.
+        state: state of the queue.
+        config: configuration of the queue.
+        tenant: tenant of the request.
+        request: the request.
+        unix_s: current time.
     """
     entry = TakenEntry(unix_s=unix_s, tenant=tenant, request=request)
     try:
         if request.sent_unix_s > unix_s + _MOST_AHEAD_S:
             raise QueueRequestError(
-                f"it was sent {request.sent_unix_s - unix_s:.0f} s from now",
+                f"its time is {request.sent_unix_s - unix_s:.0f} s in the future",
                 fix="Set the clock of the computer that sends it.",
             )
         match request:
@@ -244,7 +248,7 @@ def taken(
                 return [entry, *_cancelled(job, tenant, unix_s)]
             case MoveRequest():
                 _check_move(state, config, tenant, request)
-    except Exception as error:  # of this request alone, whatever it is
+    except Exception as error:  # an error concerns this request only
         message = error if isinstance(error, GeoRayError) else InvariantError(repr(error))
         refused = {"code": message.code, "refused": message.message[:_MAX_MESSAGE]}
         return [entry.model_copy(update={**refused, "request": _named(request)})]
@@ -252,7 +256,7 @@ def taken(
 
 
 def _named(request: AnyRequest) -> AnyRequest:
-    """What was asked, without what nobody will train: whoever is refused fills no journal."""
+    """The request without the configuration of a refused job, which would fill the journal."""
     if not isinstance(request, SubmitRequest):
         return request
     spec = request.job.spec
@@ -262,12 +266,12 @@ def _named(request: AnyRequest) -> AnyRequest:
 
 
 def _check_written(entry: TakenEntry) -> None:
-    """Refuse what could not be written down."""
+    """Reject a request that is too large to store."""
     entries: list[AnyEntry] = [entry]
     if len(pack(ENTRIES, entries)) > MOST_JOB_BYTES:
         raise QueueRequestError(
             "its configuration is too large",
-            fix=f"A job as it is written down has at most {MOST_JOB_BYTES} bytes, packed.",
+            fix=f"A stored job has at most {MOST_JOB_BYTES} bytes, compressed.",
         )
 
 
@@ -276,7 +280,7 @@ def _check_submit(
 ) -> None:
     job, quota = request.job, config.tenants[tenant]
     if job.name in state.jobs:
-        raise QueueRequestError(f"there is a job {job.name} already")
+        raise QueueRequestError(f"job {job.name} exists already")
     unknown = sorted(set(job.spec.regions) - set(config.regions))
     if unknown:
         raise QueueRequestError(
@@ -307,16 +311,17 @@ class _DataSize(BaseModel):
 
 
 class _Taken(BaseModel):
-    """The keys of a configuration that say what Ray is asked for."""
+    """Keys of a configuration that determine its resource requests."""
 
     regions: tuple[RegionConfig, ...]
     data: _DataSize = _DataSize()
 
 
 def _check_spec(job: JobRequest) -> None:
-    """Refuse a job that would take other resources than the schedulers are told.
+    """Reject a job whose specification differs from its configuration.
 
-    The tenant writes both. What runs is the configuration, so room and quotas must go by that.
+    The tenant provides both. The configuration is what runs, so capacity and quotas must use its
+    values.
     """
     spec = job.spec
     try:
@@ -325,47 +330,47 @@ def _check_spec(job: JobRequest) -> None:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise QueueRequestError(
-            f"the configuration of job {job.name} makes no sense: {where}: {first['msg']}"
+            f"the configuration of job {job.name} is invalid: {where}: {first['msg']}"
         ) from None
     needs = {each.name: RegionNeeds.of(each, config.data.batch_size) for each in config.regions}
     if any(each.copies > 1 or each.label != each.name for each in config.regions):
         raise QueueRequestError(
-            f"job {job.name}: regions of a job in a queue are regions of its cluster, each once"
+            f"job {job.name}: regions of a queued job must be distinct regions of its cluster"
         )
     if needs.keys() != spec.regions.keys() or len(needs) < len(config.regions):
         raise QueueRequestError(
-            f"job {job.name} says that its regions are {', '.join(spec.regions)}; those of its "
-            f"configuration are {', '.join(each.name for each in config.regions)}"
+            f"job {job.name} declares the regions {', '.join(spec.regions)}; its "
+            f"configuration has {', '.join(each.name for each in config.regions)}"
         )
     for name, real in needs.items():
         for key, value in real.model_dump().items():
             said = getattr(spec.regions[name], key)
             if said != value:
                 raise QueueRequestError(
-                    f"job {job.name} says {key} {said:g} of region {name}, and its configuration "
-                    f"takes {value:g}",
+                    f"job {job.name} declares {key} {said:g} in region {name}, but its "
+                    f"configuration takes {value:g}",
                     fix="Submit it with `geo-ray queue submit`, which derives these numbers.",
                 )
 
 
 def _check_code(job: JobRequest, tenant: str, quota: TenantConfig) -> None:
-    """Refuse code from anywhere but the tenant's own directory."""
+    """Reject code from outside the tenant's directory."""
     path, root = job.working_dir, quota.working_dirs
     if path is None:
         return
     if root is None:
         raise QueueDeniedError(
-            f"jobs of tenant {tenant} may bring no code of their own",
+            f"jobs of tenant {tenant} may not bring code",
             fix="Let the queue's operator set tenants.NAME.working_dirs.",
         )
     if ".." in path.split("/") or not Path(path).is_relative_to(root):
         raise QueueDeniedError(
-            f"the code of tenant {tenant} must lie below {root}, and {path} does not"
+            f"the code of tenant {tenant} must lie below {root}, but {path} does not"
         )
 
 
 def _check_size(config: QueueConfig, request: SubmitRequest) -> None:
-    """Refuse what would never fit, where the configuration says how much there is."""
+    """Reject a job that can never fit, if the configuration sets the capacity."""
     spec = request.job.spec
     for name in spec.regions if not spec.anywhere else ():
         region, needs = config.regions[name], spec.regions[name]
@@ -375,23 +380,23 @@ def _check_size(config: QueueConfig, request: SubmitRequest) -> None:
         if cpus is not None and needs.cpus_of(1) > cpus:
             raise QueueRequestError(
                 f"job {request.job.name} is larger than the cluster: a worker and the servers in "
-                f"{name} need {needs.cpus_of(1):g} CPUs, and the queue has {cpus:g} there"
+                f"{name} need {needs.cpus_of(1):g} CPUs, but the queue has {cpus:g} there"
             )
         if gpus is not None and needs.gpus > gpus:
             raise QueueRequestError(
                 f"job {request.job.name} is larger than the cluster: a worker in {name} needs "
-                f"{needs.gpus:g} GPUs, and the queue has {gpus:g} there"
+                f"{needs.gpus:g} GPUs, but the queue has {gpus:g} there"
             )
 
 
 def _job_of(state: QueueState, config: QueueConfig, tenant: str, name: str) -> QueuedJob:
     job = state.jobs.get(name)
     if job is None:
-        raise QueueRequestError(f"there is no job {name}")
+        raise QueueRequestError(f"unknown job {name}")
     if job.end is not None:
-        raise QueueRequestError(f"job {name} is over: {job.end.outcome}")
+        raise QueueRequestError(f"job {name} has ended: {job.end.outcome}")
     if job.tenant != tenant and not config.tenants[tenant].operator:
-        raise QueueDeniedError(f"job {name} is of tenant {job.tenant}, not of {tenant}")
+        raise QueueDeniedError(f"job {name} belongs to tenant {job.tenant}, not {tenant}")
     return job
 
 
@@ -403,7 +408,7 @@ def _check_move(state: QueueState, config: QueueConfig, tenant: str, request: Mo
         raise TenantQuotaError(f"tenant {job.tenant} may give a job a value of {most:g}")
     if request.position is None:
         if request.value is None:
-            raise QueueRequestError("neither a position nor a value is named")
+            raise QueueRequestError("neither a position nor a value is given")
         return
     if request.position == "before" and request.before == request.job:
         raise QueueRequestError(f"job {request.job} cannot be before itself")
@@ -421,7 +426,7 @@ def _check_move(state: QueueState, config: QueueConfig, tenant: str, request: Mo
 def _living(state: QueueState, name: str | None) -> QueuedJob:
     job = None if name is None else state.jobs.get(name)
     if job is None or job.end is not None:
-        raise QueueRequestError(f"there is no job {name} that waits or runs")
+        raise QueueRequestError(f"no waiting or running job is named {name}")
     return job
 
 

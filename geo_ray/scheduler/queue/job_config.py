@@ -1,7 +1,7 @@
 """Conversion between run configurations and jobs of a queue.
 
-`spec_of` derives what schedulers must know of a configuration; `config_tree` gives the
-configuration that a job trains.
+`spec_of` derives a job's specification for the schedulers from its configuration; `config_tree`
+returns the configuration that a job trains.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from geo_ray.storage.uri import is_s3, join
 from geo_ray.training.config import AUTO
 
 _FLOAT_BYTES = 4
-_UNATTENDED_S = 60.0  # a job whose command was killed is watched again by its next attempt
+_UNATTENDED_S = 60.0  # a job whose command was killed is observed again by its next attempt
 
 
 def spec_of(experiment: Experiment, base_dir: Path, hints: JobHints) -> JobSpec:
-    """Return what the schedulers must know of a configuration.
+    """Return the specification of a job for the schedulers.
 
     Args:
         experiment: the configuration.
-        base_dir: where relative paths in it start.
-        hints: what it does not say.
+        base_dir: base directory of relative paths in it.
+        hints: values that the configuration does not contain.
 
     Raises:
         QueueRequestError: two of its regions are in one region of the cluster.
-        SpeedUnknownError: nobody knows how fast it is.
+        SpeedUnknownError: its speed is unknown.
         TaskLoadError: the task cannot be loaded.
     """
     shared = len({region.label for region in experiment.regions}) < len(experiment.regions)
     moved = any(region.label != region.name for region in experiment.regions)
     if shared or moved:
         raise QueueRequestError(
-            "regions of a job in a queue are regions of its cluster, each once",
-            fix="Leave `regions[].at` out, and name each region as the cluster's nodes do.",
+            "regions of a queued job must be distinct regions of its cluster",
+            fix="Omit `regions[].at`, and use the region names of the cluster's nodes.",
         )
     if hints.anywhere and not (len(experiment.regions) == 1 or experiment.counts_total_rows):
         raise QueueRequestError(
-            "a job whose data are anywhere trains until all regions together have seen enough rows",
+            "a job with data everywhere must count the rows of all regions",
             fix="Add `train: {count: total}`, or configure one region.",
         )
     task = load_task(experiment.task, base_dir)
@@ -91,7 +91,7 @@ def spec_of(experiment: Experiment, base_dir: Path, hints: JobHints) -> JobSpec:
 def _steps(
     experiment: Experiment, base_dir: Path, num_params: int, rows_per_s: float | None
 ) -> tuple[float, float, float]:
-    """Return seconds of a step, of a row and of a worker: said, emulated or measured."""
+    """Return seconds of a step, of a row and of a worker: declared, emulated or measured."""
     if rows_per_s is not None:
         if not 0 < rows_per_s <= 1.0 / LEAST_STEP_S:
             raise QueueRequestError(f"no worker trains {rows_per_s:g} rows a second")
@@ -124,16 +124,16 @@ def _slowest(fit: StepModel) -> float:
 def run_tree(
     request: JobRequest, job_id: str, workers: Workers, averager: str, queue: QueueConfig
 ) -> dict[str, JsonValue]:
-    """Return the configuration of a job with what it was given.
+    """Return the configuration of a job with its allocation.
 
-    A step has as many rows in a region as configured, whatever the number of workers.
+    The rows of a step in a region stay as configured, whatever the number of workers.
 
     Args:
         request: the job.
-        job_id: its id, which names its run directory.
-        workers: by region; regions that are left out are absent, and may join later.
-        averager: where it lives.
-        queue: whose job it is.
+        job_id: its id, the name of its run directory.
+        workers: workers by region; other regions are absent and may join later.
+        averager: region of the averager.
+        queue: the queue.
     """
     tree: dict[str, Any] = dict(request.config)
     spec = request.spec
@@ -166,7 +166,7 @@ def run_tree(
 
 
 def _averager(section: dict[str, Any], home: str, workers: Workers) -> dict[str, Any]:
-    """The averager's section with who is there: who is absent, or hosts it, cannot stand by."""
+    """Return the averager's section without absent followers."""
     named = [section.get("standby"), *(section.get("next_standbys") or ())]
     able = [name for name in named if name == AUTO or (name in workers and name != home)]
     section["region"] = home
@@ -177,7 +177,7 @@ def _averager(section: dict[str, Any], home: str, workers: Workers) -> dict[str,
 
 
 def run_of(queue: QueueConfig, job_id: str) -> str:
-    """Return the run directory, or its address, of all attempts of a queue's job."""
+    """Return the run directory or URL of all attempts of a queue's job."""
     runs = _runs_of(queue)
     return join(runs, job_id) if is_s3(runs) else str(Path(runs) / job_id)
 
@@ -189,7 +189,7 @@ def _runs_of(queue: QueueConfig) -> str:
 
 
 def split_rows(rows: int, workers: int) -> list[int]:
-    """Return the rows of each of so many workers, which together are ``rows``."""
+    """Split rows among workers as evenly as possible."""
     each, more = divmod(rows, workers)
     return [each + (number < more) for number in range(workers)]
 

@@ -1,4 +1,4 @@
-"""A queue's submissions to Ray's job server."""
+"""Submissions of a queue to Ray's job server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHANGES: Final = [  # what the queue decides for each attempt
     word for key in ("regions", "members", "averager") for word in ("--allow-change", key)
 ]
 MOST_CODE_BYTES: Final = 100 * 1024 * 1024
-"""Of a job's own code."""
+"""Maximum size of a job's own code."""
 _MOST_FILES: Final = 10_000
 _MOST_DEPTH: Final = 32
 _BLOCK_BYTES: Final = 1 << 20
@@ -40,13 +40,13 @@ _ERROR: Final = re.compile(r"^error \[([A-Z][A-Z_]*)\] (.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class SubmissionReport:
-    """What the job server says of a submission.
+    """Status of a submission at the job server.
 
     Attributes:
         is_over: whether it has ended.
-        succeeded: whether well.
-        code: of the error that `geo-ray train` ended with; None: it said none.
-        message: the error's message, or the job server's.
+        succeeded: whether it ended successfully.
+        code: code of the error that `geo-ray train` ended with; None: none.
+        message: message of the error, or of the job server.
     """
 
     is_over: bool
@@ -57,15 +57,15 @@ class SubmissionReport:
 
 @dataclass(slots=True)
 class JobCode:
-    """A directory of a tenant's code, which may hold anything.
+    """Directory with the code of a tenant's job, with untrusted content.
 
-    The queue's process reads it with its own rights, so nothing is opened that the tenant could
-    have pointed elsewhere: links are refused at every step, as are devices, pipes and sockets, and
-    the whole is bounded.
+    The queue's process reads it with its own permissions. To prevent the tenant from redirecting
+    reads, links, devices, pipes and sockets are rejected at every step, and the total size is
+    limited.
 
     Attributes:
-        root: directory of the tenant's code, as the queue's operator has set it.
-        path: of the job; below ``root``.
+        root: directory of the tenant's code, as set by the operator of the queue.
+        path: directory of the job, below ``root``.
     """
 
     root: str
@@ -77,8 +77,8 @@ class JobCode:
         """Copy its regular files to a directory.
 
         Raises:
-            QueueRequestError: it is missing, lies elsewhere, is too large, or has links or
-                special files.
+            QueueRequestError: the code is missing, outside the directory, too large, or contains
+                links or special files.
             OSError: the copy cannot be written.
         """
         parts = Path(self.path).relative_to(self.root).parts
@@ -90,7 +90,7 @@ class JobCode:
 
     def _copy(self, source: int, target: Path, place: tuple[str, ...]) -> None:
         if len(place) > _MOST_DEPTH:
-            raise self._refused(f"has more than {_MOST_DEPTH} directories in each other")
+            raise self._refused(f"has more than {_MOST_DEPTH} directories nested")
         target.mkdir(exist_ok=True)
         for name in sorted(os.listdir(source)):
             if name in _NOT_CODE:
@@ -108,7 +108,7 @@ class JobCode:
                     self._copy_file(opened, target / name)
                     (target / name).chmod(0o755 if about.st_mode & 0o100 else 0o644)
                 else:
-                    raise self._refused(f"has {shown}, which is no file")
+                    raise self._refused(f"has {shown}, which is not a regular file")
 
     def _copy_file(self, source: int, target: Path) -> None:
         with target.open("wb") as file:
@@ -132,17 +132,17 @@ class JobCode:
     def _refused(self, why: str) -> QueueRequestError:
         return QueueRequestError(
             printable(f"the code of the job, {self.path}, {why}"),
-            fix="Give a directory of plain files with nothing but the job's code.",
+            fix="Use a directory that contains only regular files.",
         )
 
 
 @dataclass(slots=True)
 class QueueJobServer:
-    """See the module.
+    """Client of Ray's job server; see the module.
 
     Attributes:
-        address: of the job server, ``http://HOST:PORT``.
-        save_s: for so long a job that is stopped may save.
+        address: URL of the job server, ``http://HOST:PORT``.
+        save_s: seconds in which a stopped job may save.
     """
 
     address: str
@@ -150,14 +150,14 @@ class QueueJobServer:
     _client: JobSubmissionClient | None = field(default=None)
 
     def submissions(self) -> dict[str, SubmissionReport]:
-        """Return the job server's named submissions, of whomever they are.
+        """Return all named submissions of the job server, by name.
 
         Raises:
             ClusterError: the job server does not answer.
         """
         try:
             listed = self._connected().list_jobs()
-        except Exception as error:  # of many kinds, plain RuntimeError among them
+        except Exception as error:  # of many types, including RuntimeError
             self._client = None
             raise ClusterError(f"the job server at {self.address} does not answer: {error}") from (
                 error
@@ -171,17 +171,17 @@ class QueueJobServer:
     def submit(
         self, name: str, tree: Mapping[str, JsonValue], code: JobCode | None, owner: str
     ) -> None:
-        """Let a configuration train; does nothing if there is a submission of that name.
+        """Submit a configuration; does nothing if a submission of that name exists.
 
         Args:
-            name: of the submission.
+            name: name of the submission.
             tree: the configuration.
-            code: the job's own; None: it has none.
-            owner: tenant, for who looks at the job server.
+            code: code of the job; None: none.
+            owner: tenant, shown in the job server.
 
         Raises:
-            QueueRequestError: the code is not what a job may bring.
-            ClusterError: the job server does not take it.
+            QueueRequestError: the code is not allowed.
+            ClusterError: the job server refuses it.
         """
         directory = Path(tempfile.mkdtemp(prefix="geo-ray-queue-"))
         try:
@@ -200,7 +200,7 @@ class QueueJobServer:
             )
         except QueueRequestError:
             raise
-        except Exception as error:  # of many kinds, plain RuntimeError among them
+        except Exception as error:  # of many types, including RuntimeError
             if _ALREADY in str(error):
                 return
             raise ClusterError(f"{name} cannot be submitted: {error}") from error
@@ -208,7 +208,7 @@ class QueueJobServer:
             shutil.rmtree(directory, ignore_errors=True)
 
     def end(self, name: str) -> None:
-        """End a submission, as `ray job stop` does; one that has ended stays so.
+        """Stop a submission, as `ray job stop` does; an ended one stays ended.
 
         Raises:
             ClusterError: the job server does not answer.
@@ -225,9 +225,9 @@ class QueueJobServer:
 
 
 def submission_report(job: JobDetails) -> SubmissionReport:
-    """Return what the job server says of a submission, and what the job itself said last."""
+    """Return the status of a submission and the last error of its job."""
     message = (job.message or "").strip()
-    errors = _ERROR.findall(message)  # the job server ends its message with the job's last lines
+    errors = _ERROR.findall(message)  # the job server appends the job's last lines to its message
     code, text = errors[-1] if errors else (None, message[-_TAIL:])
     succeeded = job.status is JobStatus.SUCCEEDED
     return SubmissionReport(job.status.is_terminal(), succeeded, code, text[:_TAIL])

@@ -1,4 +1,4 @@
-"""A job of the queue: its configuration, what it is worth, and what the schedulers must know."""
+"""Jobs of the queue: configuration, value, and specification for the schedulers; requests."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from geo_ray.experiment.regions import Name, RegionConfig
 
 _NAME: Final = r"^[a-z0-9]([a-z0-9_-]{0,38}[a-z0-9])?$"
 JobName = Annotated[str, Field(pattern=_NAME)]
-"""What a job may be called: it is a part of its run's and of its submission's name."""
+"""A job name: it is part of the names of its run and its submissions."""
 
 
 def is_job_name(text: str) -> bool:
-    """Whether a job may be called so."""
+    """Whether a text is a valid job name."""
     return re.fullmatch(_NAME, text) is not None
 
 
-# A tenant says these of its job, and all jobs are decided about together: what is beyond any job
-# would stop the queue for everybody.
+# Tenants declare these values, and all jobs are scheduled together: an extreme value of one job
+# would stop the queue for all.
 _MOST_WORKERS: Final = 10_000
 _MOST_UNITS: Final = 1e6
 _MOST_ROWS: Final = 10**9
@@ -36,22 +36,22 @@ LEAST_STEP_S: Final = 1e-9
 
 
 class RegionNeeds(StrictModel):
-    """What a job wants in one of its regions."""
+    """Resource needs of a job in one of its regions."""
 
-    workers: int = Field(ge=1, le=_MOST_WORKERS, description="as configured")
-    rows: int = Field(ge=1, le=_MOST_ROWS, description="of a step of all of them")
+    workers: int = Field(ge=1, le=_MOST_WORKERS, description="configured workers")
+    rows: int = Field(ge=1, le=_MOST_ROWS, description="rows per step of all workers")
     cpus: float = Field(ge=0, le=_MOST_UNITS, description="of a worker")
     gpus: float = Field(ge=0, le=_MOST_UNITS, description="of a worker")
     server_cpus: float = Field(
-        ge=0, le=_MOST_UNITS, description="of the region's servers and bridge together"
+        ge=0, le=_MOST_UNITS, description="of the region's servers and bridge"
     )
 
     @classmethod
     def of(cls, region: RegionConfig, batch_size: int) -> RegionNeeds:
-        """Return what a region of a configuration takes.
+        """Return the needs of a region of a configuration.
 
         Args:
-            region: as configured.
+            region: region section.
             batch_size: `data.batch_size`.
         """
         return cls(
@@ -63,22 +63,20 @@ class RegionNeeds(StrictModel):
         )
 
     def cpus_of(self, workers: int) -> float:
-        """Return what so many workers need, with the servers beside them."""
+        """Return the CPUs of a number of workers and the servers."""
         return workers * self.cpus + self.server_cpus if workers else 0.0
 
 
 class JobPace(StrictModel):
-    """How fast a job is: the planner's step model and timing."""
+    """Speed of a job: step model and exchange timing of the planner."""
 
-    fixed_s: float = Field(ge=0, le=_MOST_S, description="of every step")
-    row_s: float = Field(ge=0, le=_MOST_S, description="of a row on one worker")
-    lan_s: float = Field(0.0, ge=0, le=_MOST_S, description="of every worker")
-    model_bytes: float = Field(ge=0, le=_MOST_BYTES, description="of a push, and of a pull")
-    every: float = Field(
-        1.0, ge=1e-3, le=_MOST_S, description="steps from one exchange to the next"
-    )
+    fixed_s: float = Field(ge=0, le=_MOST_S, description="seconds per step")
+    row_s: float = Field(ge=0, le=_MOST_S, description="seconds per row on one worker")
+    lan_s: float = Field(0.0, ge=0, le=_MOST_S, description="seconds per worker")
+    model_bytes: float = Field(ge=0, le=_MOST_BYTES, description="bytes of a push or a pull")
+    every: float = Field(1.0, ge=1e-3, le=_MOST_S, description="steps between exchanges")
     hides: float | None = Field(
-        0.0, ge=0, le=_MOST_S, description="steps that hide one; null: any number"
+        0.0, ge=0, le=_MOST_S, description="steps that can hide an exchange; null: any number"
     )
 
     @model_validator(mode="after")
@@ -89,33 +87,35 @@ class JobPace(StrictModel):
 
 
 class JobSpec(StrictModel):
-    """What the schedulers must know of a job."""
+    """Specification of a job for the schedulers."""
 
     regions: dict[Name, RegionNeeds] = Field(min_length=1)
     steps: int = Field(ge=1, le=_MOST_STEPS, description="of a region")
     pace: JobPace
-    averager: Name = Field(description="where it lives, as configured")
-    anywhere: bool = Field(False, description="whether its data are in every region of the queue")
-    least_regions: int = Field(ge=1, description="with fewer of its regions it does not train")
-    most_workers: int = Field(ge=1, le=_MOST_WORKERS, description="in all regions")
+    averager: Name = Field(description="configured region of the averager")
+    anywhere: bool = Field(False, description="whether its data are available in every region")
+    least_regions: int = Field(ge=1, description="minimum number of its regions")
+    most_workers: int = Field(
+        ge=1, le=_MOST_WORKERS, description="maximum workers over all regions"
+    )
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of a step of all regions."""
+        """Rows per step over all regions."""
         return sum(each.rows for each in self.regions.values())
 
     @property
     def rows(self) -> float:
-        """All of its work."""
+        """Total work in rows."""
         return float(self.steps * self.rows_per_step)
 
     @property
     def workers(self) -> int:
-        """As configured, of all regions."""
+        """Configured workers of all regions."""
         return sum(each.workers for each in self.regions.values())
 
     def among(self, regions: Collection[str]) -> JobSpec:
-        """Return the job as it is while only these of its regions take part: fewer rows a step."""
+        """Return the job restricted to some of its regions, with fewer rows per step."""
         if self.anywhere or all(name in regions for name in self.regions):
             return self
         there = {name: each for name, each in self.regions.items() if name in regions}
@@ -126,29 +126,29 @@ class JobSpec(StrictModel):
         return self.model_copy(update={"regions": there, "most_workers": most})
 
     def needs(self, region: str) -> RegionNeeds:
-        """Return what it wants in a region; anywhere: the same as in its first."""
+        """Return the needs in a region; for data everywhere, those of the first region."""
         return self.regions.get(region) or next(iter(self.regions.values()))
 
 
 class JobValue(StrictModel):
-    """What a job is value by when it is done."""
+    """Value of a job, depending on its completion time."""
 
-    value: float = Field(1.0, gt=0, le=_MOST_WORTH, description="if it is done at once")
+    value: float = Field(1.0, gt=0, le=_MOST_WORTH, description="value on immediate completion")
     deadline_s: float | None = Field(
         None,
         gt=0,
         le=_MOST_S,
-        description="from its submission, when half of the worth is gone; null: never",
+        description="seconds from submission until half of the value is lost; null: never",
     )
     urgency: float = Field(
         2.0,
         ge=0,
         le=1e3,
-        description="per slot: 0 does not mind, 1 minds, 5 is worth nothing when late",
+        description="steepness per slot: 0: time does not matter; 5: no value when late",
     )
 
     def of(self, slots: float, slot_s: float) -> float:
-        """Return what ending ``slots`` after the slot of arrival is worth."""
+        """Return the value of completion ``slots`` after the arrival slot."""
         if self.deadline_s is None:
             return self.value
         late = self.urgency * (slots - self.deadline_s / slot_s)
@@ -156,35 +156,35 @@ class JobValue(StrictModel):
 
 
 class ValueChange(StrictModel):
-    """What becomes another; null: as it was."""
+    """Changes of a job's value; null: unchanged."""
 
     value: float | None = Field(None, gt=0, le=_MOST_WORTH)
     deadline_s: float | None = Field(None, gt=0, le=_MOST_S)
     urgency: float | None = Field(None, ge=0, le=1e3)
 
     def of(self, value: JobValue) -> JobValue:
-        """Return what a job is value from now on."""
+        """Return the changed value."""
         return value.model_copy(update=self.model_dump(exclude_none=True))
 
 
 class JobRequest(StrictModel):
-    """A job as it is submitted."""
+    """A submitted job."""
 
     name: JobName
-    config: dict[str, JsonValue] = Field(description="of `geo-ray train`")
+    config: dict[str, JsonValue] = Field(description="configuration of `geo-ray train`")
     spec: JobSpec
     value: JobValue = JobValue()
     working_dir: str | None = Field(
-        None, description="directory of the job's own code that the queue's machine sees"
+        None, description="directory with the job's code on the machine of the queue"
     )
 
 
 Said = Annotated[str, Field(max_length=64)]
-"""A name as somebody says it, who may have made it up."""
+"""A job name in a request, not validated."""
 
 
 class SubmitRequest(StrictModel):
-    """Take a job in."""
+    """Submits a job."""
 
     kind: Literal["submit"] = "submit"
     id: Said
@@ -193,7 +193,7 @@ class SubmitRequest(StrictModel):
 
 
 class CancelRequest(StrictModel):
-    """End a job, wherever it stands."""
+    """Cancels a job in any state."""
 
     kind: Literal["cancel"] = "cancel"
     id: Said
@@ -202,7 +202,7 @@ class CancelRequest(StrictModel):
 
 
 class MoveRequest(StrictModel):
-    """Change a job's place: before another one (null: first of all), or what it is worth."""
+    """Changes a job's position (before another job, first or last) or its value."""
 
     kind: Literal["move"] = "move"
     id: Said
@@ -216,17 +216,17 @@ class MoveRequest(StrictModel):
 AnyRequest = Annotated[SubmitRequest | CancelRequest | MoveRequest, Field(discriminator="kind")]
 
 Workers = Mapping[str, int]
-"""How many, by region; none of them 0."""
+"""Counts by region; none of them 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobHints:
-    """What a configuration does not say of a job.
+    """Properties of a job that its configuration does not contain.
 
     Attributes:
-        rows_per_s: of a worker; None: as a profile has measured, or as it is emulated.
-        anywhere: whether its data are in every region of the queue.
-        most_workers: that it may have in all; None: as configured.
+        rows_per_s: speed of a worker; None: as profiled or emulated.
+        anywhere: whether its data are available in every region of the queue.
+        most_workers: maximum workers over all regions; None: as configured.
     """
 
     rows_per_s: float | None = None

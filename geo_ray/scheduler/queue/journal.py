@@ -3,10 +3,10 @@
     journal-000001.z, journal-000002.z, ...
     journal-base.z                              the piece that a reader begins with
 
-Entries are facts and decisions, in order, written before they are acted on. A piece is written
-on condition that it is what was read, so a fenced writer writes nothing. `QueueJournal.compact`
-writes a snapshot as further entries, lets readers begin there and removes the pieces before.
-Readers need no lease.
+Entries are facts and decisions in order, written before they are acted on. A segment is written
+only if it has not changed since it was read, so a fenced writer cannot write.
+`QueueJournal.compact` writes a snapshot as further entries, lets readers begin there and removes
+earlier segments. Readers need no lease.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _MOST_BYTES: Final = 16 * 1024 * 1024
 
 
 def pack(reader: TypeAdapter[T], value: T) -> bytes:
-    """Write a value as `unpack` reads it."""
+    """Encode a value for `unpack`."""
     return zlib.compress(reader.dump_json(value))
 
 
 def unpack(reader: TypeAdapter[T], data: bytes, where: str) -> T:
-    """Read a value.
+    """Decode a value.
 
     Args:
-        reader: of its kind.
-        data: its bytes.
-        where: they lie, for the message.
+        reader: adapter of the type.
+        data: encoded value.
+        where: location, for the message.
 
     Raises:
-        QueueJournalError: they are nothing of the kind.
+        QueueJournalError: the data is invalid.
     """
     try:
         stream: Any = zlib.decompressobj()
         text = stream.decompress(data, _MOST_BYTES)
         if not stream.eof:
-            raise ValueError("cut off, or too long")
+            raise ValueError("truncated, or too long")
         return reader.validate_json(text)
     except (ValidationError, ValueError, zlib.error) as error:
         first = str(error).splitlines()[0]
@@ -61,69 +61,71 @@ Outcome = Literal["finished", "cancelled", "turned away", "overran", "stalled", 
 
 
 class OpenedEntry(StrictModel):
-    """A queue begins to be served, by the holder of its lease with this number."""
+    """A process begins to serve the queue, with the fencing token of its lease."""
 
     kind: Literal["opened"] = "opened"
     unix_s: float
     epoch: int
-    queue_id: str = Field(min_length=1, description="random identity, made when first served")
+    queue_id: str = Field(min_length=1, description="random id, generated when first served")
     config: QueueConfig
 
 
 class TakenEntry(StrictModel):
-    """A request was taken in, or refused."""
+    """A request was accepted or refused."""
 
     kind: Literal["taken"] = "taken"
     unix_s: float
     tenant: str
     request: AnyRequest
-    code: str | None = Field(None, description="of the error; null: it was granted")
+    code: str | None = Field(None, description="error code; null: accepted")
     refused: str | None = Field(None, description="why")
 
 
 class ObservedJob(StrictModel):
-    """A job as a policy was shown it at a slot's beginning."""
+    """A job as shown to the policy at the start of a slot."""
 
-    left: float = Field(ge=0, le=1, description="share of its work")
+    left: float = Field(ge=0, le=1, description="remaining fraction of its work")
     value: JobValue
-    factor: float = Field(gt=0, description="of its speed, as observed")
-    regions: tuple[str, ...] = Field((), description="of its data, those that are there")
-    start_s: float = Field(0.0, ge=0, description="until it trains, once it has something")
-    waited: int = Field(0, ge=0, description="slots in which it had nothing")
-    service_s: float = Field(0.0, ge=0, description="seconds of workers that it has had")
-    admitted: bool = Field(False, description="whether it was taken on before this slot")
+    factor: float = Field(gt=0, description="observed speed relative to the declared one")
+    regions: tuple[str, ...] = Field((), description="available regions of its data")
+    start_s: float = Field(0.0, ge=0, description="seconds from allocation to training")
+    waited: int = Field(0, ge=0, description="slots without an allocation")
+    service_s: float = Field(0.0, ge=0, description="attained worker seconds")
+    admitted: bool = Field(False, description="whether it was admitted before this slot")
     lost: bool = Field(
         False,
-        description="whether it lost its processes or regions since the slot before, through no "
-        "fault of its own",
+        description="whether it lost its processes or regions since the previous slot without "
+        "being at fault",
     )
 
 
 class GivenJob(StrictModel):
-    """What a policy gave a job in a slot."""
+    """Allocation of a job in a slot."""
 
     workers: Counts = Field(description="by region")
     servers: Counts = Field(description="by region")
 
 
 class SlotEntry(StrictModel):
-    """A slot begins: what was seen, and what the policy answered."""
+    """Start of a slot: observations and the decision of the policy."""
 
     kind: Literal["slot"] = "slot"
     unix_s: float
-    slot: int = Field(ge=0, description="of the era")
+    slot: int = Field(ge=0, description="number of the slot in its policy generation")
     capacity: dict[str, tuple[float, float]] = Field(description="GPUs and CPUs by region")
     arrived: tuple[str, ...] = ()
-    gone: tuple[str, ...] = Field((), description="otherwise than by their plan")
-    jobs: dict[str, ObservedJob] = Field({}, description="that have come and not ended, in order")
-    given: dict[str, GivenJob] = Field({}, description="what each has from now on")
-    surpluses: dict[str, float | None] = Field({}, description="of jobs that came")
+    gone: tuple[str, ...] = Field((), description="jobs that ended other than by their plan")
+    jobs: dict[str, ObservedJob] = Field({}, description="active jobs, in order")
+    given: dict[str, GivenJob] = Field({}, description="allocations from now on")
+    surpluses: dict[str, float | None] = Field({}, description="surplus of arrived jobs")
     turned_away: tuple[str, ...] = ()
-    held: dict[str, str] = Field({}, description="what was not done of that, and why")
+    held: dict[str, str] = Field(
+        {}, description="allocations that were not applied, with the reason"
+    )
 
 
 class PolicyGenerationEntry(StrictModel):
-    """The policy begins anew; slots count from here."""
+    """A new policy begins; slots are counted from here."""
 
     kind: Literal["generation"] = "generation"
     unix_s: float
@@ -131,7 +133,7 @@ class PolicyGenerationEntry(StrictModel):
 
 
 class StartEntry(StrictModel):
-    """A job is to be started, as the attempt with this number."""
+    """Starts a job, as the attempt with this number."""
 
     kind: Literal["start"] = "start"
     unix_s: float
@@ -142,7 +144,7 @@ class StartEntry(StrictModel):
 
 
 class ReshapeEntry(StrictModel):
-    """Regions of a job that runs are to join or to leave it."""
+    """Lets regions join or leave a running job."""
 
     kind: Literal["reshape"] = "reshape"
     unix_s: float
@@ -151,7 +153,7 @@ class ReshapeEntry(StrictModel):
 
 
 class LeaveEntry(StrictModel):
-    """A job is to be saved and to give its machines back."""
+    """Saves a job and releases its machines."""
 
     kind: Literal["leave"] = "leave"
     unix_s: float
@@ -161,36 +163,34 @@ class LeaveEntry(StrictModel):
 
 
 class GoneEntry(StrictModel):
-    """An attempt is over."""
+    """An attempt has ended."""
 
     kind: Literal["gone"] = "gone"
     unix_s: float
     job: str
     attempt: int
     how: Literal["saved", "finished", "failed", "lost"] = Field(
-        description="lost: it failed through no fault of its own"
+        description="lost: the attempt failed without being at fault"
     )
     code: str | None = None
     message: str = ""
 
 
 class ObservationEntry(StrictModel):
-    """What was observed of jobs that run."""
+    """Observations of running jobs."""
 
     kind: Literal["observed"] = "observed"
     unix_s: float
-    done: dict[str, float] = Field({}, description="share of its work, by job")
-    factors: dict[str, float] = Field({}, description="of their speed")
+    done: dict[str, float] = Field({}, description="completed fraction of the work, by job")
+    factors: dict[str, float] = Field({}, description="relative speed, by job")
     expected: dict[str, float] = Field(
-        {}, description="share that they would have done by their own numbers, since they came"
+        {}, description="fraction expected by the declared speed, by job"
     )
-    problems: dict[str, str] = Field(
-        {}, description="what went wrong with a job and with no other; empty: it is over"
-    )
+    problems: dict[str, str] = Field({}, description="current problem of a job; empty: resolved")
 
 
 class EndedEntry(StrictModel):
-    """A job is over."""
+    """A job has ended."""
 
     kind: Literal["ended"] = "ended"
     unix_s: float
@@ -201,16 +201,16 @@ class EndedEntry(StrictModel):
 
 
 class SnapshotEntry(StrictModel):
-    """A part of all that the queue remembers; see `QueueState.snapshot`.
+    """A part of a snapshot; see `QueueState.snapshot`.
 
-    The last part replaces the state, if all parts came without any other entry in between.
+    The last part replaces the state if all parts were written without other entries in between.
     """
 
     kind: Literal["snapshot"] = "snapshot"
     unix_s: float
     part: int = Field(ge=0)
     is_last: bool = False
-    head: dict[str, JsonValue] | None = Field(None, description="all but the following, in part 0")
+    head: dict[str, JsonValue] | None = Field(None, description="all other fields, in part 0")
     job: dict[str, JsonValue] | None = None
     slot: SlotEntry | None = None
     answers: dict[str, JsonValue] = Field({})
@@ -233,11 +233,11 @@ AnyEntry = Annotated[
 ENTRIES: TypeAdapter[list[AnyEntry]] = TypeAdapter(list[AnyEntry])
 
 
-_FULL_BYTES: Final = 40_000  # of a piece, packed
+_FULL_BYTES: Final = 40_000  # of a segment, compressed
 
 
 class _Full(StrictModel):
-    """The last of a piece: what follows is in the next one."""
+    """Last entry of a full segment: the journal continues in the next one."""
 
     kind: Literal["full"] = "full"
 
@@ -248,28 +248,28 @@ _PIECE: Final[TypeAdapter[list[AnyEntry | _Full]]] = TypeAdapter(
 
 
 class _Base(StrictModel):
-    """Where readers begin."""
+    """Start position of readers."""
 
-    first: int = Field(ge=1, description="first piece of the newest whole snapshot")
-    last: int = Field(ge=0, description="its last piece; 0: there is no snapshot")
-    oldest: int = Field(ge=1, description="pieces from here to the first may not be removed yet")
+    first: int = Field(ge=1, description="first segment of the newest complete snapshot")
+    last: int = Field(ge=0, description="its last segment; 0: there is no snapshot")
+    oldest: int = Field(ge=1, description="segments from here to the first may not be removed yet")
 
 
 BASE_KEY: Final = "journal-base.z"
 _BASE: Final[TypeAdapter[_Base]] = TypeAdapter(_Base)
-_LEAST_PIECES: Final = 8  # behind a snapshot until the next one
+_LEAST_PIECES: Final = 8  # after a snapshot until the next one
 
 
 def piece_key(number: int) -> str:
-    """Return the key of a piece."""
+    """Return the key of a segment."""
     return f"journal-{number:06d}.z"
 
 
 class QueueJournal:
-    """See the module.
+    """The journal of a queue; see the module.
 
     Args:
-        store: where it lies.
+        store: store of the queue.
     """
 
     def __init__(self, store: ConditionalStore) -> None:
@@ -282,11 +282,11 @@ class QueueJournal:
         self._is_full = False
 
     def read(self) -> list[AnyEntry]:
-        """Return the entries that are new since the last call.
+        """Return the entries since the last call.
 
         Raises:
-            QueueJournalError: they cannot be understood, or a piece is gone.
-            RunDirectoryError: they cannot be read.
+            QueueJournalError: entries are invalid, or a segment is missing.
+            RunDirectoryError: the store cannot be read.
         """
         found: list[AnyEntry] = []
         if self._base is None:
@@ -304,12 +304,15 @@ class QueueJournal:
                 if self._is_full and self._has(self._number + 2):
                     raise _gone(self._number + 1)
                 return found
-            if not self._is_full:  # written between the two looks
+            if not self._is_full:  # written between the two reads
                 self._look(found)
             self._go_to(self._number + 1)
 
     def _begin(self) -> bool:
-        """Look where readers begin, and go there if this one is behind; whether it was."""
+        """Read the start position and move there if this reader is behind.
+
+        Return whether it was.
+        """
         stored = self._store.read(BASE_KEY)
         if stored is None:
             self._base = _Base(first=1, last=0, oldest=1)
@@ -327,22 +330,22 @@ class QueueJournal:
 
     @property
     def is_long(self) -> bool:
-        """Whether a snapshot would make it much shorter."""
+        """Whether a snapshot would shorten it considerably."""
         base = self._base or _Base(first=1, last=0, oldest=1)
         return self._number - base.last > max(_LEAST_PIECES, base.last - base.first + 1)
 
     def compact(self, snapshot: Sequence[AnyEntry]) -> None:
-        """Write a snapshot and remove what comes before it.
+        """Write a snapshot and remove everything before it.
 
-        It may be interrupted anywhere: readers begin at the old place until the snapshot is whole,
-        and what is not removed yet is removed with the next one.
+        It may be interrupted anywhere: readers use the old start position until the snapshot is
+        complete, and remaining segments are removed with the next one.
 
         Args:
-            snapshot: entries that replace all that were read or added so far.
+            snapshot: entries that replace all entries so far.
 
         Raises:
-            LeaseLostError: somebody else has written since.
-            RunDirectoryError: it cannot be written.
+            LeaseLostError: another process has written.
+            RunDirectoryError: the store cannot be written.
         """
         if not self._is_full:
             full = _packed([*self._newest, _Full()])
@@ -366,11 +369,11 @@ class QueueJournal:
         self._base = base.model_copy(update={"oldest": first})
 
     def add(self, entries: Sequence[AnyEntry]) -> None:
-        """Write entries, all of them or none.
+        """Write entries atomically.
 
         Raises:
-            LeaseLostError: somebody else has written since.
-            RunDirectoryError: it cannot be written; the next write finds out what came of it.
+            LeaseLostError: another process has written.
+            RunDirectoryError: the outcome of the write is unknown; the next write finds out.
         """
         if not entries:
             return
@@ -387,11 +390,11 @@ class QueueJournal:
             self._tag, self._is_full = self._write(self._number, full, self._tag), True
         self._tag = self._write(self._number + 1, alone, None)
         self._number, self._newest, self._is_full = self._number + 1, list(entries), False
-        if self._begin():  # it was removed already, and has just been written once more
+        if self._begin():  # it was removed already, and has just been written again
             raise _overtaken()
 
     def _look(self, found: list[AnyEntry]) -> bool:
-        """Take in what the newest piece has now; whether it is there."""
+        """Read the current content of the newest segment; return whether it exists."""
         key = piece_key(self._number)
         stored = self._store.read(key)
         if stored is None:
@@ -408,23 +411,23 @@ class QueueJournal:
         return self._store.read(piece_key(number)) is not None
 
     def _write(self, number: int, data: bytes, expected: str | None) -> str:
-        """Write a piece; gives its tag."""
+        """Write a segment; return its tag."""
         tag = self._store.write(piece_key(number), data, expected)
         if tag is not None:
             return tag
         found = self._store.read(piece_key(number))
         if found is None or found.data != data:
             raise _overtaken()
-        return found.tag  # the answer to this very write got lost
+        return found.tag  # the reply to this write was lost
 
 
 def is_there(store: ConditionalStore) -> bool:
-    """Whether a store has the journal of a queue."""
+    """Whether a store contains the journal of a queue."""
     return any(store.read(key) is not None for key in (piece_key(1), BASE_KEY))
 
 
 def _grouped(entries: Sequence[AnyEntry]) -> list[list[AnyEntry]]:
-    """Return entries in groups, each of which is a full piece."""
+    """Group entries so that each group fills one segment."""
     groups: list[list[AnyEntry]] = [[]]
     size = 0
     for entry in entries:
@@ -439,7 +442,7 @@ def _grouped(entries: Sequence[AnyEntry]) -> list[list[AnyEntry]]:
 
 def _overtaken() -> LeaseLostError:
     return LeaseLostError(
-        "another process has written the journal of this queue; this one decides and does nothing "
+        "another process has written the journal of this queue; this one makes no more decisions "
         "any more"
     )
 
@@ -451,10 +454,10 @@ def _packed(entries: Sequence[AnyEntry | _Full]) -> bytes:
 def _check_size(data: bytes) -> None:
     if len(data) > MOST_PACKED_BYTES:
         raise RunDirectoryError(
-            f"what is to be written of the queue at once has {len(data)} bytes",
+            f"an entry of the queue's journal would have {len(data)} bytes",
             fix="Submit fewer jobs at once, with smaller configurations.",
         )
 
 
 def _gone(number: int) -> QueueJournalError:
-    return QueueJournalError(f"{piece_key(number)} of the queue is gone, and others are there")
+    return QueueJournalError(f"{piece_key(number)} of the queue is missing")

@@ -1,8 +1,8 @@
 """The queue's reconcile loop: read requests, observe, decide, persist, act.
 
-May die at any point. Decisions are written before they are carried out, and each action may be
-repeated: the job server accepts a submission of a name once, a run is asked to stop or a region
-to join only while it has not, and a submission without an attempt in the journal is ended.
+The loop may die at any point. Decisions are written before they are executed, and each action is
+idempotent: the job server accepts a submission of a name once, a run is asked to stop or a region
+to join only while it has not, and a submission without an attempt in the journal is stopped.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ from geo_ray.storage.conditional_store import ConditionalStore
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Give a job's attempt to the job server, which takes each of a name once.
+    """Submits an attempt to the job server, which accepts each name once.
 
     Attributes:
-        id: of the job.
-        tenant: whose it is.
+        id: id of the job.
+        tenant: its tenant.
         request: the job.
-        attempt: its number.
-        workers: by region.
-        averager: its region.
+        attempt: number of the attempt.
+        workers: workers by region.
+        averager: region of the averager.
     """
 
     id: str
@@ -79,10 +79,10 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class AskStop:
-    """Ask a run to save and end.
+    """Asks a run to save and stop.
 
     Attributes:
-        job: its name.
+        job: name of the job.
     """
 
     job: str
@@ -90,10 +90,10 @@ class AskStop:
 
 @dataclass(frozen=True, slots=True)
 class EndSubmission:
-    """End a submission whatever becomes of it.
+    """Stops a submission in any state.
 
     Attributes:
-        submission: its name.
+        submission: name of the submission.
     """
 
     submission: str
@@ -101,12 +101,12 @@ class EndSubmission:
 
 @dataclass(frozen=True, slots=True)
 class ChangeMember:
-    """Let a region join a run, or leave it.
+    """Lets a region join or leave a run.
 
     Attributes:
-        job: its name.
-        verb: which.
-        region: of the run.
+        job: name of the job.
+        verb: join or leave.
+        region: region of the run.
     """
 
     job: str
@@ -116,7 +116,7 @@ class ChangeMember:
 
 @dataclass(frozen=True, slots=True)
 class AskMachines:
-    """Let an autoscaler follow another target.
+    """Sets the target of an autoscaler.
 
     Attributes:
         target: what should run.
@@ -129,28 +129,31 @@ Action = Submit | AskStop | EndSubmission | ChangeMember | AskMachines
 
 
 def submission_name(queue: str, job: str, attempt: int) -> str:
-    """Return the job server's name of an attempt.
+    """Return the submission name of an attempt.
 
     Args:
-        queue: its name.
+        queue: name of the queue.
         job: id of the job.
-        attempt: its number.
+        attempt: number of the attempt.
     """
     return f"geoq-{queue}.{job}.{attempt}"
 
 
 def is_submission_of(queue: str, name: str) -> bool:
-    """Whether a submission is one of a queue, and not of one whose name only begins like it."""
+    """Whether a submission belongs to a queue.
+
+    Queues whose name has the same prefix are excluded.
+    """
     return re.fullmatch(rf"geoq-{re.escape(queue)}\.[^.]+\.[0-9a-f]{{8}}\.\d+", name) is not None
 
 
 def actions_of(job: QueuedJob, config: QueueConfig, observed: QueueObservation) -> list[Action]:
-    """Return what must be done now for a job.
+    """Return the actions that are due for a job.
 
     Args:
-        job: which.
+        job: the job.
         config: the queue.
-        observed: what is seen.
+        observed: observations.
     """
     attempt, one = job.attempt, observed.attempts.get(job.name)
     if attempt is None or one is None:
@@ -174,12 +177,12 @@ def actions_of(job: QueuedJob, config: QueueConfig, observed: QueueObservation) 
         elif region not in attempt.workers and stands == "member":
             found.append(ChangeMember(job.name, "drain", region))
         elif region not in attempt.workers and stands == "lost":
-            found.append(ChangeMember(job.name, "remove", region))  # it must not come back
+            found.append(ChangeMember(job.name, "remove", region))  # it must not join again
     return found
 
 
 def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
-    """Return the machines that the jobs which were given something need, by region."""
+    """Return the machines that allocated jobs need, by region."""
     gpus = dict.fromkeys(config.regions, 0.0)
     cpus = dict.fromkeys(config.regions, 0.0)
     slot = state.generation.slots[-1] if state.generation.slots else None
@@ -192,7 +195,7 @@ def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
             continue
         for region, count in workers.items():
             if region not in config.regions:
-                continue  # the queue has it no more, and rents nothing there
+                continue  # the region was removed from the queue: it launches nothing
             needs = job.request.spec.needs(region)
             gpus[region] += needs.gpus * count
             cpus[region] += needs.cpus_of(count)
@@ -213,10 +216,10 @@ def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
 
 
 _SEEN_EVERY_S: Final = 30.0
-_GAP_S: Final = 120.0  # between two looks, after which nothing is known of the time between
+_GAP_S: Final = 120.0  # after a longer gap between iterations, the time between is unknown
 _COMPACT_AGAIN_S: Final = 600.0
-_MAX_MESSAGE: Final = 300  # characters of what went wrong with a job
-_BACK_S: Final = 1.0  # that clocks are set back all the time
+_MAX_MESSAGE: Final = 300  # characters of a job's problem
+_BACK_S: Final = 1.0  # tolerance for clock corrections
 _log = logging.getLogger(__name__)
 
 
@@ -224,31 +227,31 @@ class QueueWorld(Protocol):
     """The cluster and its job server."""
 
     def see(self, state: QueueState, unix_s: float) -> QueueObservation:
-        """Look at nodes, submissions and runs.
+        """Observe nodes, submissions and runs.
 
         Raises:
-            GeoRayError: something does not answer; nothing is decided then.
+            GeoRayError: an observation failed; no decision is made.
         """
 
     def act(self, action: Action) -> None:
-        """Do something.
+        """Execute an action.
 
         Raises:
-            GeoRayError: it cannot be done; it is tried again.
+            GeoRayError: the action failed; it is retried.
         """
 
 
 @dataclass(slots=True)
 class QueueLoop:
-    """See the module.
+    """The reconcile loop of a queue; see the module.
 
     Attributes:
         config: the queue.
-        store: its folder.
+        store: store of the queue.
         world: the cluster.
-        epoch: number of this holder of the queue's lease; each new one gets the next.
-        fence: of the lease that allows this process to act.
-        new_id: identity that the queue gets if it was never served before.
+        epoch: fencing token of the lease.
+        fence: fence of the lease of this process.
+        new_id: id of the queue if it was never served before.
     """
 
     config: QueueConfig
@@ -265,15 +268,15 @@ class QueueLoop:
     _compacts_unix_s: float = -math.inf
 
     def tick(self, unix_s: float) -> tuple[str, ...]:
-        """Look once; return what could not be done.
+        """Run one iteration; return its errors.
 
         Args:
-            unix_s: the present time.
+            unix_s: current time.
 
         Raises:
             LeaseLostError: another process serves the queue.
-            RunDirectoryError, QueueJournalError: the journal cannot be read or written; nothing
-                was done.
+            RunDirectoryError, QueueJournalError: the journal cannot be read or written; nothing was
+            done.
         """
         self.fence.check()
         if self._journal is None:
@@ -335,10 +338,10 @@ class QueueLoop:
         )
 
     def _note_time(self, unix_s: float) -> None:
-        """Note a time in which nobody looked: it was suspended, or its clock was set.
+        """Record a gap without iterations: the process was suspended, or its clock was set.
 
-        Nothing is known of such a time, and no job is to blame for it. A clock that was set back
-        begins an era, as the slots of this one would not come for long.
+        Nothing is known of the gap, and it counts against no job. If the clock was set back, a new
+        policy generation begins, since the next slot of this one would be far in the future.
         """
         gap_s, self._looked_unix_s = unix_s - self._looked_unix_s, unix_s
         entries: list[AnyEntry] = []
@@ -350,12 +353,12 @@ class QueueLoop:
         self._add(entries)
 
     def _began_unix_s(self, generation: PolicyGeneration) -> float:
-        """When the newest slot began, or its generation."""
+        """Start of the newest slot, or of its generation."""
         newest = generation.slots[-1].slot if generation.slots else 0
         return generation.began_unix_s + newest * self.config.slot_s
 
     def _take(self, unix_s: float, errors: list[str]) -> None:
-        """Take in what the boxes have: what was sent first, first."""
+        """Process the requests in all inboxes in the order in which they were sent."""
         inboxes = {tenant: self._inbox(tenant, errors) for tenant in self.config.tenants}
         found: list[tuple[str, AnyRequest]] = []
         for tenant, requests in inboxes.items():
@@ -364,8 +367,7 @@ class QueueLoop:
                 request = inbox.opened(each, self.state.queue_id, key)
                 if request is None:
                     errors.append(
-                        f"a request of tenant {tenant} is not signed by its token, or makes no "
-                        "sense"
+                        f"a request of tenant {tenant} is not signed with its token, or is invalid"
                     )
                 elif not self.state.was_heard(tenant, request):
                     found.append((tenant, request))
@@ -376,14 +378,14 @@ class QueueLoop:
             try:
                 if requests:
                     inbox.remove(self.store, tenant, {each.id for each in requests})
-            except Exception as error:  # what is left there counts once all the same
+            except Exception as error:  # requests that stay there count only once
                 errors.append(f"the requests of tenant {tenant}: {_message(error)}")
 
     def _inbox(self, tenant: str, errors: list[str]) -> list[inbox.SignedRequest]:
         """Return the requests in a tenant's inbox. An unreadable inbox counts as empty."""
         try:
             return inbox.look(self.store, tenant)
-        except Exception as error:  # of this tenant alone
+        except Exception as error:  # an error concerns this tenant only
             errors.append(f"the requests of tenant {tenant}: {_message(error)}")
             return []
 
@@ -414,7 +416,7 @@ class QueueLoop:
             self._add([entry])
 
     def _act(self, action: Action, errors: list[str]) -> None:
-        """Do what is of no single job; what fails is tried again at the next look."""
+        """Execute an action that concerns no single job; a failed one is retried."""
         self.fence.check()
         try:
             self.world.act(action)
@@ -427,7 +429,7 @@ class QueueLoop:
     def _act_for(
         self, job: QueuedJob, action: Action, unix_s: float, problems: dict[str, str]
     ) -> None:
-        """Do something for a job: what fails is tried again, but for a start that is refused."""
+        """Execute an action for a job. Failures are retried, except for a refused start."""
         self.fence.check()
         try:
             self.world.act(action)
@@ -442,9 +444,9 @@ class QueueLoop:
             _log.warning("queue: job %s: %s", job.name, problems[job.name])
 
     def _note_problems(self, problems: dict[str, str], unix_s: float) -> None:
-        """Write down what goes wrong with single jobs, for `geo-ray queue list`.
+        """Record problems of single jobs, for `geo-ray queue list`.
 
-        A message that changes all the time is written as seldom as progress is.
+        A message that changes continually is recorded as rarely as progress is.
         """
         changed = {}
         for job in self.state.living():
@@ -464,7 +466,7 @@ class QueueLoop:
             not any(any(units) for units in observed.capacity.values())
             and not self.state.generation.slots
         ):
-            return False  # no machine is there yet
+            return False  # no machine has joined yet
         slots = self.state.generation.slots
         return not slots or self._slot_of(observed.unix_s) > slots[-1].slot
 
@@ -482,23 +484,25 @@ class QueueLoop:
             self._add(self._decided(slot, now))
         except (LeaseLostError, RunDirectoryError):
             raise
-        except Exception as error:  # of one job that has just come, as all others were decided on
+        except Exception as error:  # caused by a new job, since all others were decided before
             culprits = self._culprits(slot, now)
             if not culprits:
                 raise
-            _log.exception("queue: no decision with %s", ", ".join(culprits))
+            _log.exception("queue: the policy failed on %s", ", ".join(culprits))
             for name in culprits:
-                problem = InvariantError(f"the policy fails on it: {error!r}")
+                problem = InvariantError(f"the policy failed on it: {error!r}")
                 self._add(_refused(self.state.jobs[name], problem, observed.unix_s))
             self._add(self._decided(slot, now))
 
     def _decided(self, slot: int, now: TickInputs) -> list[AnyEntry]:
-        """Ask the era's policy; one that cannot be made again from the journal ends its era."""
+        """Ask the policy. If it cannot be rebuilt from the journal, begin a new generation."""
         try:
             if self._slots is None or self._slots.number != self.state.generation.number:
                 self._slots = QueueSlots(self.config, self.state.generation, self.state.jobs)
         except Exception:
-            _log.exception("queue: the policy's memory cannot be made again: a new era begins")
+            _log.exception(
+                "queue: the policy cannot be rebuilt from the journal: beginning a new generation"
+            )
             self._add(
                 [PolicyGenerationEntry(unix_s=now.unix_s, number=self.state.generation.number + 1)]
             )
@@ -506,11 +510,11 @@ class QueueLoop:
         try:
             return begun_slot(self.state, self.config, self._slots, slot, now)
         except BaseException:
-            self._slots = None  # it was asked what nobody has written down
+            self._slots = None  # its memory includes a question that is not in the journal
             raise
 
     def _culprits(self, slot: int, now: TickInputs) -> list[str]:
-        """Return the jobs that the policy is shown for the first time and cannot decide on."""
+        """Return the new jobs on which the policy fails."""
         new = [
             job.name for job in self.state.living() if job.name not in self.state.generation.known
         ]
@@ -528,7 +532,7 @@ class QueueLoop:
         return found
 
     def _compact(self, unix_s: float, errors: list[str]) -> None:
-        """Replace a journal that has become long by what it comes to."""
+        """Replace a long journal by a snapshot."""
         journal = self._journal
         if journal is None or not journal.is_long or unix_s < self._compacts_unix_s:
             return
@@ -538,10 +542,10 @@ class QueueLoop:
             journal.compact(snapshot)
         except (LeaseLostError, QueueJournalError):
             raise
-        except GeoRayError as error:  # a long journal is no reason to stop
+        except GeoRayError as error:  # a long journal does not stop the queue
             self._compacts_unix_s = unix_s + _COMPACT_AGAIN_S
-            errors.append(f"the journal stays long: {error.message}")
-            self._journal = None  # what was written of it is read again
+            errors.append(f"the journal cannot be compacted: {error.message}")
+            self._journal = None  # read the partially written journal again
             return
         self.state.feed(snapshot)
 
@@ -556,7 +560,7 @@ class QueueLoop:
 
 @contextmanager
 def _contained(job: QueuedJob, problems: dict[str, str]) -> Iterator[None]:
-    """Note what goes wrong with one job; what is wrong with the journal is raised."""
+    """Record an error that concerns one job; journal errors are raised."""
     try:
         yield
     except (LeaseLostError, QueueJournalError, RunDirectoryError):
@@ -567,7 +571,7 @@ def _contained(job: QueuedJob, problems: dict[str, str]) -> Iterator[None]:
 
 
 def _refused(job: QueuedJob, error: GeoRayError, unix_s: float) -> list[AnyEntry]:
-    """End a job that cannot be started, whatever is tried."""
+    """End a job that can never be started."""
     entries: list[AnyEntry] = []
     if job.attempt is not None:
         entries.append(
@@ -599,6 +603,6 @@ def _message(error: Exception) -> str:
 
 
 def _same_slots(before: QueueConfig, now: QueueConfig) -> bool:
-    """Whether a policy can go on as it was."""
+    """Whether the policy can continue with a changed configuration."""
     names = ("policy", "slot_s", "regions", "link", "links", "value_per_usd")
     return all(getattr(before, name) == getattr(now, name) for name in names)

@@ -1,9 +1,9 @@
-"""A queue's jobs and regions as the shared cluster that policies know; observed submissions.
+"""Model of a queue's jobs and regions as the shared cluster of the policies; observations.
 
-A region is one site: what its running nodes have now; later slots are unknown, so all sites are
-of the spot kind. A job's parameter server is its averager. What servers and bridges of a region
-need is counted with its workers, in equal parts; `RegionNeeds.cpus_of` is exact and is checked
-before anything starts. A job's start-up time counts as work.
+A region is one site with the current capacity of its running nodes; future capacity is unknown, so
+all sites are spot sites. A job's parameter server is its averager. The needs of a region's servers
+and bridges are distributed over its workers; `RegionNeeds.cpus_of` is exact and is checked before a
+start. The start-up time of a job counts as work.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ KINDS: Final = ("gpu", "cpu")
 Capacity = Mapping[str, tuple[float, float]]
 """GPUs and CPUs by region."""
 WINDOW_SLOTS: Final = 200
-"""How far policies that look ahead do so."""
+"""Look-ahead of the policies, in slots."""
 _MANY_SLOTS: Final = 1e6
 
 
 def cluster_of(config: QueueConfig, capacity: Capacity, slots: int) -> SharedCluster:
-    """Return the queue's cluster; its arrays may be written, as `observe_capacity` does.
+    """Return the cluster of a queue. Its arrays may be modified, as `observe_capacity` does.
 
     Args:
         config: the queue.
-        capacity: what there is now.
-        slots: how many.
+        capacity: current capacity.
+        slots: number of slots.
     """
     names = tuple(config.regions)
     links = [[config.link_between(a, b) for b in names] for a in names]
@@ -78,7 +78,7 @@ def cluster_of(config: QueueConfig, capacity: Capacity, slots: int) -> SharedClu
 def observe_capacity(
     cluster: SharedCluster, config: QueueConfig, capacity: Capacity, slot: int
 ) -> None:
-    """Write down what there is in a slot, and take that to last."""
+    """Set the capacity of a slot and of all later slots."""
     for g, name in enumerate(cluster.net.names):
         region, units = config.regions[name], capacity.get(name, (0.0, 0.0))
         cluster.capacity_TSR[slot:, g] = units
@@ -90,7 +90,7 @@ def observe_capacity(
 
 
 def speed_of(spec: JobSpec, factor: float = 1.0) -> JobSpeed:
-    """Return how fast a job is, ``factor`` times what its own numbers say."""
+    """Return the speed of a job: ``factor`` times the declared one."""
     pace, rows = spec.pace, spec.rows_per_step
     steps = StepModel(
         "",
@@ -111,7 +111,7 @@ def speed_of(spec: JobSpec, factor: float = 1.0) -> JobSpeed:
 
 
 def utility_of(value: JobValue, slot_s: float, waited_slots: float) -> SigmoidUtility:
-    """Return what a job is worth, of which ``waited_slots`` are over already."""
+    """Return the utility of a job after ``waited_slots`` slots."""
     if value.deadline_s is None:
         return SigmoidUtility(value.value, 1.0, _MANY_SLOTS)
     target = value.deadline_s / slot_s - waited_slots
@@ -119,7 +119,7 @@ def utility_of(value: JobValue, slot_s: float, waited_slots: float) -> SigmoidUt
 
 
 def demands_of(spec: JobSpec) -> JobDemands:
-    """Return what a worker needs, with its part of the servers beside it."""
+    """Return the demands of a worker, with its part of the servers."""
     gpus = max(each.gpus for each in spec.regions.values())
     cpus = max(each.cpus + each.server_cpus / each.workers for each in spec.regions.values())
     most = max(spec.most_workers, len(spec.regions) if not spec.anywhere else 1)
@@ -136,15 +136,15 @@ def cluster_job(
     waited_slots: float,
     cluster: SharedCluster,
 ) -> ClusterJob:
-    """Return a job of the queue as the policies know it.
+    """Return a queued job as a job of the shared cluster.
 
     Args:
-        name: the job's.
-        spec: what it is.
-        observed: how it stands.
-        arrival_slot: in which the policy was told of it.
-        waited_slots: that were over by then since it came.
-        cluster: the queue's.
+        name: name of the job.
+        spec: its specification.
+        observed: its state.
+        arrival_slot: slot in which it was shown to the policy.
+        waited_slots: slots since its submission until then.
+        cluster: cluster of the queue.
     """
     data: dict[int, float] = {}
     spec = spec.among(observed.regions)
@@ -164,7 +164,7 @@ def cluster_job(
 
 
 def work_rows(spec: JobSpec, observed: ObservedJob) -> float:
-    """Return what is left of a job, in rows, its start among them."""
+    """Return the remaining work of a job in rows, including its start-up."""
     step_s = float(
         speed_of(spec, observed.factor).step_s(demands_of(spec).wanted_workers, spec.rows_per_step)
     )
@@ -173,7 +173,7 @@ def work_rows(spec: JobSpec, observed: ObservedJob) -> float:
 
 
 def given_of(allocation: Allocation, cluster: SharedCluster) -> GivenJob:
-    """Return an allocation by names of regions."""
+    """Return an allocation by region names."""
     names = [site.name for site in cluster.sites]
     return GivenJob(
         workers={names[site]: count for site, count in allocation.workers},
@@ -182,7 +182,7 @@ def given_of(allocation: Allocation, cluster: SharedCluster) -> GivenJob:
 
 
 def allocation_of(given: GivenJob, spec: JobSpec, cluster: SharedCluster) -> Allocation:
-    """Return what `given_of` has written."""
+    """Return the inverse of `given_of`."""
     numbers = {site.name: number for number, site in enumerate(cluster.sites)}
     return Allocation(
         counts_of({numbers[name]: count for name, count in given.workers.items()}),
@@ -194,15 +194,15 @@ def allocation_of(given: GivenJob, spec: JobSpec, cluster: SharedCluster) -> All
 def fraction_per_s(
     spec: JobSpec, workers: Mapping[str, int], averager: str, config: QueueConfig
 ) -> float:
-    """Return which share of its work a job does in a second, by its own numbers.
+    """Return the fraction of its work that a job completes per second, by its declared speed.
 
-    0 where the queue does not know: it has a region no more in which the job was begun.
+    0 if it is unknown because a region of the job was removed from the queue.
 
     Args:
-        spec: what it is.
-        workers: that it has, by region.
-        averager: where it lives.
-        config: the queue, which knows the links.
+        spec: specification of the job.
+        workers: its workers by region.
+        averager: region of its averager.
+        config: the queue, which has the links.
     """
     if not config.regions.keys() >= {*workers, averager}:
         return 0.0
@@ -214,7 +214,7 @@ def fraction_per_s(
 
 
 def adapted(policy: SchedulingPolicy, value_per_usd: float) -> SchedulingPolicy:
-    """Return a policy as a queue asks it: jobs may take many slots, and dollars may count."""
+    """Return a policy adapted to queues: jobs may take many slots, and money may count."""
     if not isinstance(policy, PdOrsPolicy):
         return policy
     search = replace(policy.search, value_per_usd=value_per_usd)
@@ -227,17 +227,17 @@ RunEnd = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class ObservedSubmission:
-    """A job's attempt, as job server and run's directory tell of it.
+    """State of a job's attempt, from the job server and the run directory.
 
     Attributes:
-        state: unknown: the job server has never heard of it.
-        done: share of the job's work; None: its run has not begun.
+        state: unknown: the job server has no such submission.
+        done: completed fraction of the job's work; None: its run has not begun.
         trains: whether its run takes steps.
-        members: state of each region of the run, as `geo_ray.members` says it; empty: not known.
-        end: how its run has ended, if it is over; None: without a word.
-        code: of the error that ended it.
-        message: its message.
-        problem: why its run, or a line of its log, cannot be read; "" if all can.
+        members: state of each region of the run; empty: unknown.
+        end: how its run has ended; None: it has not reported an end.
+        code: error code of the end.
+        message: error message.
+        problem: why its run or log cannot be read; "" if it can.
     """
 
     state: SubmissionState
@@ -252,13 +252,13 @@ class ObservedSubmission:
 
 @dataclass(frozen=True, slots=True)
 class QueueObservation:
-    """What is seen of a queue's cluster and of its jobs at one moment.
+    """Observations of a queue's cluster and jobs.
 
     Attributes:
-        unix_s: when.
-        capacity: what there is.
-        attempts: by name of the job, those that are going by the journal.
-        orphans: submissions of this queue that run and are no job's attempt any more.
+        unix_s: time of the observation.
+        capacity: current capacity.
+        attempts: active attempts by job name.
+        orphans: running submissions of this queue that belong to no attempt.
     """
 
     unix_s: float

@@ -1,4 +1,4 @@
-"""What is concluded of jobs that run: over, slower than said, overran, stalled."""
+"""Evaluation of running jobs: ended, slower than declared, overrun, stalled."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ _BLAMELESS: Final = frozenset(
         WorkerLostError,
     )
 )
-"""Codes of what ends a run through no fault of its own; so does what is killed, without a word."""
+"""Error codes of a run that failed without being at fault.
+
+A killed run without a code counts as well.
+"""
 _REFUSALS: Final = (
     CertificateError,
     ConfigChangedError,
@@ -80,19 +83,19 @@ _REFUSALS: Final = (
     QueueRequestError,
     TaskLoadError,
 )
-"""What refuses a configuration, its code or its data before any of it trains."""
-_LEAST_S: Final = 3.0  # that a speed is observed for before it is believed
+"""Error codes that reject a configuration, its code or its data before training."""
+_LEAST_S: Final = 3.0  # minimum observation time of a speed
 _LEAST_SHARE: Final = 0.005
 _MOST_FACTOR: Final = 100.0
 
 
 def over(job: QueuedJob, config: QueueConfig, observed: QueueObservation) -> list[AnyEntry]:
-    """Return what must be written down of a job's attempt that is over; nothing if it is not.
+    """Return the entries for an attempt that has ended; none if it has not.
 
     Args:
-        job: which.
+        job: the job.
         config: the queue.
-        observed: what is seen.
+        observed: observations.
     """
     attempt, one = job.attempt, observed.attempts.get(job.name)
     if attempt is None or one is None:
@@ -132,14 +135,14 @@ def _over(
                 )
             )
         return entries
-    message = observed.message or "it ended without a word"
+    message = observed.message or "it ended without a message"
     is_lost = observed.code is None or observed.code in _BLAMELESS
     how = {"how": "lost" if is_lost else "failed", "code": observed.code, "message": message}
     entries.append(gone.model_copy(update=how))
     failures = len(job.progress.failures) + 1
     has_begun = attempt.begun_unix_s is not None or job.progress.done > 0
     if not has_begun and is_refusal(observed.code):
-        why = "it cannot start"
+        why = "cannot start"
     elif failures >= config.patience.attempts:
         why = f"{failures} attempts failed, the last one"
     else:
@@ -158,7 +161,7 @@ def _over(
 
 
 def is_refusal(code: str | None) -> bool:
-    """Whether an error means that another start would fail in the same pattern."""
+    """Whether another start would fail with the same error."""
     kind = next((each for each in every_class() if each.code == code), GeoRayError)
     return issubclass(kind, _REFUSALS) and kind.code not in _BLAMELESS
 
@@ -170,12 +173,12 @@ def _code(why: LeaveWhy) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ObservedProgress:
-    """What is observed of a job that trains.
+    """Observed progress of a running job.
 
     Attributes:
-        done: share of its work.
-        factor: of its speed; None: not known yet.
-        expected: share that it would have done by its own numbers; None: as before.
+        done: completed fraction of its work.
+        factor: relative speed; None: unknown yet.
+        expected: fraction expected by the declared speed; None: unchanged.
     """
 
     done: float
@@ -186,7 +189,7 @@ class ObservedProgress:
 def observed_progress(
     job: QueuedJob, config: QueueConfig, observed: QueueObservation
 ) -> ObservedProgress | None:
-    """Return what is observed of a job; None: nothing."""
+    """Return the observed progress of a job; None: nothing new."""
     attempt, one = job.attempt, observed.attempts.get(job.name)
     if attempt is None or one is None or one.done is None:
         return None
@@ -205,12 +208,12 @@ def observed_progress(
 
 
 def impatience(job: QueuedJob, config: QueueConfig, observed: QueueObservation) -> list[AnyEntry]:
-    """Return whether a job must be ended: it overran what it said, or makes no progress.
+    """Return the entries that end a job that overran its declared time or makes no progress.
 
     Args:
-        job: which.
+        job: the job.
         config: the queue.
-        observed: what is seen.
+        observed: observations.
     """
     attempt, progress, patience = job.attempt, job.progress, config.patience
     if attempt is None or job.state is JobState.LEAVING:
@@ -219,8 +222,8 @@ def impatience(job: QueuedJob, config: QueueConfig, observed: QueueObservation) 
     if progress.expected > patience.overrun:
         why = "overran"
         message = (
-            f"it has done {progress.done:.0%} in {progress.expected:.1f} times what it said that "
-            "all of it takes"
+            f"it has completed {progress.done:.0%} in {progress.expected:.1f} times the declared "
+            "time of the whole job"
         )
     elif observed.unix_s - progress.moved_unix_s > patience.stall_s:
         why, message = "stalled", f"no step in {patience.stall_s:g} s"
@@ -230,19 +233,19 @@ def impatience(job: QueuedJob, config: QueueConfig, observed: QueueObservation) 
 
 
 def starts(state: QueueState, config: QueueConfig, observed: QueueObservation) -> list[AnyEntry]:
-    """Return the attempts that are to begin: given by the present slot, and there is room now.
+    """Return the attempts to start: allocated in the current slot, and fitting now.
 
     Args:
-        state: of the queue.
+        state: state of the queue.
         config: the queue.
-        observed: what is seen.
+        observed: observations.
     """
     if not state.generation.slots:
         return []
     slot = state.generation.slots[-1]
     left = FreeCapacity(dict(observed.capacity))
     for job in state.living():
-        if job.attempt is not None:  # also of those that are still leaving
+        if job.attempt is not None:  # including jobs that are still leaving
             left.take(job.request.spec, job.attempt.workers)
     found: list[AnyEntry] = []
     for job in state.living():
@@ -267,9 +270,9 @@ def starts(state: QueueState, config: QueueConfig, observed: QueueObservation) -
 
 
 def _may_begin(job: QueuedJob, slot_unix_s: float) -> bool:
-    """Whether a job may begin in a slot in which it may have failed: that would fail again.
+    """Whether a job that failed in a slot may start again in it; usually it would fail again.
 
-    Once, at once, if it was lost as it trained: what is left of it may be there still.
+    Once, immediately, if it was lost while it trained.
     """
     here = [each for each in job.progress.failures if each.unix_s >= slot_unix_s]
     return not here or (len(here) == 1 and here[0].is_lost and here[0].had_begun)

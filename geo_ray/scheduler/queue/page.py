@@ -1,4 +1,4 @@
-"""The live page of a queue: its view model, its Gantt chart of jobs, its sections. Pure."""
+"""The live page of a queue: view model, Gantt chart and sections. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADINGS: Final = ("job", "tenant", "state", "why", "value", "done", "speed", "s
 
 
 def queue_sections(view: QueueView) -> dict[str, str]:
-    """Draw every section; HTML by name, in which all that comes from a queue is escaped."""
+    """Render every section as HTML by name, with escaped content."""
     drawn = dict.fromkeys(SECTIONS, "")
     drawn["head"] = _head(view)
     items = "".join(
@@ -49,7 +49,7 @@ def queue_sections(view: QueueView) -> dict[str, str]:
 
 
 def _head(view: QueueView) -> str:
-    served = {True: "served", False: "not served", None: "as last written down"}[view.is_served]
+    served = {True: "served", False: "not served", None: "as last recorded"}[view.is_served]
     tag = " cut" if view.is_served is False else ""
     about = "<br>".join(escape(text) for text in view.about)
     return (
@@ -65,13 +65,13 @@ MOST_LANES: Final = 150
 _STYLES: Final = {"had": "m-done", "has": "m-member", "planned": "m-left"}
 _LEGEND: Final = (("m-member", "runs"), ("m-done", "ran"), ("m-left", "as planned"))
 NOTE: Final = (
-    "Bars: what a job had, has, and will have if nothing more comes and all goes as reckoned. "
-    "A stroke is a deadline, the dashed line is now."
+    "Bars: past, current and expected allocations, assuming no new jobs. "
+    "A tick mark is a deadline; the dashed line is now."
 )
 
 
 def gantt_figure(view: QueueView) -> str:
-    """Draw the chart; nothing where there is no job."""
+    """Render the chart; empty without jobs."""
     lanes = view.lanes[:MOST_LANES]
     if not lanes:
         return ""
@@ -109,7 +109,7 @@ def _lane(lane: QueueLane, top: int, height: int, axis: Axis) -> str:
     drawn = "".join(_bar(lane, bar, top, height, axis) for bar in lane.bars)
     if lane.deadline_s is not None and axis.low <= lane.deadline_s <= axis.high:
         x = STRETCHED_WIDTH * axis.part(lane.deadline_s)
-        text = f"{lane.name}: half of its worth is gone"
+        text = f"{lane.name}: half of its value is lost"
         drawn += (
             f'<rect class="m-lost" x="{x:.1f}" y="{top - 2}" width="1.5" height="{height + 4}">'
             f"<title>{escape(text)}</title></rect>"
@@ -133,7 +133,7 @@ def _name(lane: QueueLane) -> str:
 
 
 def lanes_cells(lanes: Sequence[QueueLane]) -> list[list[str]]:
-    """Return the rows of the table of jobs, as HTML."""
+    """Return the rows of the job table as HTML."""
     return [
         [escape(text) for text in (lane.name, lane.tenant, lane.state, *lane.cells)]
         for lane in lanes
@@ -145,13 +145,13 @@ BarKind = Literal["had", "has", "planned"]
 
 @dataclass(frozen=True, slots=True)
 class QueueBar:
-    """A time in which a job has the same.
+    """A time span with a constant allocation.
 
     Attributes:
-        start_s: its beginning, from the queue's.
-        end_s: its end.
-        kind: whether it is over, lasts, or is to come.
-        message: what it has, in words.
+        start_s: start, relative to the start of the queue.
+        end_s: end.
+        kind: past, current or expected.
+        message: the allocation as text.
     """
 
     start_s: float
@@ -162,17 +162,17 @@ class QueueBar:
 
 @dataclass(frozen=True, slots=True)
 class QueueLane:
-    """A job.
+    """A job in the chart.
 
     Attributes:
         name: of the job.
-        tenant: whose it is.
-        state: in a word.
+        tenant: its tenant.
+        state: its state, as one word.
         is_over: whether it has ended.
-        bars: what it has when.
-        came_s: when it came.
-        deadline_s: when half of its worth is gone; None: never.
-        cells: what the table says of it: why it stands so, worth, done, speed, starts.
+        bars: its allocations over time.
+        came_s: submission time.
+        deadline_s: when half of its value is lost; None: never.
+        cells: cells of the table: reason of the state, value, done, speed, starts.
     """
 
     name: str
@@ -187,11 +187,11 @@ class QueueLane:
 
 @dataclass(frozen=True, slots=True)
 class RegionCapacityRow:
-    """A region.
+    """A region in the table.
 
     Attributes:
         region: its name.
-        cells: GPUs and CPUs that are there, and how many jobs have something.
+        cells: GPUs, CPUs, and number of jobs with an allocation.
     """
 
     region: str
@@ -200,16 +200,16 @@ class RegionCapacityRow:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """All that is shown of a queue.
+    """View model of a queue.
 
     Attributes:
         name: of the queue.
-        is_served: whether anybody serves it; None: not known.
-        about: in words: policy, slot, where it is.
-        facts: numbers with their names.
-        lanes: jobs: who runs and waits in order, then the rest, newest first.
-        capacities: by region.
-        now_s: the present, from the queue's beginning.
+        is_served: whether the queue is served; None: unknown.
+        about: text with policy, slot and location.
+        facts: labeled numbers.
+        lanes: jobs: running and waiting ones in order, then the others, newest first.
+        capacities: rows by region.
+        now_s: current time, relative to the start of the queue.
     """
 
     name: str

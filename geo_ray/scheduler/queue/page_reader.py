@@ -1,4 +1,4 @@
-"""Follows a queue for the pages that show it: it may not be there yet."""
+"""Reads a queue repeatedly for its pages; the queue may not exist yet."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MOST_ENDED: Final = 500
 
 
 class QueueLiveReader:
-    """Reads a queue again and again, each time what is new. Changes nothing in it.
+    """Reads new entries of a queue repeatedly, without changes to it.
 
     Args:
-        location: where it is.
-        now_unix_s: time of day.
-        clock: by which a silent server is judged; the machine's if None.
+        location: location of the queue.
+        now_unix_s: returns the time of day.
+        clock: monotonic clock that detects an unresponsive server; None: the system clock.
     """
 
     def __init__(
@@ -39,32 +39,32 @@ class QueueLiveReader:
 
     @property
     def is_remote(self) -> bool:
-        """Whether every look asks a bucket."""
+        """Whether every read accesses a bucket."""
         return self._location.is_remote
 
     def read(self, most_events: int) -> float:
-        """Read on; all of it at once.
+        """Read all new entries.
 
         Raises:
-            QueueMissingError: there is no queue (yet).
+            QueueMissingError: the queue does not exist (yet).
         """
         del most_events
         self._reader.read()
         return 1.0
 
     def view(self) -> QueueView:
-        """Give all that is shown of the queue.
+        """Return the view model of the queue.
 
         Raises:
-            QueueMissingError: there is no queue (yet).
+            QueueMissingError: the queue does not exist (yet).
         """
         return view_of(self.report(), self._now_unix_s())
 
     def report(self) -> QueueReport:
-        """Read on, and give how the queue stands, what it will do, and whether it is served.
+        """Read new entries; return the report with forecast and whether the queue is served.
 
         Raises:
-            QueueMissingError: there is no queue (yet).
+            QueueMissingError: the queue does not exist (yet).
         """
         report = self._reader.report(self._now_unix_s())
         return report.model_copy(update={"is_served": self._is_served()})
@@ -84,11 +84,11 @@ def _ended_unix_s(row: QueueJobRow) -> float:
 
 
 def view_of(report: QueueReport, now_unix_s: float) -> QueueView:
-    """Return what is shown of a queue.
+    """Return the view model of a report.
 
     Args:
-        report: how it stands.
-        now_unix_s: the present time.
+        report: the report.
+        now_unix_s: current time.
     """
     living = [row for row in report.jobs if row.state != "ended"]
     ended = [row for row in report.jobs if row.state == "ended"]

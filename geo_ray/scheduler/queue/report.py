@@ -1,7 +1,7 @@
-"""Report of a queue for people and programs: its jobs, and a forecast of what it will do.
+"""Report of a queue, for users and programs: its jobs and a forecast of future allocations.
 
-The forecast asks the queue's own decisions, slot by slot, with jobs at their observed speed and
-no new ones. Nothing is written.
+The forecast runs the queue's own decisions slot by slot, with jobs at their observed speed and no
+new jobs. It writes nothing.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from geo_ray.scheduler.queue.state import JobSegment, JobState, QueuedJob, Queue
 
 
 class JobSegmentRow(StrictModel):
-    """A time in which a job had the same."""
+    """A time span in which a job had a constant allocation."""
 
     since_unix_s: float
-    until_unix_s: float | None = Field(description="null: it lasts")
+    until_unix_s: float | None = Field(description="null: current")
     workers: dict[str, int] = Field(description="by region")
 
 
@@ -49,51 +49,55 @@ _SHOWN: Final[dict[JobState, ShownState]] = {
 
 
 class QueueJobRow(StrictModel):
-    """A job."""
+    """Status of a job."""
 
     name: str
     id: str = Field(description="name of its run directory in the queue's `runs`")
     tenant: str
     state: ShownState
-    outcome: str | None = Field(description="how it ended; null: it has not")
-    code: str | None = Field(description="of the error that it ended with")
-    message: str = Field(description="why it stands so")
+    outcome: str | None = Field(description="how it ended; null: it has not ended")
+    code: str | None = Field(description="code of the error that ended it")
+    message: str = Field(description="reason of the state")
     value: float
-    deadline_s: float | None = Field(description="from its submission")
+    deadline_s: float | None = Field(description="seconds from submission")
     came_unix_s: float
     ended_unix_s: float | None
-    utility: float | None = Field(description="what it was worth when it ended; null: it has not")
-    done: float = Field(description="share of its work")
-    factor: float = Field(description="of its speed, as observed, to what it said")
-    attempts: int = Field(description="how often it was started")
-    segments: tuple[JobSegmentRow, ...] = Field(description="what it had when")
+    utility: float | None = Field(description="achieved value; null: it has not ended")
+    done: float = Field(description="completed fraction of its work")
+    factor: float = Field(description="observed speed relative to the declared one")
+    attempts: int = Field(description="number of attempts")
+    segments: tuple[JobSegmentRow, ...] = Field(description="past and current allocations")
     planned: tuple[JobSegmentRow, ...] = Field(
-        (), description="what it will have, if nothing more comes and all goes as reckoned"
+        (), description="expected allocations without new jobs"
     )
 
     @property
     def ends_unix_s(self) -> float | None:
-        """When it will have ended, as planned; None: that is not known."""
+        """Expected end time; None: unknown."""
         return self.planned[-1].until_unix_s if self.planned else None
 
 
 class QueueReport(ShownModel):
-    """A queue."""
+    """Status of a queue."""
 
     name: str
     policy: str
     slot_s: float
-    slot: int | None = Field(description="the present one of its era; null: none has begun")
-    runs: str = Field(description="where the runs of its jobs are")
-    capacity: dict[str, tuple[float, float]] = Field(description="GPUs and CPUs by region, as seen")
-    written_unix_s: float = Field(description="when anything was last written down")
-    is_served: bool | None = Field(
-        None, description="whether anybody decides for it; null: that cannot be known at one look"
+    slot: int | None = Field(
+        description="current slot of its policy generation; null: none has begun"
     )
-    jobs: tuple[QueueJobRow, ...] = Field(description="who waits and runs in order, then the rest")
+    runs: str = Field(description="location of the runs")
+    capacity: dict[str, tuple[float, float]] = Field(description="observed GPUs and CPUs by region")
+    written_unix_s: float = Field(description="time of the last journal entry")
+    is_served: bool | None = Field(
+        None, description="whether the queue is served; null: unknown after a single read"
+    )
+    jobs: tuple[QueueJobRow, ...] = Field(
+        description="running and waiting jobs in order, then the others"
+    )
 
     def job(self, name: str) -> QueueJobRow | None:
-        """Return a job by its name; None: there is none."""
+        """Return a job by its name; None: unknown."""
         return next((row for row in self.jobs if row.name == name), None)
 
     def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
@@ -114,11 +118,11 @@ class QueueReport(ShownModel):
 def report_of(
     state: QueueState, planned: Mapping[str, Sequence[JobSegment]] | None = None
 ) -> QueueReport:
-    """Return how a queue stands.
+    """Return the report of a queue.
 
     Args:
         state: of the queue.
-        planned: what `forecast` says; None: it was not asked.
+        planned: result of `forecast`; None: no forecast.
     """
     config, slots, known = state.config, state.generation.slots, planned or {}
     living = state.living()
@@ -136,10 +140,10 @@ def report_of(
 
 
 def utility_of_end(job: QueuedJob) -> float | None:
-    """Return what a job that has ended was worth; None: it has not.
+    """Return the achieved value of a job; None: it has not ended.
 
-    As in the model of schedules: by the slots from that in which it came to that in which it ended,
-    of the length that they had then.
+    It depends on the slots from the arrival slot to the last slot, with the slot length at that
+    time.
     """
     if job.end is None:
         return None
@@ -191,21 +195,21 @@ def _stands(job: QueuedJob, state: QueueState) -> str:
         return f"is saved: {attempt.leave.why}, {attempt.leave.message}"
     if attempt is not None:
         slow = job.progress.factor
-        note = f"; {slow:.2g} times as fast as said" if slow < 0.8 or slow > 1.25 else ""
+        note = f"; {slow:.2g} times the declared speed" if slow < 0.8 or slow > 1.25 else ""
         return workers_text(attempt.workers) + note
     slot = state.generation.slots[-1] if state.generation.slots else None
     if slot is None:
-        return "no slot has begun"
+        return "waits for the first slot"
     if job.name not in slot.jobs:
         known = job.name in state.generation.known
-        return "its regions are not there" if known else "waits for the next slot"
+        return "its regions have no capacity" if known else "waits for the next slot"
     if job.name in slot.held:
         return slot.held[job.name]
     if job.name in slot.turned_away:
-        return "no schedule yet: no room beside what is promised; asked again at the next slot"
+        return "no feasible schedule next to existing reservations; retried at the next slot"
     if job.name in slot.given:
-        return "is about to start, as soon as there is room"
-    return "has its turn later"
+        return "starts as soon as capacity is free"
+    return "scheduled for a later slot"
 
 
 MOST_SLOTS: Final = 60
@@ -214,13 +218,13 @@ MOST_SLOTS: Final = 60
 def forecast(
     state: QueueState, config: QueueConfig, slots: QueueSlots, now: TickInputs
 ) -> dict[str, Sequence[JobSegment]]:
-    """Return what living jobs will have from now on, by name; nothing for those that have nothing.
+    """Return the expected allocations of active jobs by name.
 
     Args:
-        state: of the queue; is not changed.
+        state: state of the queue; not modified.
         config: the queue.
-        slots: its policy, as it is; is not changed.
-        now: the present, which is taken to last.
+        slots: its policy state; not modified.
+        now: current inputs, assumed to stay constant.
     """
     if not state.generation.slots:
         return {}
@@ -254,7 +258,9 @@ def _train(state: QueueState, config: QueueConfig, since_s: float, until_s: floa
             continue
         per_s = fraction_per_s(job.request.spec, attempt.workers, attempt.averager, config)
         per_s *= progress.factor
-        begins_s = min(since_s, progress.observed_unix_s)  # from when its share is known
+        begins_s = min(
+            since_s, progress.observed_unix_s
+        )  # from when its completed fraction is known
         if job.state is JobState.STARTING:
             start_s = config.start_s if state.start_s is None else state.start_s
             begins_s = max(since_s, attempt.since_unix_s + start_s)
@@ -283,10 +289,10 @@ def _go(state: QueueState, config: QueueConfig, unix_s: float, capacity: Capacit
 
 
 class QueueReader:
-    """Reads a queue again and again, each time what is new; needs no cluster.
+    """Reads new entries of a queue repeatedly; needs no cluster.
 
     Args:
-        location: where it is.
+        location: location of the queue.
     """
 
     def __init__(self, location: QueueLocation) -> None:
@@ -298,27 +304,27 @@ class QueueReader:
 
     @property
     def state(self) -> QueueState:
-        """As it was last read."""
+        """State as last read."""
         return self._state
 
     def read(self) -> QueueState:
-        """Read on, and give how the queue stands.
+        """Read new entries; return the state.
 
         Raises:
-            QueueMissingError: there is none.
-            QueueJournalError: it cannot be understood.
+            QueueMissingError: the queue does not exist.
+            QueueJournalError: the journal is invalid.
         """
         self._journal = self._journal or QueueJournal(self._location.store())
         self._state.feed(self._journal.read())
         if self._state.config is None:
-            raise QueueMissingError(f"there is no queue in {self._location.shown}")
+            raise QueueMissingError(f"no queue exists in {self._location.shown}")
         return self._state
 
     def report(self, unix_s: float) -> QueueReport:
-        """Read on, and give how the queue stands and what it will do.
+        """Read new entries; return the report with forecast.
 
         Args:
-            unix_s: the present time.
+            unix_s: current time.
         """
         state = self.read()
         if state.config is None or not state.generation.slots:

@@ -1,9 +1,9 @@
-"""Admission and scheduling at a slot's beginning: the policy's question, and what its answer means.
+"""Admission and scheduling at the start of a slot: inputs and results of the policy.
 
-The policy counts workers of a region; a run also has servers there, and another number of
-workers means a restart. In order: whole jobs, tenants' quotas, keeping what a job has,
-membership changes, whether the job pays for its machines, and capacity. A policy's memory is
-not stored: it is rebuilt by asking a new policy the same questions from the journal
+A policy counts only workers of a region; a run also has servers, and another number of workers
+needs a restart. The result of the policy is applied in this order: whole jobs, quotas of tenants,
+keeping current allocations, membership changes, the value check, and capacity. The state of a
+policy is not stored: it is rebuilt by asking a new policy the same questions from the journal
 (`QueueSlots`).
 """
 
@@ -57,15 +57,15 @@ def why_not_covered(
     capacity: Capacity,
     unix_s: float,
 ) -> str | None:
-    """Return why a job does not pay for what it would have; None: it does.
+    """Return why the value of a job does not cover its machines; None: it does.
 
     Args:
         config: the queue.
-        job: which.
-        workers: by region.
-        averager: its region.
-        capacity: what there is.
-        unix_s: now.
+        job: the job.
+        workers: workers by region.
+        averager: region of the averager.
+        capacity: current capacity.
+        unix_s: current time.
     """
     if not config.value_per_usd:
         return None
@@ -79,11 +79,11 @@ def why_not_covered(
     utility, price = value.of(slots, config.slot_s), config.value_per_usd * usd
     if utility >= price:
         return None
-    return f"worth {utility:.4g} by then, and its machines cost {usd:.4g} USD"
+    return f"its value by then is {utility:.4g}, but its machines cost {usd:.4g} USD"
 
 
 def usd_per_hour(config: QueueConfig, spec: JobSpec, workers: Workers, capacity: Capacity) -> float:
-    """Return what a job's share of machines costs: of what it uses most of each of them."""
+    """Return the hourly cost of a job's fraction of the machines, by its dominant resource."""
     total = 0.0
     for name, count in workers.items():
         region, needs = config.regions[name], spec.needs(name)
@@ -106,11 +106,11 @@ _EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class TickInputs:
-    """The moment of a border.
+    """Inputs of a scheduling tick.
 
     Attributes:
-        unix_s: when.
-        capacity: what there is.
+        unix_s: current time.
+        capacity: current capacity.
     """
 
     unix_s: float
@@ -119,12 +119,12 @@ class TickInputs:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a job is to have.
+    """Allocation that a job should have.
 
     Attributes:
-        workers: by region.
-        averager: its region.
-        restart: whether that takes a restart of a run that goes on.
+        workers: workers by region.
+        averager: region of the averager.
+        restart: whether a running job must be restarted.
     """
 
     workers: Workers
@@ -134,7 +134,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class FreeCapacity:
-    """What is left of a cluster's room.
+    """Free capacity of a cluster.
 
     Attributes:
         free: GPUs and CPUs by region.
@@ -143,7 +143,7 @@ class FreeCapacity:
     free: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def fits(self, spec: JobSpec, workers: Workers) -> str | None:
-        """Return the first region without room; None: there is."""
+        """Return the first region without enough capacity; None: the workers fit."""
         for region, count in workers.items():
             gpus, cpus = self.free.get(region, (0.0, 0.0))
             needs = spec.needs(region)
@@ -152,7 +152,7 @@ class FreeCapacity:
         return None
 
     def take(self, spec: JobSpec, workers: Workers, times: int = 1) -> None:
-        """Take so much, or give it back."""
+        """Subtract an allocation, or add it back."""
         for region, count in workers.items():
             gpus, cpus = self.free.get(region, (0.0, 0.0))
             needs = spec.needs(region)
@@ -173,14 +173,14 @@ def fitted(
     now: TickInputs,
     regions: Mapping[str, Sequence[str]],
 ) -> tuple[dict[str, Wanted], dict[str, str]]:
-    """Return what jobs are to have, and why others that were given something have nothing.
+    """Return the allocations that are applied, and why others are not.
 
     Args:
         config: the queue.
-        jobs: that have not ended, in their order.
-        given: by a policy.
-        now: what is seen.
-        regions: of each job, those that are there.
+        jobs: active jobs, in order.
+        given: allocations by the policy.
+        now: inputs of the tick.
+        regions: available regions of each job.
     """
     left = FreeCapacity(dict(now.capacity))
     of_tenant: dict[str, int] = {}
@@ -208,7 +208,7 @@ def fitted(
             continue
         full = left.fits(spec, found.workers)
         if full is not None:
-            held[job.name] = f"no room in {full} beside the others"
+            held[job.name] = f"no capacity left in {full}"
             continue
         left.take(spec, found.workers)
         of_tenant[job.tenant] = has + sum(found.workers.values())
@@ -222,13 +222,13 @@ def _wanted(job: QueuedJob, given: GivenJob, there: Sequence[str]) -> Wanted | s
     if not spec.anywhere:
         missing = [region for region in there if not workers.get(region)]
         if missing or not workers:
-            return f"the policy gave it no worker in {', '.join(missing) or 'any region'}"
+            return f"the policy allocated no worker in {', '.join(missing) or 'any region'}"
         workers = {name: min(count, spec.needs(name).rows) for name, count in workers.items()}
         while sum(workers.values()) > spec.among(there).most_workers:
             workers[max(workers, key=workers.__getitem__)] -= 1
     averager = max(given.servers, key=lambda name: (workers.get(name, 0), name), default="")
     if spec.averager in workers:
-        averager = spec.averager  # as its owner said
+        averager = spec.averager  # as configured
     if averager not in workers:
         averager = max(workers, key=lambda name: (workers[name], name))
     return Wanted(workers, averager)
@@ -245,7 +245,7 @@ def _kept(
     common = {name: count for name, count in new.workers.items() if name in old}
     has_averager = attempt.averager in new.workers
     if has_averager and (joined or len(common) < len(old)):
-        # Members come and go; how many workers each has stays as it was started.
+        # Regions join and leave; the number of workers per region stays as started.
         shape = {name: old[name] for name in common}
         shape |= {name: spec.needs(name).workers for name in joined}
         if left.fits(spec, shape) is None:
@@ -270,16 +270,16 @@ GENERATION_SLOTS: Final = 400
 
 
 class QueueSlots:
-    """The policy of an era: asked at every slot's beginning, and made again from what it was asked.
+    """Policy of a generation, which can be rebuilt from the journal.
 
-    A policy remembers what it has promised. That memory is not written down: whoever goes on with a
-    queue asks a new policy the same questions in the same order, from the journal, and so has one
-    that remembers the same. Eras keep that short.
+    A policy remembers its reservations. This state is not stored: a new process asks a new policy
+    the same questions from the journal in the same order, which leads to the same state.
+    Generations keep that sequence short.
 
     Args:
         config: the queue.
-        generation: as the journal has it.
-        jobs: all that it has, by name.
+        generation: generation from the journal.
+        jobs: all its jobs, by name.
     """
 
     def __init__(
@@ -296,14 +296,14 @@ class QueueSlots:
 
     @property
     def number(self) -> int:
-        """Of the generation."""
+        """Number of the generation."""
         return self._generation.number
 
     def decide(self, question: SlotEntry) -> SlotEntry:
-        """Return a slot with the policy's answer.
+        """Return a slot with the decision of the policy.
 
         Args:
-            question: the slot with what is seen.
+            question: slot with the observations.
         """
         decision, cluster = self._ask(question)
         surpluses = {each.job: each.surplus for each in decision.admissions}
@@ -313,7 +313,7 @@ class QueueSlots:
         return question.model_copy(update=answer)
 
     def answered(self, entry: SlotEntry) -> None:
-        """Note what came of a slot, which the next one is shown."""
+        """Record the applied result of a slot, which the next question includes."""
         self._before = entry
 
     def _ask(self, entry: SlotEntry) -> tuple[SlotDecision, SharedCluster]:
@@ -324,7 +324,9 @@ class QueueSlots:
         cluster, scheduler = self._begun
         observe_capacity(cluster, self._config, entry.capacity, entry.slot)
         self._gone += entry.gone
-        if not entry.jobs:  # policies are asked about jobs; who is gone is told with the next ones
+        if (
+            not entry.jobs
+        ):  # without jobs the policy is not asked; ended jobs are reported with the next question
             return SlotDecision({}), cluster
         gone, self._gone = self._gone, []
         for name in entry.arrived:
@@ -357,17 +359,17 @@ class QueueSlots:
         return JobProgress(one, work_rows(spec, observed), observed.service_s, had, observed.waited)
 
 
-_LATE: Final = 0.2  # of a start that takes longer than others did, that is still to come
+_LATE: Final = 0.2  # assumed remaining fraction of a start that takes longer than others did
 
 
 def question_of(state: QueueState, config: QueueConfig, slot: int, now: TickInputs) -> SlotEntry:
-    """Return what a policy is to be asked.
+    """Return the question for a policy.
 
     Args:
-        state: of the queue.
+        state: state of the queue.
         config: the queue.
-        slot: of the era.
-        now: what is seen.
+        slot: number of the slot in its generation.
+        now: inputs of the tick.
     """
     generation = state.generation
     newest = generation.slots[-1] if generation.slots else None
@@ -379,13 +381,13 @@ def question_of(state: QueueState, config: QueueConfig, slot: int, now: TickInpu
         regions = regions_there(job, now.capacity)
         leave = None if job.attempt is None else job.attempt.leave
         if leave is not None and leave.why not in ("preempted", "resized"):
-            continue  # it ends
+            continue  # it is ending
         if not regions:
-            continue  # if the policy does not know it yet, it has not come for that
+            continue  # if it is new to the policy, it has no capacity yet to arrive with
         observed = before.get(job.name)
         is_other = observed is not None and observed.regions != regions
         if job.name in generation.moved or is_other:
-            again.append(job.name)  # it is another job now, as far as the policy is concerned
+            again.append(job.name)  # resubmit it to the policy as a new job
         if job.name not in generation.known or job.name in again:
             arrived.append(job.name)
         jobs[job.name] = ObservedJob(
@@ -417,7 +419,7 @@ def question_of(state: QueueState, config: QueueConfig, slot: int, now: TickInpu
 
 
 def _has_lost(job: QueuedJob, newest: SlotEntry, *, is_other: bool) -> bool:
-    """Whether a job has lost since the newest slot what it had, and not by its own doing."""
+    """Whether a job has lost its allocation since the newest slot without being at fault."""
     if any(each.is_lost and each.unix_s >= newest.unix_s for each in job.progress.failures):
         return True
     has_begun = job.attempt is not None or bool(job.progress.failures or job.progress.done)
@@ -425,7 +427,7 @@ def _has_lost(job: QueuedJob, newest: SlotEntry, *, is_other: bool) -> bool:
 
 
 def _start_s(state: QueueState, config: QueueConfig, job: QueuedJob, unix_s: float) -> float:
-    """Return how long a job will take to its first step, as starts have taken so far."""
+    """Return the seconds until a job's first step, as observed for earlier starts."""
     start_s = config.start_s if state.start_s is None else state.start_s
     if job.attempt is None or job.state is JobState.LEAVING:
         return start_s
@@ -435,7 +437,7 @@ def _start_s(state: QueueState, config: QueueConfig, job: QueuedJob, unix_s: flo
 
 
 def regions_there(job: QueuedJob, capacity: Capacity) -> tuple[str, ...]:
-    """Return the regions of a job that have anything; none if they are too few for it."""
+    """Return the regions of a job with capacity; none if they are too few for it."""
     spec = job.request.spec
     wanted = capacity if spec.anywhere else spec.regions
     found = tuple(name for name in wanted if any(capacity.get(name, (0.0, 0.0))))
@@ -445,14 +447,14 @@ def regions_there(job: QueuedJob, capacity: Capacity) -> tuple[str, ...]:
 def begun_slot(
     state: QueueState, config: QueueConfig, slots: QueueSlots, slot: int, now: TickInputs
 ) -> list[AnyEntry]:
-    """Return what is to be written down at a slot's beginning.
+    """Return the entries to write at the start of a slot.
 
     Args:
-        state: of the queue.
+        state: state of the queue.
         config: the queue.
-        slots: the era's policy; it is asked, so what is returned must be written down.
-        slot: which.
-        now: what is seen.
+        slots: policy of the generation; since it is asked, the result must be written.
+        slot: number of the slot.
+        now: inputs of the tick.
     """
     entry = slots.decide(question_of(state, config, slot, now))
     again = {name for name in entry.turned_away if name in state.generation.admitted}
@@ -474,14 +476,16 @@ def begun_slot(
     found: list[AnyEntry] = [entry]
     for name in entry.turned_away:
         surplus = entry.surpluses.get(name)
-        if name not in again and surplus is not None:  # else no schedule was found: it waits
+        if (
+            name not in again and surplus is not None
+        ):  # otherwise no schedule was found and it waits
             found.append(
                 EndedEntry(
                     unix_s=now.unix_s,
                     job=name,
                     outcome="turned away",
                     code=ValueTooLowError.code,
-                    message=f"it is worth {-surplus:.4g} less than what it would take from others",
+                    message=f"its value is {-surplus:.4g} less than the price of its resources",
                 )
             )
     for job in state.living():
@@ -496,10 +500,10 @@ def _changes(
     if attempt is None or job.state is JobState.LEAVING:
         return ()
     if wanted is None:
-        message = held or "the policy gives its machines to others"
+        message = held or "the policy allocates its machines to other jobs"
         return [LeaveEntry(unix_s=unix_s, job=job.name, why="preempted", message=message)]
     if wanted.restart:
-        message = f"goes on with {workers_text(wanted.workers)}"
+        message = f"continues with {workers_text(wanted.workers)}"
         return [LeaveEntry(unix_s=unix_s, job=job.name, why="resized", message=message)]
     if dict(wanted.workers) != attempt.workers:
         return [ReshapeEntry(unix_s=unix_s, job=job.name, workers=dict(wanted.workers))]
@@ -507,12 +511,12 @@ def _changes(
 
 
 def workers_text(workers: Workers) -> str:
-    """Return how people read it."""
+    """Return worker counts as text."""
     return ", ".join(f"{count} in {name}" for name, count in workers.items())
 
 
 def _starting(jobs: Sequence[QueuedJob], entry: SlotEntry) -> dict[str, GivenJob]:
-    """Leave their machines to jobs until they have trained as long as their start took."""
+    """Keep the machines of jobs until they have trained as long as their start took."""
     found = {}
     for job in jobs:
         attempt = job.attempt
@@ -529,7 +533,7 @@ def _starting(jobs: Sequence[QueuedJob], entry: SlotEntry) -> dict[str, GivenJob
 
 
 def _leftovers(stranded: Sequence[QueuedJob], entry: SlotEntry) -> dict[str, GivenJob]:
-    """Give those that a policy has no place for what they asked for; it may not fit."""
+    """Give jobs that the policy cannot place their requested workers, if these fit."""
     found = {}
     for job in stranded:
         spec = job.request.spec

@@ -1,4 +1,4 @@
-"""The state of a queue, folded from its journal, and the folder that a queue is stored in."""
+"""State of a queue, computed from its journal, and the location of a queue."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ JOB: Final[StateTable[JobState, JobEvent]] = StateTable(
         _S.WAITING: "It has no attempt, and waits for machines.",
         _S.STARTING: "An attempt is submitted and has not taken its first step.",
         _S.RUNNING: "Its attempt trains.",
-        _S.LEAVING: "Its attempt is saved and stopped: preempted, resized, or about to end.",
+        _S.LEAVING: "Its attempt is being saved and stopped: preempted, resized, or ending.",
         _S.ENDED: "It has finished, failed, or was cancelled or refused.",
     },
     moves={
@@ -90,22 +90,22 @@ JOB: Final[StateTable[JobState, JobEvent]] = StateTable(
 SNAPSHOT_FORMAT: Final = "queue-snapshot-2"
 
 KEPT_ENDED: Final = 500
-"""Jobs that have ended and are still shown."""
+"""Maximum number of ended jobs that are retained."""
 KEPT_ANSWERS: Final = 200
-"""Of a tenant."""
-_KEPT_SEGMENTS: Final = 200  # of a job
+"""Maximum number of answers per tenant that are retained."""
+_KEPT_SEGMENTS: Final = 200  # per job
 _AT_ONCE: Final = 50  # answers in a part of a snapshot
-_UNSEEN_S: Final = 60.0  # without an entry; of jobs that train there is one every 30 s
+_UNSEEN_S: Final = 60.0  # without an entry; running jobs write one every 30 s
 
 
 @dataclass(slots=True)
 class JobSegment:
-    """A time in which a job had the same.
+    """A time span in which a job had a constant allocation.
 
     Attributes:
-        since_unix_s: its beginning.
-        workers: by region.
-        until_unix_s: its end; None: it lasts.
+        since_unix_s: start.
+        workers: workers by region.
+        until_unix_s: end; None: current.
     """
 
     since_unix_s: float
@@ -115,11 +115,11 @@ class JobSegment:
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """An attempt that failed.
+    """A failed attempt.
 
     Attributes:
-        unix_s: when.
-        is_lost: whether through no fault of its own.
+        unix_s: time of the failure.
+        is_lost: whether the job was not at fault.
         had_begun: whether it had taken a step.
     """
 
@@ -130,21 +130,22 @@ class JobFailure:
 
 @dataclass(slots=True)
 class QueuedJobProgress:
-    """What has become of a job so far.
+    """Progress of a job.
 
     Attributes:
-        done: share of its work.
-        factor: of its speed, as observed.
+        done: completed fraction of its work.
+        factor: observed speed relative to the declared one.
         moved_unix_s: when its work last grew, or an attempt began.
-        failures: attempts that failed, in their order.
-        ran_s: that attempts have trained, those that are over.
-        waited: slots in which it had nothing, since it last had something.
-        service_s: seconds of workers.
-        segments: what it had when.
-        expected: share of its work that it would have done by its own numbers.
-        mark: when and at which share its present speed began to be observed; None: not yet.
-        observed_unix_s: when its share was last written down.
-        problem: what goes wrong with it at present; "" for nothing.
+        failures: failed attempts, in order.
+        ran_s: training time of ended attempts.
+        waited: slots without an allocation since the last one.
+        service_s: attained worker seconds.
+        segments: allocations over time.
+        expected: fraction of its work expected by the declared speed.
+        mark: time and completed fraction at the start of the current speed observation; None: none
+            yet.
+        observed_unix_s: time of the last recorded progress.
+        problem: current problem; "" for none.
     """
 
     done: float = 0.0
@@ -167,14 +168,14 @@ class JobAttempt:
 
     Attributes:
         number: of the attempt, from 1.
-        since_unix_s: when it was decided.
-        workers: that it is to have now, by region.
-        averager: region.
-        leave: why it leaves, while the job is `LEAVING`.
-        leave_unix_s: since when it may save for that.
-        begun_done: share of the work that was done before it.
+        since_unix_s: time of the decision.
+        workers: current workers by region.
+        averager: region of the averager.
+        leave: why it leaves, in state `LEAVING`.
+        leave_unix_s: when saving began.
+        begun_done: completed fraction before it.
         begun_unix_s: when its first step was observed.
-        is_timed: whether it was watched from its beginning on.
+        is_timed: whether it was observed from its start.
     """
 
     number: int
@@ -193,18 +194,18 @@ class QueuedJob:
     """A job of the queue.
 
     Attributes:
-        id: name of its run directory and part of its submissions' names; no other job has it.
-        request: as it was submitted, and moved since.
-        tenant: whose it is.
-        came_unix_s: when it was taken in.
-        order: its place among those that wait; smaller ones come first.
-        progress: what has become of it.
+        id: unique id; name of its run directory and part of its submission names.
+        request: the request, with later changes.
+        tenant: its tenant.
+        came_unix_s: when it was accepted.
+        order: sort key of waiting jobs.
+        progress: its progress.
         state: its state.
-        attempt: its attempt, while it is `STARTING`, `RUNNING` or `LEAVING`.
-        surplus: as it was admitted; None: nobody asked.
-        shown_unix_s: beginning of the slot in which it came, as far as the policy is concerned.
-        end: how it ended, once it is `ENDED`.
-        ended_slot_s: length of the queue's slots when it ended.
+        attempt: its attempt, in states `STARTING`, `RUNNING` and `LEAVING`.
+        surplus: surplus at admission; None: unknown.
+        shown_unix_s: start of its arrival slot.
+        end: how it ended, in state `ENDED`.
+        ended_slot_s: slot length of the queue when it ended.
     """
 
     id: str
@@ -230,20 +231,20 @@ class QueuedJob:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the job."""
         return self.request.name
 
 
 @dataclass(frozen=True, slots=True)
 class RequestAnswer:
-    """What became of a request.
+    """Answer to a request.
 
     Attributes:
-        tenant: who asked.
-        unix_s: when it was heard.
-        sent_unix_s: when it was sent, as it says; not later than it was heard.
-        code: of the error; None: it was granted.
-        refused: why.
+        tenant: tenant of the request.
+        unix_s: when it was processed.
+        sent_unix_s: when it was sent, by its own time, at most `unix_s`.
+        code: error code; None: accepted.
+        refused: reason of the refusal.
     """
 
     tenant: str
@@ -255,17 +256,17 @@ class RequestAnswer:
 
 @dataclass(slots=True)
 class PolicyGeneration:
-    """The time since a policy began anew.
+    """Slots of one policy instance.
 
     Attributes:
-        number: of the attempt, from 1.
-        began_unix_s: when its slot 0 did.
-        slots: all that have begun.
-        known: jobs that the policy was told of.
-        admitted: jobs that were taken on, in this era or one before.
-        stranded: of these, those that this era's policy has no place for.
-        moved: waiting jobs that the policy must be told of again: their worth has changed, or it
-            found no schedule for them.
+        number: 1-based index of the generation.
+        began_unix_s: start of its slot 0.
+        slots: all slots that have begun.
+        known: jobs that were shown to the policy.
+        admitted: admitted jobs, including those of earlier generations.
+        stranded: admitted jobs that the policy of this generation cannot place.
+        moved: waiting jobs to show to the policy again: their value has changed, or no schedule was
+            found for them.
     """
 
     number: int = 0
@@ -283,22 +284,22 @@ def _ended_unix_s(job: QueuedJob) -> float:
 
 @dataclass(slots=True)
 class QueueState:
-    """How a queue stands: what the entries of its journal come to.
+    """State of a queue, computed from the entries of its journal.
 
     Attributes:
-        config: as it was last served.
-        epoch: number of the lease's holder that served it last.
-        queue_id: random identity that the queue got when it was first served.
-        taken: jobs that were accepted so far.
-        jobs: all of them by name, in the order in which they came.
-        answers: to the newest requests of each tenant that were accepted or refused, by id.
-        heard_until: by tenant, when the newest request was sent whose answer is not kept: one that
-            was sent earlier may have been answered, and is not heard again.
-        attempts: submissions so far, by job.
-        generation: of the policy.
-        written_unix_s: of the newest entry.
-        observed_unix_s: when jobs that run were last looked at, for what is written down.
-        start_s: that attempts took to their first step, newer ones counting more; None: not known.
+        config: configuration as last served.
+        epoch: fencing token of the last server.
+        queue_id: random id, generated when the queue was first served.
+        taken: number of accepted jobs.
+        jobs: all jobs by name, in order of arrival.
+        answers: answers to the newest requests of each tenant, by id.
+        heard_until: by tenant, send time of the newest request whose answer is not retained.
+            Earlier requests may have been answered and are not processed again.
+        attempts: number of attempts by job.
+        generation: current policy generation.
+        written_unix_s: time of the newest entry.
+        observed_unix_s: time of the last recorded observation.
+        start_s: average seconds of attempts to the first step, weighted by age; None: unknown.
     """
 
     config: QueueConfig | None = None
@@ -316,18 +317,18 @@ class QueueState:
     _parts: list[SnapshotEntry] = field(default_factory=list, compare=False)
 
     def was_heard(self, tenant: str, request: AnyRequest) -> bool:
-        """Whether a request was answered before, or may have been."""
+        """Whether a request was, or may have been, answered before."""
         return request.id in self.answers or (
             request.sent_unix_s <= self.heard_until.get(tenant, -math.inf)
         )
 
     def living(self) -> list[QueuedJob]:
-        """Return the jobs that have not ended, in their order."""
+        """Return the jobs that have not ended, in order."""
         found = [job for job in self.jobs.values() if job.state is not JobState.ENDED]
         return sorted(found, key=attrgetter("order"))
 
     def feed(self, entries: Iterable[AnyEntry]) -> None:
-        """Take in entries, in their order."""
+        """Apply entries in order."""
         for entry in entries:
             try:
                 self._feed_one(entry)
@@ -366,10 +367,10 @@ class QueueState:
                 self._attempt(entry)
 
     def snapshot(self, unix_s: float) -> list[SnapshotEntry]:
-        """Return all that must be remembered, as entries that replace those before.
+        """Return a snapshot as entries that replace all earlier ones.
 
-        Forgotten are answers to all but the newest requests of each tenant, jobs that ended long
-        ago, and the configurations of those that have ended.
+        It omits answers to all but the newest requests of each tenant, jobs that ended long ago,
+        and the configurations of ended jobs.
         """
         kept = self._kept()
         heads: list[dict[str, JsonValue]] = [_HEAD.dump_python(kept, mode="json")]
@@ -393,10 +394,10 @@ class QueueState:
         return parts
 
     def _kept(self) -> QueueState:
-        """Return the state without what may be forgotten."""
+        """Return the state without what a snapshot omits."""
         shown = {
             name for slot in self.generation.slots for name in slot.jobs
-        }  # asked for by the policy
+        }  # requested by the policy
         ended = [job for job in self.jobs.values() if job.state is JobState.ENDED]
         ended.sort(key=_ended_unix_s)
         old = {job.name for job in ended[: max(0, len(ended) - KEPT_ENDED)]} - shown
@@ -419,7 +420,7 @@ class QueueState:
         return replace(kept, generation=generation, attempts=attempts, _parts=[])
 
     def _restore(self, entry: SnapshotEntry) -> None:
-        """Take in a part of a snapshot; the last one replaces the state."""
+        """Apply a part of a snapshot; the last one replaces the state."""
         if entry.part == 0:
             self._parts.clear()
         if entry.part != len(self._parts):
@@ -442,7 +443,7 @@ class QueueState:
             if part.slot is not None:
                 found.generation.slots.append(part.slot)
             found.answers |= _ANSWERS.validate_json(json.dumps(part.answers))
-        jobs = self.jobs  # a policy's memory refers to it
+        jobs = self.jobs  # the policy's state refers to it
         for each in fields(self):
             setattr(self, each.name, getattr(found, each.name))
         jobs.clear()
@@ -450,10 +451,10 @@ class QueueState:
         self.jobs = jobs
 
     def _look_anew(self, unix_s: float) -> None:
-        """Somebody looks again: jobs have all their time from now on.
+        """A process serves the queue again: the timeouts of all jobs restart.
 
-        What was observed of how fast they are and start counts on, unless nobody looked for long:
-        whoever goes on at once decides as the one before would have.
+        Observations of speed and start-up remain valid unless the gap was long: a process that
+        continues immediately decides as the previous one would have.
         """
         was_unseen = not 0.0 <= unix_s - self.written_unix_s <= _UNSEEN_S
         for job in self.living():
@@ -493,7 +494,7 @@ class QueueState:
             case MoveRequest() as move:
                 self._move(move)
             case CancelRequest():
-                pass  # an entry of its own says that the job leaves, or has ended
+                pass  # a separate entry records that the job leaves or has ended
 
     def _move(self, move: MoveRequest) -> None:
         job = self.jobs[move.job]
@@ -519,7 +520,7 @@ class QueueState:
         self.generation.stranded -= set(entry.arrived)
         self.generation.stranded |= set(entry.turned_away) & self.generation.admitted
         self.generation.admitted |= set(entry.arrived) - set(entry.turned_away)
-        # Those without a schedule are no refusal of the policy's: it is asked again.
+        # Jobs without a schedule are not rejected: the policy is asked again.
         self.generation.moved |= {
             name
             for name in entry.turned_away
@@ -630,22 +631,22 @@ class QueueState:
 
 
 def job_id(name: str, queue_id: str, number: int) -> str:
-    """Return the id of a queue's accepted job: ``NAME.XXXXXXXX``.
+    """Return the id of an accepted job: ``NAME.XXXXXXXX``.
 
-    The queue derives it, so a tenant can choose neither another job's id nor that of a job of an
-    earlier queue of the same name. A job's name has no dot, hence no two names share an id.
+    The queue derives it, so a tenant can choose neither the id of another job nor that of a job in
+    an earlier queue of the same name. A job's name has no dot, so two names never share an id.
 
     Args:
-        name: of the job.
-        queue_id: of the queue.
-        number: 1-based index among the jobs that the queue has accepted.
+        name: name of the job.
+        queue_id: id of the queue.
+        number: 1-based index among the accepted jobs of the queue.
     """
     digest = hashlib.sha256(f"{queue_id}\n{number}".encode()).hexdigest()
     return f"{name}.{digest[:8]}"
 
 
 def _slim(job: QueuedJob) -> QueuedJob:
-    """Return a job without what grows for ever, or is of no use once it has ended."""
+    """Return a job without unbounded data, and without data that an ended job does not need."""
     progress = replace(job.progress, segments=job.progress.segments[-_KEPT_SEGMENTS:])
     if job.state is not JobState.ENDED:
         return replace(job, progress=progress)
@@ -663,7 +664,7 @@ _ANSWERS: Final = TypeAdapter(dict[str, RequestAnswer])
 
 
 def state_of(entries: Iterable[AnyEntry]) -> QueueState:
-    """Return what entries come to."""
+    """Return the state after some entries."""
     state = QueueState()
     state.feed(entries)
     return state
@@ -671,42 +672,42 @@ def state_of(entries: Iterable[AnyEntry]) -> QueueState:
 
 @dataclass(frozen=True, slots=True)
 class QueueLocation:
-    """A queue's folder.
+    """Location of a queue.
 
     Attributes:
-        uri: its directory, or its ``s3://`` address.
+        uri: directory or ``s3://`` URL.
     """
 
     uri: str
 
     @classmethod
     def of(cls, config: QueueConfig) -> QueueLocation:
-        """Return where a queue of a configuration lies."""
+        """Return the location of a configured queue."""
         if is_s3(config.state):
             return cls(join(config.state, config.name))
         return cls(str(local_path(config.state) / config.name))
 
     @classmethod
     def at(cls, uri: str | os.PathLike[str]) -> QueueLocation:
-        """Return the place that somebody names."""
+        """Return the location with a URI."""
         name = os.fspath(uri)
         return cls(name if is_s3(name) else str(local_path(name)))
 
     @property
     def is_remote(self) -> bool:
-        """Whether it lies in a bucket."""
+        """Whether it is in a bucket."""
         return StoreLocation(self.uri).is_remote
 
     @property
     def shown(self) -> str:
-        """How people would type it."""
+        """The location, as shown to users."""
         return StoreLocation(self.uri).shown
 
     def store(self) -> ConditionalStore:
-        """Return where journal, boxes and the lease lie.
+        """Return the store of journal, inboxes and lease.
 
         Raises:
-            QueueMissingError: the address is none.
+            QueueMissingError: the URL is invalid.
         """
         try:
             return StoreLocation(self.uri).store()
@@ -714,10 +715,10 @@ class QueueLocation:
             raise QueueMissingError(error.message, fix=error.fix) from error
 
     def make(self) -> None:
-        """Make the folder, if it is a directory.
+        """Create the folder, if it is a directory.
 
         Raises:
-            RunDirectoryError: it cannot be written.
+            RunDirectoryError: the folder cannot be written.
         """
         if not self.is_remote:
             try:
@@ -730,13 +731,13 @@ class QueueLocation:
         return is_there(self.store())
 
     def read(self) -> QueueState:
-        """Return how the queue stands, as far as it is written down.
+        """Return the recorded state of the queue.
 
         Raises:
-            QueueMissingError: there is none.
-            QueueJournalError: it cannot be understood.
+            QueueMissingError: the queue does not exist.
+            QueueJournalError: the journal is invalid.
         """
         entries = QueueJournal(self.store()).read()
         if not entries:
-            raise QueueMissingError(f"there is no queue in {self.shown}")
+            raise QueueMissingError(f"no queue exists in {self.shown}")
         return state_of(entries)

@@ -1,7 +1,7 @@
 """The Ray cluster of a queue: nodes, runs and the autoscaler; implements `QueueWorld`.
 
-All access to a run's directory is on a thread of the run's own, since a job may write anything
-there; the queue waits for it for `LOOK_S` at most.
+Each run directory is accessed on a separate thread, since a job may write anything there; the queue
+waits at most `LOOK_S` for it.
 """
 
 from __future__ import annotations
@@ -62,35 +62,35 @@ _ENDS: Final[dict[str, RunEnd]] = {
 }
 _MOST_EVENTS: Final = 20_000
 LOOK_S: Final = 2.0
-"""Longest wait for what is done in the directory of a run; it is done to its end all the same."""
-_READ_S: Final = 60.0  # for the log of a run that is over
+"""Timeout of an access to a run directory; the access itself continues."""
+_READ_S: Final = 60.0  # for the log of a run that has ended
 _GONE: Final = ("lost", "left", "absent", "joining", "did not join")
 
 
 class QueuedRun:
-    """See the module.
+    """Observes the run of a job; see the module.
 
     Args:
-        place: its directory or address, which no other job has.
-        spec: of the job.
+        place: directory or URL of the run, unique to the job.
+        spec: specification of the job.
     """
 
     def __init__(self, place: str, spec: JobSpec) -> None:
         self._place, self._spec = place, spec
         self._reader: StatusReader | None = None
         self._members: MembersFold | None = None
-        self._joined: dict[str, int] = {}  # how many steps newcomers have behind them
+        self._joined: dict[str, int] = {}  # steps that joining regions have completed
         self._calls = BoundedCalls(f"the directory of run {place}", LOOK_S, RunDirectoryError)
-        self._found: ObservedSubmission | None = None  # of the newest look, until it is asked for
+        self._found: ObservedSubmission | None = None  # of the newest read, until it is returned
         self._over_s: float | None = None
 
     def begin_look(self) -> Callable[[], ObservedSubmission]:
-        """Begin to look how it stands, for a submission that continues.
+        """Begin to read the state of the run, for an active submission.
 
         Returns:
-            What waits for the answer. An answer that comes too late is that of the next look. It
-            raises `RunDirectoryError` if the directory cannot be read, or not in time, and
-            `StoreError` if the bucket does not answer.
+            Function that waits for the result. A late result is returned by the next call. It
+            raises `RunDirectoryError` if the directory cannot be read in time, and `StoreError` if
+            the bucket does not answer.
         """
         wait = self._calls.begin(self._look)
 
@@ -109,27 +109,27 @@ class QueuedRun:
         self._found = self._seen()
 
     def has_read_all(self) -> bool:
-        """Whether a run that is over has nothing more to tell, or does not tell it in a minute."""
+        """Whether the log of an ended run was read completely, or for a minute."""
         self._over_s = self._over_s or time.monotonic()
         return self._is_read or time.monotonic() - self._over_s >= _READ_S
 
     @property
     def _is_read(self) -> bool:
-        """Whether all of its log was read: a look reads a part of it, however long it is."""
+        """Whether the whole log was read: each read covers only a part of a long log."""
         return self._reader is None or self._reader.read_fraction >= 1.0
 
     def _seen(self) -> ObservedSubmission:
         self._reader = self._reader or self._opened()
         if self._reader is None:
             return ObservedSubmission("going")
-        status = self._reader.read(_MOST_EVENTS)  # a look must end soon, whatever the log has
+        status = self._reader.read(_MOST_EVENTS)  # bounded, whatever the length of the log
         now, names = self._members, self._reader.config.region_names
         members = {} if now is None else {name: now.of(name).state for name in names}
         regions = [each for each in status.regions if each.steps is not None]
         there = [each for each in regions if members.get(each.name) not in _GONE] or regions
         done = None
         if not self._is_read:
-            pass  # what is read so far is less than what was done
+            pass  # the fraction read so far is a lower bound
         elif there and self._spec.anywhere and len(self._spec.regions) > 1:
             done = sum(each.samples for each in regions) / self._spec.rows
         elif there:
@@ -147,10 +147,10 @@ class QueuedRun:
         )
 
     def ask_stop(self) -> None:
-        """Ask it to save and end; may be repeated.
+        """Ask the run to save and stop; idempotent.
 
         Raises:
-            RunDirectoryError: nothing can be written there, or not in time.
+            RunDirectoryError: the directory cannot be written in time.
             StoreError: the bucket does not answer.
         """
         self._calls.begin(self._ask_stop)()
@@ -159,7 +159,7 @@ class QueuedRun:
         """Let a region join or leave.
 
         Raises:
-            RunDirectoryError: nothing can be written there, or not in time.
+            RunDirectoryError: the directory cannot be written in time.
             StoreError: the bucket does not answer.
         """
         self._calls.begin(partial(self._ask_member, verb, region))()
@@ -178,7 +178,7 @@ class QueuedRun:
         try:
             return StatusReader(self._path(), beside=self._beside)
         except RunDirectoryError:
-            return None  # there is none yet, or it is being made
+            return None  # it does not exist yet, or is being created
 
     def _beside(self) -> Beside:
         fold, self._joined = MembersFold(), {}
@@ -208,7 +208,7 @@ _MACHINES_AGAIN_S: Final = 60.0
 
 @dataclass(slots=True)
 class RayQueueWorld:
-    """See the module.
+    """World of a queue on a Ray cluster; see the module.
 
     Attributes:
         config: the queue.
@@ -252,9 +252,9 @@ class RayQueueWorld:
                 name = submission_name(self.config.name, job_id, attempt)
                 try:
                     tree = run_tree(request, job_id, action.workers, action.averager, self.config)
-                except Exception as error:  # of what its tenant has sent
+                except Exception as error:  # errors concern this tenant's configuration only
                     raise QueueRequestError(
-                        f"the configuration of job {request.name} makes no sense: {error!r}"
+                        f"the configuration of job {request.name} is invalid: {error!r}"
                     ) from error
                 self.server.submit(name, tree, self._code_of(action), action.tenant)
             case AskStop(job=job):
@@ -271,16 +271,16 @@ class RayQueueWorld:
                     self._follow(action)
 
     def _code_of(self, action: Submit) -> JobCode | None:
-        """Return a job's own code, as its tenant may bring it now."""
+        """Return a job's code, if its tenant may still bring it."""
         path, tenant = action.request.working_dir, self.config.tenants.get(action.tenant)
         if path is None:
             return None
         if tenant is None or tenant.working_dirs is None:
-            raise QueueRequestError(f"jobs of tenant {action.tenant} may bring no code any more")
+            raise QueueRequestError(f"jobs of tenant {action.tenant} may no longer bring code")
         return JobCode(tenant.working_dirs, path)
 
     def _is_due(self, action: Action, again_s: float) -> bool:
-        """Whether an action is to be done now, and not only again so soon."""
+        """Whether an action is due, and was not executed a moment ago."""
         now_s = time.monotonic()
         known = {each: at_s for each, at_s in self._asked_s.items() if now_s - at_s < again_s}
         is_due = action not in known
@@ -292,13 +292,16 @@ class RayQueueWorld:
         try:
             actor: Any = find_autoscaler(cluster, NAMESPACE)
             ray.get(actor.follow.remote(action.target), timeout=_ANSWER_S)
-        except Exception as error:  # of many kinds; it may be starting anew
+        except Exception as error:  # of many types; it may be restarting
             self._asked_s.pop(action, None)
             raise ClusterError(f"the autoscaler of {cluster} does not answer: {error}") from error
 
 
 def room_of(config: QueueConfig) -> dict[str, tuple[float, float]]:
-    """Return GPUs and CPUs by region: of living nodes that are not drained, or to be rented."""
+    """Return GPUs and CPUs by region.
+
+    Of live nodes that are not draining, or of launchable machines.
+    """
     nodes: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     try:
         drained = set(ray_internals.draining_nodes())
@@ -308,8 +311,8 @@ def room_of(config: QueueConfig) -> dict[str, tuple[float, float]]:
                 has: Mapping[str, float] = node["Resources"]
                 nodes[region][0] += has.get("GPU", 0.0)
                 nodes[region][1] += has.get("CPU", 0.0)
-    except Exception as error:  # whatever Ray says: without it nothing is decided
-        raise ClusterError(f"Ray does not tell of its nodes: {error}") from error
+    except Exception as error:  # without the nodes, no decision is possible
+        raise ClusterError(f"cannot list the nodes of Ray: {error}") from error
     found = {}
     for name, region in config.regions.items():
         gpus, cpus = nodes[name]
@@ -330,13 +333,13 @@ def _seen(
         return ObservedSubmission("unknown")
     try:
         observed = look()
-    except Exception as error:  # of this run alone, whatever it is: the others go on
+    except Exception as error:  # an error concerns this run only
         message = error.message if isinstance(error, GeoRayError) else repr(error)
         _log.warning("queue: %s", message)
         observed = ObservedSubmission("going", problem=message)
     if not report.is_over or (not report.succeeded and not run.has_read_all()):
         return replace(observed, end=None, code=None, message="")
-    # The run's own words may be of an attempt before: what this one has printed comes first.
+    # The run's own message may be of an earlier attempt: the output of this attempt has precedence.
     if report.succeeded or report.code == RunFinishedError.code:
         return replace(
             observed, state="over", trains=False, end="finished", code=None, message=report.message

@@ -236,7 +236,7 @@ def read_cert(pem: bytes) -> x509.Certificate:
     except _UNREADABLE:
         raise CertificateError(
             "this is no PEM text of a certificate",
-            fix="Restore the file, or issue it anew: "
+            fix="Restore the file, or issue it again: "
             "`geo-ray certs issue REGION --dir DIR --force`.",
         ) from None
 
@@ -252,7 +252,7 @@ def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     except (*_UNREADABLE, TypeError):  # the message could quote the key
         raise CertificateError(
             "this is no PEM text of an unencrypted private key",
-            fix="Decrypt the key, or issue it anew: "
+            fix="Decrypt the key, or issue it again: "
             "`geo-ray certs issue REGION --dir DIR --force`.",
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):

@@ -37,7 +37,7 @@ from geo_ray.base.model import StrictModel
 from geo_ray.base.output import RateLimitedLog
 
 URI_PREFIX: Final = "geo-ray://region/"
-_SAME_CA: Final = "Give every region a certificate of its own, all of the same CA: `geo-ray certs`."
+_SAME_CA: Final = "Give every region its own certificate, all of the same CA: `geo-ray certs`."
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  (a fresh directory below it, mode 0700)
 _MOST_PEM_BYTES: Final = 1024 * 1024
 

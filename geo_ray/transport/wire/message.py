@@ -37,7 +37,7 @@ class EndpointIdentity:
     Attributes:
         run_id: the run; endpoints of different runs refuse each other.
         region: its region; one endpoint per region.
-        attempt: goes up whenever the region's endpoint is started anew.
+        attempt: increases with every restart of the region's endpoint.
         key: the run's secret, 16 to 64 bytes.
     """
 
@@ -152,7 +152,7 @@ def read_piece(meta: Meta) -> Piece:
     """Read what `to_meta` wrote.
 
     Raises:
-        FrameError: a field of the transport is missing or makes no sense.
+        FrameError: a field of the transport is missing or invalid.
     """
     lane, number, offset = count(meta, "_l"), count(meta, "_n"), count(meta, "_o")
     if lane >= LANES or not number:

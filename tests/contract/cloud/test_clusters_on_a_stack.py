@@ -77,7 +77,7 @@ def test_machines_come_and_go_and_what_terraform_made_stays(world: CloudWorld) -
         assert (report.address, report.head) == (STACK_HEAD, None)
         assert report.job_server == "http://127.0.0.1:8265"
         assert all(node_group.ready == node_group.planned == 1 for node_group in report.node_groups)
-        assert any("i-0head is Terraform's, of the stack demo" in note for note in report.notes)
+        assert any("i-0head belongs to the Terraform stack demo" in note for note in report.notes)
         assert report.usd_per_hour == pytest.approx(offer.usd_per_hour)
         assert STACK_TOKEN in (made.token_command or "")
         images = {each["ImageId"] for each in world.server.launches}

@@ -12,7 +12,6 @@ from typing import Any
 import boto3
 import pytest
 from click.testing import CliRunner
-from tests.support.ec2_frontend import Ec2Frontend
 
 import geo_ray
 from geo_ray.api.clusters import up_offer
@@ -28,6 +27,7 @@ from geo_ray.planner.plan import load_plan
 from geo_ray.storage.uri import parse_s3
 from tests.support.cloud_servers import AwsAnswers, LoopbackCloud, instance_product
 from tests.support.cluster_support import RUN, machine_of, played_head
+from tests.support.ec2_frontend import Ec2Frontend
 from tests.support.policy_support import allows
 from tests.support.terraform_support import (
     ROOT,

@@ -203,7 +203,7 @@ def test_up_does_not_wait_for_machines_that_a_stopped_run_does_not_need(world: C
         return await_machines(made, asked.state, 1.0, nobody)
 
     idle, awaited = told(0.0), told(60.0)
-    assert idle.is_idle and "submit it to go on" in " ".join(idle.notes)
+    assert idle.is_idle and "submit it to continue" in " ".join(idle.notes)
     assert not awaited.is_idle and awaited.wanted == 2
     end_cluster(asked.state, nobody, at_once=True)
 
@@ -226,7 +226,7 @@ def test_who_interrupts_up_or_down_is_told_what_goes_on(world: CloudWorld) -> No
     geo_ray.down(state.uri, at_once=True)
     with (
         patch.object(clusters, "make_cluster", side_effect=KeyboardInterrupt),
-        pytest.raises(InterruptedRunError, match="nothing of asked was begun"),
+        pytest.raises(InterruptedRunError, match="no part of asked was created"),
     ):
         geo_ray.up(world.config, provider="local")
 

@@ -214,7 +214,7 @@ def test_substitutes_are_refused_where_the_regions_name_types(plan: Plan, tmp_pa
     ("cloud", "changes", "says"),
     [
         ("tencent", {}, "machines of aws"),
-        (None, {}, "account there"),
+        (None, {}, "account is configured there"),
         (None, {"provider.aws": {"places": {"us-east-1": {"image_id": "ami-1"}}}}, "eu-central-1"),
         ("aws", {"plan.regions.us.cloud": "attic"}, "attic"),
     ],
@@ -283,7 +283,7 @@ def test_a_cluster_is_named_by_its_folder_or_its_configuration(
     state = cluster_at(CONFIG)
     assert state == ClusterState.at("clusters/cluster_local")
     assert not names_cluster("clusters/cluster_local")
-    with pytest.raises(ClusterStateError, match="there is no cluster in clusters/cluster_local"):
+    with pytest.raises(ClusterStateError, match="no cluster exists in clusters/cluster_local"):
         cluster_status(CONFIG)
     assert not (tmp_path / "clusters").exists()
     state.make()
@@ -300,7 +300,7 @@ def test_a_torn_lease_of_who_makes_a_cluster_is_named(tmp_path: Path) -> None:
         pass
     (tmp_path / "c" / "making" / LEASE_KEY).write_text("{")
     with (
-        pytest.raises(ClusterStateError, match="another command works on c cannot") as caught,
+        pytest.raises(ClusterStateError, match="the lock of c cannot") as caught,
         alone(state, "up", nobody),
     ):
         pass

@@ -59,7 +59,7 @@ def test_a_budget_is_changed_while_the_cluster_is_up(world: CloudWorld) -> None:
     said: list[str] = []
     again = make_cluster(asked_of(world), said.append)
     assert again.target == replace(made.target, budget_usd=700.0)
-    assert again.made == made.made and "the budget of asked is changed: 700 USD" in said
+    assert again.made == made.made and "the budget of asked changed: 700 USD" in said
     until(lambda: ray.allowed == [500.0, 700.0])
     world.config["train"] = {"steps": 7}
     with pytest.raises(ClusterStateError, match="another configuration"):

@@ -158,7 +158,7 @@ def test_a_service_that_is_ill_or_away_is_an_outcome(
     assert reader.read() is None
     server.pages["spot/instance-action"] = "<html>"
     if cloud == "aws":
-        with pytest.raises(ProviderUnreachableError, match="without sense"):
+        with pytest.raises(ProviderUnreachableError, match="invalid notice"):
             reader.read()
     with pytest.raises(ProviderUnreachableError, match="no metadata service"):
         open_notices(cloud, "http://127.0.0.1:9").read()

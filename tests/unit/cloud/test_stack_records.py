@@ -148,8 +148,8 @@ def test_how_a_cloud_is_asked_stays_as_configured(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("changes", "says", "fix"),
     [
-        ({"clusters": None}, "serves no autoscaler", "rents=true"),
-        ({"places__asia": ...}, "asia is no region of the stack demo", "inventory"),
+        ({"clusters": None}, "runs no autoscaler", "rents=true"),
+        ({"places__asia": ...}, "asia is not a region of the stack demo", "inventory"),
         ({"places__eu__at": "eu-west-1"}, "has it in eu-west-1 of aws", "Correct"),
         (
             {
@@ -186,7 +186,7 @@ def test_a_head_in_another_cloud_may_rent_nothing_here(plan: Plan) -> None:
     held = tree(places__sg=tencent, head__region="sg")
     held["secrets"]["tencent"] = {"store": "tencent-ssm", "region": "ap-singapore", "token": "t"}
     on = TerraformStack.model_validate_json(json.dumps(held))
-    with pytest.raises(ConfigError, match="one of tencent, may rent nothing"):
+    with pytest.raises(ConfigError, match="in tencent, cannot launch machines"):
         asked(plan, on)
 
 
@@ -262,11 +262,11 @@ def test_the_report_counts_no_head_and_says_whose_it_is(plan: Plan, tmp_path: Pa
     assert (report.head, report.address) == (None, "10.20.128.10:6380")
     assert [row.id for row in report.machines] == ["i-1"]
     (note,) = report.notes
-    assert "the head i-0head is Terraform's, of the stack demo" in note
+    assert "the head i-0head belongs to the Terraform stack demo" in note
     long_ago = HeadStatus(unix_s=time.time() - 3600, made=1, status=AutoscalerStatus(True))
     write_status(state.store(), long_ago, None)
     notes = report_of(record, state, Listed(machine)).notes  # type: ignore[arg-type]
-    assert any("does the head run?" in each for each in notes)
+    assert any("is the head running?" in each for each in notes)
 
 
 def test_an_autoscaler_rents_for_its_own_cluster_only(plan: Plan, tmp_path: Path) -> None:
@@ -277,5 +277,5 @@ def test_an_autoscaler_rents_for_its_own_cluster_only(plan: Plan, tmp_path: Path
     for changes in ({"phase": "ending"}, {"phase": "down"}, {"made": 2}):
         _, tag = state.read()
         state.write(record.model_copy(update=changes), tag)
-        with pytest.raises(ClusterStateError, match="nothing is rented"):
+        with pytest.raises(ClusterStateError, match="no machines are launched"):
             RemoteProvider(state, record.made).launch(request)

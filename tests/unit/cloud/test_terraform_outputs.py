@@ -93,7 +93,7 @@ def test_the_file_of_a_state_is_read_as_well(tmp_path: Path) -> None:
     file.write_text(json.dumps(state))
     assert read_stack(file) == printed
     file.write_text(json.dumps(state | {"outputs": {}}))
-    with pytest.raises(TerraformOutputsError, match="nothing is applied"):
+    with pytest.raises(TerraformOutputsError, match="nothing was applied"):
         read_stack(file)
 
 
@@ -137,18 +137,18 @@ def changed(**paths: Any) -> dict[str, Any]:
 WRONG = {
     "version": (changed(version=2), "version"),
     "unknown key": (changed(more=1), "more"),
-    "head elsewhere": (changed(head__region="us"), "no place of the stack"),
+    "head elsewhere": (changed(head__region="us"), "not a region of the stack"),
     "no address": (changed(head__address="10.0.0.1"), "address"),
     "no secrets": (changed(secrets__tencent=None), "no secrets"),
     "a shell": (changed(secrets__aws__token="x; reboot"), "token"),
-    "wrong cloud": (changed(places__sg__cloud="aws"), "places of"),
+    "wrong cloud": (changed(places__sg__cloud="aws"), "requires cloud"),
     "one region twice": (
         changed(places__us=stack()["places"]["eu"]),
-        "two places are in one region",
+        "two regions are in the same cloud region",
     ),
     "no place": (changed(places={}), "places"),
     "image": (changed(places__eu__aws__image_id="img-1"), "image_id"),
-    "head without a type": (changed(clusters="s3://x/c"), "`type` is not said"),
+    "head without a type": (changed(clusters="s3://x/c"), "no `type`"),
     "a folder for a shell": (changed(clusters="s3://x/c'; reboot"), "clusters"),
     "a name for a shell": (changed(cluster="y; reboot"), "cluster"),
     "cap": (changed(places__eu__machines=[{"type": "t", "cap": -1}]), "cap"),
@@ -168,8 +168,8 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
     [
         ("", "no JSON"),
         ("[" * 100_000, "no JSON"),
-        ("{}", "nothing is applied"),
-        ("[]", "nothing is applied"),
+        ("{}", "nothing was applied"),
+        ("[]", "nothing was applied"),
         ("[1]", "no output geo_ray"),
         ('{"other": {"value": 1}}', "no output geo_ray"),
         ('{"geo_ray": 3}', "no output geo_ray"),
@@ -219,7 +219,7 @@ def test_what_the_program_refuses_is_repeated(
 def test_no_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GEO_RAY_TERRAFORM", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(TerraformOutputsError, match="no program terraform") as caught:
+    with pytest.raises(TerraformOutputsError, match="terraform is not installed") as caught:
         read_stack(tmp_path)
     assert "GEO_RAY_TERRAFORM" in caught.value.fix
     monkeypatch.setenv("GEO_RAY_TERRAFORM", str(tmp_path / "none"))

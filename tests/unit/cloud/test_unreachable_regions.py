@@ -118,11 +118,11 @@ def test_down_waits_for_what_was_called_off_and_may_still_come(
 
     def tell(text: str) -> None:
         said.append(text)
-        if text.startswith("looking"):  # the cloud lists it only now
+        if text.startswith("waiting"):  # the cloud lists it only now
             scene.mine.launch(LaunchRequest("late", scene.record.name, NEAR, 2))
 
     down.end_cluster(scene.state, tell, at_once=True)
-    assert not scene.cloud.alive() and any(text.startswith("looking") for text in said)
+    assert not scene.cloud.alive() and any(text.startswith("waiting") for text in said)
 
 
 def test_down_waits_for_nothing_that_was_called_off_long_ago(
@@ -135,7 +135,7 @@ def test_down_waits_for_nothing_that_was_called_off_long_ago(
     journal.write(memory)
     said: list[str] = []
     down.end_cluster(scene.state, said.append, at_once=True)
-    assert not any(text.startswith("looking") for text in said)
+    assert not any(text.startswith("waiting") for text in said)
 
 
 def test_what_is_called_off_is_remembered_for_as_long_as_a_cloud_may_hide_it() -> None:
@@ -167,7 +167,7 @@ def test_down_ends_what_it_can_where_nobody_knows_whether_the_head_lives(
     with pytest.raises(RegionsUnreachableError, match=home.region):
         down.end_cluster(scene.state, said.append)
     assert [each.machine.pool for each in scene.cloud.alive()] == [home]
-    assert any("the head tells nothing" in text for text in said)
+    assert any("the head has not reported" in text for text in said)
     scene.cloud.unreachable = set()
     down.end_cluster(scene.state, said.append)
     assert not scene.cloud.alive()

@@ -169,7 +169,7 @@ def test_what_waits_and_costs_too_much_keeps_nothing_smaller_from_being_rented()
     scene = waiting_scene(waiting(100, CPU=4.0), region={"kinds": (replace(SMALL, cap=100),)})
     scene.target = replace(scene.target, budget_usd=0.5)
     decided = scene.look()
-    assert not launches(decided) and any("are not rented" in note for note in decided.notes)
+    assert not launches(decided) and any("are not launched" in note for note in decided.notes)
     scene.pending = (waiting(CPU=4.0),)
     assert len(launches(scene.look())) == 1
 
@@ -246,7 +246,7 @@ def test_a_pool_whose_nodes_never_come_is_left_alone_for_longer_each_time_and_to
     assert gaps == [10 + 300 + pause for pause in (60, 120, 240, 480, 900, 900)]
     assert all(bool(told) == (failed >= 3) for failed, told in notes)
     (note,) = notes[-1][1]
-    assert "small spot in r-1a" in note and "6 launches in a row" in note
+    assert "small spot in r-1a" in note and "6 consecutive launches" in note
     for word in ("image", "security group", "token"):
         assert word in note
     scene.unready.clear()
@@ -261,7 +261,7 @@ def test_another_pool_takes_the_place_of_one_whose_nodes_never_come() -> None:
     (launch,) = [launch for decided in scene.looks(31) for launch in launches(decided)]
     assert (launch.request.pool, launch.request.count) == (SPOT_B, 3)
     (other,) = [each for each in launch.alternatives if each.pool == SPOT_A]
-    assert "its nodes did not come" in other.note
+    assert "its nodes did not join" in other.note
     assert scene.memory.pool(SPOT_A).unjoined == 1, "three machines of one launch fail once"
 
 

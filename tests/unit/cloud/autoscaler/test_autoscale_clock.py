@@ -79,7 +79,7 @@ def test_one_look_a_day_ahead_books_no_day_and_ends_nothing() -> None:
     head.ahead_s = DAY_S
     (result,) = head.looks(1)
     assert not result.decided.actions
-    assert head.errors == ["the clock was set by +86400 s since the last look"]
+    assert head.errors == ["the clock was set by +86400 s since the last iteration"]
     head.ahead_s = 0.0
     assert not any(each.decided.actions for each in head.looks(20))
     assert not head.errors

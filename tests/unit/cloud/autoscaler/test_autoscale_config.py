@@ -42,7 +42,7 @@ def read(**keys: Any) -> AutoscaleConfig:
         ({"calm": {"least_gain": -0.1}}, "least_gain"),
         ({"zones": {"us": []}}, "lists no zone"),
         ({"zones": {"us": [""]}}, "lists no zone"),
-        ({"zones": {"us": ["a", "b", "a"]}}, "a is there more than once"),
+        ({"zones": {"us": ["a", "b", "a"]}}, "a is listed more than once"),
         ({"machine_resources": {"small": {}}}, "machine_resources.small"),
         ({"machine_resources": {"small": {"CPU": 0.0}}}, "machine_resources.small.CPU"),
         ({"machine_resources": {"small": {"CPU": -8.0}}}, "machine_resources.small.CPU"),

@@ -64,7 +64,7 @@ def test_its_place_is_taken_from_another_pool_of_the_market() -> None:
     (launch,) = launches(scene.look())
     assert (launch.request.pool, launch.request.count) == (SPOT_B, 1)
     (left,) = [each for each in launch.alternatives if each.pool == SPOT_A]
-    assert "took a machine back" in left.note
+    assert "preempted a machine recently" in left.note
     scene.looks(10)
     del scene.machines[sorted(scene.machines)[-1]]
     later = [each.request.pool for decided in scene.looks(12) for each in launches(decided)]

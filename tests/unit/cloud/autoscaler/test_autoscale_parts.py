@@ -210,5 +210,5 @@ def test_a_history_of_aws_is_read_as_it_is_printed() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"SpotPriceHistory": [{"SpotPrice": "0"}]}'])
 def test_what_is_no_history_is_refused(text: str) -> None:
-    with pytest.raises(PriceBookError, match="no history"):
+    with pytest.raises(PriceBookError, match="not a spot price history"):
         read_spot_history(text)

@@ -163,6 +163,6 @@ def test_more_machines_than_the_caps_allow_are_told() -> None:
     few = (offer("small", 8.0, 1.0, most=2), offer("big", 16.0, 2.5, most=1))
     assert infeasible(bundles(1.0, 1.0, 1.0, strategy="STRICT_SPREAD"), few) is None
     told = infeasible(bundles(*[1.0] * 4, strategy="STRICT_SPREAD"), few) or ""
-    assert "4 bundles of up to 1 CPU, each on a machine of its own" in told
+    assert "4 bundles of up to 1 CPU, each on its own machine" in told
     assert "than the 3 that plan.regions.*.cap" in told
     assert infeasible(bundles(*[8.0] * 9), few) is None, "tasks do without each other"

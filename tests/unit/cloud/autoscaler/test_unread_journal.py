@@ -213,7 +213,7 @@ def test_a_budget_holds_though_the_journal_is_lost(cluster: Callable[..., Cluste
     memory = found.loop.journal.read()
     assert memory.ledger.paid_usd == pytest.approx(found.cloud.bill_usd(), abs=0.02)
     assert any(
-        "0.5967 USD" in each and "as was noted" in each for each in found.actor.status().errors
+        "0.5967 USD" in each and "as recorded" in each for each in found.actor.status().errors
     )
     assert found.alive() == there
     found.looks(600)
