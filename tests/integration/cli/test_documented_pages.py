@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +55,8 @@ RULES: Final[list[tuple[str, str | None, str]]] = [
     (r"(geo-ray up .*--provider local.*?)( --yes)?", r"\1 --dry-run", "test_clusters_local.py"),
     (r"geo-ray (up|down|status clusters|inventory) ?.*", None, f"{CLOUD}tests/contract/cloud"),
     (r"geo-ray probe .*", None, "needs two hosts; tests/integration/transport"),
+    (r"geo-ray (watch|dashboards|lab) .*", None, "runs until Ctrl-C; tests/integration/telemetry"),
+    (r"geo-ray (tune|compare) .*", None, "many runs; tests/integration/sweep"),
     (r"geo-ray profile .*", None, "measures for minutes; tests/integration/sweep"),
     (r"geo-ray prices refresh .*", None, f"{CLOUD}tests/contract/cloud"),
     (r"geo-ray .*s3://.*", None, f"{CLOUD}tests/integration/runs/test_store_troubles.py"),
@@ -62,27 +66,63 @@ RULES: Final[list[tuple[str, str | None, str]]] = [
 ]
 
 
-def blocks(page: str, *languages: str) -> list[str]:
-    """The fenced blocks of a page in these languages."""
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a page.
+
+    Attributes:
+        language: of the fence.
+        saved_as: the file that the text before it, or its first line, names; "" if none.
+        body: what is in it.
+    """
+
+    language: str
+    saved_as: str
+    body: str
+
+    @property
+    def commands(self) -> list[str]:
+        """Its commands; of a console, what follows a prompt."""
+        lines = self.body.replace("\\\n", " ").splitlines()
+        if self.language == "console":
+            lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        elif self.language not in ("bash", "sh"):
+            lines = []
+        plain = (re.sub(r"(^|\s+)#.*", "", line).strip() for line in lines)
+        return [" ".join(line.split()) for line in plain if line]
+
+
+def blocks(page: str) -> list[Block]:
+    """The blocks of a page in their order."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    found = re.findall(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", text, flags=re.M | re.S)
-    return [
-        re.sub(rf"^{indent}", "", body, flags=re.M)
-        for indent, language, body in found
-        if language in languages
-    ]
+    found = []
+    for match in re.finditer(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", text, flags=re.M | re.S):
+        indent, language, body = match.groups()
+        before = text[: match.start()].rstrip().rpartition("\n\n")[2]
+        names = re.findall(r"\bas `([\w./-]+\.\w+)`", before)
+        names = names or re.findall(r"\A# ([\w/-]+\.\w+)$", body, flags=re.M)
+        found.append(
+            Block(language, names[-1] if names else "", re.sub(rf"^{indent}", "", body, flags=re.M))
+        )
+    return found
 
 
 def commands(page: str) -> list[str]:
-    """The commands of a page in their order; of a console block, what follows a prompt."""
-    found = []
-    for body in blocks(page, "bash", "sh"):
-        found += body.replace("\\\n", " ").splitlines()
-    for body in blocks(page, "console"):
-        lines = body.replace("\\\n", " ").splitlines()
-        found += [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-    plain = (re.sub(r"\s+#.*", "", line).strip() for line in found)
-    return [" ".join(line.split()) for line in plain if line and not line.startswith("#")]
+    """The commands of a page in their order."""
+    return [command for block in blocks(page) for command in block.commands]
+
+
+def sources(page: str, language: str) -> list[str]:
+    """The bodies of the blocks in a language."""
+    return [block.body for block in blocks(page) if block.language == language]
+
+
+def save(page: str) -> None:
+    """Write the files that a page has its reader save."""
+    for block in blocks(page):
+        if block.saved_as:
+            Path(block.saved_as).parent.mkdir(parents=True, exist_ok=True)
+            Path(block.saved_as).write_text(block.body)
 
 
 def instead(command: str) -> str | None:
@@ -117,6 +157,35 @@ def workspace(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path
 
 
+TASK: Final = """\
+import torch
+from geo_ray import Task
+
+
+class MyTask(Task):
+    x = "float32[2]"
+    y = "float32"
+
+    def build_model(self):
+        return torch.nn.Linear(2, 1)
+
+    def loss(self, model, batch):
+        return ((model(batch["x"])[:, 0] - batch["y"]) ** 2).mean()
+"""
+
+
+def write_rows(folder: str, seed: int) -> None:
+    """A CSV file with columns of a task of two numbers."""
+    rng = random.Random(seed)
+    rows = [f"{rng.random()},{rng.random()},{rng.random()}" for _ in range(200)]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder, "rows.csv").write_text("\n".join(["x_0,x_1,y", *rows]) + "\n")
+
+
+def prepare(page: str) -> None:
+    """Make what a page says its reader has."""
+
+
 def run(command: str) -> None:
     words = shlex.split(command)
     if words[0] == "geo-ray":
@@ -133,6 +202,8 @@ def run(command: str) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
 def test_the_commands_of_a_page_work(page: str, workspace: Path) -> None:
+    save(page)
+    prepare(page)
     wrong = []
     for command in commands(page):
         given = instead(command)
@@ -167,13 +238,32 @@ def wrong_in(model: type[BaseModel], document: dict[str, Any]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")])
+@pytest.mark.parametrize("page", [page for page in PAGES if sources(page, "yaml")])
 def test_the_yaml_of_a_page_is_valid(page: str, workspace: Path) -> None:
-    for source in blocks(page, "python"):  # classes that a configuration names
-        for name in re.findall(r"^# (\w+\.py)$", source, flags=re.M)[:1]:
-            Path(name).write_text(source)
-    for text in blocks(page, "yaml"):
+    save(page)
+    for text in sources(page, "yaml"):
         document = yaml.safe_load(text)
         assert isinstance(document, dict), text
         wrong = {model.__name__: wrong_in(model, document) for model in MODELS}
         assert not all(wrong.values()), f"{text}\n{wrong}"
+
+
+# ------------------------------------------------------------------ Python
+
+PYTHON_TESTS: Final = {
+    "docs/guides/custom-strategies.md": "tests/arch/test_own_page.py",
+    "docs/guides/tasks.md": "tests/contract/data/test_tasks.py",
+    "docs/guides/python.md": "tests/unit/api/test_api_documents.py",
+}
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if sources(page, "python") and page not in PYTHON_TESTS]
+)
+def test_the_python_of_a_page_runs(page: str, workspace: Path) -> None:
+    save(page)
+    prepare(page)
+    names: dict[str, object] = {"__name__": "page"}
+    for number, source in enumerate(sources(page, "python"), 1):
+        code = compile(source, f"{page}, block {number}", "exec")
+        exec(code, names)
