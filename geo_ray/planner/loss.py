@@ -1,6 +1,8 @@
-"""The loss cost of exchange intervals and codecs, assumed or measured; codec sizes.
+"""Loss cost of exchange intervals and codecs.
 
-Assumed for any task, or measured for one task in a loss profile.
+Assumed for any task, or measured for one. Codec sizes.
+
+A measurement is stored in a loss profile.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from geo_ray.planner.plan import ModelId
 from geo_ray.strategies.traits import Traits
 
 LOSS_BY_INTERVAL: Final = ((1, 0.0), (25, 0.01), (100, 0.025), (500, 0.05))
-"""(H, relative loss against H = 1), ascending."""
+"""(H, relative loss compared with H = 1), ascending."""
 
 _PROPOSED: Final = {
     kind: traits
@@ -41,16 +43,16 @@ BITS_PER_PARAM: Final[dict[str | None, tuple[float, float]]] = {None: (FP32_BITS
     )
     for kind, traits in _PROPOSED.items()
 }
-"""Codec -> bits per parameter up and down; one that is for updates only sends answers whole."""
+"""Codec -> bits per parameter up and down; a codec for updates only sends replies uncompressed."""
 
 
-@cache  # a vector is coded to tell
+@cache  # encodes a sample vector to measure its size
 def last_bits(codec: str | None, errors: tuple[float, float]) -> tuple[float, float]:
     """Return the bits per parameter, up and down, of the exchange after the last step.
 
     Args:
         codec: one of `BITS_PER_PARAM`.
-        errors: relative, that it may have up and down; 0 for full precision.
+        errors: allowed relative errors up and down; 0 for full precision.
     """
     if codec is None:
         return FP32_BITS, FP32_BITS
@@ -59,7 +61,7 @@ def last_bits(codec: str | None, errors: tuple[float, float]) -> tuple[float, fl
 
 
 def owes(codec: str | None) -> bool:
-    """Return whether the sender keeps what the codec has lost, to pay it with the last exchange."""
+    """Return whether the sender accumulates the codec's error and sends it at the end."""
     if codec is None:
         return False
     traits = _PROPOSED[codec]
@@ -72,10 +74,10 @@ LOSS_BY_CODEC: Final[dict[str | None, float]] = {None: 0.0} | {
 """Codec -> relative loss, with error feedback."""
 
 LOSS_OF_DELAY: Final = 0.005
-"""Relative loss of merging a round's answer one round late."""
+"""Relative loss of merging the replies of a round one round late."""
 
 LOSS_OF_ASYNCHRONY: Final = 0.01
-"""Relative loss of updates that are merged one by one."""
+"""Relative loss of merging updates one by one."""
 
 
 _SMALL_INTERVAL: Final = 16
@@ -85,24 +87,25 @@ _SMALL_WITH_MOMENTUM: Final = 128
 def outer_of(
     traits: Traits, interval: int, *, inner_momentum: bool = False
 ) -> Mapping[str, float | str] | None:
-    """Return the option ``outer`` of a strategy whose outer momentum would overshoot; else None.
+    """Return the option ``outer`` if the strategy's outer momentum would overshoot; else None.
 
-    An outer momentum of 0.9 goes seven times as far as the regions' mean, and momentum in the inner
-    optimizer ten times as far as a gradient. Together, over rounds of 16 to 64 steps, they take a
-    model to chance that either alone trains (docs/reference/strategies.md has the measurements).
+    An outer momentum of 0.9 moves seven times as far as the regions' mean, and momentum in the
+    inner optimizer ten times as far as a gradient. Together, over rounds of 16 to 64 steps, they
+    can make a model diverge that either alone trains (docs/reference/strategies.md has the
+    measurements).
 
     Args:
-        traits: of the strategy.
+        traits: traits of the strategy.
         interval: local steps of a round.
-        inner_momentum: whether the regions' optimizer has momentum, and nobody has chosen that of
-            the averager to go with it.
+        inner_momentum: whether the regions' optimizer has momentum and the averager's momentum was
+            not configured for it.
     """
     small = _SMALL_WITH_MOMENTUM if inner_momentum else _SMALL_INTERVAL
     return traits.averager.plain_outer if interval < small else None
 
 
 def loss_of_interval(steps: int) -> float:
-    """Return the relative loss of rounds that are ``steps`` local steps long."""
+    """Return the relative loss of rounds of ``steps`` local steps."""
     last = LOSS_BY_INTERVAL[-1]
     for (low, loss), (high, more) in pairwise(LOSS_BY_INTERVAL):
         if steps <= high:
@@ -113,7 +116,7 @@ def loss_of_interval(steps: int) -> float:
 
 LEAST_LOSS: Final = 1e-50
 MOST_LOSS: Final = 1e50
-"""Beyond these a relative difference is no number any more; what is larger has diverged."""
+"""Larger relative differences count as divergence."""
 
 _Loss = Annotated[float, Field(ge=LEAST_LOSS, le=MOST_LOSS, allow_inf_nan=False)]
 
@@ -122,16 +125,16 @@ LossKey = tuple[int, str | None]
 
 
 class LossSubject(StrictModel):
-    """What the loss was measured of."""
+    """Task and settings of a loss measurement."""
 
     model: ModelId
-    data: str = Field(description="digest: of the manifest, or of how the data are generated")
-    regions: tuple[str, ...] = Field(description="whose data were trained on")
-    strategy: str = Field(description="that exchanged")
-    settings: dict[str, str] = Field({}, description="digest of each other section that matters")
+    data: str = Field(description="digest of the manifest or of the generator's settings")
+    regions: tuple[str, ...] = Field(description="regions with the training data")
+    strategy: str = Field(description="strategy")
+    settings: dict[str, str] = Field({}, description="digests of other relevant sections")
 
     def differs(self, other: LossSubject) -> str | None:
-        """Return in words why ``other`` is another task; None if it is the same, or a variant."""
+        """Return why ``other`` is another task; None if it is the same, or a variant."""
         mine, its = self.model, other.model
         if mine.task != its.task:
             return f"the task is {its.task}, not {mine.task}"
@@ -141,28 +144,28 @@ class LossSubject(StrictModel):
             return f"the strategy is {other.strategy}, not {self.strategy}"
         if self.regions != other.regions:
             return f"the regions are {', '.join(other.regions)}, not {', '.join(self.regions)}"
-        return None if self.data == other.data else "the data are others"
+        return None if self.data == other.data else "the data differ"
 
     def varies(self, other: LossSubject) -> list[str]:
-        """Return what ``other`` has in another way without being another task."""
+        """Return the settings in which ``other`` differs without being another task."""
         found = [] if self.model.differs(other.model) is None else ["task.options"]
         names = sorted(self.settings.keys() | other.settings.keys())
         return found + [n for n in names if self.settings.get(n) != other.settings.get(n)]
 
 
 def _in_file(key: LossKey) -> tuple[bool, str, int]:
-    """Orders points: intervals without a codec first."""
+    """Sort key of points: intervals without a codec first."""
     interval, codec = key
     return codec is not None, str(codec), interval
 
 
 class LossPoint(StrictModel):
-    """What training ended with at one interval and with one codec."""
+    """Final loss of training with one interval and codec."""
 
     interval: int = Field(ge=1, description="local steps between exchanges")
-    codec: str | None = Field(description="of the updates; null: fp32")
+    codec: str | None = Field(description="codec of the updates; null: fp32")
     losses: tuple[_Loss | None, ...] = Field(
-        description="held-out, at the end, by seed; null: training diverged"
+        description="held-out loss at the end, by seed; null: training diverged"
     )
 
     @field_validator("codec")
@@ -170,37 +173,37 @@ class LossPoint(StrictModel):
     def _known(cls, codec: str | None) -> str | None:
         if codec not in BITS_PER_PARAM:
             known = ", ".join(name for name in BITS_PER_PARAM if name is not None)
-            raise ValueError(f"no plan chooses codec {codec}; they are {known}")
+            raise ValueError(f"plans do not support codec {codec}; supported: {known}")
         return codec
 
     @property
     def key(self) -> LossKey:
-        """The key of the point."""
+        """Key of the point."""
         return self.interval, self.codec
 
 
 class LossProfile(StrictModel):
-    """All measurements of one task, strategy and length of training."""
+    """All loss measurements of one task, strategy and training length."""
 
     version: Literal[1] = 1
     subject: LossSubject
     steps: int = Field(ge=1, description="local steps of every region in each run")
-    seeds: tuple[int, ...] = Field(min_length=2, description="of the runs, paired")
+    seeds: tuple[int, ...] = Field(min_length=2, description="seeds of the paired runs")
     plain: tuple[_Loss, ...] = Field(
-        description="loss of `bsp` without codec, by seed: what all is compared with"
+        description="loss of `bsp` without codec, by seed: the baseline"
     )
-    codecs_at: int = Field(ge=1, description="interval that codecs were measured at")
+    codecs_at: int = Field(ge=1, description="interval of the codec measurements")
     points: tuple[LossPoint, ...] = ()
-    spent_s: float = Field(0.0, ge=0, description="what measuring took")
+    spent_s: float = Field(0.0, ge=0, description="seconds spent on measurements")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds: one is there twice in {list(self.seeds)}")
+            raise ValueError(f"seeds: duplicate in {list(self.seeds)}")
         keys = [point.key for point in self.points]
         for interval, codec in keys:
             if keys.count((interval, codec)) > 1:
-                raise ValueError(f"points: interval {interval}, codec {codec} is there twice")
+                raise ValueError(f"points: interval {interval}, codec {codec} is duplicated")
         if any(codec for _, codec in keys) and (self.codecs_at, None) not in keys:
             raise ValueError(
                 f"codecs_at: {self.codecs_at} steps without codec, which codecs are compared "
@@ -215,36 +218,36 @@ class LossProfile(StrictModel):
 
     @property
     def has_intervals(self) -> bool:
-        """Whether there is anything to plan by."""
+        """Whether the profile is sufficient for planning."""
         return any(point.codec is None for point in self.points)
 
     def with_point(self, point: LossPoint, spent_s: float) -> Self:
-        """Return the profile with one more point, and the seconds that it took added."""
+        """Return the profile with another point and its measuring time."""
         merged = {**self.by_key, point.key: point}
         keys = sorted(merged, key=_in_file)
         points = tuple(merged[key] for key in keys)
         return self.model_copy(update={"points": points, "spent_s": self.spent_s + spent_s})
 
     def check_subject(self, subject: LossSubject) -> None:
-        """Refuse the measurement for another task.
+        """Reject a measurement of another task.
 
         Raises:
-            OtherModelError: says in what they differ.
+            OtherModelError: states the difference.
         """
         difference = self.subject.differs(subject)
         if difference is not None:
             raise OtherModelError(
                 f"the loss was measured for another task: {difference}",
                 fix="Measure this configuration with `geo-ray profile --loss`, or plan without "
-                "--loss, by the rough table.",
+                "--loss, with the assumed table.",
             )
 
 
 def load_loss_profile(path: Path) -> LossProfile:
-    """Read a measurement.
+    """Read a loss profile.
 
     Raises:
-        ProfileError: there is none, or it is not valid.
+        ProfileError: the file is missing or invalid.
     """
     found = load_json(path, LossProfile, "measured loss", _invalid)
     lengths = {len(point.losses) for point in found.points} | {len(found.plain)}
@@ -258,37 +261,37 @@ def load_loss_profile(path: Path) -> LossProfile:
 
 
 def _invalid(message: str) -> ProfileError:
-    return ProfileError(message, fix="Measure anew with `geo-ray profile CONFIG --loss --fresh`.")
+    return ProfileError(message, fix="Measure again with `geo-ray profile CONFIG --loss --fresh`.")
 
 
 _T_95: Final = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
-"""Quantiles of Student's t by degrees of freedom, from 1 on; the last one serves for more."""
+"""Quantiles of Student's t by degrees of freedom, from 1; the last one is used beyond."""
 
 
 class LossTable(Protocol):
-    """Predicts the relative loss of a way to exchange."""
+    """Predicts the relative loss of an exchange option."""
 
     @property
     def is_measured(self) -> bool:
-        """Whether it is of the task at hand."""
+        """Whether it was measured for this task."""
 
     def loss(self, interval: int, codec: str | None, *, trains_on: bool) -> float:
-        """Return the loss against plain training; infinite if training diverged.
+        """Return the loss compared with plain training; infinite if training diverged.
 
         Args:
             interval: local steps between exchanges.
-            codec: of the updates.
-            trains_on: whether regions do not stand still for exchanges.
+            codec: codec of the updates.
+            trains_on: whether regions train during exchanges.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class AssumedLoss:
-    """The rough table for any task."""
+    """Assumed table for any task."""
 
     @property
     def is_measured(self) -> bool:
-        """Whether it is of the task at hand."""
+        """Whether it was measured for this task."""
         return False
 
     def loss(self, interval: int, codec: str | None, *, trains_on: bool) -> float:
@@ -299,11 +302,11 @@ class AssumedLoss:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A relative difference of loss over pairs of runs.
+    """Relative difference of loss over pairs of runs.
 
     Attributes:
-        mean: over the pairs; infinite if a run diverged.
-        upper: that counts: at least 0.
+        mean: mean over the pairs; infinite if a run diverged.
+        upper: upper confidence bound, at least 0, which is used.
     """
 
     mean: float
@@ -312,11 +315,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLoss:
-    """The table of one task.
+    """Table measured for one task.
 
     Attributes:
         intervals: (local steps, loss) without codec, ascending; at least one.
-        codecs: loss that each adds; what was not measured is assumed.
+        codecs: additional loss by codec; unmeasured ones are assumed.
     """
 
     intervals: tuple[tuple[int, float], ...]
@@ -324,7 +327,7 @@ class MeasuredLoss:
 
     @classmethod
     def of(cls, profile: LossProfile) -> MeasuredLoss:
-        """Return the table of a measurement."""
+        """Return the table of a loss profile."""
         found = differences(profile)
         intervals = [(h, each.upper) for (h, codec), each in found.items() if codec is None]
         codecs = {codec: each.upper for (_, codec), each in found.items() if codec is not None}
@@ -332,11 +335,11 @@ class MeasuredLoss:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it is of the task at hand."""
+        """Whether it was measured for this task."""
         return True
 
     def loss(self, interval: int, codec: str | None, *, trains_on: bool) -> float:
-        """Return the loss; see `LossTable`. That regions train on is in the measurement."""
+        """Return the loss; see `LossTable`. The measurement includes the effect of `trains_on`."""
         added = self.codecs[codec] if codec in self.codecs else LOSS_BY_CODEC[codec]
         return self._of_interval(interval) + added
 
@@ -354,7 +357,7 @@ class MeasuredLoss:
         return self._beyond(interval)
 
     def _beyond(self, interval: int) -> float:
-        """Return the loss beyond the longest interval: nobody has measured it, so the worse."""
+        """Return the loss beyond the longest measured interval: the larger of both tables."""
         last, loss = self.intervals[-1]
         assumed = loss_of_interval(interval) - loss_of_interval(last)
         if len(self.intervals) == 1 or math.isinf(loss):
@@ -365,9 +368,9 @@ class MeasuredLoss:
 
 
 def differences(profile: LossProfile) -> dict[LossKey, Difference]:
-    """Return what each point costs: intervals against plain training, codecs against none.
+    """Return the loss of each point: intervals relative to plain training, codecs to none.
 
-    Codecs at another interval than the one that they are compared at are left out.
+    Codecs at other intervals than `codecs_at` are skipped.
     """
     found: dict[LossKey, Difference] = {}
     by_key = profile.by_key
@@ -384,8 +387,8 @@ def difference(losses: Sequence[float | None], base: Sequence[float | None]) -> 
     """Return the relative difference of paired runs.
 
     Args:
-        losses: by seed; None if training diverged.
-        base: of the same seeds.
+        losses: loss by seed; None if training diverged.
+        base: baseline loss by seed.
     """
     pairs = list(zip(losses, base, strict=True))
     fractions = [a / b - 1 for a, b in pairs if a is not None and b is not None]

@@ -21,17 +21,17 @@ from geo_ray.prices.price import Market
 
 
 class ModelId(StrictModel):
-    """The properties of a model that determine step time and bytes of an exchange."""
+    """Properties of a model that determine step time and exchange size."""
 
-    task: str = Field(description="as the configuration names it")
+    task: str = Field(description="task as named in the configuration")
     options: dict[str, str | int | float | bool | None] = Field({}, description="of the task")
     source: str | None = Field(
-        None, description="digest of the user's own file; null for a task of the library"
+        None, description="digest of the user's file; null for a built-in task"
     )
     num_params: int = Field(ge=1, description="parameters of the model")
 
     def differs(self, other: ModelId) -> str | None:
-        """Return in words how ``other`` differs; None if it is the same model."""
+        """Return how ``other`` differs; None if it is the same model."""
         if self.task != other.task:
             return f"the task is {other.task}, not {self.task}"
         if self.num_params != other.num_params:
@@ -43,21 +43,21 @@ class ModelId(StrictModel):
         )
         if changed:
             return f"the task's options differ: {', '.join(changed)}"
-        return "the task's file has changed since" if self.source != other.source else None
+        return "the task's file has changed" if self.source != other.source else None
 
 
 class Machines(StrictModel):
     """Machines of one type in one market."""
 
     type: str = Field(description="instance type")
-    market: Market = Field(description="how they are bought")
+    market: Market = Field(description="market")
     count: int = Field(ge=1, description="how many")
-    rows: int = Field(ge=1, description="rows of a step that each computes")
-    workers: int = Field(1, ge=1, description="of each, one for every accelerator")
-    rows_per_s: float = Field(gt=0, description="how fast it is taken to be")
-    usd_per_h: float = Field(ge=0, description="of one, mean over the job")
+    rows: int = Field(ge=1, description="rows per step of each machine")
+    workers: int = Field(1, ge=1, description="workers per machine, one per accelerator")
+    rows_per_s: float = Field(gt=0, description="assumed speed")
+    usd_per_h: float = Field(ge=0, description="price of one, averaged over the job")
     since_h: float = Field(
-        0.0, ge=0, description="hours after the run's first machines that it is rented"
+        0.0, ge=0, description="hours from the launch of the first machines to its launch"
     )
 
     @property
@@ -68,76 +68,82 @@ class Machines(StrictModel):
 
 
 class RegionPlan(StrictModel):
-    """What runs in one region."""
+    """Machines and speed of one region."""
 
     region: str
     machines: tuple[Machines, ...] = Field(min_length=1)
-    step_s: float = Field(gt=0, description="how long a step takes there")
-    fixed_s: float = Field(0.0, ge=0, description="of that, beside computing rows")
-    fixed_usd_per_h: float = Field(0.0, ge=0, description="servers and disks, mean over the job")
+    step_s: float = Field(gt=0, description="seconds of a step")
+    fixed_s: float = Field(0.0, ge=0, description="constant part of a step")
+    fixed_usd_per_h: float = Field(
+        0.0, ge=0, description="price of servers and disks, averaged over the job"
+    )
     server: str | None = Field(
         None, description="instance type for parameter server and bridge; null: on a worker's"
     )
-    server_since_h: float = Field(0.0, ge=0, description="the same as `since_h`, of the server")
+    server_since_h: float = Field(0.0, ge=0, description="`since_h` of the server")
 
     @property
     def workers(self) -> int:
-        """The number of workers of all machines."""
+        """Number of workers on all machines."""
         return sum(each.count * each.workers for each in self.machines)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Return the rows of a step by worker, in the order of `machines`."""
+        """Rows of a step by worker, in the order of `machines`."""
         return tuple(rows for each in self.machines for rows in each.count * each.worker_rows)
 
     @property
     def machines_text(self) -> str:
-        """All machines in a few words: ``2 x g5.xlarge spot + 1 x g6.xlarge spot``."""
+        """All machines as text: ``2 x g5.xlarge spot + 1 x g6.xlarge spot``."""
         return " + ".join(
             f"{each.count} x {each.type} {each.market.replace('_', '-')}" for each in self.machines
         )
 
 
 class PlannedLoss(StrictModel):
-    """What interval and codec of a plan are expected to cost in loss."""
+    """Expected loss of a plan's interval and codec."""
 
     expected: float | None = Field(
-        description="relative, against plain training; null: training diverged"
+        description="relative to plain training; null: training diverged"
     )
-    measured: bool = Field(description="for the task, or assumed for any")
+    measured: bool = Field(description="measured for this task, or assumed")
 
 
 class Plan(StrictModel):
-    """The whole decision and its predicted time and cost."""
+    """A plan with its predicted time and cost."""
 
     version: Literal[1] = 1
     policy: str = Field(description="who made it")
     regions: tuple[RegionPlan, ...] = Field(min_length=1)
-    averager: str = Field(description="region that hosts it")
+    averager: str = Field(description="region of the averager")
     interval: int = Field(ge=1, description="local steps between exchanges")
-    codec: str | None = Field(description="of the updates; null: fp32")
-    steps: float = Field(gt=0, description="local steps of every region")
-    model: ModelId | None = Field(None, description="what it is for; null: not checked")
-    loss: PlannedLoss | None = Field(None, description="null: not known, of older releases")
+    codec: str | None = Field(description="codec of the updates; null: fp32")
+    steps: float = Field(gt=0, description="local steps of each region")
+    model: ModelId | None = Field(None, description="model of the plan; null: not checked")
+    loss: PlannedLoss | None = Field(
+        None, description="expected loss; null: unknown (older releases)"
+    )
     usd_per_gb: dict[str, dict[str, float]] = Field(
-        {}, description="egress by source and destination, of pairs with the averager"
+        {}, description="egress price by source and destination, for pairs with the averager"
     )
-    seconds: dict[str, float] = Field(description="predicted, by term")
-    usd: dict[str, float] = Field(description="predicted, by term")
+    seconds: dict[str, float] = Field(description="predicted seconds by term")
+    usd: dict[str, float] = Field(description="predicted dollars by term")
     seconds_range: tuple[float, float] | None = Field(
-        None, description="between what the time is expected to lie"
+        None, description="expected range of the time"
     )
-    usd_range: tuple[float, float] | None = Field(None, description="the same for the dollars")
+    usd_range: tuple[float, float] | None = Field(None, description="expected range of the dollars")
     from_step: int = Field(
         0,
         ge=0,
-        description="steps that were done when it was made; its predictions are of the rest",
+        description="completed steps at planning; predictions cover the rest",
     )
     base_steps: float = Field(0.0, ge=0, description="steps with the configured batch")
-    lr_gain: float = Field(1.0, gt=0, description="factor on the rate of plain SGD, for the batch")
-    gap: float = Field(0.0, ge=0, description="share by which another could be better at most")
+    lr_gain: float = Field(
+        1.0, gt=0, description="factor on the learning rate of plain SGD for the batch"
+    )
+    gap: float = Field(0.0, ge=0, description="maximum relative distance to the optimum")
     reason: str = Field("", description="why this one")
-    notes: tuple[str, ...] = Field((), description="what to know before believing it")
+    notes: tuple[str, ...] = Field((), description="limitations of the prediction")
 
     @property
     def total_s(self) -> float:
@@ -151,33 +157,33 @@ class Plan(StrictModel):
 
     @property
     def machines_text(self) -> str:
-        """The machines of all regions in a line."""
+        """Machines of all regions as text."""
         return "; ".join(f"{each.region}: {each.machines_text}" for each in self.regions)
 
     @property
     def usd_per_h(self) -> float:
-        """What the machines cost per hour."""
+        """Hourly price of the machines."""
         return sum(m.count * m.usd_per_h for region in self.regions for m in region.machines)
 
     @property
     def fixed_usd_per_h(self) -> float:
-        """What servers and disks cost per hour."""
+        """Hourly price of servers and disks."""
         return sum(region.fixed_usd_per_h for region in self.regions)
 
 
 def load_plan(path: Path) -> Plan:
-    """Read a plan.
+    """Read a plan file.
 
     Raises:
-        PlanError: there is none, or it is not valid.
+        PlanError: the file is missing or invalid.
     """
     return load_json(
-        path, Plan, "plan", partial(PlanError, fix="Make one with `geo-ray plan --out`.")
+        path, Plan, "plan", partial(PlanError, fix="Create one with `geo-ray plan --out`.")
     )
 
 
 def differing_machines(plans: Sequence[Plan]) -> list[str]:
-    """The machines of each plan, of those regions where not all plans have the same."""
+    """Machines of each plan, for regions in which the plans differ."""
     by_plan = [{each.region: each.machines_text for each in plan.regions} for plan in plans]
     regions = by_plan[0] if by_plan else {}
     names = [name for name in regions if len({texts.get(name) for texts in by_plan}) > 1]
@@ -185,10 +191,9 @@ def differing_machines(plans: Sequence[Plan]) -> list[str]:
 
 
 def tfvars_text(plan: Plan) -> str:
-    """Return the variable `workers` as a file that `terraform -var-file` takes.
+    """Return the Terraform variable `workers`, for `terraform -var-file`.
 
-    Every region of the plan is in it, so that a file of a later plan replaces all of an earlier
-    one's machines.
+    The file contains every region of the plan, so it replaces all machines of an earlier plan.
     """
     workers = {region.region: _pools(region) for region in plan.regions}
     return json.dumps({"workers": workers}, indent=2) + "\n"
@@ -197,7 +202,9 @@ def tfvars_text(plan: Plan) -> str:
 def _pools(region: RegionPlan) -> dict[str, dict[str, str | int]]:
     pools: dict[str, dict[str, str | int]] = {}
     counts: dict[tuple[str, str], int] = {}
-    for each in region.machines:  # the same machines may be there twice, rented at other times
+    for (
+        each
+    ) in region.machines:  # the same machines may be listed twice, with different launch times
         key = (each.type, each.market)
         counts[key] = counts.get(key, 0) + each.count
     for (kind, market), count in counts.items():

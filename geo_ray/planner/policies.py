@@ -1,6 +1,7 @@
 """The planning policies `fixed`, `cloudless` and `optimal`.
 
-Also the errors for limits that no plan keeps: which limit, by how much, and what would suffice.
+The module also creates the errors for limits that no plan meets: which limit, by how much, and a
+sufficient value.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from geo_ray.planner.timing import HOUR_S
 
 
 def infeasible(limits: Limits, search: Search | BracketSearch) -> PlanInfeasibleError:
-    """Make the error for limits that nothing keeps.
+    """Create the error for limits that no plan meets.
 
     Args:
-        limits: what was asked for.
-        search: the search that found nothing.
+        limits: the limits.
+        search: the search without a result.
     """
     fastest, _ = search.best("time", Limits())
     cheapest, _ = search.best("cost", Limits())
@@ -53,60 +54,62 @@ def infeasible(limits: Limits, search: Search | BracketSearch) -> PlanInfeasible
     within, _ = search.best("cost", Limits(deadline_s=limits.deadline_s))
     near = within or fastest
     return PlanInfeasibleError(
-        f"{deadline} and budget {limits.budget_usd:.4g} USD: each can be kept, not both; within "
-        f"the deadline the cheapest plan costs {near.usd:.4g} USD",
+        f"{deadline} and budget {limits.budget_usd:.4g} USD: each can be met alone, but not both; "
+        f"within the deadline the cheapest plan costs {near.usd:.4g} USD",
         fix=f"Set plan.budget_usd to {enough_text(near.usd)}, or plan.deadline_h to "
         f"{enough_text(cheapest.seconds / HOUR_S)}.",
     )
 
 
 def check_limits(plan: Plan, limits: Limits) -> None:
-    """Hold a plan against the limits at its own prices.
+    """Check a plan against the limits, at its own prices.
 
     Raises:
-        PlanInfeasibleError: it takes longer or costs more than is allowed.
+        PlanInfeasibleError: it exceeds a limit.
     """
     if plan.total_s > limits.deadline_s * SLACK:
         raise PlanInfeasibleError(
             f"plan.deadline_h {limits.deadline_s / HOUR_S:.4g}: the plan of `{plan.policy}` takes "
             f"{duration_text(plan.total_s)}",
             fix=f"Set plan.deadline_h to {enough_text(plan.total_s / HOUR_S)}, or let "
-            "`--policy optimal` look for one that keeps it.",
+            "`--policy optimal` search for one that meets it.",
         )
     if plan.total_usd > limits.budget_usd * SLACK:
         raise PlanInfeasibleError(
             f"budget {limits.budget_usd:.4g} USD: the plan of `{plan.policy}` costs "
             f"{plan.total_usd:.4g} USD",
             fix=f"Set plan.budget_usd to {enough_text(plan.total_usd)}, or let `--policy optimal` "
-            "look for one that keeps it.",
+            "search for one that meets it.",
         )
 
 
 Kind = tuple[str, str]
-"""Type and market."""
+"""Machine type and market."""
 
 Counts = Mapping[str, Mapping[Kind, int]]
-"""Region -> kind -> how many."""
+"""Region -> kind -> count."""
 
 
 def fixed(request: Request, counts: Counts) -> Plan:
-    """Return the plan of given machines, with the request's first averager, interval and codec.
+    """Return the plan of given machines.
+
+    It uses the first averager, interval and codec of the request.
 
     Args:
-        request: the question; its limits are not looked at.
+        request: the request; its limits are ignored.
         counts: machines by region.
 
     Raises:
-        PlanInfeasibleError: a region has none, or more than its cap, or of a kind it does not have.
+        PlanInfeasibleError: a region has no machines, more than its cap, or an unavailable kind.
     """
     search = Search(request.work, request.fleets(), request.options())
     picks = [fleet.pick(_counts_of(fleet, counts.get(fleet.name, {}))) for fleet in search.fleets]
     found = search.complete(picks, search.options[0])
-    return plan_of(request, found, "fixed", 0.0, "as it was asked for")
+    return plan_of(request, found, "fixed", 0.0, "as requested")
 
 
 def _counts_of(fleet: RegionFleet, wanted: Mapping[Kind, int]) -> list[int]:
-    """Return how many of each offer; of one kind those that come first, which run already."""
+    """Return the count of each offer; of one kind, running machines come first."""
     kinds: list[Kind] = [(offer.type, offer.market) for offer in fleet.offers]
     caps = dict.fromkeys(kinds, 0)
     for kind, offer in zip(kinds, fleet.offers, strict=True):
@@ -116,11 +119,11 @@ def _counts_of(fleet: RegionFleet, wanted: Mapping[Kind, int]) -> list[int]:
             known = ", ".join(f"{type_} {market}" for type_, market in caps)
             raise PlanInfeasibleError(
                 f"region '{fleet.name}' has no {kind[0]} {kind[1]}; it has {known}",
-                fix=f"Name one of them, or add it to plan.regions.{fleet.name}.machines.",
+                fix=f"Choose one of them, or add it to plan.regions.{fleet.name}.machines.",
             )
         if count > caps[kind]:
             raise PlanInfeasibleError(
-                f"region '{fleet.name}': {count} of {kind[0]} {kind[1]}, and the cap is "
+                f"region '{fleet.name}': {count} of {kind[0]} {kind[1]}, but the cap is "
                 f"{caps[kind]}",
                 fix=f"Lower `count`, or raise `cap`, in plan.regions.{fleet.name}.machines.",
             )
@@ -130,17 +133,17 @@ def _counts_of(fleet: RegionFleet, wanted: Mapping[Kind, int]) -> list[int]:
         left[kind] = left.get(kind, 0) - found[-1]
     if not any(found):
         raise PlanInfeasibleError(
-            f"region '{fleet.name}' has data and no machine is named for it",
-            fix=f"Say how many there are: `count` in plan.regions.{fleet.name}.machines.",
+            f"region '{fleet.name}' has data but no machines",
+            fix=f"Set `count` in plan.regions.{fleet.name}.machines.",
         )
     return found
 
 
 def cloudless(request: Request) -> Plan:
-    """Right-sized to the straggler.
+    """Plan that right-sizes all regions to the straggler.
 
     Raises:
-        PlanInfeasibleError: a region has data and nothing to rent.
+        PlanInfeasibleError: a region has data but no available machines.
     """
     search = _at_length(request)
     whole = [fleet.everything() for fleet in search.fleets]
@@ -153,24 +156,24 @@ def cloudless(request: Request) -> Plan:
     ]
     found = search.complete(picks, option)
     name = search.fleets[most.straggler].name
-    reason = f"{name} is the straggler and gets all it has; the others just keep up with it"
+    reason = f"{name} is the straggler and gets all its machines; the others get enough to keep up"
     return plan_of(request, found, "cloudless", 0.0, reason)
 
 
 def everything(request: Request) -> Plan:
-    """Return the plan with all that could be rented, which `cloudless` is compared with.
+    """Plan with all available machines, the baseline of `cloudless`.
 
     Raises:
-        PlanInfeasibleError: a region has data and nothing to rent.
+        PlanInfeasibleError: a region has data but no available machines.
     """
     search = _at_length(request)
     picks = [fleet.everything() for fleet in search.fleets]
     found = search.complete(picks, search.options[0])
-    return plan_of(request, found, "everything", 0.0, "every region gets all it has")
+    return plan_of(request, found, "everything", 0.0, "every region gets all its machines")
 
 
 def _at_length(request: Request) -> Search:
-    """Return the search at the prices for about the job's length."""
+    """Return the search at prices for about the length of the job."""
     hours = 1.0
     for _ in range(2):
         length = Bracket.at(hours)
@@ -180,12 +183,12 @@ def _at_length(request: Request) -> Search:
     return search
 
 
-_NODES: Final = 2_000  # of the trees of all regions, per pace, where the gap is coarse
-_OPENED: Final = 100  # intervals of paces, likewise
+_NODES: Final = 2_000  # of the trees of all regions, per pace, with a coarse gap
+_OPENED: Final = 100  # intervals of paces, with a coarse gap
 _OPENED_WITHOUT_LAN: Final = 500
 _FINE, _COARSE = 1e-4, 1e-2
 _FASTER: Final = 1 / SLACK / SLACK
-_POINTS: Final = 32  # of the front
+_POINTS: Final = 32  # on the Pareto front
 
 
 def optimal(request: Request, gap: float | None = None) -> Plan:
@@ -193,11 +196,11 @@ def optimal(request: Request, gap: float | None = None) -> Plan:
 
     Args:
         request: the request.
-        gap: share of the objective within which any plan is good enough; None for a hundredth of a
-            percent.
+        gap: accepted relative distance to the optimum; None: 0.01 %.
 
     Raises:
-        PlanInfeasibleError: no plan keeps the limits; names which one, and the nearest plan.
+        PlanInfeasibleError: no plan meets the limits; the message names the limit and the nearest
+            plan.
     """
     search = _search(request, gap)
     found, lower = search.best(request.objective, request.limits)
@@ -211,7 +214,7 @@ def optimal(request: Request, gap: float | None = None) -> Plan:
 
 
 def front(request: Request) -> list[Plan]:
-    """Return the plans that none beats in both time and money, from fast to cheap, with reasons.
+    """Return the Pareto front in time and money, from fast to cheap, with reasons.
 
     Raises:
         PlanInfeasibleError: as for `optimal`.
@@ -238,7 +241,7 @@ def front(request: Request) -> list[Plan]:
 
 
 def _walk(search: BracketSearch, limits: Limits) -> list[Found]:
-    """Return the points of the front, the slowest first."""
+    """Return the points of the front, slowest first."""
     met: list[Found] = []
     deadline_s = limits.deadline_s
     while len(met) < _POINTS:
@@ -256,7 +259,7 @@ def _walk(search: BracketSearch, limits: Limits) -> list[Found]:
 
 
 def _not_beaten(met: list[Found]) -> list[Found]:
-    """Return the choices that none beats in both time and money, from fast to cheap."""
+    """Return the nondominated choices in time and money, from fast to cheap."""
     retained: list[Found] = []
     for found in sorted(met, key=attrgetter("seconds", "usd")):
         if not retained or found.usd < retained[-1].usd / SLACK:
@@ -267,7 +270,7 @@ def _not_beaten(met: list[Found]) -> list[Found]:
 def _search(request: Request, gap: float | None) -> BracketSearch:
     gap = _FINE if gap is None else gap
     effort = 1 if gap >= _COARSE else 8
-    # A pace is looked into exactly and soon where no machine slows another one down.
+    # exact search is fast if no machine slows another one down
     has_lan = any(rental.lan_s > 0 for site in request.sites for rental in site.rentals)
     opened = effort * (_OPENED if has_lan else _OPENED_WITHOUT_LAN)
     return BracketSearch(request, gap, effort * _NODES // len(request.sites), opened)
@@ -279,7 +282,7 @@ def _reason(search: BracketSearch, found: Found) -> str:
     exchange = "" if len(request.sites) < 2 else f" and exchanges as configured, {_exchange(whole)}"
     text = (
         f"{name} sets the pace with {found.picks[found.straggler].step_s:.3g} s per "
-        f"step; every other region has the cheapest machines that keep up. All that is offered"
+        f"step; every other region has the cheapest machines that keep up. All available machines"
         f"{exchange} (policy `everything`), would cost {whole.total_usd:.2f} USD and take "
         f"{duration_text(whole.total_s)}."
     )

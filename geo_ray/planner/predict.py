@@ -1,6 +1,6 @@
-"""Turn a choice into a plan with every second and dollar in a named term.
+"""Creates a plan from a choice, with every second and dollar in a named term.
 
-Also gives the range in which time and cost are expected.
+It also gives the expected range of time and cost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from geo_ray.planner.timing import HOUR_S
 from geo_ray.transport.links import LinkTable
 
 PREEMPTIONS: Final = "preemptions"
-_ROUNDING: Final = 1e-9  # share of the whole time that a difference of sums may be off
+_ROUNDING: Final = 1e-9  # fraction of the total time by which a difference of sums may be off
 
 
 def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str) -> Plan:
@@ -27,9 +27,9 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
     Args:
         request: the request.
         found: the choice.
-        policy: the policy that made it.
-        gap: share by which another plan could be better at most.
-        reason: why this plan was chosen.
+        policy: name of the policy.
+        gap: maximum relative distance to the optimum.
+        reason: why the plan was chosen.
     """
     seconds = _seconds(request, found)
     total_s = sum(seconds.values())
@@ -101,7 +101,7 @@ def _loss(request: Request, interval: int, codec: str | None) -> PlannedLoss:
 
 
 def _seconds(request: Request, found: Found) -> dict[str, float]:
-    """By term, of the slowest region."""
+    """Seconds by term, of the slowest region."""
     work, option = request.work, found.option
     site, pick = request.sites[found.straggler], found.picks[found.straggler]
     workers = sum(sum(each.counts) for each in found.picks)
@@ -136,7 +136,7 @@ class Unsure:
     """Relative errors.
 
     Attributes:
-        steps: of a step's time; None if nobody measured it.
+        steps: of a step's time; None: not measured.
         links: of the goodput of the worst link with the averager.
     """
 
@@ -162,11 +162,13 @@ def with_range(plan: Plan, unsure: Unsure) -> Plan:
     wan_s = plan.seconds.get("between regions", 0.0) + plan.seconds.get("last exchange", 0.0)
     off_s = math.hypot(_WIDTH * (unsure.steps or 0.0) * own_s, _WIDTH * unsure.links * wan_s)
     hourly = plan.usd_per_h + plan.fixed_usd_per_h
-    lost_usd = plan.usd.get("work lost to preemption", 0.0)  # between none and twice as much
+    lost_usd = plan.usd.get(
+        "work lost to preemption", 0.0
+    )  # lost work may be between zero and twice the estimate
     off_usd = math.hypot(off_s / HOUR_S * hourly, lost_usd)
     notes = plan.notes
     if unsure.steps is None:
-        notes = (*notes, "speeds were given, not measured: the range does not count their error")
+        notes = (*notes, "speeds were configured, not measured: the range excludes their error")
     return plan.model_copy(
         update={
             "seconds_range": _around(plan.total_s, off_s),

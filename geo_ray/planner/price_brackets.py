@@ -1,8 +1,8 @@
-"""Hours between which no price changes, and one hourly price for each item there.
+"""Price brackets: ranges of hours with constant prices, and one hourly price per item in each.
 
-What an instance costs is linear in its hours between two edges of its age tiers. Beyond the first
-edge it is not proportional to them: the hours so far are paid at older prices. So between ``low``
-and ``high`` hours every item is priced per *billed hour*,
+The cost of an instance is linear in its hours between two edges of its age tiers. Beyond the first
+edge it is not proportional: earlier hours are paid at older prices. So between ``low`` and ``high``
+hours every item is priced per *billed hour*,
 
     ``billed(T) = low + fraction * (max(T, low) - low)``,
 
@@ -25,17 +25,17 @@ from geo_ray.planner.cover import Floats
 from geo_ray.planner.timing import HOUR_S
 
 Usd = Callable[[float], float]
-"""Dollars for an item that is kept for so many hours."""
+"""Cost of an item for a number of hours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """See the module's docstring; the default is for prices that do not change.
+    """A price bracket; see the module. The default is for constant prices.
 
     Attributes:
-        low_h: where it begins.
-        high_h: where it ends.
-        fraction: of the mean price until `low_h` that a further hour is billed at.
+        low_h: start.
+        high_h: end.
+        fraction: price of a further hour relative to the mean price until `low_h`.
     """
 
     low_h: float = 0.0
@@ -44,19 +44,19 @@ class Bracket:
 
     @classmethod
     def at(cls, hours: float) -> Bracket:
-        """Return the bracket of one length, for jobs of about that length."""
+        """Return the bracket of a single length, for jobs of about that length."""
         return cls(hours, hours)
 
     def billed_h(self, seconds: float) -> float:
-        """Return the billed hours of a job; a shorter one is billed like one of `low_h`."""
+        """Return the billed hours of a job; a shorter job is billed like one of `low_h`."""
         return self.low_h + self.fraction * max(0.0, seconds / HOUR_S - self.low_h)
 
     def billed_h_K(self, seconds_K: Floats) -> Floats:
-        """Return the same for several jobs."""
+        """Return the billed hours of several jobs."""
         return self.low_h + self.fraction * np.maximum(0.0, seconds_K / HOUR_S - self.low_h)
 
     def usd_per_h(self, usd: Usd) -> float:
-        """Return the price per billed hour that is nowhere in the bracket above what is paid."""
+        """Return the highest hourly price that never exceeds the cost within the bracket."""
         if not self.low_h:  # proportional
             hours = 1.0 if math.isinf(self.high_h) else self.high_h
             return usd(hours) / hours
@@ -64,7 +64,7 @@ class Bracket:
         return min(usd(hours) / self.billed_h(hours * HOUR_S) for hours in ends_h)
 
     def halves(self, items: Sequence[Usd]) -> list[Bracket]:
-        """Return the two parts of a bracket that has both ends."""
+        """Return the two halves of a bounded bracket."""
         middle_h = math.sqrt(self.low_h * self.high_h)
         return [
             _between(self.low_h, middle_h, items),
@@ -73,23 +73,23 @@ class Bracket:
 
 
 UNCHANGING: Final = Bracket()
-"""For prices that do not change with age."""
+"""Bracket for prices that do not change with age."""
 
 
 def brackets_of(edges_h: Iterable[float], most_h: float, items: Sequence[Usd]) -> list[Bracket]:
-    """Return the brackets between all edges of all prices.
+    """Return the brackets between all price edges.
 
     Args:
         edges_h: hours at which a price changes, in any order.
-        most_h: no job takes longer.
-        items: everything that has a price per hour.
+        most_h: maximum length of a job.
+        items: all items with an hourly price.
     """
     edges = sorted({edge for edge in edges_h if 0 < edge < most_h})
     return [_between(low, high, items) for low, high in pairwise([0.0, *edges, most_h])]
 
 
 def _between(low_h: float, high_h: float, items: Sequence[Usd]) -> Bracket:
-    """Return a bracket with the share in the middle of the items' own."""
+    """Return a bracket whose fraction is in the middle of those of the items."""
     if not low_h or high_h <= low_h:
         return Bracket(low_h, high_h)
     own = [(usd(high_h) / usd(low_h) - 1) / (high_h / low_h - 1) for usd in items if usd(low_h)]

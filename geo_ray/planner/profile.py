@@ -22,15 +22,15 @@ from geo_ray.transport.links import LinkTable
 
 
 class StepPoint(StrictModel):
-    """How long steps took with so many workers and rows."""
+    """Measured step time with a number of workers and rows."""
 
     region: str = Field(description="region of the run")
     machine: str = Field(description="instance type of its workers")
-    workers: int = Field(ge=1, description="in the region")
-    rows: int = Field(ge=1, description="of a step, of each worker")
+    workers: int = Field(ge=1, description="workers in the region")
+    rows: int = Field(ge=1, description="rows per step and worker")
     step_s: float = Field(gt=0, description="median")
     spread: float = Field(ge=0, description="median absolute deviation over the median")
-    steps: int = Field(ge=1, description="that were measured")
+    steps: int = Field(ge=1, description="measured steps")
 
     @property
     def key(self) -> tuple[str, str, int, int]:
@@ -39,29 +39,29 @@ class StepPoint(StrictModel):
 
 
 class ExchangePoint(StrictModel):
-    """The overhead of exchanges beside bytes and round trip, and their sizes."""
+    """Overhead of exchanges in addition to transfer and round trip, and their sizes."""
 
-    codec: str | None = Field(description="of the updates; null: fp32")
-    overhead_s: float = Field(ge=0, description="coding, handing over, waiting in queues: median")
+    codec: str | None = Field(description="codec of the updates; null: fp32")
+    overhead_s: float = Field(ge=0, description="median seconds of coding and queueing")
     up_bytes: int = Field(ge=0, description="payload of one update")
-    down_bytes: int = Field(ge=0, description="payload of one answer")
-    count: int = Field(ge=1, description="exchanges that were measured")
+    down_bytes: int = Field(ge=0, description="payload of one reply")
+    count: int = Field(ge=1, description="measured exchanges")
 
 
 class StartPoint(StrictModel):
-    """How long a start took."""
+    """Measured start-up time."""
 
-    workers: int = Field(ge=1, description="of all regions together")
+    workers: int = Field(ge=1, description="workers of all regions")
     start_s: float = Field(gt=0, description="from the command to the first step; newest")
 
 
 class NoisePoint(StrictModel):
-    """Gradient noise; see `planning.noise`."""
+    """Gradient noise; see `planner.progress`."""
 
     grad_sq: float = Field(description="squared norm of the mean gradient, smoothed")
     trace: float = Field(description="trace of the covariance per row, smoothed")
-    rows: int = Field(ge=1, description="of the step it was measured at")
-    workers: int = Field(ge=2, description="whose gradients were compared")
+    rows: int = Field(ge=1, description="rows of the measured step")
+    workers: int = Field(ge=2, description="workers with compared gradients")
     count: int = Field(ge=1, description="measurements behind the values")
 
 
@@ -70,14 +70,14 @@ class Profile(StrictModel):
 
     version: Literal[1] = 1
     model: ModelId
-    hardware: str = Field(description="where it was measured")
+    hardware: str = Field(description="hardware of the measurement")
     steps: tuple[StepPoint, ...] = ()
     exchanges: tuple[ExchangePoint, ...] = ()
     links: LinkTable = LinkTable()
     noise: NoisePoint | None = None
     starts: tuple[StartPoint, ...] = ()
-    evaluation_s: float = Field(0.0, ge=0, description="that an evaluation adds to a step")
-    spent_s: float = Field(0.0, ge=0, description="what measuring took")
+    evaluation_s: float = Field(0.0, ge=0, description="seconds that an evaluation adds to a step")
+    spent_s: float = Field(0.0, ge=0, description="seconds spent on measurements")
 
     def with_steps(self, points: Iterable[StepPoint]) -> Self:
         """Return the profile with ``points`` in place of earlier ones of the same keys."""
@@ -90,15 +90,15 @@ class Profile(StrictModel):
         return self.model_copy(update={"exchanges": tuple(merged.values())})
 
     def with_start(self, point: StartPoint) -> Self:
-        """The same for a start, by its number of workers."""
+        """Return the profile with a start, which replaces one with the same number of workers."""
         merged = {each.workers: each for each in (*self.starts, point)}
         return self.model_copy(update={"starts": tuple(merged[key] for key in sorted(merged))})
 
     def check_model(self, model: ModelId) -> None:
-        """Refuse the profile for another model.
+        """Reject a profile of another model.
 
         Raises:
-            OtherModelError: says in what they differ.
+            OtherModelError: states the difference.
         """
         difference = self.model.differs(model)
         if difference is not None:
@@ -106,19 +106,19 @@ class Profile(StrictModel):
 
 
 def load_profile(path: Path) -> Profile:
-    """Read a profile.
+    """Read a profile file.
 
     Raises:
-        ProfileError: there is none, or it is not valid.
+        ProfileError: the file is missing or invalid.
     """
     return load_json(path, Profile, "profile", ProfileError)
 
 
 def save_profile(profile: StrictModel, path: Path) -> None:
-    """Write a profile of whatever, whole or not at all.
+    """Write a profile atomically.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,21 +135,21 @@ class StepModel:
     """A region's step time, linear in rows and workers, fitted to measurements.
 
     ``step = fixed_s + rows * row_s + lan_s * workers``, each coefficient at least 0, with one
-    ``row_s`` per machine type. The fit minimises relative errors, so that short steps count like
-    long ones. Coefficients that the points cannot tell apart are fixed by AdaptDL's rules: with one
-    number of workers ``lan_s`` is 0, with one batch size half of the time counts as fixed.
+    ``row_s`` per machine type. The fit minimizes relative errors, so that short steps weigh as much
+    as long ones. Coefficients that the points cannot separate are fixed by the rules of AdaptDL:
+    with one number of workers ``lan_s`` is 0, with one batch size half of the time counts as fixed.
 
-    Source: Scavenger's two lines, computing in the batch and synchronising in the workers (arXiv
-    2303.06659); pinning after AdaptDL's code, reconstructed.
+    Source: Scavenger's two lines, computation in the batch and synchronization in the workers
+    (arXiv 2303.06659); pinning as in AdaptDL's code, reconstructed.
 
     Attributes:
-        region: whose steps.
-        fixed_s: of every step.
-        lan_s: of every worker.
-        row_s: by machine type, of every row of one worker.
-        rows: by machine type, least and most rows that were measured.
-        workers: least and most that were measured.
-        error: root mean square of the relative residuals, or the points' own spread if larger.
+        region: the region.
+        fixed_s: constant seconds per step.
+        lan_s: seconds per worker.
+        row_s: seconds per row on one worker, by machine type.
+        rows: smallest and largest measured number of rows, by machine type.
+        workers: smallest and largest measured number of workers.
+        error: root mean square of the relative residuals, or the points' spread if larger.
     """
 
     region: str
@@ -165,7 +165,7 @@ class StepModel:
         return self.fixed_s + self.row_s[machine] * rows + self.lan_s * workers
 
     def check(self, machine: str, workers: int, rows: int) -> None:
-        """Refuse a step outside the measured range.
+        """Reject a step outside the measured range.
 
         Raises:
             ExtrapolationError: the message gives the measured range and the request.
@@ -183,16 +183,16 @@ class StepModel:
 
 
 def fit_steps(region: str, points: Sequence[StepPoint]) -> StepModel:
-    """Fit a region's points.
+    """Fit the model to a region's points.
 
     Args:
-        region: which.
-        points: of any region; those of others are left out.
+        region: the region.
+        points: points; those of other regions are ignored.
 
     Raises:
-        ProfileError: there is none of this region.
+        ProfileError: the region has no points.
     """
-    from scipy.optimize import nnls  # slow to import
+    from scipy.optimize import nnls  # slow import
 
     own = [point for point in points if point.region == region]
     if not own:
@@ -231,25 +231,25 @@ class StartModel:
     they start in parallel and ``worker_s`` is about 0; on one machine's cores they queue.
 
     Attributes:
-        fixed_s: of every start.
-        worker_s: that every worker of any region adds.
+        fixed_s: constant seconds.
+        worker_s: seconds per worker of any region.
     """
 
     fixed_s: float
     worker_s: float = 0.0
 
     def seconds(self, workers: int) -> float:
-        """Return the seconds from the command to the first step, with so many workers in all."""
+        """Return the seconds from the command to the first step."""
         return self.fixed_s + self.worker_s * workers
 
 
 def fit_start(points: Sequence[StartPoint]) -> StartModel:
-    """Fit the line; with a single number of workers, all time counts as fixed.
+    """Fit the model; with a single number of workers, all time counts as fixed.
 
     Args:
         points: at least one point.
     """
-    from scipy.optimize import nnls  # slow to import
+    from scipy.optimize import nnls  # slow import
 
     took_s = np.array([point.start_s for point in points])
     workers = np.array([float(point.workers) for point in points])

@@ -1,4 +1,4 @@
-"""Gradient noise, and the steps that a job needs with another batch size; one rule per class."""
+"""Gradient noise, and the number of steps for another batch size; one rule per class."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from geo_ray.base.model import StrictModel
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """A measurement.
+    """A measurement of gradient noise.
 
     Attributes:
-        grad_sq: |G|^2, smoothed; zero or less while there is too much noise to tell.
+        grad_sq: |G|^2, smoothed; zero or negative while noise dominates.
         trace: tr(Sigma) of one row, smoothed.
-        rows: behind the measured mean.
-        workers: gradients that were compared.
+        rows: rows behind the measured mean.
+        workers: number of compared gradients.
         count: measurements behind the smoothed values.
     """
 
@@ -33,11 +33,13 @@ class Noise:
 
     @property
     def b_simple(self) -> float:
-        """The rows where noise and gradient balance; infinite if ``grad_sq`` is not above zero."""
+        """Rows at which noise and gradient balance; infinite if ``grad_sq`` is not positive."""
         return max(0.0, self.trace) / self.grad_sq if self.grad_sq > 0 else math.inf
 
     def gamma(self, batch: int, workers: int) -> float:
-        """Return workers' squared gradient length over that of their mean: 1 to ``workers``.
+        """Return the mean squared norm of workers' gradients over that of their mean.
+
+        1 to ``workers``.
 
         Args:
             batch: rows of a step.
@@ -47,12 +49,12 @@ class Noise:
         return (1 + workers * noise) / (1 + noise) if math.isfinite(noise) else float(workers)
 
     def efficiency(self, batch: int, base: int) -> float:
-        """Return the progress per row with ``batch`` rows a step, relative to ``base`` rows."""
+        """Return the progress per row with ``batch`` rows per step, relative to ``base`` rows."""
         noise = self.b_simple
         return (noise + base) / (noise + batch) if math.isfinite(noise) else 1.0
 
     def gain(self, batch: int, base: int) -> float:
-        """Return how many steps of ``base`` rows a step of ``batch`` rows is worth."""
+        """Return the number of steps of ``base`` rows that one step of ``batch`` rows replaces."""
         noise = self.b_simple
         if not math.isfinite(noise):
             return batch / base
@@ -60,7 +62,7 @@ class Noise:
 
 
 class FixedProgress(StrictModel):
-    """The rule of the same number of rows for every batch."""
+    """Rule: every batch size needs the same number of rows."""
 
     kind: Literal["fixed"] = Field("fixed", description="the same number of rows for every batch")
 
@@ -71,7 +73,7 @@ class FixedProgress(StrictModel):
             base_steps: steps with the configured batch.
             base_rows: rows of such a step.
             rows: rows of a step.
-            noise: not used.
+            noise: ignored.
         """
         return base_steps * base_rows / rows
 
@@ -81,21 +83,21 @@ class FixedProgress(StrictModel):
 
 
 class PolluxProgress(StrictModel):
-    """Rules for the steps that a job needs with another batch than the configured one.
+    """Number of steps for another batch size than the configured one.
 
-    - `fixed`: the same rows in all, so steps go by ``B0 / B``. It is the default, and the only
-      choice while the batch is fixed; it assumes nothing.
-    - `pollux`: rows are used less well by large batches, ``efficiency = (phi + B0) / (phi + B)``
-      with the measured noise scale ``phi = tr(Sigma) / |G|^2``; the learning rate is scaled by
-      AdaScale's gain. When the rate is tuned for the configured batch.
-    - `scavenger`: epochs lie on a line in ``1 / sqrt(B)``, fitted to runs of this job that reached
-      its target. When the rate is not scaled, and two runs are known.
+    - `fixed`: the total number of rows is constant, so steps scale with ``B0 / B``. It is the
+    default, and makes no assumption.
+    - `pollux`: large batches use rows less efficiently, ``efficiency = (phi + B0) / (phi + B)``
+    with the measured noise scale ``phi = tr(Sigma) / |G|^2``; the learning rate is scaled by
+    AdaScale's gain. When: the rate is tuned for the configured batch.
+    - `scavenger`: epochs are linear in ``1 / sqrt(B)``, fitted to runs of this job that reached its
+    target. When: the rate is not scaled, and two runs are available.
 
-    `pollux` predicts more epochs for large batches, `scavenger` often fewer: the former is for a
-    rate that is tuned for each batch, the latter for one that is not.
+    `pollux` predicts more epochs for large batches, `scavenger` often fewer: the former assumes a
+    rate tuned for each batch, the latter a constant one.
 
-    Source: Pollux (OSDI 2021), the form with phi derived from AdaptDL's code; AdaScale's gain;
-    Scavenger (arXiv 2303.06659), whose noise is a line in ``1 / sqrt(B)``.
+    Source: Pollux (OSDI 2021), with phi as in AdaptDL's code; AdaScale's gain; Scavenger (arXiv
+    2303.06659), whose noise is linear in ``1 / sqrt(B)``.
     """
 
     kind: Literal["pollux"] = Field("pollux", description="by the measured gradient noise")
@@ -130,7 +132,7 @@ class Reached(StrictModel):
 
 
 class ScavengerProgress(StrictModel):
-    """Rules for the steps that a job needs with another batch than the configured one.
+    """Number of steps for another batch size, from earlier runs; see `PolluxProgress`.
 
     - `fixed`: the same rows in all, so steps go by ``B0 / B``. It is the default, and the only
       choice while the batch is fixed; it assumes nothing.
@@ -160,10 +162,10 @@ class ScavengerProgress(StrictModel):
         return self
 
     def steps(self, base_steps: float, base_rows: int, rows: int, noise: Noise | None) -> float:
-        """Return the number of steps of ``rows`` rows; the configured steps do not count.
+        """Return the number of steps of ``rows`` rows; the configured steps are ignored.
 
         Raises:
-            ExtrapolationError: the batch is beyond those of the runs.
+            ExtrapolationError: the batch is outside the range of the runs.
         """
         low, high = min(r.rows for r in self.runs), max(r.rows for r in self.runs)
         if not low <= rows <= high and not self.extrapolate:
@@ -177,7 +179,7 @@ class ScavengerProgress(StrictModel):
         return max(1.0, float(base + slope * rows**-0.5) / rows)
 
     def gain(self, base_rows: int, rows: int, noise: Noise | None) -> float:
-        """Return the factor on the learning rate, which is 1, as in its runs."""
+        """Return the factor on the learning rate, which is 1, as in the runs."""
         return 1.0
 
 

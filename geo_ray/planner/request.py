@@ -1,4 +1,4 @@
-"""The request to a planning policy: the job, what each region could rent, the links, the limits."""
+"""The planning request: the job, available machines by region, links and limits."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ _IN_FULL: Final = (FP32_BITS, FP32_BITS)
 
 
 class RentalPrice(Protocol):
-    """Dollars for something that is kept for so many hours and is so old when they begin."""
+    """Cost of an item for a number of hours from a given age on."""
 
     def __call__(self, hours: float, age_h: float = 0.0) -> float:
-        """Return the dollars.
+        """Return the cost in dollars.
 
         Args:
-            hours: that it is kept for from now on.
-            age_h: that it has now.
+            hours: hours from now on.
+            age_h: current age.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rental:
-    """Machines that a region could rent.
+    """Machines that a region can launch.
 
     Attributes:
-        type: the instance type.
-        market: how it would be bought.
-        usd: dollars for one, by its age tiers.
-        rows_per_s: that one computes.
-        cap: most of them.
-        lost_fraction: of the time of all who wait for it that its preemptions are expected to take.
-        lan_s: that one adds to a step: what its workers send and get inside the region.
-        workers: that one has, each with an accelerator of its own.
-        max_rows: most rows of a step that one has the memory for.
-        left_out: why it cannot be rented; empty if it can, or is not sold.
-        since_h: hours after the run's first machines that it is rented; see `rental_age`.
+        type: instance type.
+        market: market.
+        usd: cost of one, with its age tiers.
+        rows_per_s: speed of one.
+        cap: maximum count.
+        lost_fraction: expected fraction of the time of all waiting regions that preemptions cost.
+        lan_s: seconds that one adds to a step for traffic inside the region.
+        workers: workers of one, each with its own accelerator.
+        max_rows: maximum rows of a step that fit into the memory of one.
+        left_out: why it cannot be used; empty if it can, or is not offered.
+        since_h: hours from the launch of the first machines to its launch; see `rental_age`.
     """
 
     type: str
@@ -68,19 +68,19 @@ class Rental:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A region as the planner sees it.
+    """A region in the planner.
 
     Attributes:
-        name: the region.
-        rentals: what it could rent.
-        fixed_usd: dollars for what it needs anyway (server, disk); the age is the server's.
-        fixed_s: of every step, whatever is rented.
-        one_is_free: whether the parameter server is on one of the machines, whose workers need no
-            network; that with the largest `lan_s`.
-        counts_lan: whether `Rental.lan_s` is made of the network, because nobody has measured it.
-        server: instance type for the parameter server; None: on one of the machines.
-        edges_h: every number of hours at which one of these prices changes.
-        server_since_h: as `Rental.since_h`, of the server.
+        name: name of the region.
+        rentals: available machines.
+        fixed_usd: cost of server and disk; the age is that of the server.
+        fixed_s: constant seconds of every step.
+        one_is_free: whether the parameter server runs on one of the machines, whose workers need no
+            network; the one with the largest `lan_s` is chosen.
+        counts_lan: whether `Rental.lan_s` is computed from the network because it was not measured.
+        server: instance type of the parameter server; None: on one of the machines.
+        edges_h: all hours at which one of these prices changes.
+        server_since_h: `Rental.since_h` of the server.
     """
 
     name: str
@@ -94,24 +94,24 @@ class Site:
     server_since_h: float = 0.0
 
     def lan_s(self, counts: Sequence[int]) -> float:
-        """Return what the network inside the region adds to a step with some of its rentals."""
+        """Return the LAN time that a selection of rentals adds to a step."""
         used = [rental.lan_s for rental, n in zip(self.rentals, counts, strict=True) if n]
         total_s = sum(n * rental.lan_s for rental, n in zip(self.rentals, counts, strict=True))
         return total_s - (max(used, default=0.0) if self.one_is_free else 0.0)
 
     def workers(self, counts: Sequence[int]) -> int:
-        """Return the workers of some of its rentals."""
+        """Return the number of workers of a selection of rentals."""
         return sum(n * rental.workers for rental, n in zip(self.rentals, counts, strict=True))
 
 
 class _Coded(NamedTuple):
-    """Exchanges with an averager by what of them is sent, and how it is coded.
+    """Exchanges with an averager by content and codec.
 
     Attributes:
-        one: as most are.
-        last: after the last step, of the whole model.
-        only: the same, if there is no other.
-        first: the first one; None if it is as most are.
+        one: a typical exchange.
+        last: exchange of the whole model after the last step.
+        only: the last exchange, if it is the only one.
+        first: the first exchange; None if it is typical.
     """
 
     one: Exchange
@@ -120,7 +120,7 @@ class _Coded(NamedTuple):
     first: Exchange | None
 
     def exchanges(self, timing: Timing, steps: float) -> tuple[Exchange, Exchange | None]:
-        """Return the mean one of those on the way, and the one after the last step if there is."""
+        """Return the mean exchange, and the one after the last step, if any."""
         rounds, each = timing.rounds(steps), self.one
         if rounds and self.first is not None:
             each = mean_of(self.one, self.first, rounds)
@@ -131,24 +131,25 @@ class _Coded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The question.
+    """A planning request.
 
     Attributes:
         work: the job.
-        sites: of all regions, in the order of the configuration.
-        links: of every pair that may exchange.
+        sites: all regions, in the order of the configuration.
+        links: links between all pairs that may exchange.
         usd_per_gb: egress by (source, destination).
         averagers: regions that may host the averager; never empty.
-        intervals: to choose from.
-        codecs: to choose from.
-        loss_budget: relative loss against the plainest training that is acceptable.
-        objective: fewest dollars, or least time.
-        limits: to keep.
-        overhead_s: by codec, what an exchange takes beside bytes and round trip, as measured.
-        last_errors: relative, that the last exchange may have up and down; 0 for full precision.
-        first_in_full: whether no codec is used for the first exchange, as there is nothing yet that
-            what is sent could be a difference from.
-        loss: what intervals and codecs cost in loss.
+        intervals: candidate intervals.
+        codecs: candidate codecs.
+        loss_budget: acceptable loss relative to plain training.
+        objective: minimum dollars, or minimum time.
+        limits: the limits.
+        overhead_s: measured seconds of an exchange in addition to transfer and round trip, by
+            codec.
+        last_errors: allowed relative errors of the last exchange, up and down; 0: full precision.
+        first_in_full: whether the first exchange uses no codec, because there is no base for a
+            difference yet.
+        loss: loss of intervals and codecs.
     """
 
     work: JobWork
@@ -167,14 +168,14 @@ class Request:
     loss: LossTable = field(default_factory=AssumedLoss)
 
     def fleets(self, bracket: Bracket = UNCHANGING, most_nodes: int = 20_000) -> list[RegionFleet]:
-        """Return what the regions could rent, at the prices of a bracket.
+        """Return the fleets of the regions, at the prices of a bracket.
 
         Args:
-            bracket: of the hours that machines are kept.
-            most_nodes: of a region's search for its cheapest machines.
+            bracket: hours of the machines.
+            most_nodes: maximum nodes of a region's search tree.
 
         Raises:
-            PlanInfeasibleError: a region has data and nothing to rent.
+            PlanInfeasibleError: a region has data but no available machines.
         """
         found = []
         for site in self.sites:
@@ -199,10 +200,10 @@ class Request:
         return found
 
     def options(self, bracket: Bracket = UNCHANGING) -> list[Option]:
-        """Return the ways to exchange that keep the loss budget, at the prices of a bracket.
+        """Return the exchange options within the loss budget, at the prices of a bracket.
 
         Raises:
-            PlanInfeasibleError: no way keeps it.
+            PlanInfeasibleError: no option is within the loss budget.
             LinkUnknownError: a link was not measured.
         """
         names = [site.name for site in self.sites]
@@ -233,7 +234,7 @@ class Request:
         return _Coded(one, last, whole, full)
 
     def loss_of(self, interval: int, codec: str | None) -> float:
-        """Return the relative loss that a way to exchange is expected to cost."""
+        """Return the expected relative loss of an exchange option."""
         if len(self.sites) == 1:
             return 0.0
         return self.loss.loss(interval, codec, trains_on=self.work.pattern.trains_on)
@@ -242,15 +243,15 @@ class Request:
         budget = f"loss_budget {self.loss_budget:.1%}"
         if math.isinf(least):
             return PlanInfeasibleError(
-                f"{budget}: with every interval and codec that are allowed, training diverged when "
+                f"{budget}: with every allowed interval and codec, training diverged when "
                 "the loss was measured",
                 fix="Allow shorter intervals and larger codecs, or lower the learning rate and "
-                "measure anew.",
+                "measure again.",
             )
-        how = "as measured, noise included" if self.loss.is_measured else "by the rough table"
+        how = "as measured, noise included" if self.loss.is_measured else "by the assumed table"
         more = ", or measure with more --seeds and --steps" if self.loss.is_measured else ""
         return PlanInfeasibleError(
-            f"{budget}: the best interval and codec that are allowed are expected to lose "
+            f"{budget}: the best allowed interval and codec are expected to lose "
             f"{least:.1%}, {how}",
             fix=f"Set plan.loss_budget to {enough_text(least)}, or allow shorter intervals and "
             f"larger codecs{more}.",
@@ -264,7 +265,7 @@ class Request:
         bits: tuple[float, float] | None = None,
     ) -> Exchange:
         names = [site.name for site in self.sites]
-        # An exchange that was not measured is taken to be as slow as the slowest measured one.
+        # an unmeasured exchange is assumed to be as slow as the slowest measured one
         overhead_s = self.overhead_s.get(codec, max(self.overhead_s.values(), default=0.0))
         return exchange(
             self.work.num_params / fragments,
@@ -282,17 +283,17 @@ def _nothing_to_rent(site: Site, rows: int) -> PlanInfeasibleError:
     whys = dict.fromkeys(f"{r.type}: {r.left_out}" for r in site.rentals if r.left_out)
     if whys:
         return PlanInfeasibleError(
-            f"region '{site.name}' has data and nothing that they fit on: {'; '.join(whys)}",
-            fix=f"Offer larger machines in plan.regions.{site.name}, a server of its own for the "
-            "parameter server, or an optimizer that keeps less.",
+            f"region '{site.name}' has data, but no machine with enough memory: {'; '.join(whys)}",
+            fix=f"Add larger machines to plan.regions.{site.name}, a separate machine for the "
+            "parameter server, or use an optimizer with less state.",
         )
     if any(rental.cap for rental in site.rentals):
         return PlanInfeasibleError(
-            f"region '{site.name}' has {rows} rows of a step, and its machines have memory for "
+            f"region '{site.name}' has {rows} rows of a step, but its machines have memory for "
             f"{sum(r.cap * r.max_rows for r in site.rentals)}",
-            fix="Lower data.batch_size, raise a cap of its machines, or offer larger ones.",
+            fix="Lower data.batch_size, raise a cap of its machines, or add larger ones.",
         )
     return PlanInfeasibleError(
-        f"region '{site.name}' has data and nothing to rent",
+        f"region '{site.name}' has data but no available machines",
         fix="Raise a cap of its machines, or allow another market.",
     )

@@ -1,7 +1,7 @@
-"""Find the best exchange, step time and machines by branch and bound, with a proven gap.
+"""Finds the best exchange, step time and machines by branch and bound, with a proven gap.
 
-Enumerates when there are few choices; prices that fall with age are searched per price bracket.
-`RentalPool` holds the machines of all regions and limits those that may be preempted.
+Small problems are enumerated. Prices that fall with age are searched per price bracket.
+`RentalPool` holds the machines of all regions and limits the number of spot machines.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from geo_ray.planner.price_brackets import UNCHANGING, Bracket, Usd, brackets_of
 from geo_ray.planner.request import Request
 from geo_ray.planner.timing import HOUR_S, JobWork, stall_of
 
-_STAIRS: Final = 96  # looked at, of all regions
+_STAIRS: Final = 96  # maximum number considered, over all regions
 
 
 class _Stair(NamedTuple):
-    """A region's cheapest machines with at most some number that may be preempted.
+    """Cheapest machines of a region with a limit on spot machines.
 
     Attributes:
         pick: the machines; None if none were found and none are proven not to exist.
-        spots: of them may be preempted.
-        least_spots: one more than the next stair may have; below `spots` if some are left out.
-        least_usd_per_h: of any machines with at least so many.
+        spots: number of spot machines.
+        least_spots: one more than the limit of the next step; below `spots` if steps are skipped.
+        least_usd_per_h: lower bound on the price of any machines with at least that many.
     """
 
     pick: Pick | None
@@ -47,21 +47,21 @@ class _Stair(NamedTuple):
 
 @dataclass(frozen=True)
 class RentalPool:
-    """The machines of all regions together, with at most so many that may be preempted.
+    """Machines of all regions, with a limit on spot machines.
 
-    A preemption makes all wait who wait for its region, so what regions rent is tied by one number:
-    the machines that may be preempted, of all regions or, where regions do not wait for each other,
-    of the region that has most. All of them lose the same share of their time: `plan.spot` is one
-    for all. For a cap on that number each region's cheapest machines with at most ``k`` of them are
-    a staircase over ``k``, and the cheapest sum of all regions is found by adding up their
-    staircases, exactly. Where there are very many such machines, only some steps of a staircase are
-    looked at, geometrically spaced; what may be missed between them is told.
+    A preemption delays all regions that wait for the affected one, so the choices of regions are
+    coupled by one number: the spot machines of all regions or, if regions do not wait for each
+    other, of the region with the most. All spot machines lose the same fraction of their time,
+    since `plan.spot` is global. Given a limit, each region's cheapest machines with at most ``k``
+    spot machines form a step function over ``k``, and the cheapest total is found exactly by
+    combining the step functions. With very many spot machines only some steps are evaluated,
+    geometrically spaced; the possible error is reported.
 
-    Shape legend: K = machines that may be preempted, from 0 on.
+    Shape legend: K = spot machines, from 0 on.
 
     Attributes:
-        fleets: of all regions.
-        synchronous: whether all wait for each other.
+        fleets: fleets of all regions.
+        synchronous: whether all regions wait for each other.
     """
 
     fleets: Sequence[RegionFleet]
@@ -69,7 +69,7 @@ class RentalPool:
 
     @cached_property
     def most_spots(self) -> int:
-        """Return the most machines that may be preempted."""
+        """Return the maximum number of spot machines."""
         if not self._lost_fraction:
             return 0
         each = [fleet.most_spots for fleet in self.fleets]
@@ -82,23 +82,23 @@ class RentalPool:
         }
         if len(fractions) > 1:
             text = ", ".join(f"{fraction:g}" for fraction in sorted(fractions))
-            raise InvariantError(f"machines that may be preempted lose unequal shares: {text}")
+            raise InvariantError(f"spot machines lose unequal fractions: {text}")
         return max(fractions, default=0.0)
 
     @cached_property
     def _shrink(self) -> float:
-        """Return how many fewer machines than a stair the next one has, as a factor."""
+        """Return the factor between the numbers of machines of consecutive steps."""
         most = max(fleet.most_spots for fleet in self.fleets)
         if most * len(self.fleets) <= _STAIRS:
             return 1.0
         return math.exp(-math.log(most + 1) * len(self.fleets) / _STAIRS)
 
     def stall(self, spots: int) -> float:
-        """Return how much longer steps and exchanges take."""
+        """Return the factor by which steps and exchanges are extended."""
         return stall_of(spots * self._lost_fraction)
 
     def spots(self, picks: Sequence[Pick]) -> int:
-        """Return how many machines may be preempted, as they count for the standstill of all."""
+        """Return the number of spot machines that can delay all regions."""
         if not self._lost_fraction:
             return 0
         pairs = zip(self.fleets, picks, strict=True)
@@ -106,17 +106,17 @@ class RentalPool:
         return sum(each) if self.synchronous else max(each)
 
     def slowest_s(self) -> list[float]:
-        """Return how long each region's step takes at most on machines that are worth a thought."""
+        """Return an upper bound on each region's step time with reasonable machines."""
         if not self._lost_fraction:
             return [fleet.slowest_s() for fleet in self.fleets]
         return [max(fleet.slowest_s(), fleet.capped(0).slowest_s()) for fleet in self.fleets]
 
     def least_usd_per_h(self, limits_s: Sequence[float], most_spots: int) -> float:
-        """Return a lower bound of the price of steps that keep each region's limit.
+        """Return a lower bound on the price of steps within each region's limit.
 
         Args:
-            limits_s: the limits, by region.
-            most_spots: that may be preempted, see `spots`.
+            limits_s: limits by region.
+            most_spots: maximum spot machines; see `spots`.
         """
         pairs = zip(self.fleets, limits_s, strict=True)
         return sum(fleet.capped(most_spots).least_usd_per_h(limit_s) for fleet, limit_s in pairs)
@@ -124,15 +124,15 @@ class RentalPool:
     def cheapest(
         self, limits_s: Sequence[float], most_spots: int
     ) -> tuple[tuple[Pick, ...] | None, float]:
-        """Return the cheapest machines that keep each region's limit, and what any cost at least.
+        """Return the cheapest machines within each region's limit, and a lower bound on the price.
 
         Args:
-            limits_s: the limits, by region.
-            most_spots: that may be preempted, see `spots`.
+            limits_s: limits by region.
+            most_spots: maximum spot machines; see `spots`.
 
         Returns:
-            The machines, None if none were found, and a lower bound of the dollars an hour, which
-            is infinite if there are none.
+            The machines, None if none were found, and a lower bound on the hourly price, which is
+            infinite if there are none.
         """
         picks = []
         for fleet, limit_s in zip(self.fleets, limits_s, strict=True):
@@ -145,7 +145,7 @@ class RentalPool:
         return self._shared(limits_s, most_spots)
 
     def _least_usd_if_any(self, limits_s: Sequence[float], most_spots: int) -> float:
-        """Return a lower bound of the price; infinite if a region has no such machines."""
+        """Return a lower bound on the price; infinite if a region has no suitable machines."""
         pairs = zip(self.fleets, limits_s, strict=True)
         if any(fleet.capped(most_spots).is_too_short(limit_s) for fleet, limit_s in pairs):
             return math.inf
@@ -154,7 +154,7 @@ class RentalPool:
     def _shared(
         self, limits_s: Sequence[float], most_spots: int
     ) -> tuple[tuple[Pick, ...] | None, float]:
-        """Return the same where each region's cheapest have too many together."""
+        """Return the same if the cheapest machines of all regions exceed the limit together."""
         least_K, real_K = np.zeros(most_spots + 1), np.zeros(most_spots + 1)
         chosen: list[tuple[list[_Stair], NDArray[np.intp]]] = []
         for fleet, limit_s in zip(self.fleets, limits_s, strict=True):
@@ -192,12 +192,12 @@ class RentalPool:
             yield _Stair(pick, spots, cap + 1, pick.least_usd_per_h)
 
 
-# Choices times ways times regions, in each of the searches; age tiers and fronts need many.
+# choices times options times regions, per search; age tiers and fronts need many searches
 _MOST: Final = 200_000
 
 
 class _Machines(NamedTuple):
-    """All choices of machines: seconds of steps, and of each choice dollars, workers and stall."""
+    """All machine choices: step seconds, dollars, workers and stall of each."""
 
     step_s_NR: Floats
     usd_per_h_N: Floats
@@ -212,17 +212,17 @@ def best_of_all(
     objective: Objective,
     limits: Limits,
 ) -> tuple[tuple[Pick, ...], Option] | None:
-    """Return the best choice; the best that keeps no limit if none does.
+    """Return the best choice; the best without limits if none meets them.
 
     Args:
-        fleets: of all regions.
-        option_set: to exchange.
-        pool: the same fleets together.
-        objective: what counts; the other measure breaks ties.
-        limits: to keep.
+        fleets: fleets of all regions.
+        option_set: exchange options.
+        pool: the same fleets as a pool.
+        objective: the objective; the other measure breaks ties.
+        limits: the limits.
 
     Returns:
-        None if there are too many choices to go through.
+        None if there are too many choices to enumerate.
     """
     most = _MOST // (len(fleets) * len(option_set.options))
     picks = []
@@ -268,7 +268,7 @@ def _machines(
 
 
 def _values(option_set: OptionSet, option: Option, machines: _Machines) -> tuple[Floats, Floats]:
-    """Return seconds and dollars of each choice with one way to exchange."""
+    """Return seconds and dollars of each choice with one exchange option."""
     work, one, timing = option_set.work, option.exchange, option.timing
     exchange_s_R, step_s_NR = np.array(one.seconds_by_region), machines.step_s_NR
     lines = [
@@ -288,25 +288,25 @@ def _values(option_set: OptionSet, option: Option, machines: _Machines) -> tuple
     return seconds_N, option_set.bracket.billed_h_K(seconds_N) * hourly_N + egress_N
 
 
-_BELOW: Final = 1 - 1e-8  # a pace just too fast for what was found
+_BELOW: Final = 1 - 1e-8  # a pace slightly faster than the one found
 _NARROW_PACE: Final = 1.05
-_FEW: Final = 8  # ways, which are told apart from the beginning
-_PATIENCE: Final = 20  # times as many intervals while nothing was found
+_FEW: Final = 8  # number of options below which they are separated immediately
+_PATIENCE: Final = 20  # factor on the number of intervals while nothing was found
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A complete choice.
+    """A complete solution.
 
     Attributes:
-        option: the exchanges.
+        option: exchange option.
         picks: machines by region, in the order of the fleets.
         straggler: index of the region that all others wait for.
-        pace_s: see `work`.
-        stall: how much longer preemptions make steps and exchanges.
-        seconds: of the job.
-        egress_usd: of the job.
-        usd: of the job, egress included.
+        pace_s: seconds per step.
+        stall: factor by which preemptions extend steps and exchanges.
+        seconds: duration of the job.
+        egress_usd: egress of the job.
+        usd: cost of the job, including egress.
     """
 
     option: Option
@@ -319,15 +319,15 @@ class Found:
     usd: float
 
     def value(self, objective: Objective) -> tuple[float, float]:
-        """What counts, and what breaks ties."""
+        """Objective value, and the tie breaker."""
         return (self.usd, self.seconds) if objective == "cost" else (self.seconds, self.usd)
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """Choices whose pace and number of machines that may be preempted lie in intervals.
+    """Subproblem: intervals of pace and of the number of spot machines.
 
-    A group of ways counts its pace as if each region had the shortest wait of any of them.
+    A set of options is evaluated as if each region had the shortest wait of any option.
     """
 
     option_set: OptionSet
@@ -335,8 +335,8 @@ class _Node:
     high_s: float
     least_spots: int = 0
     most_spots: int = 0
-    least_usd: float = 0.0  # an hour, of all machines; as known from a larger interval
-    is_left: bool = False  # nothing is faster than its left end, where right ends never come
+    least_usd: float = 0.0  # hourly price of all machines; lower bound from a larger interval
+    is_left: bool = False  # nothing is faster than its left end
 
     @property
     def is_group(self) -> bool:
@@ -345,14 +345,14 @@ class _Node:
 
 @dataclass
 class Search:
-    """Finds the best choice, and keeps all complete choices that it meets.
+    """Finds the best solution, and collects all complete solutions on the way.
 
     Attributes:
         work: the job.
-        fleets: of all regions; none is empty.
-        options: exchanges to choose from; at least one.
-        bracket: of the hours that prices are for.
-        met: complete choices, in the order of finding.
+        fleets: nonempty fleets of all regions.
+        options: candidate exchange options; at least one.
+        bracket: hours that the prices apply to.
+        met: complete solutions, in order of discovery.
     """
 
     work: JobWork
@@ -369,14 +369,14 @@ class Search:
         most_opened: int = 400,
         known: float = math.inf,
     ) -> tuple[Found | None, float]:
-        """Return the best choice within the limits, and what any choice is worth at least.
+        """Return the best solution within the limits, and a bound on any solution.
 
         Args:
-            objective: fewest dollars, or least time; the other one breaks ties.
-            limits: to keep.
-            gap: share that is not worth looking for.
-            most_opened: intervals of paces that are looked into; more if nothing was found in them.
-            known: value of a choice that is known; only better ones are looked for.
+            objective: minimum dollars, or minimum time; the other one breaks ties.
+            limits: the limits.
+            gap: accepted relative distance to the optimum.
+            most_opened: maximum number of explored intervals; more if they contain no solution.
+            known: value of a known solution; only better ones are searched.
         """
         if self._root.option_set.depends:
             all_of = self._root.option_set, self._pool, objective, limits
@@ -411,7 +411,7 @@ class Search:
                 ):
                     best, value = found, found.value(objective)[0]
             if picks is None:
-                if math.isfinite(least_usd):  # not proven to be too fast for some region
+                if math.isfinite(least_usd):  # not proven infeasible for some region
                     lower = min(lower, bound)
                 continue
             node = replace(node, least_usd=max(node.least_usd, least_usd))
@@ -422,7 +422,7 @@ class Search:
                     self._pace_s([pick.step_s for pick in picks], node.option_set), node.high_s
                 )
                 spots = max(node.least_spots, self._pool.spots(picks))
-                # What a search that was cut off may have missed between there and here.
+                # solutions that a truncated search may have missed in between
                 stall = self._pool.stall(spots)
                 missed = node.option_set.bound(pace_s, least_usd, stall, objective, limits)
                 lower = min(lower, missed)
@@ -438,14 +438,14 @@ class Search:
     def _if_better(
         self, found: Found, objective: Objective, limits: Limits, known: float
     ) -> tuple[Found | None, float]:
-        """Return the best of all choices, as `best` does."""
+        """Return the best of all solutions, as `best` does."""
         value = found.value(objective)[0]
         if value < known and limits.keeps(found.seconds, found.usd):
             return found, value
         return None, known
 
     def complete(self, picks: Sequence[Pick], option: Option) -> Found:
-        """Return the complete choice of given machines and exchanges."""
+        """Return the complete solution of given machines and exchanges."""
         work, steps_s = self.work, [pick.step_s for pick in picks]
         paces_s = self.option_set([option]).whole_paces_KR(steps_s)[0].tolist()
         pace_s = max(paces_s)
@@ -459,7 +459,7 @@ class Search:
         return Found(option, tuple(picks), straggler, pace_s, stall, seconds, egress_usd, usd)
 
     def option_set(self, options: Sequence[Option]) -> OptionSet:
-        """Return some ways to exchange with the regions' machines."""
+        """Return a set of exchange options for the regions' machines."""
         return OptionSet(self.work, tuple(options), self._fastest_s, self.bracket)
 
     @cached_property
@@ -483,7 +483,7 @@ class Search:
         return low_s, max(low_s, self._pace_s(self._pool.slowest_s(), option_set))
 
     def _parts(self, node: _Node) -> Iterator[_Node]:
-        """Return the halves of a group's intervals, or its ways one by one."""
+        """Return the halves of a subproblem's intervals, or its options one by one."""
         is_wide = self._width(node) > _NARROW_PACE or node.high_s > node.low_s * _NARROW_PACE
         if is_wide and len(node.option_set.options) > _FEW:
             yield from self._halves(node)
@@ -494,17 +494,17 @@ class Search:
             low_s = max(node.low_s, fastest_s)
             if low_s <= node.high_s + more_s:
                 high_s = node.high_s + more_s
-                # Its prices are those of a longer step than the group's.
+                # its prices are those of a longer step than the group's
                 found = replace(node, option_set=single, low_s=low_s, high_s=high_s, least_usd=0.0)
                 yield replace(found, is_left=low_s == fastest_s)
 
     def _left(self, node: _Node, pace_s: float, spots: int) -> Iterator[_Node]:
-        """Return what the cheapest at a node's right end do not beat.
+        """Return the subproblems that remain after the cheapest solution at the right end.
 
         Args:
-            node: of one way.
-            pace_s: theirs.
-            spots: of theirs that may be preempted; the node's fewest, if they have fewer.
+            node: subproblem with one option.
+            pace_s: pace of that solution.
+            spots: its number of spot machines; at least the minimum of the subproblem.
         """
         if pace_s * _BELOW >= node.low_s:
             yield from self._halves(replace(node, high_s=pace_s * _BELOW))
@@ -518,7 +518,7 @@ class Search:
         return self._pool.stall(node.most_spots) / self._pool.stall(node.least_spots)
 
     def _halves(self, node: _Node, *, by_spots: bool = False) -> Iterator[_Node]:
-        """Return a node in two parts: by pace or preempted machines, where they differ more."""
+        """Split a subproblem by pace or by spot machines, whichever range is wider."""
         if by_spots or self._width(node) > node.high_s / node.low_s:
             middle = (node.least_spots + node.most_spots) // 2
             yield replace(node, most_spots=middle, is_left=True)
@@ -544,7 +544,7 @@ class Search:
         return float(option_set.paces_KR(steps_s).min(axis=0).max())
 
     def _bound(self, node: _Node, objective: Objective, limits: Limits) -> float:
-        """Return a lower bound of all choices of a node."""
+        """Return a lower bound on all solutions of a subproblem."""
         limits_s = node.option_set.limits_s(node.high_s)
         usd_per_h = max(node.least_usd, self._pool.least_usd_per_h(limits_s, node.most_spots))
         stall = self._pool.stall(node.least_spots)
@@ -557,13 +557,13 @@ _NARROW_BRACKET: Final = 1 + 1e-7
 
 @dataclass
 class BracketSearch:
-    """Finds the best choices for a request.
+    """Finds the best solutions for a request over all price brackets.
 
     Attributes:
-        request: the question; its limits are not looked at.
-        gap: share of the objective within which any choice is good enough.
-        most_nodes: of a region's tree of machines, per pace.
-        most_opened: intervals of paces per search.
+        request: the request; its limits are ignored.
+        gap: accepted relative distance to the optimum.
+        most_nodes: maximum nodes of a region's search tree, per pace.
+        most_opened: maximum intervals of paces per search.
     """
 
     request: Request
@@ -573,11 +573,11 @@ class BracketSearch:
     _searches: dict[Bracket, Search] = field(default_factory=dict)
 
     def best(self, objective: Objective, limits: Limits) -> tuple[Found | None, float]:
-        """Return the best choice within the limits, and what any choice is worth at least.
+        """Return the best solution within the limits, and a bound on any solution.
 
         Args:
-            objective: fewest dollars, or least time; the other one breaks ties.
-            limits: to keep.
+            objective: minimum dollars, or minimum time; the other one breaks ties.
+            limits: the limits.
         """
         best: Found | None = None
         value = lower = math.inf
@@ -606,7 +606,7 @@ class BracketSearch:
         return best, min([lower, value, *(entry[0] for entry in heap[:1])])
 
     def priced(self, found: Found) -> Found:
-        """Return the choice with the dollars of its own length."""
+        """Return the solution with the cost of its own length."""
         hours = found.seconds / HOUR_S
         usd = found.egress_usd
         for site, pick in zip(self.request.sites, found.picks, strict=True):
@@ -631,7 +631,7 @@ class BracketSearch:
     def _within(
         self, bracket: Bracket, objective: Objective, limits: Limits, known: float
     ) -> tuple[Found | None, float]:
-        """Return what was found if it keeps the limits at its own prices, and the lower bound."""
+        """Return the solution if it meets the limits at its own prices, and the lower bound."""
         search = self._of(bracket)
         deadline_s = min(limits.deadline_s, bracket.high_h * HOUR_S)
         inner = Limits(deadline_s, limits.budget_usd)
@@ -655,7 +655,7 @@ class BracketSearch:
         return brackets_of(edges_h, self._most_h(), self._items) if edges_h else [UNCHANGING]
 
     def _most_h(self) -> float:
-        """Return hours that no job exceeds: one machine computes, all of them are waited for."""
+        """Return an upper bound on the hours of a job: one machine computes, all are waited for."""
         work, steps_s, workers, fractions = self.request.work, [], 0, 0.0
         for fleet in self.request.fleets():
             count = sum(offer.cap for offer in fleet.offers)

@@ -1,4 +1,4 @@
-"""The time model: when regions exchange, how long they stall, and the total work of a job."""
+"""Time model: when regions exchange, how long they wait, and the total work of a job."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ _EPS: Final = 1e-9
 
 Floats = NDArray[np.float64]
 Line = tuple[float, float]
-"""Exchanges per step that are waited for, and the share of a step's own seconds that counts: a
-region with exchanges of ``x`` seconds has a pace of ``first * x + second * t`` at least."""
+"""Lines ``(first, second)``.
+
+A region with exchanges of ``x`` seconds and steps of ``t`` seconds has a pace of at least ``first *
+x + second * t``."""
 Lines = tuple[Line, Line, Line, Line]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The exchanges of one interval, in steps of the job.
+    """Exchanges at one interval, in steps of the job.
 
     Attributes:
-        every: steps from one to the next, where the link is free.
-        hides: steps that hide one; infinite if nobody stands still for it.
-        last: whether there is one after the last step; see `LastExchange`.
-        bound: exchanges that a region may be ahead of the slowest; None: any number.
+        every: steps between exchanges while the link is free.
+        hides: steps that can hide an exchange; infinite if exchanges never block.
+        last: whether an exchange follows the last step; see `LastExchange`.
+        bound: exchanges that a region may be ahead of the slowest; None: no bound.
         by_speed: whether slower regions exchange after fewer steps.
         unit: steps that are taken at once.
-        owes: whether a codec owes something after each exchange, so that the one of the last step,
-            which pays it, is the last one.
+        owes: whether the codec accumulates an error, which the exchange of the last step transmits.
     """
 
     every: float
@@ -46,22 +47,22 @@ class Timing:
 
     @property
     def skips(self) -> bool:
-        """Whether exchanges that are due are put off while the link is busy."""
+        """Whether due exchanges are skipped while the link is busy."""
         return math.isinf(self.hides)
 
     @property
     def is_of_machines(self) -> bool:
-        """Whether the number of exchanges depends on how fast machines are."""
+        """Whether the number of exchanges depends on the speed of machines."""
         return self.skips or self.by_speed
 
     def rounds(self, steps: float) -> int:
-        """Return the exchanges that are due within so many steps, without the last one."""
+        """Return the number of exchanges within a number of steps, without the last one."""
         if self._has_own_last:
             return max(0, math.ceil(steps / self.every - _EPS) - 1)
         return math.floor(steps / self.every + _EPS)
 
     def has_last(self, steps: float) -> bool:
-        """Return whether there is one more after the last step."""
+        """Return whether an additional exchange follows the last step."""
         is_rest = steps > self.rounds(steps) * self.every + _EPS
         return self._has_own_last or (self.last == "rest" and is_rest)
 
@@ -71,9 +72,9 @@ class Timing:
         return self.last == "always" or self.owes
 
     def counts_R(self, steps: float, step_s_R: Floats, exchange_s_R: Floats) -> Floats:
-        """Return how many each region makes, without the last one.
+        """Return the number of exchanges of each region, without the last one.
 
-        Regions are the last dimension; others are of choices.
+        The last dimension is regions; other dimensions are choices.
         """
         every_R = self._every_R(step_s_R)
         if not self.skips:
@@ -86,17 +87,17 @@ class Timing:
         return counts_R
 
     def more_s_R(self, steps: float, step_s_R: Floats, exchange_s_R: Floats) -> Floats:
-        """Return what depends on all machines: seconds beyond those of `lines`."""
+        """Return the seconds that depend on all machines, in addition to those of `lines`."""
         every_R = self._every_R(step_s_R)
         if not self.skips:
             more_R = self._rounds_R(steps, every_R) - self.rounds(steps)
-            return np.asarray(more_R * exchange_s_R)  # only who stands still goes by speed
+            return np.asarray(more_R * exchange_s_R)  # only blocked regions depend on speed
         counts_R, _ = _counts_R(steps, every_R, step_s_R, exchange_s_R)
         late_s_R = exchange_s_R - (steps - every_R) * step_s_R
         return np.where(counts_R == 1, np.maximum(0.0, late_s_R), 0.0)
 
     def lines(self, steps: float) -> Lines:
-        """Return the lines whose largest is the pace of a region that waits when it must."""
+        """Return lines whose maximum is the pace of a region that waits when required."""
         if self.skips:
             return (0.0, 1.0), (0.0, 1.0), (0.0, 1.0), (0.0, 1.0)
         rounds = self.rounds(steps)
@@ -127,29 +128,29 @@ class Timing:
 def _counts_R(
     steps: float, every_R: Floats, step_s_R: Floats, exchange_s_R: Floats
 ) -> tuple[Floats, Floats]:
-    """Return exchanges, if what is due waits for the link, and steps from one to the next."""
+    """Return the number of exchanges if due ones wait for the link, and the steps between them."""
     takes_R = np.ceil(exchange_s_R / step_s_R - _EPS)
     apart_R = np.maximum(every_R, takes_R)
     rest_R = steps - every_R - np.maximum(1.0, takes_R)
-    first_R = (every_R < steps - _EPS).astype(float)  # nobody knows yet how long it takes
+    first_R = (every_R < steps - _EPS).astype(float)  # the duration is unknown at first
     return np.asarray(np.maximum(first_R, np.floor(rest_R / apart_R + _EPS) + 1)), apart_R
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """How a strategy exchanges, for every interval that it could have.
+    """Exchange pattern of a strategy, for every possible interval.
 
     Attributes:
         blocking: see `Blocking`.
         last: see `LastExchange`.
-        fragments: parts of the model, of which an exchange has one.
+        fragments: parts of the model; each exchange transmits one.
         bound: see `Timing.bound`.
-        every: steps from one exchange to the next, by interval; else the interval over `fragments`.
+        every: steps between exchanges by interval; default: the interval over `fragments`.
         by_speed: see `Timing.by_speed`.
-        synchronous: whether a region that stands still holds up all of them.
+        synchronous: whether a region that pauses delays all others.
         unit: see `Timing.unit`.
-        hidden: steps that hide an exchange of those who stand still when late, by interval; else
-            those until the next one.
+        hidden: steps that hide an exchange of a region that blocks when late, by interval; default:
+            those until the next exchange.
     """
 
     blocking: Blocking = "always"
@@ -164,11 +165,11 @@ class Pattern:
 
     @property
     def trains_on(self) -> bool:
-        """Whether regions train on while an exchange is on its way."""
+        """Whether regions train during an exchange."""
         return self.blocking != "always"
 
     def timing(self, interval: int, *, owes: bool = False) -> Timing:
-        """Return the exchanges with an interval.
+        """Return the exchanges at an interval.
 
         Args:
             interval: steps in which the whole model is exchanged once.
@@ -189,17 +190,17 @@ _MOST_LOST: Final = 0.9
 
 @dataclass(frozen=True, slots=True)
 class JobWork:
-    """A job without machines.
+    """Work of a job, independent of machines.
 
     Attributes:
         steps: local steps of every region until the target.
-        rows_per_step: of all regions together.
-        rows: of data, by region; the shares of a step.
+        rows_per_step: rows per step over all regions.
+        rows: rows of data by region, which determine the division of a step.
         num_params: of the model.
-        pattern: when regions exchange, and what of that they stand still for.
-        startup_s: until the first step, paid for like any other second.
-        worker_start_s: that every worker adds to it.
-        evaluations_s: of all evaluations; steps wait for them.
+        pattern: exchange pattern.
+        startup_s: seconds until the first step; they cost like any others.
+        worker_start_s: additional start-up seconds per worker.
+        evaluations_s: seconds of all evaluations, which block training.
     """
 
     steps: float
@@ -212,7 +213,7 @@ class JobWork:
     evaluations_s: float = 0.0
 
     def region_rows(self, region: str) -> int:
-        """Return the region's rows of a step, at least one."""
+        """Return the region's rows per step, at least one."""
         return max(1, round(self.rows_per_step * self.rows[region] / sum(self.rows.values())))
 
     def start_s(self, workers: int) -> float:
@@ -220,18 +221,18 @@ class JobWork:
         return self.startup_s + self.worker_start_s * workers
 
     def seconds(self, pace_s: float, last_s: float, workers: int, stall: float = 1.0) -> float:
-        """Seconds of the job.
+        """Return the seconds of the job.
 
         Args:
-            pace_s: see the module's docstring.
-            last_s: of the exchange after the last step; 0 if there is none.
-            workers: of all regions.
-            stall: how much longer steps and exchanges take because of preemptions.
+            pace_s: seconds per step.
+            last_s: seconds of the exchange after the last step; 0: none.
+            workers: workers of all regions.
+            stall: factor by which preemptions extend steps and exchanges.
         """
         trained_s = self.steps * pace_s * stall
         return self.start_s(workers) + self.evaluations_s + trained_s + last_s
 
 
 def stall_of(lost_fraction: float) -> float:
-    """Return how much longer work takes of whose time that fraction is lost, at most ten times."""
+    """Return the factor by which work is extended if a fraction of time is lost, at most ten."""
     return 1 / (1 - min(_MOST_LOST, lost_fraction))

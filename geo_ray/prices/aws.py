@@ -1,11 +1,11 @@
-"""AWS through boto3: bounded calls, and on-demand, spot and data transfer prices.
+"""AWS through boto3: bounded calls; on-demand, spot and data transfer prices.
 
-Calls are retried when AWS throttles, and every failure is a typed error. Credentials come only
-from boto3's own chain (environment, ``~/.aws``, the machine's role). They are read again when
-AWS refuses them, so keys rotated in ``~/.aws`` need no restart.
+Throttled calls are retried, and every failure is a typed error. Credentials come only from boto3's
+chain (environment, ``~/.aws``, role of the machine). They are read again when AWS refuses them, so
+keys rotated in ``~/.aws`` need no restart.
 
-The names of the price list service, its attributes and their values are reconstructed for data
-transfer: tested with a server that imitates AWS as documented, never with AWS.
+The names of the data transfer price list, its attributes and their values are reconstructed: they
+were tested with a server that imitates AWS as documented, never with AWS.
 """
 
 # The SDK ships no types.
@@ -55,15 +55,14 @@ SLOW_DOWN: Final = frozenset(
 
 
 class Aws:
-    """An account of AWS.
+    """An AWS account.
 
-    Making a client costs more than what is asked by it, so there is one for each service and
-    region as long as this lives.
+    Creating a client is expensive, so one client per service and region is cached.
 
     Args:
-        endpoints: addresses by service, in place of those of AWS.
-        attempts: tries per request, the first included.
-        timeout_s: bound on connecting, and on each wait for bytes.
+        endpoints: endpoint overrides by service.
+        attempts: attempts per request, including the first.
+        timeout_s: timeout of connecting and of each read.
 
     Raises:
         CloudError: there are no credentials.
@@ -72,7 +71,7 @@ class Aws:
     def __init__(
         self, endpoints: Mapping[str, str], *, attempts: int = 5, timeout_s: float = 20.0
     ) -> None:
-        from botocore.exceptions import BotoCoreError  # takes a while to import
+        from botocore.exceptions import BotoCoreError  # slow import
 
         self._endpoints = dict(endpoints)
         self._attempts = attempts
@@ -84,23 +83,23 @@ class Aws:
             frozen = keys_of(self._session)
         except BotoCoreError as error:
             raise CloudError(
-                f"the credentials of AWS cannot be had: {type(error).__name__}", fix=CREDENTIALS_FIX
+                f"AWS credentials cannot be loaded: {type(error).__name__}", fix=CREDENTIALS_FIX
             ) from None
         if frozen is None:
-            raise CloudError("there are no credentials of AWS", fix=CREDENTIALS_FIX)
+            raise CloudError("no AWS credentials were found", fix=CREDENTIALS_FIX)
         self._secrets: tuple[str | None, ...] = _secrets_of(frozen)
 
     def listed(
         self, service: str, region: str, operation: str, key: str, **arguments: Any
     ) -> list[Any]:
-        """Return all items of all pages of an answer; see `call` for what it raises.
+        """Return the items of all pages of a reply; see `call` for errors.
 
         Args:
-            service: boto3's name of the service.
-            region: region that is asked.
-            operation: a method of boto3's client that gives pages.
-            key: of the list in each page.
-            **arguments: of the operation.
+            service: boto3 name of the service.
+            region: region to query.
+            operation: boto3 client method with pagination.
+            key: key of the list in each page.
+            **arguments: arguments of the operation.
         """
         place = f"aws {service} in {region}"
 
@@ -120,17 +119,17 @@ class Aws:
         return self._ask(place, service, region, pages)
 
     def call(self, service: str, region: str, operation: str, **arguments: Any) -> dict[str, Any]:
-        """Call one operation and return its answer.
+        """Call one operation and return its reply.
 
         Args:
-            service: boto3's name of the service.
-            region: region that is asked.
-            operation: a method of boto3's client.
-            **arguments: of the operation.
+            service: boto3 name of the service.
+            region: region to query.
+            operation: boto3 client method.
+            **arguments: arguments of the operation.
 
         Raises:
-            CloudUnreachableError: it did not answer, or asked to slow down until the last try.
-            CloudError: it refused, or its answer makes no sense.
+            CloudUnreachableError: there was no reply, or the last attempt was throttled.
+            CloudError: AWS refused the call, or its reply is invalid.
         """
         place = f"aws {service} {operation} in {region}"
         return self._ask(
@@ -138,7 +137,7 @@ class Aws:
         )
 
     def _ask(self, place: str, service: str, region: str, ask: Callable[[Any], T]) -> T:
-        """Send requests by a client; again by another one if there are new credentials."""
+        """Send requests with a client; retry with another one if the credentials have changed."""
         from botocore.exceptions import ClientError
 
         with self._answering(place):
@@ -151,14 +150,14 @@ class Aws:
             return ask(self._client(service, region))
 
     def _renew_credentials(self, refused: Any) -> bool:
-        """Read the credentials again; whether they differ from those of a session."""
+        """Read the credentials again; return whether they differ from those of a session."""
         with self._making:
             if self._session is refused:
                 session = new_session()
                 keys = keys_of(session)
                 if keys is None or keys == keys_of(refused):
                     return False
-                # A late answer to the old keys may still quote them.
+                # a late reply to the old keys may still quote them
                 self._secrets = (*_secrets_of(keys), *_secrets_of(keys_of(refused)))
                 self._session = session
                 self._clients.clear()
@@ -174,7 +173,7 @@ class Aws:
         except ClientError as error:
             raise self._refusal(place, error.response) from None
         except (BotoConnectionError, HTTPClientError) as error:
-            # The SDK's text is left out: it may quote signed addresses.
+            # the SDK's text is omitted: it may quote signed URLs
             raise CloudUnreachableError(f"{place} did not answer: {type(error).__name__}") from None
         except BotoCoreError as error:
             raise CloudError(f"{place}: {type(error).__name__}") from None
@@ -184,7 +183,7 @@ class Aws:
     def _client(self, service: str, region: str) -> Any:
         from botocore.config import Config
 
-        with self._making:  # clients may be used by several threads, and not be made by them
+        with self._making:  # clients are thread-safe, their creation is not
             client = self._clients.get((service, region))
             if client is None:
                 client = self._session.client(
@@ -206,11 +205,9 @@ class Aws:
         text = quoted(str(said.get("Message", "")), self._secrets)
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if code in SLOW_DOWN:
-            found: CloudError = CloudUnreachableError(
-                f"{place} asked to slow down until the last try: {code}"
-            )
+            found: CloudError = CloudUnreachableError(f"{place} throttled the last attempt: {code}")
         elif status >= _SERVER_ERROR and code not in _LASTING:
-            found = CloudUnreachableError(f"{place} failed until the last try: {code}: {text}")
+            found = CloudUnreachableError(f"{place} failed at the last attempt: {code}: {text}")
         else:
             found = CloudError(f"{place} refused: {code}: {text}")
         found.said = code
@@ -235,7 +232,7 @@ _FILTERS: Final = {
 
 
 def fetch_on_demand(aws: Aws, region: str, types: Sequence[str]) -> list[PriceRecord]:
-    """Linux, shared tenancy; a type that is not sold in the region is left out.
+    """Return Linux prices with shared tenancy; types that are not offered are omitted.
 
     Raises:
         CloudError: see `Aws.listed`.
@@ -256,7 +253,7 @@ def fetch_on_demand(aws: Aws, region: str, types: Sequence[str]) -> list[PriceRe
                     cloud="aws",
                     region=region,
                     type=type_,
-                    amount=max(amounts),  # several products per type: the dearest
+                    amount=max(amounts),  # several products per type: the most expensive
                     currency=currency,
                     unit="hour",
                     source=PRICE_LIST_SOURCE,
@@ -275,15 +272,15 @@ def currency_of(region: str) -> str:
 def products(
     aws: Aws, region: str, service_code: str, filters: dict[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Return the products of the price list that have all these attributes.
+    """Return the products of the price list with all these attributes.
 
     Raises:
         CloudError: see `Aws.listed`.
-        ValueError: one is no JSON object.
+        ValueError: a product is not a JSON object.
     """
     found = aws.listed(
         "pricing",
-        # Few regions have this service; what it says is of all regions of the partition.
+        # few regions have this service; its data cover all regions of the partition
         "cn-northwest-1" if region.startswith("cn-") else "us-east-1",
         "get_products",
         "PriceList",
@@ -293,14 +290,14 @@ def products(
     )
     for text in found:
         product = json.loads(text)
-        # The service may ignore a filter that it does not know, so attributes are compared again.
+        # the service may ignore unknown filters, so attributes are compared again
         attributes = product["product"]["attributes"]
         if all(attributes.get(key, value) == value for key, value in filters.items()):
             yield product
 
 
 def dimensions(product: dict[str, Any], currency: str) -> Iterator[tuple[str, float, float]]:
-    """Return a product's prices on demand: unit, lower bound of the volume, amount; never 0.
+    """Return a product's on-demand prices: unit, lower bound of the volume, amount; never 0.
 
     Raises:
         ValueError: an amount is not a number.
@@ -330,7 +327,7 @@ def fetch_spot(aws: Aws, region: str, types: Sequence[str]) -> list[PriceRecord]
         "SpotPriceHistory",
         InstanceTypes=list(types),
         ProductDescriptions=["Linux/UNIX"],
-        StartTime=now,  # with the present time, the answer is the present price
+        StartTime=now,  # with the current time, the reply has the current price
     )
     whole_zone = re.compile(re.escape(region) + "[a-z]")
     newest: dict[tuple[str, str], tuple[datetime, float]] = {}
@@ -389,7 +386,7 @@ def _record(product: dict[str, Any], region: str, kind: str) -> PriceRecord | No
     if not to or to == region or attributes.get("toLocationType") == "AWS Local Zone":
         return None
     currency = currency_of(region)
-    # Free allowances are left out: they are the account's, and other jobs may have used them.
+    # Free allowances are ignored: they belong to the account, and other jobs may use them.
     steps = sorted(
         (begin, each) for unit, begin, each in dimensions(product, currency) if unit == "GB"
     )

@@ -57,7 +57,7 @@ GB_PER_MBPS_MONTH: Final = 324.0
 
 
 class AgeTier(StrictModel):
-    """The share of its price that an instance pays from an age on."""
+    """Price factor of an instance from an age on."""
 
     after_h: float = Field(gt=0, description="hours since it was started")
     factor: float = Field(gt=0, description="fraction of the amount from this age on")
@@ -71,20 +71,20 @@ class VolumeTier(StrictModel):
 
 
 def check_age_tiers(tiers: Sequence[AgeTier]) -> None:
-    """Raises ValueError unless ages rise."""
+    """Raise ValueError unless ages increase."""
     _check_rising("age_tiers", [tier.after_h for tier in tiers])
 
 
 def check_volume_tiers(tiers: Sequence[VolumeTier]) -> None:
-    """Raises ValueError unless volumes rise."""
+    """Raise ValueError unless volumes increase."""
     _check_rising("volume_tiers", [tier.above for tier in tiers])
 
 
 def billed_hours(hours: float, tiers: Sequence[AgeTier], age_h: float = 0.0) -> float:
-    """Return how many full-price hours an instance is billed for.
+    """Return the number of full-price hours that an instance is billed for.
 
     Args:
-        hours: hours that it is kept for.
+        hours: hours of use.
         tiers: tiers of its price.
         age_h: its age in hours at the start.
     """
@@ -94,13 +94,13 @@ def billed_hours(hours: float, tiers: Sequence[AgeTier], age_h: float = 0.0) -> 
 def volume_cost(
     units: float, amount: float, tiers: Sequence[VolumeTier], used: float = 0.0
 ) -> float:
-    """Return the cost of ``units`` more in a month in which ``used`` were used before.
+    """Return the cost of ``units`` more in a month with ``used`` units so far.
 
     Args:
         units: volume, such as GB.
         amount: price per unit below the first tier.
-        tiers: prices beyond.
-        used: volume of the account's month so far; tiers are of the account, not of the job.
+        tiers: prices of further units.
+        used: volume of the account in this month; tiers apply to the account, not to the job.
     """
     edges = [0.0, *(tier.above for tier in tiers), math.inf]
     amounts = [amount, *(tier.amount for tier in tiers)]
@@ -151,10 +151,10 @@ class PriceRecord(StrictModel):
     to: str | None = Field(
         None, description="egress: the other region, 'internet', or '*' for any other region"
     )
-    market: Market = Field("on_demand", description="how an instance is bought")
+    market: Market = Field("on_demand", description="market of the instance")
     amount: float = Field(gt=0, description="in `currency` per `unit`")
     lowest: float | None = Field(
-        None, gt=0, description="if the zones differ: the cheapest; `amount` is the dearest"
+        None, gt=0, description="if zones differ: the lowest; `amount` is the highest"
     )
     currency: CurrencyCode = Field(description="ISO 4217")
     unit: Unit = Field(
@@ -165,10 +165,10 @@ class PriceRecord(StrictModel):
         (),
         description="price of units beyond a volume in a calendar month, of the whole account",
     )
-    source: str = Field(min_length=1, description="where it was read")
-    fetched_at: AwareDatetime = Field(description="when it was read")
+    source: str = Field(min_length=1, description="source of the price")
+    fetched_at: AwareDatetime = Field(description="when the price was read")
     dated: AwareDatetime | None = Field(
-        None, description="of what day the source is, if that is not when it was read"
+        None, description="day of the source, if it differs from `fetched_at`"
     )
     valid_for_s: float = Field(
         gt=0, description="seconds after which the price is stale; it is still used"
@@ -183,24 +183,24 @@ class PriceRecord(StrictModel):
             units = " or ".join(UNITS[self.item])
             raise ValueError(f"unit: {self.item} is not priced per {self.unit}, but per {units}")
         if (self.type is None) != (self.item == "egress"):
-            raise ValueError("type: an instance and a disk have a type, egress has none")
+            raise ValueError("type: instances and disks need a type, egress has none")
         if (self.to is None) == (self.item == "egress"):
-            raise ValueError("to: egress has a destination, nothing else has")
+            raise ValueError("to: only egress has a destination")
         if self.lowest is not None and self.lowest > self.amount:
-            raise ValueError(f"lowest: it is above the amount {self.amount:g}")
+            raise ValueError(f"lowest: exceeds the amount {self.amount:g}")
         check_age_tiers(self.age_tiers)
         check_volume_tiers(self.volume_tiers)
         return self
 
     @property
     def key(self) -> tuple[str | None, ...]:
-        """The key of the item; a newer record with the same key replaces this one."""
+        """Key of the item; a newer record with the same key replaces this one."""
         own = (self.cloud, self.region, self.zone, self.item, self.type, self.to)
         return (*own, self.market, self.unit)
 
     @property
     def what(self) -> str:
-        """The item in words, for messages and tables."""
+        """Description of the item, for messages and tables."""
         place = self.zone or self.region
         if self.item == "egress":
             to = "any other region" if self.to == ANYWHERE else self.to
@@ -208,9 +208,9 @@ class PriceRecord(StrictModel):
         return f"{self.cloud} {self.type} ({self.market}) in {place}"
 
     def age_s(self, now_unix_s: float) -> float:
-        """Return the seconds since the day that the source is of."""
+        """Return the seconds since the day of the source."""
         return now_unix_s - (self.dated or self.fetched_at).timestamp()
 
     def is_stale(self, now_unix_s: float) -> bool:
-        """Return whether the price is older than it is to be believed."""
+        """Return whether the price is older than its validity."""
         return self.age_s(now_unix_s) > self.valid_for_s

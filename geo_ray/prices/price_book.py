@@ -4,8 +4,8 @@
 prices that could not be read. Hardware (accelerators, memory, sustained network) is known only for
 the types of the shipped prices.
 
-Source of hardware: AWS's pages of instance types, as known in 2026, undated. Sizes are as sold, a
-GB taken as 10^9 bytes, which is on the safe side. Values in a configuration take precedence.
+Source of hardware: AWS instance type pages, as of 2026, undated. Sizes are nominal, with a GB of
+10^9 bytes, which is conservative. Values in a configuration take precedence.
 """
 
 from __future__ import annotations
@@ -73,13 +73,14 @@ class PriceBook(StrictModel):
     def instance(
         self, cloud: str, region: str, type_: str, market: Market = "on_demand"
     ) -> PriceRecord:
-        """The price of an instance type in a region.
+        """Return the price of an instance type in a region.
 
-        The price of the region as a whole, unless prices of its zones are newer: then the price of
-        the dearest zone, since nobody chooses zones; a sold-out one counts only if all are.
+        It is the price of the whole region, unless prices of its zones are newer: then the price of
+        the most expensive zone, since zones are not chosen. A sold-out zone counts only if all are
+        sold out.
 
         Raises:
-            PriceUnknownError: there is none.
+            PriceUnknownError: the price is unknown.
         """
         found = self._instances.get((cloud, region, type_, market))
         if not found:
@@ -92,10 +93,10 @@ class PriceBook(StrictModel):
         return min(zones, key=_last_choice)
 
     def disk(self, cloud: str, region: str, type_: str) -> PriceRecord:
-        """The price of a GB of disk for a month.
+        """Return the monthly price of a GB of disk.
 
         Raises:
-            PriceUnknownError: there is none.
+            PriceUnknownError: the price is unknown.
         """
         key = (cloud, region, None, "disk", type_, None, "on_demand", "GB-month")
         found = self._by_key.get(key)
@@ -109,13 +110,13 @@ class PriceBook(StrictModel):
         Per GB if there is such a price, else per Mbit/s and month.
 
         Args:
-            cloud: of the source, which is billed.
-            src: a region of it.
+            cloud: cloud of the source, which is billed.
+            src: source region.
             dst: another region of the same cloud, or 'internet' for everything else.
 
         Raises:
-            PriceUnknownError: there is none. Nothing is known of traffic inside a region, and
-                '*' does not stand for the internet.
+            PriceUnknownError: the price is unknown. Traffic inside a region has no price, and '*'
+                excludes the internet.
         """
         elsewhere = () if dst in (INTERNET, src) else (ANYWHERE,)
         for to in (dst, *elsewhere):
@@ -126,50 +127,49 @@ class PriceBook(StrictModel):
         raise PriceUnknownError(f"no price of {cloud} egress from {src} to {dst}")
 
     def usd_of_hours(self, record: PriceRecord, hours: float, age_h: float = 0.0) -> float:
-        """Return US dollars for an instance that is kept for ``hours``.
+        """Return the cost of an instance for ``hours`` in US dollars.
 
         Args:
             record: its price.
-            hours: that are paid.
-            age_h: of the instance when they begin.
+            hours: billed hours.
+            age_h: age of the instance at their start.
 
         Raises:
-            CurrencyError: its currency has no rate.
+            CurrencyError: its currency has no exchange rate.
         """
         each = record.amount * usd_per_unit(record.currency, self.rates)
         return each * billed_hours(hours, record.age_tiers, age_h)
 
     def usd_of_volume(self, record: PriceRecord, units: float, used: float = 0.0) -> float:
-        """Return US dollars for ``units`` GB in a month in which ``used`` GB were used before.
+        """Return the cost of ``units`` GB in a month with ``used`` GB so far, in US dollars.
 
-        What is priced per Mbit/s and month is converted as if it flowed evenly: bursts that last
-        cost more.
+        Prices per Mbit/s and month are converted for constant traffic; bursts cost more.
 
         Raises:
-            CurrencyError: its currency has no rate.
+            CurrencyError: its currency has no exchange rate.
         """
         per_gb = 1.0 / GB_PER_MBPS_MONTH if record.unit == "Mbps-month" else 1.0
         cost = volume_cost(units * per_gb, record.amount, record.volume_tiers, used * per_gb)
         return cost * usd_per_unit(record.currency, self.rates)
 
     def renewed(self, fresh: Iterable[PriceRecord]) -> PriceBook:
-        """The book with what a cloud just said in place of what it had; the rest stays.
+        """Return the book with new prices of a cloud in place of earlier ones.
 
-        Zones are read together: an older price of a zone that is not named any more goes, since
-        nothing could be started there.
+        Zones are replaced together: the old price of a zone that is no longer listed is removed,
+        since no machine can be launched there.
         """
         fresh = list(fresh)
         read_at = {_zones(record): record.fetched_at for record in fresh if record.zone is not None}
-        kept = [
+        retained = [
             record
             for record in self._by_key.values()
             if record.zone is None
             or record.fetched_at >= read_at.get(_zones(record), record.fetched_at)
         ]
-        return _merged([*kept, *fresh], self.rates)
+        return _merged([*retained, *fresh], self.rates)
 
     def joined(self, other: PriceBook) -> PriceBook:
-        """Merge two books; where both have a price or a rate, the one of ``other`` counts."""
+        """Merge two books; records and rates of ``other`` have precedence."""
         rates = {(rate.currency, rate.on): rate for rate in (*self.rates, *other.rates)}
         records = [*self._by_key.values(), *other._by_key.values()]
         return _merged(records, tuple(rates[key] for key in sorted(rates)))
@@ -181,7 +181,7 @@ def _zones(record: PriceRecord) -> tuple[str | None, ...]:
 
 
 def _last_choice(record: PriceRecord) -> tuple[bool, float]:
-    """Orders prices of a region's zones: one that has machines first, then the highest."""
+    """Sort key of zone prices: zones with machines first, then the highest price."""
     return record.availability == "none", -record.amount
 
 
@@ -197,7 +197,7 @@ def _merged(records: Iterable[PriceRecord], rates: tuple[ExchangeRate, ...]) -> 
 
 
 def bundled_book() -> PriceBook:
-    """Return the dated snapshots that come with this release."""
+    """Return the dated snapshots of this release."""
     book = PriceBook()
     folder = resources.files("geo_ray.prices") / _SNAPSHOTS
     for file in sorted(folder.iterdir(), key=attrgetter("name")):
@@ -207,15 +207,15 @@ def bundled_book() -> PriceBook:
 
 
 def parse_book(data: bytes | str, name: str, written: bytes | None = None) -> PriceBook:
-    """Read a book from JSON.
+    """Parse a price book from JSON.
 
     Args:
-        data: the book.
+        data: the JSON text.
         name: name of the book in messages.
-        written: text of the file that the JSON was made of, if it was YAML.
+        written: original YAML text, if the JSON was converted from YAML.
 
     Raises:
-        PriceBookError: it is not valid; names what is wrong.
+        PriceBookError: it is invalid; the message names the problem.
     """
     try:
         return PriceBook.model_validate_json(data)
@@ -225,10 +225,10 @@ def parse_book(data: bytes | str, name: str, written: bytes | None = None) -> Pr
 
 
 def load_book(path: Path) -> PriceBook:
-    """Read a book from a file, YAML if its name says so, else JSON.
+    """Read a price book from a file, as YAML or JSON by its name.
 
     Raises:
-        PriceBookError: there is none, or it is not valid.
+        PriceBookError: the file is missing or invalid.
     """
     try:
         with path.open("rb") as file:
@@ -236,7 +236,7 @@ def load_book(path: Path) -> PriceBook:
     except OSError as error:
         raise PriceBookError(
             f"prices {path} cannot be read: {error.strerror or error}",
-            fix="Name a file of prices that exists and can be read.",
+            fix="Name a readable price file.",
         ) from None
     if len(data) > _MOST_BYTES:
         raise PriceBookError(f"prices {path} are larger than {_MOST_BYTES} bytes")
@@ -252,7 +252,7 @@ def load_book(path: Path) -> PriceBook:
 
 
 def dump_book(book: PriceBook) -> bytes:
-    """Return the book as JSON text, with a line per record."""
+    """Return the book as JSON text, one line per record."""
 
     def lines(items: Iterable[StrictModel]) -> str:
         shown = (item.model_dump(mode="json", exclude_none=True) for item in items)
@@ -268,7 +268,7 @@ def known_book(paths: Iterable[Path]) -> PriceBook:
     """Return the shipped prices and those of files; later files override earlier ones.
 
     Raises:
-        PriceBookError: a file cannot be read, or is not valid.
+        PriceBookError: a file is unreadable or invalid.
     """
     book = bundled_book()
     for path in paths:
@@ -277,7 +277,10 @@ def known_book(paths: Iterable[Path]) -> PriceBook:
 
 
 def own_files() -> list[Path]:
-    """Return the user's files: those in GEO_RAY_PRICES, else an existing ``prices.json`` here."""
+    """Return the user's files.
+
+    Those in GEO_RAY_PRICES, else ``prices.json`` in the current directory.
+    """
     named = [Path(part) for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]
     here = Path(DEFAULT_FILE)
     return named or ([here] if here.exists() else [])
@@ -285,13 +288,13 @@ def own_files() -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """What a type of machine has; None: not known.
+    """Hardware of a machine type; None: unknown.
 
     Attributes:
-        accelerators: how many; each takes a worker.
-        accelerator_gb: memory of one of them; None also if there is none.
-        host_gb: the machine's own memory.
-        network_gbps: what its network keeps up.
+        accelerators: number of accelerators; each takes a worker.
+        accelerator_gb: memory of one accelerator; None also if there is none.
+        host_gb: memory of the machine.
+        network_gbps: sustained network rate.
     """
 
     accelerators: int | None = None
@@ -310,9 +313,9 @@ INSTANCES: Final[dict[tuple[str, str], Instance]] = {
     ("aws", "p5.4xlarge"): Instance(1, 80, 256, 100),
     ("aws", "p5.48xlarge"): Instance(8, 80, 2048, 3200),
 }
-"""By cloud and type."""
+"""Hardware by cloud and type."""
 
 
 def instance_of(cloud: str, kind: str) -> Instance:
-    """Return what is known of a type."""
+    """Return the hardware of a type."""
     return INSTANCES.get((cloud, kind), Instance())

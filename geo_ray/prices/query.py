@@ -22,19 +22,19 @@ class SendQuery(Protocol):
     """A function that sends one query to a cloud."""
 
     def __call__(self) -> list[PriceRecord]:
-        """Return the prices in the answer; raises CloudError."""
+        """Return the prices in the reply; raises CloudError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query about one region.
+    """A price query for one region.
 
     Attributes:
         cloud: name of the cloud.
         region: region of the cloud.
-        item: item that is asked for.
-        markets: markets that are asked for.
-        types: types of instances or disks; none for egress.
+        item: kind of item.
+        markets: markets to query.
+        types: instance or disk types; none for egress.
         ask: sends the query.
     """
 
@@ -47,13 +47,13 @@ class Query:
 
     @property
     def what(self) -> str:
-        """The query in words, for messages."""
+        """Description of the query, for messages."""
         if self.item == "egress":
             return f"{self.cloud} {self.region} egress"
         return f"{self.cloud} {self.region} {' and '.join(self.markets)}"
 
     def covers(self, record: PriceRecord) -> bool:
-        """Return whether a record is an answer to this query."""
+        """Return whether a record answers this query."""
         return (
             (record.cloud, record.region, record.item) == (self.cloud, self.region, self.item)
             and record.market in self.markets
@@ -71,8 +71,8 @@ class QueryResult:
 
     Attributes:
         query: the query.
-        records: prices; may lack items that are not sold there.
-        error: why there are no records, if there are none.
+        records: prices; items that are not offered are missing.
+        error: why there are no records.
     """
 
     query: Query
@@ -81,7 +81,7 @@ class QueryResult:
 
     @property
     def missing(self) -> list[str]:
-        """Return the queried items without a price there, such as ``p5.48xlarge (spot)``."""
+        """Return the queried items without a price, such as ``p5.48xlarge (spot)``."""
         if self.error is not None:
             return []
         if self.query.item == "egress":
@@ -96,7 +96,7 @@ class QueryResult:
 
 
 def answer_to(query: Query) -> QueryResult:
-    """Send a query; an error is a result, too."""
+    """Send a query; an error becomes part of the result."""
     try:
         return QueryResult(query, tuple(query.ask()))
     except CloudError as error:
@@ -110,15 +110,15 @@ def amount_of(value: object) -> float | None:
     """Return a price; None if it is absent or 0, which clouds send for items they do not sell.
 
     Raises:
-        ValueError: the value is no number, negative or not finite.
+        ValueError: the value is not a number, negative or not finite.
     """
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"{value!r} is no amount")
+        raise ValueError(f"{value!r} is not an amount")
     amount = float(value)
     if amount < 0 or not math.isfinite(amount):
-        raise ValueError(f"{value!r} is no amount")
+        raise ValueError(f"{value!r} is not an amount")
     return amount or None
 
 
@@ -152,14 +152,14 @@ _FIX = "Write --endpoint https://HOST, or --endpoint SERVICE=https://HOST for on
 
 
 def parse_endpoints(texts: Iterable[str], services: Iterable[str]) -> dict[str, str]:
-    """Return addresses by service.
+    """Return endpoint overrides by service.
 
     Args:
         texts: ``URL`` for all services, ``SERVICE=URL`` for one; later ones override earlier ones.
-        services: of the cloud.
+        services: services of the cloud.
 
     Raises:
-        CloudError: an address is not valid, or of an unknown service.
+        CloudError: a URL is invalid, or a service is unknown.
     """
     known = tuple(services)
     found: dict[str, str] = {}
@@ -168,7 +168,9 @@ def parse_endpoints(texts: Iterable[str], services: Iterable[str]) -> dict[str, 
         if not equals or "/" in name:
             name, url = "", text
         if name and name not in known:
-            raise CloudError(f"no service {name!r}; there are {', '.join(known)}", fix=_FIX)
+            raise CloudError(
+                f"unknown service {name!r}; known services: {', '.join(known)}", fix=_FIX
+            )
         _check(url)
         found.update(dict.fromkeys([name] if name else known, url.rstrip("/")))
     return found
@@ -181,7 +183,7 @@ def _check(url: str) -> None:
     except ValueError:
         usable = False
     if not usable:
-        raise CloudError("an endpoint is no http or https address", fix=_FIX)
+        raise CloudError("an endpoint must be an http or https URL", fix=_FIX)
     if parts.username is not None or parts.query or parts.path.strip("/"):
         raise CloudError(
             f"the endpoint at {parts.hostname} has more than a host and a port", fix=_FIX

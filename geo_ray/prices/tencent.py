@@ -1,9 +1,9 @@
-"""Tencent Cloud through its SDK: bounded calls, and prices of instances and of egress.
+"""Tencent Cloud through its SDK: bounded calls; prices of instances and egress.
 
-Calls are retried when the service throttles, and every failure is a typed error. Credentials
-come only from the SDK's places: TENCENTCLOUD_SECRET_ID and TENCENTCLOUD_SECRET_KEY (and
-TENCENTCLOUD_TOKEN), or ``~/.tencentcloud/credentials``. The machine's role is used only where
-GEO_RAY_TENCENT_METADATA says so: elsewhere the SDK would wait for it without bound.
+Throttled calls are retried, and every failure is a typed error. Credentials come only from the
+places of the SDK: TENCENTCLOUD_SECRET_ID and TENCENTCLOUD_SECRET_KEY (and TENCENTCLOUD_TOKEN), or
+``~/.tencentcloud/credentials``. The role of the machine is used only if GEO_RAY_TENCENT_METADATA is
+set: elsewhere the SDK would wait for it without a timeout.
 """
 
 # The SDK ships no types.
@@ -28,7 +28,7 @@ from geo_ray.prices.price import INTERNET, AgeTier, Availability, Market, PriceR
 from geo_ray.prices.query import Query, amount_of, making_sense, quoted
 
 METADATA_VARIABLE: Final = "GEO_RAY_TENCENT_METADATA"
-"""Address of the metadata service; set on Tencent's machines, so that nobody else asks in vain."""
+"""URL of the metadata service; set on machines of Tencent Cloud only."""
 
 _PATH: Final = "/latest/meta-data/cam/security-credentials/"
 _LONGEST_S: Final = 5.0
@@ -36,10 +36,10 @@ _MOST_BYTES: Final = 65536
 
 
 def role_credentials(url: str) -> tuple[str, str, str]:
-    """Return a key's id, the key and the token; good for hours.
+    """Return key id, key and token of the machine's role; valid for hours.
 
     Raises:
-        CloudError: the machine has no role, or nobody answers.
+        CloudError: the machine has no role, or the service does not answer.
     """
     try:
         name = _read(url + _PATH).splitlines()[0].strip()
@@ -47,8 +47,8 @@ def role_credentials(url: str) -> tuple[str, str, str]:
         return str(answer["TmpSecretId"]), str(answer["TmpSecretKey"]), str(answer["Token"])
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise CloudError(
-            f"the machine's role cannot be had at {url}: {type(error).__name__}",
-            fix="Give the machine a CAM role that may read the cluster's secrets.",
+            f"the role of the machine cannot be read at {url}: {type(error).__name__}",
+            fix="Attach a CAM role to the machine that may read the cluster's secrets.",
         ) from None
 
 
@@ -67,13 +67,13 @@ _AGAIN: Final = ("ClientNetworkError", "ServerNetworkError", "InternalError", "I
 
 
 class Tencent:
-    """An account of Tencent Cloud.
+    """A Tencent Cloud account.
 
     Args:
-        endpoint: address in place of Tencent's, or None.
-        attempts: tries per request, the first included.
-        pause_s: before the second try; doubles, with jitter.
-        timeout_s: bound on connecting, and on each wait for bytes.
+        endpoint: endpoint override, or None.
+        attempts: attempts per request, including the first.
+        pause_s: seconds before the second attempt; doubles, with jitter.
+        timeout_s: timeout of connecting and of each read.
 
     Raises:
         CloudError: there are no credentials.
@@ -96,11 +96,11 @@ class Tencent:
     def call(
         self, region: str, action: str, parameters: dict[str, Any], product: str = "cvm"
     ) -> dict[str, Any]:
-        """Call one action and return its answer.
+        """Call one action and return its reply.
 
         Raises:
-            CloudUnreachableError: it did not answer, or asked to slow down until the last try.
-            CloudError: it refused, or its answer makes no sense.
+            CloudUnreachableError: there was no reply, or the last attempt was throttled.
+            CloudError: the call was refused, or its reply is invalid.
         """
         for attempt in range(1, self._attempts):
             try:
@@ -119,7 +119,7 @@ class Tencent:
         place = f"tencent {action} in {region}"
         try:
             with making_sense(place):
-                # The SDK looks for errors only in replies of two content types; this looks in all.
+                # the SDK checks only two content types for errors; this checks all
                 reply = self._client(region, product).call_json(action, parameters)["Response"]
                 error = reply.get("Error")
                 if error is None:
@@ -127,12 +127,12 @@ class Tencent:
                 code, text = error["Code"], error["Message"]
         except TencentCloudSDKException as error:
             code, text = error.get_code(), error.get_message()
-        except OSError as error:  # the SDK does not wrap the error of a body that broke off
+        except OSError as error:  # the SDK does not wrap errors of interrupted bodies
             code, text = "ClientNetworkError", type(error).__name__
         raise self._refusal(place, str(code), str(text))
 
     def _client(self, region: str, product: str) -> Any:
-        """Return a client of a region; it keeps no connection open after its end."""
+        """Return a client of a region without persistent connections."""
         from tencentcloud.common.common_client import CommonClient
         from tencentcloud.common.profile.client_profile import ClientProfile
         from tencentcloud.common.profile.http_profile import HttpProfile
@@ -150,12 +150,12 @@ class Tencent:
         known = self._credential.get_credential_info()
         code, text = quoted(code, known), quoted(text, known)
         if code.startswith(SLOW_DOWN):
-            text = f"{place}: asked to slow down until the last try: {code}"
+            text = f"{place}: throttled the last attempt: {code}"
             found: CloudError = CloudUnreachableError(text)
-        elif code == "ClientNetworkError":  # the error's text quotes the connection's internals
-            found = CloudUnreachableError(f"{place}: no answer until the last try")
+        elif code == "ClientNetworkError":  # its text quotes connection internals
+            found = CloudUnreachableError(f"{place}: no reply to the last attempt")
         elif code in _AGAIN:
-            found = CloudUnreachableError(f"{place}: failed until the last try: {code}: {text}")
+            found = CloudUnreachableError(f"{place}: failed at the last attempt: {code}: {text}")
         else:
             found = CloudError(f"{place} refused: {code}: {text}")
         found.said = code
@@ -175,14 +175,14 @@ def _credential() -> Any:
             return Credential(id_, key, os.environ.get("TENCENTCLOUD_TOKEN"))
         found = ProfileCredential().get_credential()
     except (TencentCloudSDKException, OSError, AttributeError, ValueError, ConfigParserError):
-        found = None  # the SDK's text is left out, it may repeat what it read
+        found = None  # the SDK's text is omitted, since it may repeat secrets
     if found is None:
-        raise CloudError("there are no credentials of Tencent Cloud", fix=CREDENTIALS_FIX)
+        raise CloudError("no Tencent Cloud credentials were found", fix=CREDENTIALS_FIX)
     return found
 
 
 INSTANCE_VALID_FOR_S: Final = 12 * 3600.0
-"""Validity of spot and on-demand prices, whose stock figures change soon."""
+"""Validity of spot and on-demand prices, whose availability changes quickly."""
 
 MARKETS: Final[dict[str, Market]] = {"POSTPAID_BY_HOUR": "on_demand", "SPOTPAID": "spot"}
 
@@ -200,7 +200,7 @@ _AVAILABILITY: Final[dict[str, Availability]] = {
 def fetch_instances(
     tencent: Tencent, region: str, types: Sequence[str], currency: str
 ) -> list[PriceRecord]:
-    """Return a record per type, zone and market; sold-out ones are included and marked.
+    """Return a record per type, zone and market, including sold-out ones.
 
     Raises:
         CloudError: see `Tencent.call`.
@@ -295,9 +295,9 @@ def fetch_egress(
     ]
     if not sold:
         raise CloudError(
-            f"tencent {region}: the price of traffic is asked for an instance, and none of "
-            f"{', '.join(types)} is to be had",
-            fix="Name another type with --types.",
+            f"tencent {region}: the price of traffic is quoted per instance, but none of "
+            f"{', '.join(types)} is available",
+            fix="Choose another type with --types.",
         )
     zone, type_ = sold[0].zone, sold[0].type
     reply = tencent.call(
@@ -337,7 +337,7 @@ def fetch_egress(
 
 
 def _image(tencent: Tencent, region: str, type_: str) -> str:
-    """Return any public image: an inquiry needs one, and its price is not used."""
+    """Return any public image: a price query needs one, but its price is ignored."""
     filters = [{"Name": "image-type", "Values": ["PUBLIC_IMAGE"]}]
     reply = tencent.call(
         region, "DescribeImages", {"Filters": filters, "InstanceType": type_, "Limit": 1}
@@ -352,12 +352,12 @@ SERVICES: Final = ("cvm",)
 def tencent_queries(
     tencent: Tencent, types: Mapping[str, Sequence[str]], currency: str
 ) -> list[Query]:
-    """On-demand and spot prices with the stock, and those of traffic to the internet.
+    """Return the queries for on-demand and spot prices and internet egress.
 
     Args:
         tencent: the account.
         types: instance types by region.
-        currency: currency that the account is billed in; the answers do not say it.
+        currency: billing currency of the account, which replies do not contain.
     """
     queries = []
     for region, wanted in types.items():

@@ -1,4 +1,4 @@
-"""A region's bridge of a program: all calls between regions go through it, by the transport."""
+"""A region's bridge of a program, through which all calls between regions pass."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _CALLS: Final = 2**40  # of one bridge, more than it will ever have
 
 @dataclass(frozen=True, slots=True)
 class CrossRegionCall:
-    """A call on its way to another region.
+    """A call to another region.
 
     Attributes:
-        number: of the call, at the bridge that sends it; an earlier or later bridge of the same
-            region has others, because what was asked by the one is answered to the other.
+        number: of the call, unique over all bridges that the sending region has had, because a
+            later bridge receives the answers to an earlier one.
         target: the instance.
-        method: of it.
+        method: name of the called method.
     """
 
     number: int
@@ -57,11 +57,11 @@ class CrossRegionCall:
 
 @dataclass(frozen=True, slots=True)
 class CrossRegionAnswer:
-    """What came of a call.
+    """The outcome of a call.
 
     Attributes:
         number: of the call.
-        code: of the error; None: there is a result.
+        code: of the error; None for a result.
         message: of the error.
         fix: of the error.
     """
@@ -77,14 +77,14 @@ ANSWER: Final = Record(CrossRegionAnswer, "number code message fix")
 
 
 class NodeBridge:
-    """Takes calls of its region in by sockets, and passes them on to other regions' bridges.
+    """Accepts calls of its region over sockets, and forwards them to other regions' bridges.
 
     Args:
-        identity: of its endpoint; the region is its own.
+        identity: of its endpoint, with its region.
         host: address of this machine to listen on.
         key: of its region.
         shaping: link models by destination region.
-        certificate: for TLS between regions; None where all are on loopback.
+        certificate: for TLS between regions; None if all are on loopback.
         config: of its endpoint; None takes the defaults.
     """
 
@@ -118,19 +118,19 @@ class NodeBridge:
 
     @property
     def addresses(self) -> tuple[Address, Address]:
-        """For other regions' bridges, and for its own region's processes."""
+        """Addresses for other regions' bridges, and for its region's processes."""
         return self._endpoint.advertised, self._lan.address
 
     def connect(self, region: str, address: Address) -> None:
-        """Keep a link to another region's bridge."""
+        """Maintain a link to another region's bridge."""
         self._endpoint.connect(region, address)
 
     def expect(self, region: str) -> None:
-        """Another region's bridge is going to connect."""
+        """Expect a connection of another region's bridge."""
         self._endpoint.expect(region)
 
     def use(self, table: NodeTable) -> None:
-        """Take a newer table."""
+        """Use a newer table."""
         self._stubs.use(table)
 
     def attend(self) -> None:
@@ -138,12 +138,12 @@ class NodeBridge:
         self._ended.wait()
 
     def wan_bytes(self) -> dict[str, int]:
-        """Bytes sent by region, headers and all."""
+        """Bytes sent by region, headers included."""
         stats = self._endpoint.stats()
         return {peer: sum(each["bytes_sent"].values()) for peer, each in stats.items()}
 
     def close(self) -> None:
-        """End all links; calls under way get no answer."""
+        """End all links; open calls get no answer."""
         self._ended.set()
         self._endpoint.close(0.0)
         self._clock.close()
@@ -211,7 +211,7 @@ class NodeBridge:
     def _send_answer(
         self, region: str, answer: CrossRegionAnswer, result: bytes | memoryview
     ) -> None:
-        """Queue it, however long there is no room: who has asked waits for it."""
+        """Queue an answer, waiting for space as long as needed: the caller waits for it."""
         message = Message(_ANSWER, ANSWER.write(answer), result, _ANSWER)
         while True:
             try:

@@ -36,13 +36,13 @@ FRAME_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class EdgeTraffic:
-    """What went over an edge: the bytes of arguments and results, without headers.
+    """Traffic of an edge: the bytes of arguments and results, without headers.
 
     Attributes:
-        edge: who calls whom.
-        calls: how many.
-        request_bytes: towards the called.
-        answer_bytes: back.
+        edge: caller and called node.
+        calls: number of calls.
+        request_bytes: bytes of arguments.
+        answer_bytes: bytes of results.
     """
 
     edge: NodeEdge
@@ -59,13 +59,13 @@ class TrafficCounter:
         self._counts: dict[str, tuple[int, int, int]] = {}
 
     def count(self, target: str, request_bytes: int, answer_bytes: int) -> None:
-        """One call more."""
+        """Count a call."""
         with self._lock:
             calls, there, back = self._counts.get(target, (0, 0, 0))
             self._counts[target] = (calls + 1, there + request_bytes, back + answer_bytes)
 
     def counts(self) -> dict[str, list[int]]:
-        """Calls and bytes there and back."""
+        """Return calls and bytes in both directions."""
         with self._lock:
             return {target: list(counts) for target, counts in self._counts.items()}
 
@@ -77,7 +77,7 @@ def traffic_of(
 
     Args:
         edges: of the program.
-        counted: by the calling node, of each of its instances and incarnations.
+        counted: by the calling node, of each of its instances and attempts.
     """
     found = []
     for edge in edges:
@@ -91,28 +91,28 @@ Send = Callable[[str, str, bytes], bytes | memoryview]
 """Carries a call, (instance, method, arguments), and waits for what comes back."""
 
 RETURN_S: Final = 300.0
-"""How long a call waits for a node that is started anew."""
+"""Time for which a call waits for a restarting node."""
 
 
 class CallFuture:
-    """What will come back of a call.
+    """The future result of a call.
 
-    Not one of `concurrent.futures`, whose waiting stands still on a virtual clock.
+    Not one of `concurrent.futures`, which cannot wait on a virtual clock.
     """
 
     def __init__(self, future: Future[Any], clock: ProgramClock) -> None:
         self._future, self._clock = future, clock
 
     def done(self) -> bool:
-        """Whether it has come."""
+        """Whether the result has arrived."""
         return self._future.done()
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for it.
+        """Wait for the result.
 
         Raises:
-            DeadlineExceededError: it did not come in time; the call goes on.
-            ProgramError: whatever came of the call instead.
+            DeadlineExceededError: it did not arrive in time; the call continues.
+            ProgramError: the error of the call.
         """
         try:
             is_done = self._clock.wait(self._future, timeout_s)
@@ -125,20 +125,20 @@ class CallFuture:
 
 
 def check_in_node() -> None:
-    """Tell who kept a caller for too long; a node's own thread is to end without an error.
+    """Report a call after the end; a node's own thread ends without an error.
 
     Raises:
-        NodeEndedError: whoever calls this is no node.
+        NodeEndedError: the caller is no node.
     """
     if not name_here():
         raise NodeEndedError("a node was called, but its program has ended")
 
 
 def gathered(futures: Iterable[CallFuture]) -> list[Any]:
-    """The results of several calls, in their order.
+    """Return the results of several calls, in their order.
 
     Raises:
-        ProgramError: of the first, in their order, that failed.
+        ProgramError: that of the first failed call, in their order.
     """
     return [future.result() for future in futures]
 
@@ -148,8 +148,8 @@ class OutgoingCalls:
 
     Args:
         clock: where it runs.
-        send: the way there.
-        traffic: counts them.
+        send: transmits a call.
+        traffic: counts the calls.
     """
 
     def __init__(self, clock: ProgramClock, send: Send, traffic: TrafficCounter) -> None:
@@ -161,7 +161,7 @@ class OutgoingCalls:
         """Call and wait.
 
         Raises:
-            ProgramError: the node raised, or is gone.
+            ProgramError: the node raised an error or is gone.
             ValueUnshippableError: an argument cannot be sent.
         """
         request = _request(target, method, given, named)
@@ -210,11 +210,11 @@ def _request(target: str, method: str, given: tuple[Any, ...], named: Mapping[st
 
 
 class NodeCaller:
-    """Takes a handle's place: ``caller.method(x)`` calls and waits. Replicas are called in turn.
+    """Replaces a handle: ``caller.method(x)`` calls and waits. Replicas are called in turn.
 
     Attributes:
         futures: the same, without waiting: ``caller.futures.method(x)`` returns a `CallFuture`.
-        each: a caller of each replica by itself.
+        each: a caller of each replica.
     """
 
     def __init__(self, targets: tuple[str, ...], calls: OutgoingCalls) -> None:
@@ -246,7 +246,7 @@ class FutureCaller:
 
 
 def filled(value: Any, calls: OutgoingCalls, names: Mapping[str, tuple[str, ...]]) -> Any:
-    """A value with callers in the places of handles.
+    """Return a value with callers in place of handles.
 
     Args:
         value: an argument of a node.
@@ -272,17 +272,17 @@ MOST_CALLS: Final = 64
 
 
 def batched_handler(batch_size: int, timeout_s: float) -> Callable[[F], F]:
-    """Let a method answer several calls at once: it takes a list and returns one as long.
+    """Let a method answer several calls at once: it takes a list and returns one of equal length.
 
     Each call gives one argument and gets one result. Calls that wait for each other do not count as
-    being answered, so `NodeGroup.calls_at_once` says how many *batches* go on at a time.
+    being answered, so `NodeGroup.calls_at_once` limits the *batches* at a time.
 
     Args:
-        batch_size: calls that are enough, at most 64.
+        batch_size: calls that complete a batch, at most 64.
         timeout_s: how long the first call waits for others.
 
     Raises:
-        ProgramInvalidError: the numbers make no sense.
+        ProgramInvalidError: the numbers are out of range.
     """
     if not 1 <= batch_size <= MOST_CALLS or not 0 <= timeout_s < threading.TIMEOUT_MAX:
         raise ProgramInvalidError(
@@ -298,13 +298,13 @@ def batched_handler(batch_size: int, timeout_s: float) -> Callable[[F], F]:
 
 
 class CallBatch:
-    """Calls that wait for each other; the first of a batch carries it out for all.
+    """Calls that wait for each other; the first of a batch executes it for all.
 
     Args:
-        batch_size: calls that are enough.
+        batch_size: calls that complete a batch.
         timeout_s: how long the first one waits.
         clock: where they wait.
-        execute: answers them; as many results as requests.
+        execute: answers the requests; returns as many results.
     """
 
     def __init__(
@@ -321,7 +321,7 @@ class CallBatch:
         self._full: Future[None] = Future()
 
     def answer(self, request: Any) -> Any:
-        """This request's part of what comes of its batch.
+        """Return this request's result of its batch.
 
         Raises:
             Exception: that of the whole batch.
@@ -365,7 +365,7 @@ _MOST_CHARS: Final = 8000  # of a traceback, which passes in the head of a messa
 
 
 class CallSemaphore:
-    """Lets so many calls through at a time, the others in their order."""
+    """Admits a number of calls at a time, in their order."""
 
     def __init__(self, calls_at_once: int, clock: ProgramClock) -> None:
         self._free, self._clock = calls_at_once, clock
@@ -374,7 +374,7 @@ class CallSemaphore:
 
     @contextmanager
     def passed(self) -> Iterator[None]:
-        """Wait for a turn and have it."""
+        """Wait for admission and hold it."""
         mine: Future[None] | None = None
         with self._lock:
             if self._free:
@@ -398,8 +398,8 @@ class NodeHost:
     """Holds one instance.
 
     Args:
-        make: what makes the node.
-        args: for it; handles among them.
+        make: the node's factory.
+        args: its arguments, handles included.
         calls_at_once: see `NodeGroup.calls_at_once`.
         context: of the instance.
         calls: of the instance to others.
@@ -424,7 +424,7 @@ class NodeHost:
 
     @property
     def has_run(self) -> bool:
-        """Whether it has something to do of its own."""
+        """Whether the node has a ``run`` method."""
         return callable(getattr(self._node, "run", None))
 
     def stand(self) -> None:
@@ -442,10 +442,10 @@ class NodeHost:
             raise self._failed("while it was made", error) from error
 
     def run(self) -> bytes:
-        """What its ``run`` returns, packed.
+        """Run its ``run`` and return the packed result.
 
         Raises:
-            NodeFailedError: it raised, or returned what cannot be sent.
+            NodeFailedError: it raised an error, or its result cannot be sent.
         """
         try:
             with in_context(self._context):
@@ -466,8 +466,8 @@ class NodeHost:
             Its packed result.
 
         Raises:
-            NodeCallError: it raised, or is not there.
-            ValueUnshippableError: what it returned cannot be sent.
+            NodeCallError: it raised an error, or does not exist.
+            ValueUnshippableError: its result cannot be sent.
         """
         given, named = unpack(request)
         try:
@@ -537,7 +537,7 @@ def _only(given: list[Any], named: dict[str, Any]) -> Any:
 
 
 def _said(error: BaseException) -> str:
-    """An error of a user's and its traceback, as text that can be sent."""
+    """Return a user's error and its traceback as text."""
     try:
         what = f"{error!r:.2000}"
     except Exception:  # the error's own fault, which is not to hide it

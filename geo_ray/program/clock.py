@@ -27,14 +27,14 @@ _IDLE_S: Final = 10.0
 
 
 class NodeStopped(BaseException):
-    """Ends a node's thread where it waits, once the program has ended.
+    """Ends a waiting thread of a node once the program has ended.
 
-    Like `SystemExit` it is no `Exception`: a node that tries again whatever fails must end, too.
+    Like `SystemExit` it is no `Exception`: a node that retries after every error must end, too.
     """
 
 
 class ProgramClock(Protocol):
-    """What the launchers of one process differ in."""
+    """The clock and threads of a launcher."""
 
     is_virtual: bool
 
@@ -42,32 +42,32 @@ class ProgramClock(Protocol):
         """Seconds since an arbitrary, fixed origin."""
 
     def sleep_s(self, duration_s: float) -> None:
-        """Return after that long.
+        """Return after that many seconds.
 
         Raises:
             NodeStopped: the program has ended.
         """
 
     def wait(self, future: Future[Any], timeout_s: float | None = None) -> bool:
-        """Whether a future is done, after at most that long.
+        """Wait for at most that many seconds; return whether the future is done.
 
         Raises:
             NodeStopped: the program has ended.
         """
 
     def start(self, work: Callable[[], None]) -> None:
-        """Let ``work`` go on beside the caller; it raises nothing but `NodeStopped`."""
+        """Run ``work`` next to the caller; it may only raise `NodeStopped`."""
 
     def run(self, main: Callable[[], T]) -> T:
-        """What ``main`` returns or raises; what it has started ends with it."""
+        """Run ``main`` and return its result; started threads end with it."""
 
 
 def _only_wake() -> None:
-    """Work for a thread that is to look whether the program has ended."""
+    """Do nothing; wakes a thread to check whether the program has ended."""
 
 
 class RealClock:
-    """The machine's clock and threads, all of them daemons: none keeps a process alive."""
+    """The machine's clock and daemon threads, which keep no process alive."""
 
     is_virtual = False
 
@@ -97,7 +97,7 @@ class RealClock:
         return future.done()
 
     def start(self, work: Callable[[], None]) -> None:
-        """See `ProgramClock.start`; threads are used again, because starting one costs more."""
+        """See `ProgramClock.start`; threads are reused, because starting one costs more."""
         if self._ended.done():
             raise NodeStopped
         with self._lock:
@@ -115,7 +115,7 @@ class RealClock:
             self.close()
 
     def close(self) -> None:
-        """Wake whoever waits; a thread that computes ends when it waits next."""
+        """Wake all waiting threads; a computing thread ends at its next wait."""
         with self._lock:
             if self._ended.done():
                 return
@@ -144,14 +144,14 @@ _HERE: ContextVar[NodeContext] = ContextVar("geo_ray program node")
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """Where a node runs; `here` gives it.
+    """Context of a running node, as returned by `here`.
 
     Attributes:
         name: of the instance.
         region: of its group.
         replica: its number among the node's instances.
         on: threads, processes, ray or virtual.
-        clock: to tell the time by and to sleep, so that it works on the virtual clock, too.
+        clock: its time and sleep also work on the virtual clock.
     """
 
     name: str
@@ -161,16 +161,16 @@ class NodeContext:
     clock: ProgramClock
 
     def takes_s(self, duration_s: float) -> None:
-        """Say how long what is computed here takes; on the virtual clock, that much time passes.
+        """Declare the duration of a computation; on the virtual clock that much time passes.
 
-        Elsewhere computing has taken its time already, and this does nothing.
+        On other clocks this does nothing.
         """
         if self.clock.is_virtual:
             self.clock.sleep_s(duration_s)
 
 
 def here() -> NodeContext:
-    """The surroundings of the node whose code calls this.
+    """Return the context of the node whose code calls this.
 
     Raises:
         ProgramError: it is called outside a node, or in a thread that a node has made.
@@ -182,14 +182,14 @@ def here() -> NodeContext:
 
 
 def name_here() -> str:
-    """The name of the instance whose code calls this; empty outside of nodes."""
+    """Return the name of the instance whose code calls this; empty outside of nodes."""
     found = _HERE.get(None)
     return "" if found is None else found.name
 
 
 @contextmanager
 def in_context(context: NodeContext) -> Iterator[None]:
-    """Let `here` give these."""
+    """Let `here` return this context."""
     token = _HERE.set(context)
     try:
         yield
@@ -201,7 +201,7 @@ _JOIN_S: Final = 5.0
 
 
 class _VirtualThread:
-    """A thread that runs only while it has the turn."""
+    """A thread that runs only in its turn."""
 
     def __init__(self) -> None:
         self.turn = threading.Semaphore(0)
@@ -246,7 +246,7 @@ class VirtualThreads:
         return future.done()
 
     def start(self, work: Callable[[], None]) -> None:
-        """See `ProgramClock.start`; it begins when the caller waits next."""
+        """See `ProgramClock.start`; it begins at the caller's next wait."""
         if self._ended:
             raise NodeStopped
         virtual = _VirtualThread()
@@ -264,7 +264,7 @@ class VirtualThreads:
         """See `ProgramClock.run`.
 
         Raises:
-            ProgramStalledError: all wait, and nothing will happen.
+            ProgramStalledError: all threads wait, and no event is left.
         """
         outcome: Future[T] = Future()
 
@@ -301,7 +301,7 @@ class VirtualThreads:
                 _LOGGER.warning("a node of a program still runs although the program has ended")
 
     def _pass_on(self, timeout_s: float | None) -> None:
-        """Let others run until this thread is woken, or the time is over."""
+        """Let other threads run until this one is woken, or the time is over."""
         mine = self._me()
         mine.waits += 1
         mine.is_waiting = True
@@ -328,7 +328,7 @@ class VirtualThreads:
             self._scheduler.after(0.0, partial(self._resume, virtual, wait))
 
     def _resume(self, virtual: _VirtualThread, wait: int) -> None:
-        """Give a thread the turn if it still waits for this, and wait until it gives it back."""
+        """Give a waiting thread the turn, and wait until it returns the turn."""
         if self._ended or virtual.waits != wait or not virtual.is_waiting:
             return
         virtual.is_waiting = False

@@ -27,7 +27,7 @@ from geo_ray.transport.emulation import LinkSpec
 
 @dataclass(frozen=True, slots=True)
 class NodeHandle:
-    """Stands for a node in another node's arguments; a caller takes its place where that runs."""
+    """Reference to a node in another node's arguments, replaced by a caller at its creation."""
 
     node: str
 
@@ -47,13 +47,14 @@ class NodeFactory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProgramNode:
-    """What one node is made of.
+    """Definition of a node.
 
     Attributes:
         name: unique in its program.
-        make: called where the node runs, once the nodes that it calls stand; what it returns
-            answers calls of its methods. A method ``run`` is started then, and the program ends
-            when every ``run`` has returned. None: another node brings it up, and it is only shown.
+        make: called where the node runs, once the nodes that it calls are ready; the returned
+            object answers calls of its methods. Its method ``run`` is started then, and the
+            program ends when every ``run`` has returned. None: another node creates it, and it is
+            only shown.
         args: for ``make``: plain values, and handles in any depth, each of which is an edge.
     """
 
@@ -69,10 +70,10 @@ class ProgramNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeRestarts:
-    """How often an instance that failed is made anew.
+    """How often a failed instance restarts.
 
     Attributes:
-        most: times in a window; 0 is never.
+        most: restarts in a window; 0 for none.
         window_s: its length; None: as long as the program runs.
     """
 
@@ -82,17 +83,17 @@ class NodeRestarts:
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Nodes that share a place and a policy.
+    """Nodes that share a region and a policy.
 
     Attributes:
-        region: where they run.
-        nodes: what they are.
+        region: the region that they run in.
+        nodes: the definitions.
         replicas: instances of each node; calls go to them in turn.
         cpus: of each instance; Ray reserves them, threads and processes do not.
         gpus: the same.
         machine: ``cloud:type`` of the machine that an instance is priced as; None: costs nothing.
         restarts: of each instance.
-        calls_at_once: how many calls an instance answers at the same time; ``run`` goes on beside.
+        calls_at_once: how many calls an instance answers at the same time, next to ``run``.
     """
 
     region: str
@@ -111,8 +112,8 @@ class NodeInstance:
 
     Attributes:
         name: of the node, with ``/`` and a number where there are several.
-        node: what it is made of.
-        group: where it belongs.
+        node: its definition.
+        group: its group.
         replica: its number.
     """
 
@@ -126,7 +127,7 @@ class NodeInstance:
         """The factory of the node.
 
         Raises:
-            InvariantError: another node brings it up.
+            InvariantError: another node creates it.
         """
         if self.node.make is None:
             raise InvariantError(f"{self.name} is not started by itself")
@@ -138,10 +139,10 @@ class NodeEdge:
     """One node holds a handle of another.
 
     Attributes:
-        source: who calls.
-        target: who is called.
-        source_region: where the caller is.
-        target_region: where the called is.
+        source: calling node.
+        target: called node.
+        source_region: region of the caller.
+        target_region: region of the called node.
     """
 
     source: str
@@ -156,14 +157,14 @@ class NodeEdge:
 
 
 def instance_names(node: ProgramNode, group: NodeGroup) -> tuple[str, ...]:
-    """The names of a node's instances."""
+    """Return the names of a node's instances."""
     if group.replicas == 1:
         return (node.name,)
     return tuple(f"{node.name}/{i}" for i in range(group.replicas))
 
 
 def handles_in(value: object) -> tuple[str, ...]:
-    """Names of the nodes whose handles are in a value, each once."""
+    """Return the names of the nodes whose handles are in a value, each once."""
     return tuple(dict.fromkeys(_handles(value)))
 
 
@@ -180,7 +181,7 @@ def _handles(value: object) -> Iterator[str]:
 
 
 def edges_of(groups: Sequence[NodeGroup]) -> list[tuple[str, str]]:
-    """Source and target of every edge, whether the target is there or not."""
+    """Return source and target of every edge, even if the target does not exist."""
     return [
         (node.name, target)
         for group in groups
@@ -193,7 +194,7 @@ def check_groups(program: str, groups: Sequence[NodeGroup]) -> None:
     """Check nodes, groups and handles.
 
     Raises:
-        ProgramInvalidError: they contradict themselves.
+        ProgramInvalidError: they are inconsistent.
     """
     names = Counter(node.name for group in groups for node in group.nodes)
     if not names:
@@ -221,7 +222,7 @@ def check_regions(
 
     Raises:
         ProgramRegionError: one of them is unknown.
-        ProgramInvalidError: a link leads nowhere, or a place is none.
+        ProgramInvalidError: a link or a place is invalid.
     """
     known = tuple(dict.fromkeys(group.region for group in groups))
     for a, b in links:
@@ -292,7 +293,7 @@ def graph_text(
     edges: Sequence[NodeEdge],
     links: Mapping[tuple[str, str], LinkSpec],
 ) -> str:
-    """Regions with their nodes, then who calls whom; what crosses regions says so."""
+    """Return the text form: regions with their nodes, then edges; cross-region edges are marked."""
     lines = [f"program {name}"]
     for region in dict.fromkeys(group.region for group in groups):
         lines.append(f"  {region}")
@@ -327,19 +328,19 @@ def _link_text(spec: LinkSpec | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A whole job. Checked when it is made.
+    """A whole job, validated on creation.
 
     Attributes:
         name: of the program.
         groups: its nodes.
         links: between regions, by source and destination; one direction counts for both unless the
-            other is given. What is not given takes no time.
+            other is given. A missing link takes no time.
         places: of regions, as ``cloud:region`` in the price book; needed for prices alone.
-        seed: of the links' chances.
+        seed: of the links' random values.
 
     Raises:
-        ProgramInvalidError: it contradicts itself.
-        ProgramRegionError: a link or a group names a region that is not there.
+        ProgramInvalidError: it is inconsistent.
+        ProgramRegionError: a link or a group names an unknown region.
     """
 
     name: str
@@ -359,12 +360,12 @@ class Program:
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """Where its nodes are, in the order of the groups."""
+        """Regions of its nodes, in the order of the groups."""
         return tuple(dict.fromkeys(group.region for group in self.groups))
 
     @property
     def instances(self) -> tuple[NodeInstance, ...]:
-        """Every replica of every node that is started."""
+        """Every replica of every started node."""
         return tuple(
             NodeInstance(name, node, group, replica)
             for node, group in self.nodes.values()
@@ -374,7 +375,7 @@ class Program:
 
     @property
     def edges(self) -> tuple[NodeEdge, ...]:
-        """Who may call whom."""
+        """All edges between nodes."""
         regions = {node.name: group.region for node, group in self.nodes.values()}
         return tuple(
             NodeEdge(source, target, regions[source], regions[target])
@@ -392,7 +393,7 @@ class Program:
 
 
 def load_program(where: str, base_dir: Path | None = None) -> Program:
-    """The program of ``FILE.py:NAME``: a `Program`, or a function that returns one.
+    """Load the program of ``FILE.py:NAME``: a `Program`, or a function that returns one.
 
     Args:
         where: the name may be left out if the file has one program.
@@ -400,7 +401,7 @@ def load_program(where: str, base_dir: Path | None = None) -> Program:
 
     Raises:
         ProgramLoadError: there is none.
-        ProgramError: it is there, and wrong.
+        ProgramError: it is invalid.
     """
     file, _, name = where.partition(".py:")
     path = (base_dir or Path.cwd()) / (f"{file}.py" if name else where)

@@ -1,4 +1,4 @@
-"""A process of a program: it holds one node or a region's bridge, and is asked by its launcher.
+"""A process of a program, which holds one node or a region's bridge and serves its launcher.
 
 ``python -m geo_ray.program.node_process ORDER`` is such a process on this machine. ORDER is a file
 that only its owner can read; it is removed once it is read. All later requests come over the
@@ -43,7 +43,7 @@ class HeldPart:
         host: address of this machine to listen on.
         key: of its region.
         wan_key: of all bridges of the program.
-        certificate: of a bridge, for TLS between regions; None where all are on loopback.
+        certificate: of a bridge, for TLS between regions; None if all are on loopback.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class HeldPart:
 
 
 def _serve(path: Path) -> None:
-    """Do what an order says until the process is ended."""
+    """Execute an order until the process is ended."""
     order = unpack(path.read_bytes())
     path.unlink()
     held = HeldPart(order, "processes", HOST, order["key"], order.get("wan_key", b""))

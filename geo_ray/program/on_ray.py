@@ -46,7 +46,7 @@ class ProgramActor:
         self._secrets = BridgeSecrets(region, config)
 
     def introduce(self) -> Introduction:
-        """Give the public halves of its keys."""
+        """Return the public halves of its keys."""
         return self._secrets.introduce()
 
     def open(self, keys: BridgeKeys) -> tuple[Address, ...]:
@@ -70,7 +70,7 @@ class StartedActor:
     """A `NodeProcess` on Ray.
 
     Args:
-        what: it is, in messages.
+        what: its description in messages.
         actor: its handle.
         threads: call Ray.
     """
@@ -88,7 +88,7 @@ class StartedActor:
         """Call a method of the actor.
 
         Raises:
-            NodeFailedError: the actor is gone or does not answer, or the program ends.
+            NodeFailedError: the actor is gone or unresponsive, or the program ends.
             GeoRayError: the error that the method raised.
         """
 
@@ -103,7 +103,7 @@ class StartedActor:
 
 
 def _done(what: str, threads: RayThreads, work: Callable[[], Any]) -> Any:
-    """The result of calls of Ray's, which end before this process disconnects."""
+    """Return the result of Ray calls, which end before this process disconnects."""
     try:
         return threads.submit(what, work).result()
     except RegionLostError as error:
@@ -114,9 +114,9 @@ class RayActors:
     """A `Launcher` of actors.
 
     Args:
-        program: the whole.
-        cluster: None: the one that this process is connected to or runs in, else one of this
-            machine.
+        program: the program.
+        cluster: None: the one that this process is connected to or runs in, else a new one on
+            this machine.
     """
 
     def __init__(self, program: Program, cluster: ClusterConfig | None = None) -> None:
@@ -215,7 +215,7 @@ class RayActors:
 
 
 def default_cluster() -> ClusterConfig:
-    """The cluster that this process is connected to or runs in; else one made for the program."""
+    """Return the cluster that this process is connected to or runs in, else a new one."""
     if ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
         return ExistingClusterConfig()
     return LocalClusterConfig()

@@ -40,8 +40,8 @@ class NodeProcess(Protocol):
     """A process of a program, as its launcher sees it.
 
     Attributes:
-        addresses: of a node: where it answers calls; of a bridge: for other regions' bridges, and
-            for the processes of its own region.
+        addresses: of a node: for calls; of a bridge: for other regions' bridges, and for the
+            processes of its region.
     """
 
     addresses: tuple[Address, ...]
@@ -52,7 +52,7 @@ class NodeProcess(Protocol):
         Args:
             what: the method.
             given: its arguments.
-            forever: wait as long as the process lives. One such call at a time.
+            forever: wait as long as the process lives; one such call at a time.
 
         Raises:
             NodeFailedError: the process has ended.
@@ -60,14 +60,14 @@ class NodeProcess(Protocol):
         """
 
     def end(self) -> None:
-        """End the process, which may be gone."""
+        """End the process, which may have ended already."""
 
 
 class Launcher(Protocol):
     """Starts the processes of a program: on this machine, or as actors of Ray."""
 
     def begin(self) -> None:
-        """Start what is needed before all processes."""
+        """Start everything that the processes need."""
 
     def start(self, name: str, region: str, order: dict[str, Any]) -> NodeProcess:
         """Start a process that holds what ``order`` describes; see `HeldPart`.
@@ -84,7 +84,7 @@ class ProcessBackend:
     """A `NodeBackend` whose instances run in other processes.
 
     Args:
-        program: the whole.
+        program: the program.
         launcher: of the processes.
         clock: for threads.
 
@@ -149,7 +149,7 @@ class ProcessBackend:
             self._nodes[name].ask("attend", forever=True)
 
     def counts(self) -> Mapping[str, list[dict[str, list[int]]]]:
-        """See `NodeBackend.counts`. What an instance counted that was killed is lost with it."""
+        """See `NodeBackend.counts`. Counts of a killed instance are lost."""
         with self._lock:
             nodes = dict(self._nodes)
         found = {name: list(counts) for name, counts in self._counts.items()}
@@ -174,7 +174,7 @@ class ProcessBackend:
             raise
 
     def _drop(self, name: str) -> None:
-        """Forget an incarnation: calls wait for the next one."""
+        """Remove an ended attempt: calls wait for the next one."""
         with self._lock:
             node = self._nodes.pop(name, None)
         if node is None or self._is_ending:
@@ -190,7 +190,7 @@ class ProcessBackend:
         bridges: Mapping[str, Address] | None = None,
         gone: str | None = None,
     ) -> None:
-        """Change the table and tell everybody. A process that cannot be reached is failing."""
+        """Change the table and notify all processes; unreachable ones are failing already."""
         with self._lock:
             table = self._table
             others = {name: each for name, each in table.nodes.items() if name != gone}
@@ -214,7 +214,7 @@ class ProcessBackend:
         return self._launcher.start(f"bridge of {region}", region, order)
 
     def _link(self, region: str, others: Iterable[str]) -> None:
-        """One of two bridges dials, and the other waits for it."""
+        """Connect two bridges: one dials, the other waits."""
         for other in others:
             self._bridges[other].ask("expect", region)
             self._bridges[region].ask("connect", other, self._bridges[other].addresses[0])
@@ -249,7 +249,7 @@ class ProcessBackend:
         return self._is_ending
 
     def _link_anew(self, region: str) -> None:
-        """Let the others dial a new bridge if they did before, and let it dial the rest."""
+        """Connect a restarted bridge: others dial it if they did before, and it dials the rest."""
         bridge = self._bridges[region]
         bridge.ask("use", self._table.plain())
         self._link(region, [other for other in self._bridged_regions if other < region])
@@ -323,7 +323,7 @@ class LocalProcesses:
     """A `Launcher` of processes of this machine.
 
     Args:
-        program: the whole.
+        program: the program.
         logs: a directory that gets the output of the processes; None: it is discarded.
     """
 
@@ -387,7 +387,7 @@ class LocalProcesses:
                 self._supervised.kill(process)
 
     def ending(self, name: str, process: str) -> str:
-        """What is known of the end of a process."""
+        """Return the known cause of a process's end."""
         code = self._exit_code(process, time.monotonic() + 1.0)
         how = "does not answer" if code is None else f"ended with exit code {code}"
         with suppress(OSError):

@@ -20,12 +20,12 @@ class ProgramResult:
     """A program that has ended.
 
     Attributes:
-        program: the whole.
+        program: the program.
         on: threads, processes, ray or virtual.
-        values: what each ``run`` returned, by instance.
+        values: results of each ``run``, by instance.
         seconds: from the first start to the last return, of virtual time on the virtual clock.
         traffic: over each edge.
-        restarts: how often instances were made anew; of those that were.
+        restarts: number of restarts by instance, without zeros.
     """
 
     program: Program
@@ -36,7 +36,7 @@ class ProgramResult:
     restarts: Mapping[str, int]
 
     def plain(self) -> dict[str, Any]:
-        """For JSON, as far as what was returned is."""
+        """Return values for JSON, as far as results allow it."""
         return {
             "program": self.program.name,
             "on": self.on,
@@ -100,15 +100,15 @@ _UNPRICED: Final = "not priced"
 
 @dataclass(frozen=True, slots=True)
 class ProgramCost:
-    """What a program costs if it takes as long, and sends as much, as it did when it was tried.
+    """Cost of a program with the seconds and bytes of a trial run.
 
     Attributes:
-        seconds: that it takes.
+        seconds: its duration.
         machines_usd: by node, of all its instances.
         egress_usd: by pair of regions, source first.
-        planned_usd: of what the planner has priced, by node.
+        planned_usd: prices by the planner, by node.
         cross_region_bytes: by pair of regions, headers included.
-        unpriced: nodes of which nobody has said on what machine they are.
+        unpriced: nodes without a machine type.
     """
 
     seconds: float
@@ -120,7 +120,7 @@ class ProgramCost:
 
     @property
     def usd(self) -> float:
-        """All of it."""
+        """Total cost."""
         parts = (self.machines_usd, self.egress_usd, self.planned_usd)
         return sum(sum(part.values()) for part in parts)
 
@@ -154,15 +154,15 @@ class ProgramCost:
 def cost_of(
     result: ProgramResult, book: PriceBook, planned_usd: Mapping[str, float] | None = None
 ) -> ProgramCost:
-    """Price a program that has ended, on whatever clock.
+    """Price a program that has ended, on any clock.
 
     Args:
         result: its seconds and bytes.
         book: of prices.
-        planned_usd: by node, of what is priced otherwise.
+        planned_usd: by node, prices from the planner.
 
     Raises:
-        ProgramInvalidError: something is to be priced in a region without a place.
+        ProgramInvalidError: a price is needed in a region without a place.
         PriceUnknownError: the book does not have a price.
     """
     program, hours = result.program, result.seconds / _HOUR_S

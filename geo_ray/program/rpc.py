@@ -32,12 +32,12 @@ from geo_ray.transport.wire.sockets import Address
 
 @dataclass(frozen=True, slots=True)
 class NodeTable:
-    """One state of it.
+    """One version of the addresses.
 
     Attributes:
         number: a higher one is newer.
         regions: of all instances.
-        nodes: addresses of those that stand.
+        nodes: addresses of ready nodes.
         bridges: addresses for the processes of their own region.
     """
 
@@ -76,7 +76,7 @@ _RETRY_S: Final = 0.2
 
 
 class NodeStubs:
-    """Connections to the others, which are kept and used again.
+    """Reused connections to the other processes.
 
     Args:
         name: of this process, as the others see it.
@@ -92,7 +92,7 @@ class NodeStubs:
         self._is_closed = False
 
     def use(self, table: NodeTable) -> None:
-        """Take a newer table; connections to who is not there any more are closed."""
+        """Use a newer table; close connections to processes that are gone."""
         with self._changed:
             if table.number <= self._table.number:
                 return
@@ -105,12 +105,12 @@ class NodeStubs:
             client.close()
 
     def call(self, target: str, method: str, request: bytes) -> bytes | memoryview:
-        """Carry a call to where an instance is, and what comes of it back.
+        """Send a call to an instance and return its result.
 
         Raises:
-            NodeLostError: its process ended meanwhile, or does not come back.
+            NodeLostError: its process ended meanwhile, or does not return.
             NodeEndedError: this process ends.
-            ProgramError: what came of it.
+            ProgramError: the error of the call.
         """
         region = self._table.regions.get(target)
         if region is None:
@@ -213,18 +213,18 @@ class NodeServer:
 
     @property
     def address(self) -> Address:
-        """Where it answers calls."""
+        """Its address for calls."""
         return self._lan.address
 
     def use(self, table: NodeTable) -> None:
-        """Take a newer table."""
+        """Use a newer table."""
         self._stubs.use(table)
 
     def stand(self) -> bool:
-        """Make the node; whether it has a ``run``.
+        """Make the node; return whether it has a ``run``.
 
         Raises:
-            NodeUnshippableError: its function is not here.
+            NodeUnshippableError: its function is not in this process.
             NodeFailedError: it raised.
         """
         serialized = self._serialized
@@ -245,7 +245,7 @@ class NodeServer:
         return host.has_run
 
     def run(self) -> bytes:
-        """What its ``run`` returns.
+        """Run its ``run`` and return the result.
 
         Raises:
             NodeFailedError: it raised.
@@ -261,18 +261,18 @@ class NodeServer:
         return self._counter.counts()
 
     def close(self) -> None:
-        """Answer nothing any more."""
+        """Stop answering calls."""
         self._ended.set()
         self._clock.close()
         self._stubs.close()
         self._lan.close(0.5)
 
     def answer(self, method: str, request: Any) -> bytes:
-        """Answer a call that came here by whatever way.
+        """Answer a call that arrived over any path.
 
         Raises:
             NodeLostError: the node is not made yet.
-            ProgramError: what came of it.
+            ProgramError: the error of the call.
         """
         return self._standing().answer(method, request)
 

@@ -43,7 +43,7 @@ from geo_ray.transport.emulation import build_links
 
 
 class NodeState(Enum):
-    """What an instance does."""
+    """State of an instance."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -52,10 +52,10 @@ class NodeState(Enum):
 
 
 class ProgramPolicy:
-    """Starts instances once those stand that they call, restarts them, and knows the end.
+    """Starts instances once those that they call are ready, restarts them, and detects the end.
 
     Args:
-        program: the whole.
+        program: the program.
     """
 
     def __init__(self, program: Program) -> None:
@@ -74,19 +74,19 @@ class ProgramPolicy:
 
     @property
     def incarnations(self) -> Mapping[str, int]:
-        """How often each instance was started."""
+        """Number of starts of each instance."""
         return self._made
 
     @property
     def is_over(self) -> bool:
-        """Whether all stand, and every ``run`` has returned."""
+        """Whether all are ready, and every ``run`` has returned."""
         return all(
             state is NodeState.RETURNED or (state is NodeState.STANDING and not self._runs[name])
             for name, state in self._states.items()
         )
 
     def due(self) -> list[str]:
-        """Instances to be started now; they count as started."""
+        """Return the instances to start now; they count as started."""
         up = {NodeState.STANDING, NodeState.RETURNED}
         found = [
             name
@@ -100,45 +100,45 @@ class ProgramPolicy:
         return found
 
     def stood(self, name: str, *, runs: bool) -> None:
-        """An instance is made; ``runs`` says whether it has something to do of its own."""
+        """Record that an instance is ready; ``runs`` says whether it has a ``run``."""
         self._states[name] = NodeState.STANDING
         self._runs[name] = runs
 
     def returned(self, name: str) -> None:
-        """An instance's ``run`` has returned; it goes on answering calls."""
+        """Record that an instance's ``run`` has returned; it still answers calls."""
         self._states[name] = NodeState.RETURNED
 
     def failed(self, name: str, now_s: float) -> bool:
-        """An instance failed; whether it may be started anew, and then it is due."""
+        """Record a failure; return whether the instance may restart, and then it is due."""
         may = self._restarts[name].take(now_s)
         if may:
             self._states[name] = NodeState.WAITING
         return may
 
     def limit(self, name: str) -> str:
-        """How often an instance may be started anew, in words."""
+        """Return the restart limit of an instance in words."""
         return str(self._restarts[name])
 
 
 class NodeBackend(Protocol):
-    """Makes instances, by whatever means; each launcher has one."""
+    """Makes instances; each way to run a program has one."""
 
     def begin(self, alarm: Callable[[BaseException], None]) -> None:
-        """Bring up what is there before all nodes.
+        """Start everything that the nodes need.
 
         Args:
-            alarm: to be value of what the program cannot go on without.
+            alarm: gets the failure of a part that the program needs.
         """
 
     def start(self, instance: NodeInstance, incarnation: int) -> bool:
-        """Make an instance, in place of an earlier one; whether it has a ``run``.
+        """Make an instance, replacing an earlier one; return whether it has a ``run``.
 
         Raises:
             GeoRayError: it could not be made.
         """
 
     def run(self, name: str) -> bytes:
-        """What an instance's ``run`` returns.
+        """Run an instance's ``run`` and return the result.
 
         Raises:
             GeoRayError: it failed, or its process ended.
@@ -155,12 +155,12 @@ class NodeBackend(Protocol):
         """Calls and bytes by the calling node; see `traffic_of`."""
 
     def end(self) -> None:
-        """End everything; called once, whatever has happened."""
+        """End everything; called once, in every case."""
 
 
 @dataclass(slots=True)
 class _Inbox:
-    """What has happened, for one who waits."""
+    """Queue of events for one waiting thread."""
 
     clock: ProgramClock
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -183,7 +183,7 @@ class _Inbox:
 
 
 def execute(program: Program, backend: NodeBackend, clock: ProgramClock, on: str) -> ProgramResult:
-    """Run a program to its end; nothing of it is left afterwards, however it ends.
+    """Run a program to its end; nothing of it remains, however it ends.
 
     Raises:
         NodeFailedError: an instance failed once too often.
@@ -222,7 +222,7 @@ def execute(program: Program, backend: NodeBackend, clock: ProgramClock, on: str
 def _look_after(
     instance: NodeInstance, incarnation: int, backend: NodeBackend, inbox: _Inbox
 ) -> None:
-    """One incarnation of an instance, from its start to its end."""
+    """Run one attempt of an instance, from its start to its end."""
     try:
         inbox.put("stood", instance.name, runs := backend.start(instance, incarnation))
         if runs:
@@ -243,11 +243,11 @@ def _final(error: BaseException, limit: str) -> BaseException:
 class ThreadBackend:
     """Makes instances in this process; see `NodeBackend`.
 
-    What crosses regions is held back as the program's links say, by one model for each direction,
-    like a bridge for each region that all calls from there go through.
+    Calls between regions are delayed by the program's links, with one model per direction, as if
+    each region had a bridge for all of them.
 
     Args:
-        program: the whole.
+        program: the program.
         clock: the machine's or a virtual one.
         on: threads or virtual.
     """
@@ -298,7 +298,7 @@ class ThreadBackend:
         return {node: [each.counts() for each in all_] for node, all_ in self._counters.items()}
 
     def end(self) -> None:
-        """See `NodeBackend.end`; who goes on after it gets no further than the next call."""
+        """See `NodeBackend.end`; later work of a node ends at its next call."""
         self._ended.set_result(None)
 
     def _send(self, region: str, target: str, method: str, request: bytes) -> bytes:
@@ -337,20 +337,20 @@ def run_program(
     cluster: ClusterConfig | None = None,
     logs: Path | None = None,
 ) -> ProgramResult:
-    """Run a program to its end; nothing of it is left afterwards, however it ends.
+    """Run a program to its end; nothing of it remains, however it ends.
 
     Args:
-        program: the whole.
+        program: the program.
         on: ``threads`` of this process, ``processes`` of this machine, ``ray``, or ``virtual``: in
             this process, on a virtual clock on which only links and `NodeContext.takes_s`
             take time.
         cluster: for ``ray``; None: the cluster that this process is connected to or runs in, else
             one that is made on this machine.
-        logs: for ``processes``; a directory that gets what each of them wrote.
+        logs: for ``processes``; a directory for the output of each.
 
     Raises:
         NodeFailedError: a node failed more often than its group allows.
-        GeoRayError: whatever keeps it from being started.
+        GeoRayError: it could not be started.
     """
     check_not_importing()
     if on == "threads":

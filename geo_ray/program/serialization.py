@@ -43,16 +43,16 @@ _MOST_TUPLES: Final = 64
 
 
 def pack(value: object) -> bytes:
-    """The bytes of a value.
+    """Return the bytes of a value.
 
     Raises:
-        ValueUnshippableError: it, or something in it, is of no kind that can be sent.
+        ValueUnshippableError: it, or a part of it, has a type that cannot be sent.
     """
     return _pack(value, 0)
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Any:
-    """The inverse of `pack`. Executes nothing, whatever the bytes are.
+    """Undo `pack`. Executes nothing for any bytes.
 
     Raises:
         FrameError: they are malformed.
@@ -61,7 +61,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
 
 
 def _pack(value: object, tuples: int) -> bytes:
-    """Pack what lies in so many tuples."""
+    """Pack a value at this depth of tuples."""
     try:
         if tuples > _MOST_TUPLES:
             raise ValueError(f"more than {_MOST_TUPLES} tuples lie in each other")
@@ -74,7 +74,7 @@ def _pack(value: object, tuples: int) -> bytes:
 
 
 def _unpack(data: bytes | bytearray | memoryview, tuples: int) -> Any:
-    """Unpack what lies in so many tuples."""
+    """Unpack a value at this depth of tuples."""
     if tuples > _MOST_TUPLES:
         raise FrameError(f"a value has more than {_MOST_TUPLES} tuples in each other")
     try:
@@ -120,7 +120,7 @@ def _unpacked(code: int, data: bytes, tuples: int) -> Any:
 
 
 def _framed(name: str, shape: Sequence[int], raw: memoryview) -> bytes:
-    """What numbers are, then the numbers, copied once."""
+    """Return a header of numbers and their bytes, copied once."""
     head: bytes = msgpack.packb([name, list(shape)])
     return b"".join((len(head).to_bytes(_HEAD_BYTES, "big"), head, raw))
 
@@ -215,10 +215,10 @@ class SerializedNode:
             raise FrameError(f"what was to be a node is none: {error}") from error
 
     def made_by(self) -> Callable[..., object]:
-        """The function, found in this process.
+        """Find the factory in this process.
 
         Raises:
-            NodeUnshippableError: it is not here.
+            NodeUnshippableError: it is not in this process.
         """
         try:
             found: Any = _module(self.where)
@@ -247,10 +247,10 @@ class SerializedNode:
 
 
 def serialize_nodes(program: Program) -> dict[str, SerializedNode]:
-    """All instances, for other processes.
+    """Serialize all instances for other processes.
 
     Raises:
-        NodeUnshippableError: one cannot be sent; says which, and why.
+        NodeUnshippableError: one cannot be sent; the message names it and the reason.
     """
     names = {name: instance_names(*both) for name, both in program.nodes.items()}
     return {instance.name: _serialized(instance, names) for instance in program.instances}
@@ -303,7 +303,7 @@ def _name_of(make: Any) -> tuple[str, str]:
 
 
 def check_not_importing() -> None:
-    """Refuse to run a program in the middle of a node's import, which would never end.
+    """Refuse to run a program during a node's import, which would never end.
 
     Raises:
         ProgramError: it is one.

@@ -46,7 +46,7 @@ from geo_ray.telemetry.event_log import (
     EVENTS_FILE,
     EventLog,
     EventTail,
-    newest_stretch,
+    newest_segment,
     note_failure,
 )
 from geo_ray.telemetry.events import Event
@@ -120,31 +120,31 @@ class Attached:
         actors: its processes.
         record: last record of the previous run actor.
         steps: step of each region whose server answers.
-        stretch: its events since it last began.
+        segment: its events since it last began.
     """
 
     experiment: Experiment
     actors: ActorGroup
     record: HandoffRecord
     steps: Mapping[str, int]
-    stretch: list[Event]
+    segment: list[Event]
 
     @property
     def known(self) -> list[Event]:
         """The newest written events."""
-        return self.stretch[-_KNOWN:]
+        return self.segment[-_KNOWN:]
 
     @property
     def evaluated(self) -> frozenset[EvalMark]:
         """The written evaluations."""
-        evals = [event for event in self.stretch if event.kind == "eval"]
+        evals = [event for event in self.segment if event.kind == "eval"]
         return frozenset((e["step"], e["region"], bool(e.fields.get("final"))) for e in evals)
 
     @property
     def sent(self) -> dict[tuple[str, str], dict[str, int]]:
         """Bytes reported as sent so far, by link and class."""
         sums: dict[tuple[str, str], dict[str, int]] = {}
-        for event in self.stretch:
+        for event in self.segment:
             if event.kind == "wan":
                 sums.setdefault((event["src"], event["dst"]), {}).update(event["bytes_by_class"])
         return sums
@@ -153,7 +153,7 @@ class Attached:
     def requested(self) -> set[tuple[str, int]]:
         """Places of requested workers that are not reported to work yet."""
         places: set[tuple[str, int]] = set()
-        for event in self.stretch:
+        for event in self.segment:
             if event.kind == "worker_requested":
                 places.add((event["region"], event["worker"]))
             elif event.kind == "worker_replaced":
@@ -163,13 +163,13 @@ class Attached:
     @property
     def startup_s(self) -> float:
         """Duration of the run's first start."""
-        begun = next((event for event in self.stretch if event.kind == "run_started"), None)
+        begun = next((event for event in self.segment if event.kind == "run_started"), None)
         return float(begun.fields.get("startup_s") or 0.0) if begun is not None else 0.0
 
     @property
     def last_s(self) -> float:
         """Time of the last written event."""
-        return max((event.t_s for event in self.stretch), default=0.0)
+        return max((event.t_s for event in self.segment), default=0.0)
 
 
 def running_processes(setup: RunSetup) -> Attached | str | None:
@@ -186,7 +186,7 @@ def running_processes(setup: RunSetup) -> Attached | str | None:
     """
     launcher, experiment, run = setup.launcher, setup.experiment, setup.run
     token = setup.lease.epoch
-    events = newest_stretch(EventTail(run.path / EVENTS_FILE))
+    events = newest_segment(EventTail(run.path / EVENTS_FILE))
     handoff = launcher.attach(token)
     if handoff is None or handoff.record is None:
         return gone_reason({event.kind for event in events})
@@ -287,7 +287,7 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
     try:
         with EventLog(context.own_log()) as log, context.exporting(origin_unix_s) as export:
             recorder = context.recorder(log, export, found.known)
-            for event in found.stretch:
+            for event in found.segment:
                 recorder.pass_on(event)
             evals = evals_of(context, recorder, keeper, found.evaluated)
             for name in experiment.region_names:

@@ -35,19 +35,19 @@ from geo_ray.training.checkpoint_parts import typed
 
 log = logging.getLogger(__name__)
 _CLOSE_S: Final = 10.0
-"""For a store to be told that a save is given up."""
+"""Limit for notifying a store that a save was given up."""
 
 
 class Saver:
-    """One open checkpoint at a time.
+    """Saves one checkpoint at a time.
 
     Args:
-        store: where checkpoints go.
-        experiment: names the parts that belong to a checkpoint.
-        config_digest: of the configuration.
-        attempt: incarnation of the run, kept so that a resume takes the next.
-        health: follows the loss; it is judged when a checkpoint begins.
-        lease_epoch: number of the holder of the run's lease that saves; kept for people.
+        store: where checkpoints are written.
+        experiment: determines the parts of a checkpoint.
+        config_digest: digest of the configuration.
+        attempt: attempt of the run; stored so that a resume uses the next one.
+        health: tracks the loss; evaluated when a checkpoint begins.
+        lease_epoch: fencing token of the run actor's lease; stored for information.
 
     Raises:
         StoreError: the store does not answer or refuses.
@@ -82,46 +82,46 @@ class Saver:
 
     @property
     def open_id(self) -> int | None:
-        """The checkpoint whose parts or commit are awaited, or None."""
+        """Id of the checkpoint whose parts or commit are awaited, or None."""
         return self._id
 
     @property
     def is_committing(self) -> bool:
-        """Whether all parts of the open checkpoint are there."""
+        """Whether all parts of the open checkpoint have arrived."""
         return self._commit is not None
 
     def go_on(self, parts: set[str], newest: int) -> None:
-        """Go on where another run actor has saved until now.
+        """Continue after another run actor's checkpoints.
 
         Args:
-            parts: names of those that regions write.
-            newest: id of the newest checkpoint that it has begun.
+            parts: names of the parts that regions write.
+            newest: id of the newest checkpoint that was begun.
         """
         self._expected = parts | (self._expected & {AVERAGER_PART})
         self._newest = max(self._newest, newest)
 
     def expect(self, parts: set[str], attempt: int) -> None:
-        """A region has joined, which writes ``parts`` of every checkpoint from now on.
+        """Record that a region has joined, which writes ``parts`` of later checkpoints.
 
         Args:
             parts: their names.
-            attempt: of the newcomer; a resume takes a later one than that of any.
+            attempt: attempt of the region; a resume uses a later one than any region's.
         """
         self._expected = self._expected | parts
         self._extra["attempt"] = max(int(str(self._extra["attempt"])), attempt)
 
     def note_lost(self, regions: Sequence[str], rows: Mapping[str, Mapping[str, object]]) -> None:
-        """What a resume must know of regions that take no part.
+        """Record what a resume must know of regions that do not take part.
 
         Args:
-            regions: those that are lost, and were not asked to leave; a resume brings them back.
-            rows: the books of rows of all that were there before.
+            regions: lost regions that were not asked to leave; a resume brings them back.
+            rows: row accounting of all regions that took part before.
         """
         self._extra[LOST] = list(regions)
         self._extra[ROWS] = cast(JsonValue, {name: dict(each) for name, each in rows.items()})
 
     def forget(self, parts: set[str]) -> None:
-        """Go on without the process that would have written ``parts``; abandons the open one."""
+        """Continue without the process that writes ``parts``; abandons the open checkpoint."""
         self.abandon()
         self._expected = self._expected - parts
 
@@ -129,10 +129,11 @@ class Saver:
         """Open the next checkpoint.
 
         Raises:
-            RunDirectoryError: if its directory cannot be made. What a far store says against it is
-                told when it is committed.
+            RunDirectoryError: its directory cannot be created. A remote store's refusal is reported
+                at the commit.
         """
-        # Never an id twice, or late parts of an abandoned checkpoint would pass for the next one's.
+        # Ids are not reused: late parts of an abandoned checkpoint would be mistaken for the next
+        # one's.
         checkpoint = self._newest + 1
         if self._store.is_remote:
             self._ask(partial(self._begin_remote, checkpoint))
@@ -145,7 +146,7 @@ class Saver:
         return checkpoint
 
     def add(self, checkpoint: int, parts: Sequence[PartInfo], step: int) -> None:
-        """Take in parts; begins to commit when the last one is there, see `committed`."""
+        """Record parts; the last one starts the commit, see `committed`."""
         if checkpoint != self._id or self._commit is not None:
             return
         self._parts.update({part.name: part for part in parts})
@@ -166,16 +167,16 @@ class Saver:
         self._ask(partial(self._commit_one, manifest, done))
 
     def committed(self, wait_s: float = 0.0) -> int | None:
-        """Whether the open checkpoint counts by now.
+        """Return the size of the open checkpoint once it is committed.
 
         Args:
-            wait_s: for its commit, if that has begun.
+            wait_s: longest wait for a commit in progress.
 
         Returns:
-            Size of the checkpoint in bytes, once; None if there is none, or not yet.
+            Size in bytes, once; None if there is none, or it is not committed yet.
 
         Raises:
-            GeoRayError: if it cannot be committed.
+            GeoRayError: it cannot be committed.
         """
         commit = self._commit
         if commit is None:
@@ -192,18 +193,18 @@ class Saver:
 
     @property
     def parts(self) -> tuple[PartInfo, ...]:
-        """Those of the checkpoint that was added to last."""
+        """Parts of the checkpoint that was last added to."""
         return tuple(self._parts.values())
 
     @property
     def step(self) -> int:
-        """Most steps of any region in the checkpoint that was added to last."""
+        """Largest step of any region in the checkpoint that was last added to."""
         return self._step
 
     def abandon(self) -> None:
-        """Give the open checkpoint up and remove its files, unless it has all its parts.
+        """Give the open checkpoint up and remove its files, unless all its parts are there.
 
-        Files that cannot be removed do no harm: without a manifest nobody reads them.
+        Files that cannot be removed are harmless: without a manifest they are not read.
         """
         if self._id is None or self._commit is not None:
             return
@@ -214,7 +215,7 @@ class Saver:
             self._abandon_one(given_up)
 
     def close(self) -> None:
-        """Wait for a commit that has begun."""
+        """Wait for a commit in progress."""
         if self._commit is not None:
             self._commit.exception()
         if self._asking is not None:
@@ -223,7 +224,7 @@ class Saver:
     # -------------------------------------------------------------- on threads
 
     def _ask(self, work: Callable[[], None]) -> None:
-        """Do ``work`` on a thread, after all that was asked before."""
+        """Do ``work`` on a thread, after all earlier requests."""
         before = self._asking
 
         def in_turn() -> None:
@@ -238,7 +239,7 @@ class Saver:
     def _begin_remote(self, checkpoint: int) -> None:
         try:
             self._store.begin(checkpoint)
-        except Exception as error:  # whatever it is: who commits gets it
+        except Exception as error:  # of any class: reported at the commit
             log.warning("checkpoint %d was not begun: %s", checkpoint, error)
             self._refused[checkpoint] = typed(error)
 
@@ -246,22 +247,22 @@ class Saver:
         try:
             self._store.abandon(checkpoint)
         except GeoRayError as error:
-            log.warning("files of checkpoint %d stay: %s", checkpoint, error.message)
+            log.warning("files of checkpoint %d remain: %s", checkpoint, error.message)
 
     def _commit_one(self, manifest: CheckpointManifest, done: Future[int]) -> None:
         try:
             if manifest.id in self._refused:
                 raise self._refused[manifest.id]
             self._store.commit(manifest.id, manifest)
-        except Exception as error:  # whatever it is: who asked must get it
+        except Exception as error:  # of any class: the caller must receive it
             if isinstance(error, CheckpointConflictError) or not self._counts(manifest):
                 done.set_exception(typed(error))
                 return
-            log.warning("checkpoint %d counts, but: %s", manifest.id, error)
+            log.warning("checkpoint %d is committed, but: %s", manifest.id, error)
         done.set_result(sum(part.bytes for part in manifest.parts))
 
     def _counts(self, manifest: CheckpointManifest) -> bool:
-        """Whether a commit that failed has come so far that its checkpoint counts."""
+        """Return whether a failed commit went so far that its checkpoint is valid."""
         try:
             return self._store.manifest(manifest.id) == manifest
         except GeoRayError:
@@ -278,17 +279,17 @@ _CLASS: Final = "checkpoint"
 
 
 class TrafficSource(Protocol):
-    """Tells what checkpoints have moved between regions; see `StoreRegions`."""
+    """Counts bytes that checkpoints move between regions; see `StoreRegions`."""
 
     def saved(self, parts: Iterable[PartInfo], leader: str) -> Crossed:
-        """By one that was written."""
+        """Return the bytes of a written checkpoint."""
 
     def resumed(self, parts: Iterable[PartInfo], leader: str) -> Crossed:
-        """By one that was read."""
+        """Return the bytes of a checkpoint that was read."""
 
 
 def traffic_source_of(actors: ActorGroup) -> TrafficSource | None:
-    """What tells it of a run, whose parts go to stores, or to its directory."""
+    """Return the traffic source of a run, whose parts are in stores or in its directory."""
     spec = actors.spec
     if not spec.places.is_remote:
         return actors.upload_server
@@ -300,11 +301,11 @@ def traffic_source_of(actors: ActorGroup) -> TrafficSource | None:
 class StoreTraffic:
     """Counts the bytes of checkpoints that cross regions, through stores or to the run actor.
 
-    It is told like what bridges send each other, as events `wan` of the class ``checkpoint``, so
-    that summary, report and bill have it.
+    They are reported like the traffic of bridges, as `wan` events of the class ``checkpoint``, so
+    that summary, report and bill include them.
 
     Attributes:
-        stores: tells what has crossed; None: nothing does.
+        stores: counts the traffic; None: there is none.
         loop: the run loop.
     """
 
@@ -313,7 +314,7 @@ class StoreTraffic:
     _total: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
-        """Count on from what was told before, by link and class."""
+        """Continue the sums reported before, by link and class."""
         self._total = Counter({link: done.get(_CLASS, 0) for link, done in sums.items()})
 
     def saved(self, parts: Iterable[PartInfo], leader: str) -> None:
@@ -322,14 +323,14 @@ class StoreTraffic:
             self._add(self.stores.saved(parts, leader))
 
     def resumed(self, parts: Iterable[PartInfo], leader: str) -> None:
-        """The run goes on from a checkpoint, with the averager in ``leader``."""
+        """Count a checkpoint that the run resumed from, with the averager in ``leader``."""
         if self.stores is not None:
             self._add(self.stores.resumed(parts, leader))
 
     def _add(self, crossed: Crossed) -> None:
         for (src, dst), count in sorted(crossed.items()):
             self._total[src, dst] += count
-            # Events have sums so far; others of the same link have other classes.
+            # Events contain running sums; other events of the same link have other classes.
             self.loop.emit("wan", src=src, dst=dst, bytes_by_class={_CLASS: self._total[src, dst]})
 
 
@@ -343,8 +344,8 @@ class _Begun:
     Attributes:
         id: its id.
         answer: whether it has begun, once the averager answers; None where there is no averager.
-        tells: whether the regions are told, too.
-        halt: whether they stand still afterwards.
+        tells: whether the regions are notified, too.
+        halt: whether they pause afterwards.
     """
 
     id: int
@@ -355,7 +356,7 @@ class _Begun:
 
 @dataclass(slots=True)
 class CheckpointWatch:
-    """Has checkpoints made: tells the averager and the regions, and notes the outcome.
+    """Starts checkpoints: notifies the averager and the regions, and records the outcome.
 
     `RunPolicy` decides when, and `Saver` commits.
 
@@ -365,8 +366,8 @@ class CheckpointWatch:
         policy: decides.
         saver: commits.
         loop: the run loop.
-        phases: what the regions told last, by name; it is kept up to date.
-        traffic: counts what crosses regions.
+        phases: last reported phases of the regions, by name; updated by the controller.
+        traffic: counts bytes that cross regions.
     """
 
     experiment: Experiment
@@ -380,10 +381,10 @@ class CheckpointWatch:
     _began_s: float = 0.0
 
     def keep_time(self, *, may_begin: bool) -> None:
-        """Give up the open one if its parts do not come, and begin one that is due.
+        """Give up an open checkpoint whose parts do not arrive, and begin one that is due.
 
         Raises:
-            GeoRayError: the regions were to stand still, and did not in time.
+            GeoRayError: the regions did not pause in time.
         """
         now_s, saver = time.monotonic(), self.saver
         awaits_parts = saver.open_id is not None and not saver.is_committing
@@ -395,13 +396,13 @@ class CheckpointWatch:
             self.begin(halt=save.halt)
 
     def begin(self, *, halt: bool, is_over: bool = False) -> None:
-        """Let the averager copy its state, then tell the regions, which may hear it later, too.
+        """Let the averager copy its state, then notify the regions.
 
-        The averager's next answer says it, too, so a region that is not told here, or late, copies
-        its state in time.
+        The averager's next answer contains the request, too, so a region that is not notified here,
+        or late, still copies its state in time.
 
         Args:
-            halt: whether the regions stand still afterwards.
+            halt: whether the regions pause afterwards.
             is_over: whether they have nothing more to do.
         """
         try:
@@ -418,36 +419,36 @@ class CheckpointWatch:
         self._tell()
 
     def tick(self) -> None:
-        """Tell the regions of one that has begun, and take note of one that counts by now."""
+        """Notify the regions of a begun checkpoint, and record one that is committed."""
         self._tell()
         self._note_commit()
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Parts of a checkpoint are written."""
+        """Record written parts of a checkpoint."""
         self.saver.add(event["id"], event["parts"], event["step"])
         if event["id"] == self.saver.open_id:
             self.policy.on_part(time.monotonic())
 
     def give_up(self, cause: str) -> None:
-        """Nothing will come of the open one."""
+        """Give up the open checkpoint."""
         log.warning("%s", cause)
         self.loop.emit("checkpoint_failed", cause=cause)
         self.saver.abandon()
 
     def failed(self, error: GeoRayError) -> None:
-        """One was not written.
+        """Handle a checkpoint that was not written.
 
         Raises:
             GeoRayError: the run must end.
         """
         pause_s = self.policy.save_failed(error, time.monotonic())
         log.error("checkpoint %s failed: %s", self.saver.open_id, error)
-        again = f"; the run goes on, and saves again in {pause_s:g} s or later"
+        again = f"; the run continues, and saves again in {pause_s:g} s or later"
         self.loop.emit("checkpoint_failed", cause=error.message + again)
         self.saver.abandon()
 
     def _tell(self) -> None:
-        """Once the averager has begun the checkpoint, tell the regions."""
+        """Notify the regions once the averager has begun the checkpoint."""
         begun = self._begun
         if begun is None:
             return
@@ -457,24 +458,24 @@ class CheckpointWatch:
         if begun.id != self.saver.open_id:
             return
         if begun.answer is not None and not _has_begun(begun.answer):
-            # The averager is new, and does not know yet what each region has; or it is lost.
+            # The averager is new and does not know the state of each region yet; or it is lost.
             self.saver.abandon()
             return
         for region, primary in self.actors.primaries.items():
-            # Who stands still gets no answer any more that would say it.
+            # A paused region gets no answer that would contain the request.
             if begun.tells or self.phases.get(region) == "halted":
                 primary.cut.remote(begun.id, begun.halt)
 
     def _may_tell(self) -> bool:
-        """Whether regions may hear of a checkpoint before their next answer.
+        """Return whether regions may be notified of a checkpoint before their next answer.
 
-        Not where answers go from region to region, or where an averager before the present one has
-        given some: one that is on its way still must be merged first.
+        False if answers go from region to region, or if an earlier averager has sent some: answers
+        in flight must be merged first.
         """
         return self.experiment.overlay.kind == "star" and self.actors.leader.term == 1
 
     def _note_commit(self) -> None:
-        """Take note of the open checkpoint if it has come to count."""
+        """Record the open checkpoint once it is committed."""
         checkpoint = self.saver.open_id
         try:
             size_bytes = self.saver.committed()
@@ -493,5 +494,5 @@ class CheckpointWatch:
 def _has_begun(answer: Any) -> bool:
     try:
         return bool(collect({0: answer}, _ANSWER_S)[0])
-    except RegionLostError:  # the next poll finds out whether the run can go on
+    except RegionLostError:  # the next poll decides whether the run can continue
         return False

@@ -1,8 +1,8 @@
-"""Watches over a run: writes its events and carries out what `RunPolicy` decides.
+"""The controller of a run: records its events and executes the decisions of `RunPolicy`.
 
-It makes no training decisions, and every wait has a deadline. `Skews` maps times of other
-machines to the run actor's clock where they differ by more than `TOLERATED_S`, by the smallest
-observed delay, as in NTP.
+It makes no training decisions, and every wait has a deadline. `Skews` maps times of other machines
+to the run actor's clock if they differ by more than `TOLERATED_S`. It uses the smallest observed
+delay, as NTP does.
 """
 
 from __future__ import annotations
@@ -37,23 +37,22 @@ from geo_ray.training.worker import StatisticsCollector
 
 log = logging.getLogger(__name__)
 
-TOLERATED_S: Final = 90.0  # more than an answer may be late
+TOLERATED_S: Final = 90.0  # larger than the delay of any answer
 _TIMES: Final = ("t_s", "start_s")
 
 
 @dataclass(slots=True)
 class Skews:
-    """Puts the times that processes report onto the run actor's clock. Pure.
+    """Maps times reported by processes to the run actor's clock. Pure.
 
-    Idea: each process counts from the time of day that its machine believes in. Nothing is ordered
-        by
-    these times, but the time line of a run is made of them.
+    Idea: each process counts from its machine's wall-clock time. Nothing is ordered by these times,
+    but the timeline of a run consists of them.
 
-    Rule: what a process says of the present arrives later by what the message took, so the largest
-    difference seen is the nearest one. Less than `TOLERATED_S` is left as it is: clocks that are
-    set over the network agree better than this can tell.
+    Rule: a report of the current time arrives later by the message's delay, so the largest observed
+    difference is the best estimate. Differences below `TOLERATED_S` are ignored: synchronized
+    clocks agree better than this method can measure.
 
-    Source: ours; the least delay tells most about a clock, as in NTP.
+    Source: ours; the smallest delay is the most accurate measurement, as in NTP.
     """
 
     _ahead_s: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -61,11 +60,11 @@ class Skews:
     def events(
         self, answers: Mapping[tuple[str, str], Mapping[str, Any]], now_s: float
     ) -> list[dict[str, Any]]:
-        """All events of some answers, with times of the run actor's clock.
+        """Return all events of some answers, with times of the run actor's clock.
 
         Args:
-            answers: by (role, region); ``now_s`` in one is what its process took for the present.
-            now_s: the present.
+            answers: by (role, region); ``now_s`` is the current time of the answering process.
+            now_s: the current time.
         """
         found = []
         for key, answer in answers.items():
@@ -76,7 +75,7 @@ class Skews:
         return found
 
     def _skew(self, key: tuple[str, str], reported_s: float | None, now_s: float) -> float:
-        """Seconds that a process is ahead; 0 if that is none to speak of."""
+        """Return how many seconds a process is ahead; 0 if within the tolerance."""
         if reported_s is None:
             return 0.0
         before_s, ahead_s = self._ahead_s.get(key), reported_s - now_s
@@ -97,39 +96,39 @@ class Skews:
 
 _TICK_S = 0.2
 _POLL_TIMEOUT_S = 60.0
-_ANSWER_S = 0.5  # that the others wait for one that is slow to answer
+_ANSWER_S = 0.5  # longest wait for a slow answer
 _PROGRESS = frozenset({"step", "exchange", "stats", "update_dropped"})
 
 Answers = Mapping[tuple[str, str], dict[str, Any]]
-"""What servers and bridges told in one round of polling, by (role, region)."""
+"""Answers of servers and bridges in one round of polling, by (role, region)."""
 
 
 @dataclass(slots=True)
 class Controller:
-    """Watches a run: writes its events, and carries out what `RunPolicy` decides.
+    """Controls a run: records its events, and executes the decisions of `RunPolicy`.
 
-    It decides nothing about training. Everything that it waits for has a deadline.
+    It makes no decisions about training. Every wait has a deadline.
 
     Attributes:
         experiment: the run.
         actors: its actors.
-        recorder: takes events.
-        evals: combines evaluations, and keeps the best model.
+        recorder: records events.
+        evals: combines evaluations, and stores the best model.
         saver: commits checkpoints.
-        origin_unix_s: time of day at which the run's clock was 0.
-        links: what is learned about links.
-        users: what they have asked for of members since the last call.
+        origin_unix_s: wall-clock time at which the run's clock was 0.
+        links: records link measurements.
+        users: returns the membership requests since the last call.
         status: shows a phase to the user.
-        interrupted: set from outside (a signal) to save and stop.
-        plan_for: plans anew for those who take part; None: the run follows no plan.
-        policy: decides what is done about trouble.
-        checkpoints: has them made.
-        workers: watches over them.
-        hang_watch: finds processes that have stopped or hang.
-        bridges: replaces those that die.
+        interrupted: set externally (by a signal) to save and stop.
+        plan_for: plans for changed members; None: the run follows no plan.
+        policy: decides on failures.
+        checkpoints: starts checkpoints.
+        workers: watches the workers.
+        hang_watch: detects hung processes.
+        bridges: replaces failed bridges.
         members: changes which regions take part.
         quorum: decides when the run pauses.
-        plans: has it planned anew when others take part.
+        plans: replans when members change.
     """
 
     experiment: Experiment
@@ -191,16 +190,16 @@ class Controller:
         self._polls.token = self.actors.token
 
     def run(self) -> None:
-        """Watch until all workers are home and all they did is written down.
+        """Poll until all workers are done and all their events are recorded.
 
         Raises:
             InterruptedRunError: after a checkpoint, if `interrupted` was set in time.
-            NonFiniteError: after a checkpoint, if too many steps in a row were refused.
-            WorkerLostError: if workers die more often than allowed.
-            RegionLostError: if a server or bridge died, and its region is needed.
-            RunDirectoryError: if nothing can be saved.
-            LeaseLostError: if another process has taken the run over.
-            GeoRayError: what a worker found wrong with task or data.
+            NonFiniteError: after a checkpoint, if too many consecutive steps were refused.
+            WorkerLostError: workers die more often than allowed.
+            RegionLostError: a server or bridge of a required region died.
+            RunDirectoryError: nothing can be saved.
+            LeaseLostError: another process has taken the run over.
+            GeoRayError: a worker reported an error of the task or the data.
         """
         resumed = self.actors.spec.resume
         if resumed is not None:
@@ -219,7 +218,7 @@ class Controller:
         self.policy.check_end(_phases(answers))
 
     def _replace_hung(self, answers: Answers) -> None:
-        """Name processes that do not go on; replace workers among them after a while."""
+        """Report processes without progress; replace workers among them after a while."""
         if self.quorum.is_paused:
             return
         statuses = {r: a["status"] for (role, r), a in answers.items() if role == "ps"}
@@ -230,34 +229,34 @@ class Controller:
             self.workers.replace_hung(worker, cause)
 
     def close(self) -> None:
-        """End what this has begun; afterwards no other thread of this process calls Ray."""
+        """End everything this has started; afterwards no other thread of this process calls Ray."""
         self.bridges.close()
         self.members.close()
         self.plans.close()
         self.actors.end_calls()
 
     def _drain(self) -> Answers:
-        """Take in the last events; wait for the parts of an open checkpoint that will come."""
+        """Process the last events; wait for the remaining parts of an open checkpoint."""
         longest_s = max(HALT_DEADLINE_S, self.experiment.checkpoint.retry_s)
         deadline_s = time.monotonic() + longest_s
         while True:
             answers = self._poll(_POLL_TIMEOUT_S)
             more = self._handle_all(answers)
             if "halted" in _phases(answers) and not self.policy.is_halt_saved:
-                self._keep_time()  # a checkpoint that came to nothing is made again
+                self._keep_time()  # repeats a checkpoint that failed
             halted = self.saver.open_id is not None and "halted" in _phases(answers)
             awaited = halted or self.saver.is_committing
             if not more and not awaited:
                 break
             if time.monotonic() > deadline_s:
-                raise self.policy.not_saved(f"its parts were not there after {longest_s:g} s")
+                raise self.policy.not_saved(f"its parts had not arrived after {longest_s:g} s")
             if not more:
                 time.sleep(0.05)
         self.saver.abandon()
         return answers
 
     def _save_end(self) -> Answers:
-        """One last checkpoint: whoever trains further later goes on from the very end."""
+        """Save a last checkpoint, so that training can continue from the very end."""
         self.status("saving the last checkpoint")
         before, began_s = self.policy.newest_saved, time.monotonic()
         is_failing = False
@@ -271,7 +270,7 @@ class Controller:
                 return answers
             if self.policy.is_failing and not is_failing:
                 is_failing = True
-                self.status("saving the last checkpoint again and again (Ctrl-C: without it)")
+                self.status("retrying the last checkpoint (Ctrl-C: end without it)")
             least_s = 0.0 if is_failing and self.interrupted.is_set() else HALT_DEADLINE_S
             until_s = self.policy.saves_until_s(began_s) if least_s else 0.0
             if time.monotonic() > max(began_s + least_s, until_s):
@@ -282,23 +281,23 @@ class Controller:
     # -------------------------------------------------------------- servers and bridges
 
     def hear_all(self) -> None:
-        """What was on its way when an actor was last asked, and what it has to say since."""
+        """Process events that were in flight at the last poll, and later ones."""
         for _ in range(2):
             self._handle_all(self._poll(_POLL_TIMEOUT_S))
 
     def _poll(self, wait_s: float = _ANSWER_S) -> Answers:
-        """Ask all servers and bridges for news; who does not answer in time is heard later.
+        """Ask all servers and bridges for news; late answers are processed by a later poll.
 
         Raises:
-            RegionLostError: if one is lost.
-            GeoRayError: the reason why a region cannot go on.
+            RegionLostError: a required server or bridge is lost.
+            GeoRayError: the reason why a region cannot continue.
         """
-        self.recorder.check()  # whose are lost may be another's by now
+        self.recorder.check()  # lost actors may belong to another run actor by now
         servers = self.actors.servers()
         answers, unresponsive = self._polls.ask(servers, wait_s)
         if unresponsive and not self.actors.launcher.is_ours():
             raise RegionLostError(
-                "the process that owns the run's processes was ended, and they ended with it"
+                "the process that owned the run's processes has ended, and they ended with it"
             )
         lost: dict[str, str] = {}
         replaced = (
@@ -315,16 +314,16 @@ class Controller:
         }
         present = {region: self.actors.can_lose(region) for _, region in servers}
         gone = self.policy.regions_lost(lost, failures, present, self.actors.former_leaders)
-        # The averager first: who is reported lost is reported to where it is then.
+        # The averager first: other losses are reported to its new region.
         for region in sorted(gone, key=lambda name: name != self.actors.leader.region):
-            if not self.actors.can_lose(region):  # who was to take over is lost as well
+            if not self.actors.can_lose(region):  # the designated standby is lost as well
                 raise RegionLostError(gone[region])
             self.lose_region(region, gone[region])
         return {key: answer for key, answer in answers.items() if key[1] not in gone}
 
     def lose_region(self, region: str, cause: str) -> None:
-        """A region is gone; if it was the averager's, the standby takes over."""
-        log.warning("%s; the run goes on without the data of region '%s'", cause, region)
+        """Continue without a region; if it hosted the averager, the standby takes over."""
+        log.warning("%s; continuing without the data of region '%s'", cause, region)
         self.emit("region_lost", region=region, cause=cause)
         self._drop(region, keep_workers=self.members.keeps_workers(region))
         self.members.report_lost(region)
@@ -334,7 +333,7 @@ class Controller:
         self._drop(region, keep_workers=False)
 
     def _drop(self, region: str, *, keep_workers: bool) -> None:
-        """Nobody waits for a region any more."""
+        """Stop waiting for a region."""
         shards = self.actors.spec.region(region).ps_shards
         self.saver.forget({shard_part_name(region, index) for index in range(shards)})
         self.actors.lose(region, keep_workers=keep_workers)
@@ -351,21 +350,21 @@ class Controller:
         self.evals.collector.admit(region, step)
 
     def _follow_averager(self, answers: Answers) -> None:
-        """The averager may have moved by itself; what was asked of it is asked again."""
+        """Follow the averager, which may have moved by itself; repeat pending requests."""
         bridges = {r: a["status"] for (role, r), a in answers.items() if role == "bridge"}
         for region, status in bridges.items():
             is_standby = bool(status.get("is_standby"))
             self.actors.note_standby(region, status["leader"], is_standby=is_standby)
             if not self.actors.follow(status["leader"]):
                 continue
-            self.saver.abandon()  # the old averager's part of it will not come
+            self.saver.abandon()  # the old averager's part of it will not arrive
             self.members.leader_moved()
             self.plans.leader_moved()
             if self.policy.stopping is not None:
                 self.ask_averager("request_stop")
 
     def _handle_all(self, answers: Answers) -> int:
-        """Take in what was told; gives the number of events."""
+        """Process the answers; return the number of events."""
         self.saver.note_lost(self.members.regions.lost, self.members.gone.rows)
         events = self._skews.events(answers, self.now_s())
         if any(event["kind"] in _PROGRESS for event in events):
@@ -395,7 +394,7 @@ class Controller:
         lives = CurrentLeader(region, self.actors.standby)
         self.plans.tick(self.actors.primaries, lives, time.monotonic(), interval)
         self.checkpoints.tick()
-        if answers.keys() >= self.actors.servers().keys():  # who is slow to answer may be busy
+        if answers.keys() >= self.actors.servers().keys():  # a missing one may be busy
             self._check_goes_on(answers)
         exhausted = [r for (_, r), a in answers.items() if a["status"].get("exhausted")]
         why = self.policy.exhausted(exhausted[0], time.monotonic()) if exhausted else None
@@ -405,7 +404,7 @@ class Controller:
         return len(events)
 
     def _keep_quorum(self) -> None:
-        """Pause while too few regions are there."""
+        """Pause while too few regions are present."""
         quorum, now_s, was_paused = self.quorum, time.monotonic(), self.quorum.is_paused
         missing = quorum.see(
             self.actors.primaries,
@@ -477,9 +476,9 @@ class Controller:
         self._note_evals(finished, t_s)
 
     def _share_statistics(self) -> None:
-        """Tell every region those over all regions, once they are there.
+        """Send the statistics over all regions to every region, once they are complete.
 
-        Who stands still for a checkpoint makes none; then everybody has its own.
+        Regions paused for a checkpoint compute no statistics; each then uses its local ones.
         """
         collector = self._statistics
         found = (
@@ -553,13 +552,13 @@ class Controller:
         try:
             return self._ask(getattr(bridge, method).remote(*arguments))
         except InvariantError as error:
-            # A border has come, or the averager has moved, since it was looked at.
-            log.warning("what the averager was asked is past: %s", error.message)
+            # A barrier has passed, or the averager has moved, since the request was made.
+            log.warning("a request to the averager is outdated: %s", error.message)
             return None
         except RegionLostError:
             if not self.actors.can_lose(self.actors.leader.region):
                 raise
-            return None  # the next poll finds out, too
+            return None  # the next poll detects it, too
 
     def _ask(self, call: Any) -> Any:
         return collect({0: call}, _POLL_TIMEOUT_S)[0]
@@ -581,5 +580,5 @@ def _array(values: list[float]) -> Any:
 
 
 def _named(role: str) -> str:
-    """A role in the words of the glossary."""
+    """Return the user-facing name of a role."""
     return "parameter server" if role == "ps" else role.replace("ps", "shard server")

@@ -1,9 +1,9 @@
-"""Starts the actors of joining regions and admits them at reconfiguration points.
+"""Starts the actors of joining regions and admits them at barriers.
 
-Each region starts on its own threads and blocks nobody; workers left over from a lost server
-are reused. The averager hears of a region only when all its processes are up. Regions that are
-up while none is being admitted enter together, as copies of one donor. Which regions come back, and
-when, is decided in `geo_ray.runtime.regions`.
+Each region starts on its own threads and blocks no other; workers left over from a lost server are
+reused. The averager is notified of a region when all its processes are up. Regions that are up
+while none is being admitted enter together, as copies of one donor. `geo_ray.runtime.regions`
+decides which regions come back, and when.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _LINK_S: Final = 30.0
 _STATE_TRANSFER_S: Final = (
     86400.0  # it is given up when nothing comes any more, not when it is slow
 )
-_IDLE_S: Final = 5.0  # for a worker of a server that has died to notice it
+_IDLE_S: Final = 5.0  # for a worker to notice that its server has died
 
 
 @dataclass(slots=True)
 class Joining:
-    """A region on its way in.
+    """A joining region.
 
     Attributes:
         region: its name.
-        attempt: of its processes, later than that of any before in this run.
-        actors: those of the run.
-        origin_unix_s: when the run's clock was 0.
-        asked_s: when it was asked for.
-        is_asked: whether the averager was told.
-        is_notified: whether it was told that its processes run.
+        attempt: attempt of its processes, later than any before in this run.
+        actors: actors of the run.
+        origin_unix_s: wall-clock time at which the run's clock was 0.
+        asked_s: when it was requested.
+        is_asked: whether the averager was asked to admit it.
+        is_notified: whether the averager was notified that its processes run.
     """
 
     region: str
@@ -62,20 +62,20 @@ class Joining:
     _linked: dict[str, Handle] = field(default_factory=dict)  # bridges, by region
 
     def bring_up(self, placed: PlacedRegion | None, demand: RegionDemand) -> None:
-        """Begin to place and start its processes.
+        """Start to place and start its processes.
 
         Args:
-            placed: its place, if it was here before.
-            demand: what it asks for.
+            placed: its place, if it took part before.
+            demand: its resource demand.
         """
         self._up = self._submit(partial(self._bring_up, placed, demand))
 
     @property
     def is_up(self) -> bool:
-        """Whether its processes are there, and linked to the averager's region.
+        """Whether its processes are up and linked to the averager's region.
 
         Raises:
-            GeoRayError: they will not be.
+            GeoRayError: starting them failed.
         """
         if not self._up.done():
             return False
@@ -84,7 +84,7 @@ class Joining:
 
     @property
     def has_come_up(self) -> bool:
-        """Whether they are, and nothing went wrong."""
+        """Whether they are up, without an error."""
         up = self._up
         return up.done() and not up.cancelled() and up.exception() is None
 
@@ -94,9 +94,9 @@ class Joining:
         return self._up.result()
 
     def link(self, peer: str, bridge: Handle, address: Address) -> None:
-        """See that its bridge, which is up, dials another one; nothing is waited for.
+        """Make its running bridge dial another one, without waiting.
 
-        Others may have come, or been replaced, since it was brought up.
+        Other bridges may have come or been replaced since it was started.
         """
         if self._linked.get(peer) is not bridge:
             self._linked[peer] = bridge
@@ -104,7 +104,7 @@ class Joining:
             self.bridge.connect.remote(peer, address)
 
     def linked(self, peer: str, bridge: Handle) -> None:
-        """Another one dials it."""
+        """Record that another bridge dials it."""
         self._linked[peer] = bridge
 
     @property
@@ -113,22 +113,22 @@ class Joining:
         return self.group.bridges[self.region]
 
     def begin_as(self, transferred: TransferredState) -> None:
-        """Begin, on a thread, to let it go on from a copy of another region."""
+        """Start, on a thread, to let it continue from a copy of another region."""
         self._begun = self._submit(partial(self._begin_as, transferred))
 
     @property
     def begun(self) -> int | None:
-        """Bytes of the copy once it trains; None before.
+        """Size of the copy in bytes once it trains; None before.
 
         Raises:
-            GeoRayError: it will not.
+            GeoRayError: it failed to begin.
         """
         if self._begun is None or not self._begun.done():
             return None
         return self._begun.result()
 
     def give_up(self) -> None:
-        """End its processes, whatever they do."""
+        """End its processes, whatever their state."""
         self._up.add_done_callback(self._end)
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
@@ -139,7 +139,7 @@ class Joining:
         where = (
             actors.launcher.place([demand], _PLACE_S) if placed is None else {self.region: placed}
         )
-        own = where if placed is None else {}  # is given back if nothing comes of it
+        own = where if placed is None else {}  # released if starting fails
         spec = replace(actors.spec, resume=None, attempt=self.attempt, leader=actors.leader)
         group = ActorGroup(
             spec, where, actors.keys, actors.launcher, actors.token, actors.upload_server
@@ -156,7 +156,7 @@ class Joining:
                 calls["expect", name] = bridge.expect.remote(self.region)
                 calls["connect", name] = group.bridges[self.region].connect.remote(name, reached)
             collect(calls, _START_S)
-            # Whoever is let in without a link is waited for by all others.
+            # All others would wait for a region that was admitted without a link.
             leader = actors.leader.region
             collect({0: group.bridges[self.region].await_link.remote(leader, _LINK_S)}, _START_S)
         except BaseException:
@@ -168,13 +168,13 @@ class Joining:
 
     @property
     def meets_all(self) -> bool:
-        """Whether everybody is linked to a newcomer, since the averager may move."""
+        """Whether all bridges are linked to it, since the averager may move to any of them."""
         return self.actors.spec.experiment.averager.standby is not None
 
     def peers(self) -> dict[str, tuple[Handle, Address]]:
-        """Which of those that are there are linked to a newcomer, and where they are reached."""
+        """Return the bridges to link to it, with their addresses."""
         actors = self.actors
-        bridges = dict(actors.bridges)  # others change it meanwhile
+        bridges = dict(actors.bridges)  # other threads change it
         names = sorted(bridges) if self.meets_all else [actors.leader.region]
         return {n: (bridges[n], actors.bridge_addresses[n][0]) for n in names if n in bridges}
 
@@ -204,32 +204,32 @@ class Joining:
 
     def _end(self, up: Future[ActorGroup]) -> None:
         if up.cancelled() or up.exception() is not None:
-            return  # who brings it up cleans up
+            return  # the starting thread cleans up
         up.result().close()
         self.actors.launcher.remove(self._own)
 
 
 def end_transfer(actors: ActorGroup, donor: str) -> None:
-    """The copy of a region's state is not needed any more; the region may be gone."""
+    """Release the copy of a region's state; the region may be gone."""
     for server in _servers(actors, donor):
         server.end_transfer.remote()
 
 
 def _servers(actors: ActorGroup, region: str) -> list[Handle]:
-    """What holds a region's state, in the order of its shards."""
+    """Return the servers of a region, in the order of its shards."""
     if region not in actors.primaries:
         return []
     return [actors.primaries[region], *actors.shard_servers[region]]
 
 
 _COPY_S: Final = 120.0
-_ASK_S: Final = 5.0  # until it is asked for again
-_ENDING_S: Final = 20.0  # that a run which is to end waits for those that enter
+_ASK_S: Final = 5.0  # until a request is repeated
+_ENDING_S: Final = 20.0  # that an ending run waits for joining regions
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """What newcomers begin as: whose, by which bridge, how far the others were, and since when."""
+    """The state that joining regions copy: donor, bridge, step, and when it was announced."""
 
     donor: str
     bridge: Handle
@@ -248,7 +248,7 @@ class HasStarted:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Joining regions must enter at the next reconfiguration point."""
+    """Ask for the admission of joining regions at the next barrier."""
 
     regions: tuple[str, ...]
 
@@ -259,10 +259,10 @@ class HasJoined:
 
     Attributes:
         region: its name.
-        attempt: of its processes.
+        attempt: attempt of its processes.
         group: its actors.
-        step: the steps behind it.
-        event: further fields of the event that says so.
+        step: step of the state that it starts from.
+        event: further fields of its event.
     """
 
     region: str
@@ -279,7 +279,7 @@ class HasFailed:
     Attributes:
         region: its name.
         cause: the reason.
-        was_asked: whether the averager was asked to let it in.
+        was_asked: whether the averager was asked to admit it.
     """
 
     region: str
@@ -295,21 +295,20 @@ class HasStopped:
 
 
 JoinNews = HasStarted | Enter | HasJoined | HasFailed | HasStopped
-"""What has become of joining regions."""
+"""News of joining regions."""
 
 
 @dataclass(slots=True)
 class JoiningRegions:
-    """Joining regions: started at the same time, and let in at reconfiguration points.
+    """Joining regions: started concurrently, and admitted at barriers.
 
-    Starting processes takes seconds to minutes, so each region starts by itself, and none waits for
-    another. Regions that are up while none enters enter together, as copies of one region; a region
-    that is up later enters at the next point. The averager decides when that is
-    (`geo_ray.training.membership`).
+    Starting processes takes seconds to minutes, so regions start independently. Regions that are up
+    while none is being admitted enter together, as copies of one region; a region that is up later
+    enters at the next barrier. The averager decides when that is (`geo_ray.training.membership`).
 
     Attributes:
-        actors: of the run.
-        origin_unix_s: when the run's clock was 0.
+        actors: actors of the run.
+        origin_unix_s: wall-clock time at which the run's clock was 0.
     """
 
     actors: ActorGroup
@@ -317,13 +316,13 @@ class JoiningRegions:
     _open: dict[str, Joining] = field(default_factory=dict)
     _copy: _Copy | None = None  # for those that enter now
     _donor: str = ""  # whose copies they are to begin as, once they are members
-    _member_s: float = 0.0  # when they were not members yet
+    _member_s: float = 0.0  # when they were last not members
     _asked_s: float = 0.0
-    _ending_s: float | None = None  # since when the run is to end
+    _ending_s: float | None = None  # since when the run is ending
 
     @property
     def are_entering(self) -> bool:
-        """Whether the processes of some run, and they enter at the next reconfiguration point."""
+        """Whether some regions are up and enter at the next barrier."""
         return bool(self._entering)
 
     @property
@@ -331,7 +330,7 @@ class JoiningRegions:
         return [joining for joining in self._open.values() if joining.is_asked]
 
     def begin(self, region: str) -> None:
-        """Begin to start the processes of a region."""
+        """Start the processes of a region."""
         joining = Joining(region, self.actors.next_attempt(), self.actors, self.origin_unix_s)
         spec = self.actors.spec
         demand = demand_of(spec.experiment, spec.region(region))
@@ -339,16 +338,16 @@ class JoiningRegions:
         self._open[region] = joining
 
     def note(self, view: View | None) -> None:
-        """Take in what the averager reports, if it has."""
+        """Record the averager's view, if it has reported one."""
         self._donor = "" if view is None else view.donor
 
     def go_on(self, view: View, *, may_enter: bool, is_ending: bool) -> list[JoinNews]:
-        """Do what can be done now.
+        """Carry out what is possible now.
 
         Args:
-            view: the averager's.
-            may_enter: whether no other change of members is on its way.
-            is_ending: whether the run is told to finish or to halt.
+            view: the averager's view.
+            may_enter: whether no other change of members is in progress.
+            is_ending: whether the run was told to finish or halt.
         """
         news: list[JoinNews] = []
         ready, now_s = [], time.monotonic()
@@ -361,7 +360,7 @@ class JoiningRegions:
                     joining.give_up()
                     news.append(HasStopped(region))
                 elif is_late and joining.begun is None:  # no checkpoint begins meanwhile
-                    late = RegionLostError("the run ends before it was there")
+                    late = RegionLostError("the run ended before the region was up")
                     news.append(self.call_off(region, late))
                 elif joining.is_up:
                     if not joining.is_notified:
@@ -384,7 +383,7 @@ class JoiningRegions:
             self._member_s = now_s  # they may be members before the next look
             asked = ready
         elif entering and self._copy is None and now_s - self._asked_s >= _ASK_S:
-            # A request that came while another change was pending was lost; twice is once.
+            # A request made while another change was pending was lost; repeating it is harmless.
             asked = [joining for joining in entering if joining.region not in view.members]
         else:
             return news
@@ -413,11 +412,11 @@ class JoiningRegions:
             )
 
     def fail_all(self, error: GeoRayError) -> list[JoinNews]:
-        """End the joins of regions that enter now: there is no copy of a region's state."""
+        """End the joins of regions that enter now: the copy of a region's state failed."""
         return [self.call_off(joining.region, error) for joining in self._entering]
 
     def on_lost(self, region: str) -> list[JoinNews]:
-        """Note that the run continues without a region: its copy may be awaited."""
+        """Record that the run continues without a region; its copy may be awaited."""
         if region != self._donor or self._copy is not None:
             return []
         return self.fail_all(
@@ -425,11 +424,11 @@ class JoiningRegions:
         )
 
     def leader_moved(self) -> None:
-        """Ask the averager in its new home again: it may not know of those that enter."""
+        """Repeat requests to the averager in its new region, which may not know joining regions."""
         self._asked_s = -_ASK_S
 
     def call_off(self, region: str, error: GeoRayError) -> HasFailed:
-        """End the join of a region."""
+        """Cancel the join of a region."""
         joining = self._open[region]
         joining.give_up()
         self._forget(joining)
@@ -442,9 +441,10 @@ class JoiningRegions:
             self._forget(joining)
 
     def link(self) -> None:
-        """Let newcomers dial those that came, or were replaced, since they were brought up.
+        """Let joining regions dial bridges that came, or were replaced, since they were started.
 
-        Each other as well, where the averager may move to any of them; then one of two dials.
+        They also dial each other if the averager may move to any of them; one of each two then
+        dials.
         """
         up = {name: each for name, each in sorted(self._open.items()) if each.has_come_up}
         for name, joining in up.items():
@@ -456,7 +456,7 @@ class JoiningRegions:
                 up[other].linked(name, joining.bridge)
 
     def _carry_on(self, joining: Joining, view: View) -> HasJoined | None:
-        """Follow a region that the averager was asked to let in."""
+        """Follow a region whose admission was requested."""
         region, copy = joining.region, self._copy
         if copy is None:
             self._await_copy(region, view)
@@ -479,12 +479,12 @@ class JoiningRegions:
         return HasJoined(region, joining.attempt, joining.group, copy.step, event)
 
     def _await_copy(self, region: str, view: View) -> None:
-        """Give up waiting for a region that was to hand its state over and may be lost."""
+        """Give up waiting for a donor that may be lost."""
         now_s = time.monotonic()
         if region not in view.members:
             self._member_s = now_s
         elif region in view.joining and view.donor not in view.members:
-            # As the averager moved nobody had told of it yet.
+            # The averager moved before the loss was reported to it.
             raise RegionLostError(
                 f"region '{view.donor}' was lost before its state was transferred"
             )

@@ -58,20 +58,20 @@ from geo_ray.training.membership import View
 log: Final = logging.getLogger(__name__)
 
 Statuses = Mapping[tuple[str, str], Mapping[str, Any]]
-"""What servers and bridges report of themselves, by (role, region)."""
+"""Reports of servers and bridges, by (role, region)."""
 
 
 @dataclass(slots=True)
 class Members:
-    """Carries out what `Regions` decides.
+    """Executes the decisions of `Regions`.
 
     Attributes:
-        actors: of the run.
-        policy: which changes are made.
-        requests: what users ask for.
+        actors: actors of the run.
+        policy: decides which changes are made.
+        requests: returns user requests.
         loop: the run loop.
-        origin_unix_s: when the run's clock was 0.
-        notices: of machines that will be gone.
+        origin_unix_s: wall-clock time at which the run's clock was 0.
+        notices: machines that will be reclaimed.
         regions: the state of each region.
     """
 
@@ -89,10 +89,10 @@ class Members:
         self._joining_regions = JoiningRegions(self.actors, self.origin_unix_s)
 
     def tick(self, statuses: Statuses) -> None:
-        """Do what can be done now.
+        """Carry out what is possible now.
 
         Args:
-            statuses: of the servers and bridges that have answered.
+            statuses: reports of the servers and bridges that have answered.
         """
         for (role, name), status in statuses.items():
             if role == "ps" and "rows" in status:
@@ -118,12 +118,12 @@ class Members:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether a region that was asked to leave is still here: it would be in a checkpoint."""
+        """Whether a region that must leave is still present and would be in a checkpoint."""
         return any(region.is_leaving for region in self.regions)
 
     @property
     def are_changing(self) -> bool:
-        """Whether a region is on its way in or out, or the averager is about to move."""
+        """Whether a region is joining or leaving, or the averager is about to move."""
         return any(
             each.is_starting or each.is_leaving or each.move_asked_s is not None
             for each in self.regions
@@ -136,16 +136,16 @@ class Members:
 
     @property
     def gone(self) -> GoneRegions:
-        """What another run actor, or a resume, must know of regions that take no part."""
+        """State of the regions that do not take part, for another run actor or a resume."""
         regions = self.regions
         rows = {r.name: r.rows for r in regions if r.rows is not None and not r.is_here}
         return GoneRegions(tuple(regions.awaited), tuple(sorted(regions.away)), rows)
 
     def go_on(self, gone: GoneRegions, *, unhurried: Collection[str]) -> None:
-        """Take over what is known of regions that took no part before this run actor came.
+        """Restore the state of regions that did not take part before this run actor started.
 
         Args:
-            gone: what is known of them.
+            gone: the state of these regions.
             unhurried: lost regions that the run does not pause for.
         """
         now_s = time.monotonic()
@@ -156,13 +156,13 @@ class Members:
         )
 
     def keeps_workers(self, region: str) -> bool:
-        """Whether workers of a region that is lost now will be needed where they are."""
+        """Return whether workers of a lost region will be reused."""
         known = self.regions[region]
         goes = known.stays_away or known.state is MembershipState.DRAINING
         return self.policy.brings_back and not goes and region not in self.notices.regions
 
     def leaves_on_notice(self, region: str) -> bool:
-        """Whether a region leaves as a whole, since a machine of its servers will be gone."""
+        """Return whether a whole region leaves because a machine of its servers is reclaimed."""
         if region not in self.notices.regions or self.loop.is_ending:
             return False
         return self.regions[region].is_on_notice or region not in self.regions.needed(self._now())
@@ -177,7 +177,7 @@ class Members:
         self._hear(self._joining_regions.fail_all(error))
 
     def report_lost(self, region: str) -> None:
-        """Note that the run continues without a region, and tell the averager."""
+        """Record that the run continues without a region, and notify the averager."""
         self._on(RegionGone(region, region in self.notices.regions))
         self._hear(self._joining_regions.on_lost(region))
 
@@ -186,7 +186,7 @@ class Members:
         self._on(MoveWanted())
 
     def leader_moved(self) -> None:
-        """Report losses again, to the averager in its new home."""
+        """Report losses again, to the averager in its new region."""
         self._joining_regions.leader_moved()
         self._on(AveragerMoved())
 
@@ -259,7 +259,7 @@ class Members:
         self.loop.ask_averager("change_members", joins, leaves, donor)
 
     def _hear(self, news: Collection[JoinNews]) -> None:
-        """Take in what has become of joining regions."""
+        """Process the news of joining regions."""
         loop = self.loop
         for each in news:
             match each:
@@ -271,7 +271,7 @@ class Members:
                     self.actors.adopt(group)
                     loop.admit_region(region, step, attempt)
                     loop.ask_averager("begun", region)
-                    loop.show("")  # no longer on its way; the event says the rest
+                    loop.show("")  # the event reports the rest
                     loop.emit("region_joined", region=region, step=step, **event)
                     self._on(JoinEnded(region, has_joined=True))
                 case HasFailed(region, cause, was_asked):

@@ -4,10 +4,10 @@ The controller reports what happened and when, and carries out the answer (`proc
 `members.py`); every wait of a pause has a deadline. A dead worker is replaced within the restart
 allowance. When that is used up, an elastic region continues and replaces it later; otherwise the
 run ends. An error of the task or the data ends the run. Quorum: with `members.min` a run continues
-with that many regions, else it waits for all that will return, up to `members.wait_s`. Hangs:
-limits follow from the usual step time; a late process is named first and replaced later. A
-checkpoint is healthy if it is finite, at most half of its steps were refused, and its loss is below
-``best + (first - best) / 2 + |first| / 4``.
+with that many regions; without it, it waits for all that will return, up to `members.wait_s`.
+Hangs: limits follow from the usual step time; a late process is reported first and replaced later.
+A checkpoint is healthy if it is finite, at most half of its steps were refused, and its loss is
+below ``best + (first - best) / 2 + |first| / 4``.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from geo_ray.training.stragglers import READING, Computing
 
 @dataclass(slots=True)
 class Quorum:
-    """Decides when a run pauses for want of regions, and when it has waited enough. Pure.
+    """Decides when a run pauses for missing regions, and when it gives up waiting. Pure.
 
-    Rule: with `members.min` a run goes on while so many regions are there; without, it waits for
-        every
-    region that is lost and will be brought back. It goes on at once when somebody is there to join,
-    since newcomers begin at a border, which the others come to by training on. After
-    `members.wait_s` without enough regions it is saved and ends. Times are seconds of one clock.
+    Rule: with `members.min` a run continues while that many regions are present; without it, it
+    waits for every lost region that will be brought back. It continues as soon as a region is ready
+    to join, because joining regions enter at a membership barrier, which the others reach only by
+    training. After `members.wait_s` without enough regions it is saved and ends. Times are seconds
+    of one clock.
 
     Attributes:
-        least: regions that must be there; None: all that have not left.
+        least: number of required regions; None: all that have not left.
         wait_s: longest pause.
     """
 
@@ -57,7 +57,7 @@ class Quorum:
 
     @property
     def is_paused(self) -> bool:
-        """Whether nobody trains."""
+        """Whether the run is paused."""
         return self._is_paused
 
     def see(
@@ -69,17 +69,17 @@ class Quorum:
         is_ending: bool,
         now_s: float,
     ) -> str | None:
-        """Judge who is there; `is_paused` has what follows.
+        """Evaluate which regions are present; sets `is_paused`.
 
         Args:
             here: regions that take part.
-            awaited: lost ones that will be brought back.
-            is_joining: whether one of them is there, and joins at the next border.
-            is_ending: whether the run is told to finish, or to halt: then it is not paused.
-            now_s: the present time.
+            awaited: lost regions that will be brought back.
+            is_joining: whether one of them is ready and joins at the next barrier.
+            is_ending: whether the run was told to finish or halt; then it is not paused.
+            now_s: the current time.
 
         Returns:
-            What is missing, while it is.
+            What is missing, while it is paused.
         """
         short = bool(awaited) if self.least is None else len(here) < self.least
         if not short:
@@ -87,18 +87,18 @@ class Quorum:
             return None
         self._since_s = now_s if self._since_s is None else self._since_s
         self._is_paused = not (is_joining or is_ending)
-        names = ", ".join(sorted(awaited)) or "nobody can come back"
-        least = "" if self.least is None else f", and members.min asks for {self.least}"
+        names = ", ".join(sorted(awaited)) or "none can return"
+        least = "" if self.least is None else f"; members.min requires {self.least}"
         return f"regions that take part: {len(here)}{least}; lost: {names}"
 
     def overdue(self, missing: str, now_s: float) -> RegionLostError | None:
-        """Why the run is saved and ends, if it has waited enough."""
+        """Return why the run is saved and ends, if it has waited long enough."""
         if self._since_s is None or now_s - self._since_s < self.wait_s:
             return None
         return RegionLostError(
             f"{missing}; they were not back within members.wait_s = {self.wait_s:g} s",
-            fix="See why their machines do not come; `geo-ray train --resume` goes on with those "
-            "that the checkpoint has.",
+            fix="Check why their machines are missing; `geo-ray train --resume` continues with the "
+            "regions in the checkpoint.",
         )
 
 
@@ -107,12 +107,12 @@ REPLACED_S: Final = 60.0
 _NAMED_TIMES: Final = 3.0
 _REPLACED_TIMES: Final = 20.0
 _UNUSUAL: Final = 10.0
-_OF_TIMEOUT: Final = 0.8  # others that wait give up at `train.step_timeout_s`
+_OF_TIMEOUT: Final = 0.8  # other waiting workers give up at `train.step_timeout_s`
 
 
 @dataclass(frozen=True, slots=True)
 class Hangs:
-    """The limits of a run.
+    """Limits for detecting hung workers.
 
     Attributes:
         step_timeout_s: `train.step_timeout_s` of the run.
@@ -123,12 +123,12 @@ class Hangs:
     def judge(
         self, computing: Computing, usual_s: float | None, doing: str | None
     ) -> Literal["fine", "named", "replaced"]:
-        """What to do about a worker.
+        """Decide what to do about a worker.
 
         Args:
-            computing: what its server says of it.
-            usual_s: the usual time of a step there.
-            doing: what it says of itself; None: it has not answered lately, or was not asked.
+            computing: its server's report.
+            usual_s: usual time of a step of the region.
+            doing: its own report; None: it has not answered recently, or was not asked.
         """
         if computing.for_s < self.named_after_s(usual_s, is_usual=computing.is_usual):
             return "fine"
@@ -136,12 +136,12 @@ class Hangs:
         return "replaced" if late and doing != READING else "named"
 
     def named_after_s(self, usual_s: float | None, *, is_usual: bool) -> float:
-        """After how many seconds of a step a worker is named."""
+        """Return the step duration after which a worker is reported."""
         least_s = max(NAMED_S, _NAMED_TIMES * (usual_s or 0.0))
         return least_s if is_usual else _UNUSUAL * least_s
 
     def replaced_after_s(self, usual_s: float | None, *, is_usual: bool) -> float:
-        """After how many seconds of a step a worker is replaced."""
+        """Return the step duration after which a worker is replaced."""
         limit_s = max(REPLACED_S, _REPLACED_TIMES * (usual_s or 0.0))
         if not is_usual:
             return _UNUSUAL * limit_s
@@ -155,12 +155,12 @@ MIN_STEPS = 50
 
 @dataclass(slots=True)
 class LossHealth:
-    """Follows the training loss over all regions from checkpoint to checkpoint.
+    """Tracks the training loss over all regions between checkpoints.
 
     Attributes:
-        first: mean loss until the first checkpoint; None before.
+        first: mean loss until the first checkpoint; None before it.
         best: lowest mean between two checkpoints; None before the first.
-        healthy: what the last checkpoint was found to be.
+        healthy: result of the last checkpoint.
     """
 
     first: float | None = None
@@ -172,7 +172,7 @@ class LossHealth:
     _newest: deque[float] = field(default_factory=partial(deque, maxlen=MIN_STEPS))
 
     def on_step(self, loss: float | None) -> None:
-        """A region has applied a step with this loss; None if all of its rows were refused."""
+        """Record a region's step with this loss; None if all of its rows were refused."""
         if loss is not None and math.isfinite(loss):
             self._total += loss
             self._steps += 1
@@ -183,19 +183,19 @@ class LossHealth:
         self._refused += 1
 
     def judge(self) -> bool:
-        """A checkpoint is taken: whether the run was healthy since the one before."""
+        """Return whether the run was healthy since the last checkpoint; a new one begins."""
         if self._steps or self._refused:
             self.healthy = self._refused <= self._steps and self._is_learning()
             self._total, self._steps, self._refused = 0.0, 0, 0
         return self.healthy
 
     def export(self) -> dict[str, float | None]:
-        """Plain values, for a checkpoint's manifest."""
+        """Return plain values for a checkpoint's manifest."""
         return {"first": self.first, "best": self.best}
 
     @classmethod
     def restore(cls, manifest: CheckpointManifest) -> LossHealth:
-        """As it was at a checkpoint; `export` is its ``loss``."""
+        """Return the state at a checkpoint, from the ``loss`` that `export` wrote."""
         loss = manifest.extra.get("loss")
         if not isinstance(loss, dict):
             return cls(healthy=manifest.healthy)
@@ -213,14 +213,14 @@ class LossHealth:
 
 
 HALT_DEADLINE_S: Final = 120.0
-"""For the regions to stand still and be saved; and before, for the parts of an open checkpoint."""
+"""Limit for pausing and saving the regions, and before that for the parts of an open checkpoint."""
 
 STUCK_S: Final = 10.0
 STALL_S: Final = 300.0
 MAX_PAUSE_S: Final = 60.0
-"""Between attempts to save; they begin with one second, which doubles."""
+"""Longest pause between attempts to save; the first is one second, and each one doubles."""
 PART_S: Final = 600.0
-"""Longest time without a part of an open checkpoint, unless the configuration says another."""
+"""Longest time without a part of an open checkpoint, unless configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class Save:
     """Begin a checkpoint now.
 
     Attributes:
-        halt: the regions stand still after it.
+        halt: the regions pause after it.
     """
 
     halt: bool
@@ -236,16 +236,16 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """What the configuration allows.
+    """Limits from the configuration.
 
     Attributes:
-        max_worker_restarts: workers that may be replaced in a window.
-        max_refused_steps: steps in a row without a usable gradient.
-        save_every_s: between checkpoints; None: none by time.
+        max_worker_restarts: worker replacements allowed in a window.
+        max_refused_steps: consecutive steps without a usable gradient.
+        save_every_s: time between checkpoints; None: not periodic.
         min_regions: with fewer regions the run ends.
         restart_window_s: length of that window; None: the whole run.
         part_s: longest time without a part of an open checkpoint.
-        retry_s: how long saving is tried again before the run ends without it.
+        retry_s: how long saving is retried before the run ends without it.
     """
 
     max_worker_restarts: int
@@ -258,11 +258,11 @@ class RunLimits:
 
 
 class RunPolicy:
-    """Remembers what was decided; see the module's docstring. Times are seconds of one clock.
+    """The decisions of a run and their state; see the module. Times are seconds of one clock.
 
     Args:
-        limits: what the configuration allows.
-        now_s: the present time.
+        limits: limits from the configuration.
+        now_s: the current time.
     """
 
     def __init__(self, limits: RunLimits, now_s: float) -> None:
@@ -274,7 +274,7 @@ class RunPolicy:
         self._retry_at_s = now_s
         self._failure: GeoRayError | None = None
         self._saved_s = self._part_s = self._open_s = now_s
-        self._took_s = 0.0  # the newest complete checkpoint
+        self._took_s = 0.0  # duration of the newest complete checkpoint
         self._halting: GeoRayError | None = None
         self._halt_asked_s = self._halt_until_s = 0.0
         self._halt_saved = self._halts = False
@@ -282,19 +282,19 @@ class RunPolicy:
         self._saved_since: int | None = None  # newest checkpoint completed after the request
         self.stopping: str | None = None
         self._progress_s = self._reported_s = now_s
-        self._progress = 0  # steps and exchanges that were told of
-        self._begun_with = self._saved_with = -1  # of these, when a checkpoint began
+        self._progress = 0  # reported steps and exchanges
+        self._begun_with = self._saved_with = -1  # progress when a checkpoint began
         self._stuck: dict[str, int] = {}
         self._stuck_s = now_s
 
     @property
     def is_halting(self) -> bool:
-        """Whether the regions are to stand still, for whatever reason."""
+        """Whether the regions must pause, for any reason."""
         return self._halting is not None
 
     @property
     def is_halt_saved(self) -> bool:
-        """Whether the checkpoint after which they stand still is complete."""
+        """Whether the checkpoint after which they pause is complete."""
         return self._halt_saved
 
     # -------------------------------------------------------------- workers and regions
@@ -309,22 +309,23 @@ class RunPolicy:
         goes_on: bool,
         now_s: float,
     ) -> Literal["replace", "later", "ignore"] | GeoRayError:
-        """A worker's process has ended before its work.
+        """Decide what to do about a worker's process that has ended before its work was done.
 
         Args:
             place: region and rank of the worker.
-            cause: for people.
-            error: what it raised; None if it died.
-            is_present: whether its region is still part of the run.
-            goes_on: whether its region goes on without it.
-            now_s: the present time.
+            cause: the cause, for messages.
+            error: the error it raised; None if it died.
+            is_present: whether its region still takes part.
+            goes_on: whether its region continues without it.
+            now_s: the current time.
 
         Returns:
-            What to do, or why the run must end: ``error`` itself, if that lies in task or data.
+            The action, or why the run must end: ``error`` itself, if it is an error of the task or
+            data.
         """
         if not is_present:
             return "ignore"
-        # A lost connection says nothing about the worker: whoever comes next connects anew.
+        # A lost connection is no fault of the worker: its replacement reconnects.
         if error is not None and not isinstance(error, LinkDownError):
             return error
         if goes_on:
@@ -337,14 +338,14 @@ class RunPolicy:
         return "replace"
 
     def worker_left(self, place: tuple[str, int], now_s: float) -> Literal["replace", "later"]:
-        """A worker is gone that can be waited for; what to do about it."""
+        """Decide what to do about a worker that has left and is not urgently needed."""
         if self._restarts.take(now_s):
             return "replace"
         self._later.append(place)
         return "later"
 
     def replacements(self, now_s: float) -> list[tuple[str, int]]:
-        """Those that were to be replaced later, and may be now."""
+        """Return the postponed replacements that are allowed now."""
         due: list[tuple[str, int]] = []
         while len(due) < len(self._later) and self._restarts.take(now_s):
             due.append(self._later[len(due)])
@@ -358,27 +359,28 @@ class RunPolicy:
         present: Mapping[str, bool],
         former_leaders: Collection[str],
     ) -> dict[str, str]:
-        """Processes of regions are gone, or regions say that they cannot go on.
+        """Decide on lost processes of regions and on regions that report failures.
 
         Args:
             lost: causes, by regions whose server or bridge does not answer.
-            failures: what regions say of themselves.
-            present: the regions that take part: whether the run can go on without each.
-            former_leaders: where the averager lived before it moved, if it has.
+            failures: errors reported by regions.
+            present: the regions that take part: whether the run can continue without each.
+            former_leaders: earlier regions of the averager.
 
         Returns:
-            Causes by the regions to go on without.
+            Causes by the regions to continue without.
 
         Raises:
-            RegionLostError: a region is lost that is needed, or too few are left.
-            GeoRayError: why a region cannot go on.
+            RegionLostError: a required region is lost, or too few are left.
+            GeoRayError: why a region cannot continue.
         """
         gone = dict(lost)
         for region, failure in failures.items():
             if region in gone:
                 continue
-            # Its bridge is gone, or it was cut off for so long that the others went on without it.
-            # What else fails in a region lies in task, data or program, and would do so elsewhere.
+            # Its bridge is gone, or it was unreachable for so long that the others continued
+            # without it. Any other failure of a region lies in task, data or program, and would
+            # recur elsewhere.
             cut_off = isinstance(failure, LinkDownError | RegionLostError)
             cut_off = cut_off or region in former_leaders
             if not (cut_off and present.get(region)):
@@ -396,15 +398,14 @@ class RunPolicy:
         return gone
 
     def on_progress(self, now_s: float) -> None:
-        """A region has made a step or an exchange, or has evaluated."""
+        """Record that a region has made a step or an exchange, or has evaluated."""
         self._progress_s = self._reported_s = now_s
         self._progress += 1
 
     def stalled(self, now_s: float) -> float | None:
-        """Seconds without progress anywhere, if the user should hear of it (again); else None.
+        """Return the seconds without progress if the user must be notified (again); else None.
 
-        That is no reason to end a run: a step takes as long as it takes, and who is gone is noticed
-        otherwise.
+        It does not end the run: steps may take long, and lost processes are detected otherwise.
         """
         if now_s - self._reported_s < STALL_S:
             return None
@@ -417,17 +418,17 @@ class RunPolicy:
         still: Mapping[str, int | None],
         unanswered: Mapping[str, int] | None,
     ) -> None:
-        """Whether anything can still happen; however long it takes, it is waited for.
+        """Check that progress is still possible, however long it takes.
 
-        Processes are asked one after the other, so that must be seen for a while.
+        Processes are polled one after the other, so the condition must persist for a while.
 
         Args:
-            now_s: the present time.
-            still: see `stalled_regions`, as for the next.
-            unanswered: by the averager.
+            now_s: the current time.
+            still: the regions from `stalled_regions`.
+            unanswered: the requests that the averager has not answered.
 
         Raises:
-            StalledError: nothing can.
+            StalledError: no progress is possible.
         """
         waits = stalled_regions(still, unanswered)
         if waits != self._stuck or not waits:
@@ -438,26 +439,26 @@ class RunPolicy:
     # -------------------------------------------------------------- saving
 
     def due(self, now_s: float, *, is_open: bool) -> Save | None:
-        """Whether to begin a checkpoint now.
+        """Return the checkpoint to begin now, if any.
 
-        Checkpoints take half of the time at most: the next one waits, after one that took long, for
-        as long again. There is none while nothing happens: it would hold the same state as the
-        newest, and push older ones out.
+        Checkpoints take at most half of the time: after one that took long, the next waits for the
+        same duration. None is made without progress: it would have the state of the newest one and
+        push older ones out.
 
         Args:
-            now_s: the present time.
-            is_open: whether one is being made.
+            now_s: the current time.
+            is_open: whether a checkpoint is in progress.
 
         Raises:
-            GeoRayError: the regions were to stand still, and did not in time.
+            GeoRayError: the regions did not pause in time.
         """
         if self._halting is not None:
             if now_s > self._halt_until_s:
-                late = f"the one before was not written to its end in {self._limits.part_s:g} s"
+                late = f"the previous one was not complete within {self._limits.part_s:g} s"
                 if self._halts:
-                    late = f"the regions did not stand still in {HALT_DEADLINE_S:g} s"
+                    late = f"the regions did not pause within {HALT_DEADLINE_S:g} s"
                 if self._failure is not None:
-                    late = f"it was tried for {self._limits.retry_s:g} s: {self._failure.message}"
+                    late = f"it was retried for {self._limits.retry_s:g} s: {self._failure.message}"
                 raise self.not_saved(late)
             waits = is_open or self._halt_saved or now_s < self._retry_at_s
             return None if waits else self._save(now_s, halt=True)
@@ -475,61 +476,62 @@ class RunPolicy:
     def _save(self, now_s: float, *, halt: bool) -> Save:
         self._saved_s = self._part_s = self._open_s = now_s
         self._begun_with = self._progress
-        if halt and not self._halts:  # one that is made again gets no more time
+        if halt and not self._halts:  # a repeated one gets no extra time
             self._halt_until_s = now_s + HALT_DEADLINE_S
         self._halts = halt
         return Save(halt)
 
     def on_part(self, now_s: float) -> None:
-        """A part of the open checkpoint has come."""
+        """Record the arrival of a part of the open checkpoint."""
         self._part_s = now_s
 
     def overdue(self, now_s: float, *, awaits_parts: bool) -> str | None:
-        """Why to give the open checkpoint up and begin another in its time; None: it is not.
+        """Return why to give up the open checkpoint and begin another one; None: do not.
 
-        That is no failed save: regions that hear of it by their next answer may take long. But an
-        open one keeps all others from being made, above all the one after which a run halts.
+        This is not a failed save: regions that learn of it by their next answer may take long. But
+        an open checkpoint blocks all others, in particular the one after which a run halts.
 
         Args:
-            now_s: the present time.
-            awaits_parts: whether a checkpoint is open that has not all of its parts.
+            now_s: the current time.
+            awaits_parts: whether a checkpoint is open and incomplete.
         """
         if not awaits_parts:
             return None
         waits = self._halting is not None and not self._halts
         if waits and now_s - self._halt_asked_s >= HALT_DEADLINE_S:
-            return f"its parts were not there {HALT_DEADLINE_S:g} s after the request to stop"
+            return f"its parts had not arrived {HALT_DEADLINE_S:g} s after the request to stop"
         if now_s - self._part_s >= self._limits.part_s:
-            return f"no part of it has come for {self._limits.part_s:g} s"
+            return f"no part of it has arrived for {self._limits.part_s:g} s"
         return None
 
     def saved(self, checkpoint: int) -> None:
-        """Checkpoint ``checkpoint`` is complete."""
+        """Record that checkpoint ``checkpoint`` is complete."""
         self.newest_saved = checkpoint
         self._saved_with = self._begun_with
         self._took_s = self._open_s - self._saved_s
         self._failed_saves, self._failing_s, self._failure = 0, None, None
-        # One that was open when the halt came lets the regions go on: another has to follow.
+        # After a checkpoint that was open when the halt came, the regions continue: another must
+        # follow.
         self._halt_saved = self._halting is not None and self._halts
         if self._halting is not None:
             self._saved_since = checkpoint
 
     def save_failed(self, error: GeoRayError, now_s: float) -> float:
-        """Continue with the checkpoint before, and try again after a pause that doubles.
+        """Continue with the previous checkpoint, and retry after a pause that doubles.
 
-        A store that does not answer, or a full disk, does not end a run that trains. For a run that
-        must stop, saving is tried for `RunLimits.retry_s`; then `due` ends it.
+        An unreachable store or a full disk does not end a run that trains. For a run that must
+        stop, saving is retried for `RunLimits.retry_s`; then `due` ends it.
 
         Args:
             error: why a checkpoint was not written.
-            now_s: the present time.
+            now_s: the current time.
 
         Returns:
             Seconds until the next attempt, at the earliest.
 
         Raises:
-            GeoRayError: somebody else writes the run's checkpoints, or has taken the run over: of
-                two that go on, neither would be saved.
+            GeoRayError: another process writes the run's checkpoints, or has taken the run over;
+                with two writers neither would be saved.
         """
         if isinstance(error, CheckpointConflictError | LeaseLostError):
             raise error
@@ -548,17 +550,17 @@ class RunPolicy:
         return self._failing_s is not None
 
     def may_retry(self, now_s: float) -> bool:
-        """Whether the pause after a checkpoint that failed is over."""
+        """Return whether the pause after a failed checkpoint is over."""
         return now_s >= self._retry_at_s
 
     def saves_until_s(self, now_s: float) -> float:
-        """Until when saving is tried again if the run does not train meanwhile."""
+        """Return until when saving is retried if the run does not train."""
         return (now_s if self._failing_s is None else self._failing_s) + self._limits.retry_s
 
     # -------------------------------------------------------------- stopping
 
     def halt(self, why: GeoRayError, now_s: float) -> bool:
-        """Save, then end with ``why``; whether that is news."""
+        """Save, then end with ``why``; return False if that was requested before."""
         if self._halting is not None:
             return False
         self._halting = why
@@ -566,10 +568,10 @@ class RunPolicy:
         return True
 
     def exhausted(self, region: str, now_s: float) -> GeoRayError | None:
-        """A region has refused too many steps in a row; why the run halts, if that is news."""
+        """Record too many consecutive refused steps; return why the run halts, if that is new."""
         if isinstance(self._halting, NonFiniteError):
             return None
-        # More than an interrupt: who resumes must know.
+        # More important than an interrupt: the user must learn of it before resuming.
         self._halting = NonFiniteError(
             f"region '{region}' refused {self._limits.max_refused_steps} steps in a row: no finite "
             "loss and gradient"
@@ -578,29 +580,29 @@ class RunPolicy:
         return self._halting
 
     def _halt_asked(self, now_s: float) -> None:
-        # The time to stand still is counted from the checkpoint after which they do.
+        # The time limit of the pause starts with the checkpoint before it.
         self._halt_asked_s = now_s
         self._halt_until_s = now_s + (HALT_DEADLINE_S if self._halts else self._limits.part_s)
 
     def stop(self, cause: str) -> bool:
-        """Let all regions finish; whether that is news."""
+        """Let all regions finish; return False if that was requested before."""
         if self.stopping is not None:
             return False
         self.stopping = cause
         return True
 
     def check_end(self, phases: Collection[str]) -> None:
-        """All workers are home.
+        """Check the end of a run whose workers are done.
 
         Args:
-            phases: of the regions.
+            phases: phases of the regions.
 
         Raises:
-            GeoRayError: the run was halted, with what became of its checkpoint.
+            GeoRayError: the run was halted, with the outcome of its checkpoint.
         """
         if self._halting is None:
             return
-        # It was at its end before the request could have an effect.
+        # It had ended before the request could have an effect.
         if isinstance(self._halting, InterruptedRunError) and set(phases) == {"done"}:
             return
         if self._halt_saved:
@@ -609,7 +611,7 @@ class RunPolicy:
         raise self.not_saved("the run was about to end")
 
     def not_saved(self, cause: str) -> GeoRayError:
-        """The reason to stop, with the truth about the checkpoint."""
+        """Return the reason to stop, with the state of the checkpoint."""
         why = self._halting or InterruptedRunError("the run was interrupted")
         made = "no new checkpoint was made"
         if self._saved_since is not None:

@@ -1,9 +1,8 @@
 """Watches the processes of a run: replaces lost workers and bridges, and reports hung processes.
 
-`RunPolicy` and `Hangs` decide. A bridge holds nothing that its region's server or the
-averager's follower does not have, so a new one takes over its place and identity with a later
-attempt number, and the server repeats its open request. Where a bridge holds more
-(`is_replaceable`), the region is lost.
+`RunPolicy` and `Hangs` decide. A bridge holds nothing that its region's server or the averager's
+standby does not have, so a new one takes over its place and identity with a later attempt, and the
+server repeats its open request. If a bridge holds more (`is_replaceable`), the region is lost.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ Place = tuple[str, int]
 
 @dataclass(slots=True)
 class _Coming:
-    """A replacement that was requested, and does not work yet.
+    """A requested replacement that does not work yet.
 
     Attributes:
-        worker: it.
+        worker: the replacement.
         asked_s: when it was requested.
         has_started: whether its process runs.
     """
@@ -51,17 +50,16 @@ class _Coming:
 
 @dataclass(slots=True)
 class WorkerWatch:
-    """Watches over the workers of a run: hears when one ends, replaces it, sends it away on notice.
+    """Watches the workers of a run: detects ends, replaces workers, and lets them leave on notice.
 
-    What is done about a loss is decided by `RunPolicy`; how a region goes on meanwhile, by its
-    server.
+    `RunPolicy` decides on losses. How a region continues meanwhile is up to its server.
 
     Attributes:
-        actors: of the run.
+        actors: actors of the run.
         policy: decides.
         loop: the run loop.
-        notices: of machines that will be gone.
-        members: says whether a region leaves as a whole for such a notice.
+        notices: machines that will be reclaimed.
+        members: tells whether a whole region leaves on such a notice.
     """
 
     actors: ActorGroup
@@ -74,18 +72,18 @@ class WorkerWatch:
     _coming: dict[Place, _Coming] = field(default_factory=dict)
 
     def note(self, region: str, status: Mapping[str, Any]) -> None:
-        """What a region's server told of itself."""
+        """Record the report of a region's server."""
         self._status[region] = status
 
     def go_on(self, requested: Collection[Place]) -> None:
-        """Another run actor has requested replacements in these places, which do not work yet."""
+        """Restore replacements that an earlier run actor requested and that do not work yet."""
         for place in requested:
             worker = self.actors.workers.get(place)
             if worker is not None:
                 self._coming[place] = _Coming(worker)
 
     def replace_hung(self, worker: GroupWorker, cause: str) -> None:
-        """End a worker that hangs, which counts as lost.
+        """End a hung worker, which counts as lost.
 
         Raises:
             WorkerLostError: workers are lost more often than allowed.
@@ -95,21 +93,21 @@ class WorkerWatch:
 
     @property
     def are_out(self) -> bool:
-        """Whether any worker is still to come home."""
+        """Whether any worker has not ended yet."""
         return any(
             worker.steps is None and not self._is_too_late(worker)
             for worker in self.actors.workers.values()
         )
 
     def collect(self, timeout_s: float) -> None:
-        """Take in who has ended, and do what is due.
+        """Process ended workers, and start due replacements.
 
         Args:
-            timeout_s: longest wait for somebody to end.
+            timeout_s: longest wait for a worker to end.
 
         Raises:
-            WorkerLostError: if workers die more often than allowed.
-            GeoRayError: what a worker found wrong with task or data.
+            WorkerLostError: workers die more often than allowed.
+            GeoRayError: a worker reported an error of the task or the data.
         """
         busy = {w.ref: w for w in self.actors.workers.values() if w.is_out}
         if not busy:
@@ -120,7 +118,7 @@ class WorkerWatch:
             try:
                 steps = int(ray.get(ref))
             except ray.exceptions.RayError as error:
-                self.loop.hear_all()  # events that led to it; perhaps its whole region is lost
+                self.loop.hear_all()  # preceding events; perhaps the whole region is lost
                 failure = failure_of(error)
                 self._lost(worker, failure.cause, None if failure.is_lost else failure.as_error())
             else:
@@ -134,7 +132,7 @@ class WorkerWatch:
         self._see_coming(now_s)
 
     def _see_coming(self, now_s: float) -> None:
-        """Tell of replacements whose process runs, and of those that work."""
+        """Report replacements whose process runs, and those that work."""
         for place, coming in list(self._coming.items()):
             region, rank = place
             worker = coming.worker
@@ -153,7 +151,7 @@ class WorkerWatch:
                 self.loop.emit("worker_replaced", **about, took_s=took_s)
 
     def _is_too_late(self, worker: GroupWorker) -> bool:
-        """Whether it has not begun before its region was through: nobody waits for it."""
+        """Return whether the region finished before the worker began; it is then not awaited."""
         status = self._status.get(worker.region, {})
         phase = status.get("phase")
         if (worker.attempt == 1 and worker.is_out) or phase not in {"done", "halted"}:
@@ -185,7 +183,7 @@ class WorkerWatch:
             self._replace(worker)
 
     def _goes_on_without(self, worker: GroupWorker) -> bool:
-        """Whether enough others of its region are there."""
+        """Return whether enough other workers of its region are present."""
         elastic = self.actors.spec.experiment.train.elastic
         if elastic is None:
             return False
@@ -208,7 +206,7 @@ class WorkerWatch:
             self._replace(worker)
 
     def _forget_sent(self, worker: GroupWorker) -> bool:
-        """Whether this very one was sent away; another may have come into its place since."""
+        """Return whether this worker was asked to leave, and forget it; its place may be reused."""
         place = (worker.region, worker.rank)
         if self._sent_away.get(place) is not worker:
             return False
@@ -222,7 +220,7 @@ class WorkerWatch:
         self.loop.emit("worker_requested", region=place[0], worker=place[1], attempt=fresh.attempt)
 
     def _heed(self, now_s: float) -> None:
-        """Send away, with nothing lost, whoever is on a machine that will be gone."""
+        """Let workers leave whose machine will be reclaimed; nothing is lost."""
         nodes = {
             place: node
             for place, worker in self.actors.workers.items()
@@ -230,7 +228,7 @@ class WorkerWatch:
         }
         for place in self.notices.concern(nodes, now_s):
             region, rank = place
-            if self.members.leaves_on_notice(region):  # they come home at its last border
+            if self.members.leaves_on_notice(region):  # they end at its last barrier
                 continue
             self._sent_away[place] = self.actors.workers[place]
             cause = f"its node {nodes[place][:8]} is being drained"
@@ -239,7 +237,7 @@ class WorkerWatch:
 
 
 _ASK_S: Final = 5.0
-_HEARD_S: Final = 15.0  # for how long an answer counts
+_HEARD_S: Final = 15.0  # validity of an answer
 _TELL_AGAIN_S: Final = 60.0
 
 
@@ -248,11 +246,11 @@ class _Suspect:
     """A worker that is late.
 
     Attributes:
-        worker: it.
-        asked: the open question; None: none is.
-        asked_s: when it was asked last.
+        worker: the worker.
+        asked: the open call; None: none.
+        asked_s: when it was called last.
         doing: its newest answer.
-        heard_s: when that came.
+        heard_s: when that arrived.
     """
 
     worker: GroupWorker
@@ -262,12 +260,12 @@ class _Suspect:
     heard_s: float = 0.0
 
     def ask(self, now_s: float) -> str | None:
-        """What it is doing, as far as it has answered lately; nothing is waited for."""
+        """Return its activity, if it has answered recently; does not wait."""
         if self.asked is not None and ray.wait([self.asked], timeout=0)[0]:
             asked, self.asked = self.asked, None
             try:
                 self.doing, self.heard_s = str(ray.get(asked)), now_s
-            except ray.exceptions.RayError:  # it is gone, which is heard of by its work
+            except ray.exceptions.RayError:  # it is lost, which its `run` call reports
                 self.doing = None
         if self.asked is None and now_s - self.asked_s >= _ASK_S:
             self.asked, self.asked_s = self.worker.handle.doing.remote(), now_s
@@ -276,13 +274,13 @@ class _Suspect:
 
 @dataclass(slots=True)
 class HangWatch:
-    """Finds processes of a run that have stopped or hang, and names them to the user.
+    """Detects hung and stopped processes of a run, and reports them to the user.
 
-    `Hangs` decides from what servers tell of their workers. A worker that is late is asked what it
-    is doing; one that has stopped does not answer.
+    `Hangs` decides by the reports of servers on their workers. A late worker is asked for its
+    activity; a stopped one does not answer.
 
     Attributes:
-        actors: of the run.
+        actors: actors of the run.
         hangs: decides.
         loop: the run loop.
     """
@@ -299,10 +297,10 @@ class HangWatch:
         statuses: Mapping[str, Mapping[str, Any]],
         unresponsive_s: Mapping[tuple[str, str], float],
     ) -> list[tuple[GroupWorker, str]]:
-        """Look at all processes.
+        """Check all processes.
 
         Args:
-            statuses: what parameter servers told of themselves just now, by region.
+            statuses: current reports of parameter servers, by region.
             unresponsive_s: seconds for which servers and bridges have not answered, by (process,
                 region).
 
@@ -379,23 +377,24 @@ _START_S: Final = 180.0
 _MOVE_S: Final = 30.0
 _LOOK_S: Final = 0.1
 AWAY_S: Final = 10.0
-"""How long a region's server dials its bridge in vain before that is taken for dead."""
+"""How long a region's server dials its bridge in vain before the bridge counts as dead."""
 
 
 def is_replaceable(
     experiment: Experiment, region: str, leader: AveragerLeader, standby: str | None
 ) -> bool:
-    """Whether a bridge of ``region`` holds nothing that its successor would lack.
+    """Return whether a bridge of ``region`` holds no state that its successor would lack.
 
-    Not with an overlay, transfers or `dgt`: sums, turns and books of blocks are in bridges. Not if
-    it hosts the averager, unless that has a standby which has had every update that counts. With
-    the standby's its copy of the averager is gone: the averager chooses another one, or it again.
+    False with an overlay, upload scheduling or `dgt`: bridges then hold sums, turns and block
+    accounting. False if it hosts the averager, unless a standby has received every relevant update.
+    If the standby's bridge is lost, its replica of the averager is lost with it; the averager then
+    chooses another standby, or the same region again.
 
     Args:
         experiment: the run.
-        region: the bridge's.
-        leader: where the averager lives, or lived in that bridge.
-        standby: who may take over from there.
+        region: the bridge's region.
+        leader: the averager's region, now or in that bridge.
+        standby: region that may take over.
     """
     keeps = why_fixed(
         experiment.overlay.kind, experiment.codec, has_transfers=experiment.transfers is not None
@@ -408,12 +407,12 @@ def is_replaceable(
 
 
 _Fresh = tuple[Handle, tuple[Address, Address]]
-"""A bridge that is up, and where other regions, and its own, reach it."""
+"""A bridge that is up, and its addresses for other regions and for its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Replacing:
-    """A bridge on its way, for a region's server, which follows the averager in ``host``."""
+    """A starting bridge, for a region's server, which follows the averager in ``host``."""
 
     cause: str
     primary: Handle
@@ -424,25 +423,23 @@ class _Replacing:
 
 @dataclass(slots=True)
 class BridgeWatch:
-    """Replaces a region's bridge that has died, while the region's server and workers go on.
+    """Replaces a failed bridge of a region while the region's server and workers continue.
 
-    Idea: a bridge holds nothing of training that its region's server, or the averager's standby,
-        does
-    not have. So its successor takes over place and identity, with a later attempt, and the server
-    says its open request again: the averager knows by the number whether it has had it, and what it
-    said. Nothing is lost, and no other region notices more than a late update.
+    Idea: a bridge holds no training state that its region's server, or the averager's standby, does
+    not have. So its successor takes over its place and identity, with a later attempt, and the
+    server repeats its open request. The averager recognizes it by its number and repeats its
+    answer. Nothing is lost, and other regions only see a late update.
 
-    Rule: where the averager lived in that bridge, its standby takes over first, and the region goes
-        on
-    as one that is like all others. A bridge is not replaced where it holds more: `is_replaceable`.
-    Then the region is lost.
+    Rule: if the averager was in that bridge, its standby takes over first, and the region continues
+    as an ordinary one. A bridge that holds more (`is_replaceable`) is not replaced; the region is
+    then lost.
 
     Source: ours.
 
     Attributes:
-        actors: of the run.
-        restarts: how often there may be another one.
-        origin_unix_s: when the run's clock was 0.
+        actors: actors of the run.
+        restarts: allowance of replacements.
+        origin_unix_s: wall-clock time at which the run's clock was 0.
         loop: the run loop.
     """
 
@@ -452,24 +449,24 @@ class BridgeWatch:
     loop: RunServices
     _open: dict[str, _Replacing] = field(default_factory=dict)
     _linked_s: dict[str, float] = field(default_factory=dict)  # since when others are there
-    _refused: set[str] = field(default_factory=set)  # that are out of reach, and stay
+    _refused: set[str] = field(default_factory=set)  # unreachable, and not replaced
 
     def replaced(
         self,
         unresponsive: Mapping[tuple[str, str], str],
         answers: Mapping[tuple[str, str], Mapping[str, Any]],
     ) -> Iterator[str]:
-        """Begin to replace the bridges that are lost alone, as far as that can be done.
+        """Begin to replace bridges that were lost alone, if possible.
 
-        A bridge that lives, but that its region's server does not reach, is ended for it. One that
-        cannot be replaced is waited for: the server dials it on and on.
+        A running bridge that its region's server cannot reach is ended first. One that cannot be
+        replaced is waited for: the server keeps dialing it.
 
         Args:
             unresponsive: why servers and bridges are lost, by (role, region).
-            answers: of the others.
+            answers: answers of the others.
 
         Yields:
-            Their regions, which go on.
+            Their regions, which continue.
         """
         lost = {region for _, region in unresponsive}
         for (role, region), answer in answers.items():
@@ -484,7 +481,7 @@ class BridgeWatch:
         if away_s is None:
             self._refused.discard(region)
             return
-        # An answer may be older than the bridge that is there now.
+        # An answer may be older than the current bridge.
         is_old = time.monotonic() - away_s < self._linked_s.get(region, 0.0)
         if away_s < AWAY_S or is_old or region not in self.actors.bridges:
             return
@@ -492,10 +489,10 @@ class BridgeWatch:
             region, f"its region's server has not reached it for {away_s:.0f} s"
         ):
             self._refused.add(region)
-            log.warning("region '%s' does not reach its bridge, which nobody replaces", region)
+            log.warning("region '%s' cannot reach its bridge, which is not replaced", region)
 
     def tick(self) -> None:
-        """Let regions go on whose next bridge is there."""
+        """Let regions continue whose next bridge is up."""
         for region, found in list(self._open.items()):
             if not found.fresh.done():
                 continue
@@ -517,11 +514,11 @@ class BridgeWatch:
             self.actors.bridge_addresses[region] = addresses
             self._linked_s[region] = time.monotonic()
             took_s = time.monotonic() - found.since_s
-            self.loop.show("")  # no longer on its way; the event says the rest
+            self.loop.show("")  # the event reports the rest
             self.loop.emit("bridge_replaced", region=region, cause=found.cause, took_s=took_s)
 
     def close(self) -> None:
-        """The run is over: what is on its way ends."""
+        """End replacements in progress: the run is over."""
         for found in self._open.values():
             found.fresh.add_done_callback(_end)
 
@@ -568,9 +565,9 @@ class BridgeWatch:
         return bridge, addresses
 
     def _link(self, region: str, bridge: Handle, address: Address, host: str) -> None:
-        """Connect a bridge with those that its predecessor was connected with, and the averager's.
+        """Connect a bridge with the peers of its predecessor, and with the averager's bridge.
 
-        Only the latter is waited for: others may be lost, too.
+        Only the latter is waited for: other peers may be lost, too.
         """
         actors = self.actors
         for who, whom in {(region, host), *actors.dials()}:
@@ -582,7 +579,7 @@ class BridgeWatch:
         _await(self._host(host).expect.remote(region))
 
     def _host(self, name: str) -> Handle:
-        """The bridge of a region where the averager lives.
+        """Return the bridge of the averager's region.
 
         Raises:
             RegionLostError: it is gone.
@@ -593,7 +590,7 @@ class BridgeWatch:
         return bridge
 
     def _leader_in(self, host: str) -> AveragerLeader:
-        """Where the averager lives, once its bridge knows that it does."""
+        """Return the averager's leader once its bridge has become it."""
         until_s = time.monotonic() + _MOVE_S
         while True:
             leader: AveragerLeader = _await(self._host(host).leader.remote())

@@ -23,12 +23,12 @@ from geo_ray.training.config import why_fixed, why_nobody_joins
 from geo_ray.training.membership import View, donor_of
 
 AT_ONCE_S: Final = 2.0
-"""Before a machine goes, the others continue without a region that has not left yet."""
+"""Time before a machine is reclaimed at which the others continue without a region on it."""
 
 QUIET_S: Final = 120.0
 FIRST_S: Final = 10.0
 LONGEST_S: Final = 320.0
-_MOVE_S: Final = 5.0  # until the averager is asked to move again
+_MOVE_S: Final = 5.0  # until the request to move the averager is repeated
 
 
 class MembershipState(StrEnum):
@@ -49,12 +49,12 @@ RegionEvent = Literal[
 REGION: Final[StateTable[MembershipState, RegionEvent]] = StateTable(
     name="Region of a run",
     states={
-        MembershipState.ABSENT: "It takes no part, and joins only when it is asked to.",
+        MembershipState.ABSENT: "It does not take part, and joins only on request.",
         MembershipState.JOINING: "Its processes start, or it copies the state of a member.",
         MembershipState.MEMBER: "It trains.",
-        MembershipState.DRAINING: "It trains until the next reconfiguration point, and leaves "
-        "there; if it hosts the averager, that moves first.",
-        MembershipState.LOST: "It ended without being asked to, and can be brought back.",
+        MembershipState.DRAINING: "It trains until the next barrier and leaves there; "
+        "if it hosts the averager, the averager moves first.",
+        MembershipState.LOST: "It ended without a request, and can be brought back.",
     },
     moves={
         (MembershipState.ABSENT, "start"): MembershipState.JOINING,
@@ -87,9 +87,9 @@ class Backoff:
     Times are seconds of one clock.
 
     Attributes:
-        attempts: to bring it back, with no quiet time since.
-        joined_s: when it was back last; None: it has not been since it was lost.
-        due_s: when to try next; None: it is there, on its way, or does not come back.
+        attempts: attempts to bring it back since its last quiet time.
+        joined_s: when it was last back; None: not since it was lost.
+        due_s: time of the next attempt; None: it is present, starting, or not brought back.
     """
 
     attempts: int = 0
@@ -97,7 +97,7 @@ class Backoff:
     due_s: float | None = None
 
     def lost(self, now_s: float) -> float:
-        """Note a loss, or an attempt that failed; returns the seconds until the next attempt."""
+        """Record a loss or a failed attempt; return the seconds until the next attempt."""
         if self.joined_s is not None and now_s - self.joined_s >= QUIET_S:
             self.attempts = 0
         wait_s = 0.0
@@ -107,11 +107,11 @@ class Backoff:
         return wait_s
 
     def joined(self, now_s: float) -> None:
-        """Note that the region is back."""
+        """Record that the region is back."""
         self.joined_s, self.due_s = now_s, None
 
     def take(self, now_s: float) -> bool:
-        """Return whether to bring it back now; if so, it counts as on its way."""
+        """Return whether to bring it back now; if so, it counts as starting."""
         if self.due_s is None or now_s < self.due_s:
             return False
         self.due_s = None
@@ -124,18 +124,17 @@ class Region:
     """One region of a run.
 
     Attributes:
-        name: of the region.
+        name: name of the region.
         state: see `REGION`.
-        stays_away: it was asked to leave, or to be removed, and is not brought back by itself.
-        is_on_notice: it drains because its machine will be gone, and comes back afterwards.
-        is_dead: it ended without a reconfiguration, and has not been back: every averager must
-            know.
+        stays_away: it was asked to leave or removed, and is not brought back automatically.
+        is_on_notice: it drains because its machine is reclaimed, and comes back afterwards.
+        is_dead: it ended without a barrier and is not back; every averager must be notified.
         is_awaited: the run may pause for it while it is lost.
-        is_starting: it joins, and its processes were asked for.
-        move_asked_s: when the averager was asked to move out of it; None: it need not.
+        is_starting: it is joining, and its processes were requested.
+        move_asked_s: when the averager was asked to move out of it; None: not needed.
         backoff: when it is brought back.
-        rows: its sample ledger, as far as its server has reported.
-        step: its version of the model, likewise.
+        rows: its sample ledger, as last reported by its server.
+        step: its step, as last reported by its server.
     """
 
     name: str
@@ -157,12 +156,12 @@ class Region:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was lost and not asked to leave; also while it is being brought back."""
+        """Whether it was lost without a request; also while it is being brought back."""
         return self.is_dead and not self.stays_away
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it leaves at the next reconfiguration point."""
+        """Whether it leaves at the next barrier."""
         return self.state is MembershipState.DRAINING and self.move_asked_s is None
 
     def move(self, event: RegionEvent) -> None:
@@ -183,16 +182,16 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class RunSituation:
-    """The present, as far as decisions depend on it.
+    """The current situation, as far as decisions depend on it.
 
     Attributes:
-        now_s: the present time.
+        now_s: the current time.
         leader: the region that hosts the averager.
-        standby: the region that may take over from there.
-        is_standby_up: whether the bridge of that region is there.
+        standby: the region that may take over.
+        is_standby_up: whether the bridge of that region is up.
         needed: regions that the run cannot continue without.
-        is_ending: whether the run is told to finish or to halt.
-        is_entering: whether joining regions enter at the next reconfiguration point.
+        is_ending: whether the run was told to finish or halt.
+        is_entering: whether joining regions enter at the next barrier.
     """
 
     now_s: float
@@ -214,7 +213,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """Termination notices: the seconds that servers of regions have left."""
+    """Termination notices: remaining seconds of the servers' machines, by region."""
 
     left_s: Mapping[str, float]
 
@@ -226,7 +225,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class AveragerSeen:
-    """The averager lives where `RunSituation` says: it may have moved, or must be asked to."""
+    """The averager is where `RunSituation` says: it may have moved, or must be asked to move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +242,7 @@ class RegionGone:
 
     Attributes:
         region: its name.
-        has_notice: whether its machine will be gone: then it needs another place.
+        has_notice: whether its machine is reclaimed; it then needs another place.
     """
 
     region: str
@@ -252,17 +251,17 @@ class RegionGone:
 
 @dataclass(frozen=True, slots=True)
 class AveragerMoved:
-    """The averager lives in another region now."""
+    """The averager has moved to another region."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveWanted:
-    """The plan wants the averager where its standby is."""
+    """The plan prefers the averager in its standby's region."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinEnded:
-    """A region has joined, or has not."""
+    """A region has joined, or failed to join."""
 
     region: str
     has_joined: bool
@@ -285,7 +284,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer a user's request; ``refusal`` is the reason why it is not carried out."""
+    """Answer a user's request; ``refusal`` is the reason why it is refused."""
 
     verb: str
     region: str
@@ -309,7 +308,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class CallOff:
-    """End the join of a region."""
+    """Cancel the join of a region."""
 
     region: str
     cause: str
@@ -324,7 +323,7 @@ class AskToLeave:
 
 @dataclass(frozen=True, slots=True)
 class MoveAverager:
-    """Ask the standby to take over from a region, which lives."""
+    """Ask the standby to take over from a running region."""
 
     region: str
 
@@ -346,7 +345,7 @@ class Lose:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give the places of a region back."""
+    """Release the places of a region."""
 
     region: str
 
@@ -387,12 +386,12 @@ def leave_on_notice(
     leaving: Collection[str],
     needed: Collection[str],
 ) -> dict[str, Literal["leave", "lose"]]:
-    """Decide what follows from termination notices now.
+    """Decide what follows from termination notices.
 
     Args:
-        left_s: the seconds that servers of regions have left, by region.
+        left_s: remaining seconds of the servers' machines, by region.
         members: the regions that take part.
-        leaving: those of them that drain already, for any reason.
+        leaving: those of them that are draining, for any reason.
         needed: those of them that the run cannot continue without.
 
     Returns:
@@ -414,10 +413,10 @@ def leave_on_notice(
 
 @dataclass(frozen=True, slots=True)
 class MemberPolicy:
-    """Decides which changes of a run's members are made, and says why others are not. Pure.
+    """Decides which changes of a run's members are made, with reasons for refusals. Pure.
 
-    A request that cannot succeed is refused at once: later, the machines of a joining region would
-    have been paid for nothing.
+    A request that cannot succeed is refused at once; otherwise the machines of a joining region
+    would be paid for nothing.
 
     Attributes:
         experiment: the run.
@@ -427,7 +426,7 @@ class MemberPolicy:
 
     @property
     def brings_back(self) -> bool:
-        """Whether regions that are lost are brought back."""
+        """Whether lost regions are brought back."""
         experiment = self.experiment
         shards = {each.name: each.ps_shards for each in experiment.regions}
         return (
@@ -444,7 +443,7 @@ class MemberPolicy:
 
     @property
     def least(self) -> int | None:
-        """Regions that must be there; None: all that have not left."""
+        """Number of required regions; None: all that have not left."""
         return self.experiment.members.min
 
     @property
@@ -466,15 +465,15 @@ class MemberPolicy:
         standby: str | None,
         is_ending: bool,
     ) -> str | None:
-        """Why a request is not carried out; None if it is.
+        """Return why a request is refused; None if it is accepted.
 
         Args:
-            request: what is asked.
+            request: the request.
             members: the regions that take part.
             pending: regions that are about to join or leave.
-            leader: where the averager lives.
-            standby: who may take over from there; None if nobody does.
-            is_ending: whether the run is told to finish or to halt.
+            leader: the averager's region.
+            standby: region that may take over; None: there is none.
+            is_ending: whether the run was told to finish or halt.
         """
         region, experiment = request.region, self.experiment
         if region not in experiment.region_names:
@@ -483,7 +482,7 @@ class MemberPolicy:
         if is_ending:
             return "the run is about to end"
         if region in pending:
-            return f"region '{region}' is joining or leaving already"
+            return f"region '{region}' is already joining or leaving"
         if self._fixed is not None:
             return self._fixed
         if request.verb == "add":
@@ -502,11 +501,11 @@ class MemberPolicy:
         if region not in members:
             return f"region '{region}' does not take part"
         if region == stays:
-            return f"region '{region}' hosts the averager, and nobody stands by for it"
+            return f"region '{region}' hosts the averager, which has no standby"
         if len(members) - 1 < least:
             regions = "1 region" if least == 1 else f"{least} regions"
             here = "1 is" if len(members) == 1 else f"{len(members)} are"
-            return f"members.min asks for {regions}, and {here} here"
+            return f"members.min requires {regions}, and {here} present"
         return None
 
 
@@ -555,7 +554,7 @@ class Regions:
 
     @property
     def away(self) -> frozenset[str]:
-        """Regions that were asked to leave, or to be removed, and have not joined since."""
+        """Regions that were asked to leave or removed, and have not joined since."""
         return frozenset(each.name for each in self if each.stays_away)
 
     def donor(self, leader: str) -> str:
@@ -571,14 +570,14 @@ class Regions:
         unawaited: Collection[str],
         now_s: float,
     ) -> list[Action]:
-        """Take over what another run actor, or a checkpoint, knows of regions that take no part.
+        """Restore the state of absent regions from another run actor or a checkpoint.
 
         Args:
-            lost: regions that were lost, and may be brought back.
+            lost: lost regions that may be brought back.
             away: regions that were asked to leave.
             rows: sample ledgers by region.
-            unawaited: those of the lost ones that the run does not pause for.
-            now_s: the present time.
+            unawaited: lost regions that the run does not pause for.
+            now_s: the current time.
         """
         for name in away:
             self[name].stays_away = True
@@ -593,14 +592,14 @@ class Regions:
         return actions
 
     def next(self, event: Event, now: RunSituation) -> list[Action]:
-        """Change the states of regions as an event demands.
+        """Change the states of regions after an event.
 
         Args:
-            event: one event.
-            now: the present.
+            event: the event.
+            now: the current situation.
 
         Returns:
-            Actions, to be carried out in this order.
+            Actions in the order in which they must be executed.
         """
         match event:
             case Requested(request, view):
@@ -640,7 +639,7 @@ class Regions:
         if verb == "remove":
             leaving.discard(name)
         here = self.in_state(MembershipState.MEMBER, MembershipState.DRAINING)
-        # The view may not know of a loss yet.
+        # The view may not reflect a loss yet.
         members = [
             each
             for each in (here if view is None else view.members)
@@ -663,26 +662,27 @@ class Regions:
             return [accepted]
         if verb == "remove":
             region.stays_away = True
-            return [accepted, Lose(name, f"region '{name}' was asked to be removed")]
+            return [accepted, Lose(name, f"region '{name}' was removed on request")]
         return [accepted, *self._drain(region, now)]
 
     def _keep_away(self, region: Region) -> list[Action]:
-        """A region must not come, or come back, wherever it is on its way."""
+        """Prevent a region from joining or coming back, in whatever state it is."""
         region.stays_away, region.backoff = True, Backoff()
         actions: list[Action] = []
         if region.is_starting:
-            actions.append(CallOff(region.name, f"region '{region.name}' was asked to be removed"))
+            actions.append(CallOff(region.name, f"region '{region.name}' was removed on request"))
         else:
             region.move("call_off" if region.state is MembershipState.JOINING else "give_up")
-        does_not = "is not brought back" if region.is_dead else "does not join"
+        does_not = "will not be brought back" if region.is_dead else "will not join"
         return [*actions, Say(f"region '{region.name}' {does_not}")]
 
     def _heed(self, left_s: Mapping[str, float], now: RunSituation) -> list[Action]:
-        """Regions drain whose servers are on machines that will be gone."""
+        """Drain regions whose servers are on machines that will be reclaimed."""
         if now.is_ending:
             return []
         here = self.in_state(MembershipState.MEMBER, MembershipState.DRAINING)
-        # Ray starts nothing on such a machine any more: who starts there needs another place.
+        # Ray schedules nothing on such a machine: a region that is starting there needs another
+        # place.
         actions: list[Action] = [
             Release(name) for name in left_s if name not in here and not self[name].is_starting
         ]
@@ -693,7 +693,7 @@ class Regions:
             cause = "had a notice, and came to no border"
             return actions + [Lose(name, f"region '{name}' {cause}") for name in late]
         for name in answers:
-            actions.append(Say(f"a machine of region '{name}' will be gone"))
+            actions.append(Say(f"a machine of region '{name}' will be reclaimed"))
             actions += self._drain(self[name], now)
             self[name].is_on_notice = True
         return actions
@@ -708,7 +708,7 @@ class Regions:
         if region.name != now.leader:
             return self._ask_to_leave(region)
         region.move_asked_s = -math.inf
-        return [Say(f"the averager moves, so that region '{region.name}' can leave")]
+        return [Say(f"moving the averager, so that region '{region.name}' can leave")]
 
     def _ask_to_leave(self, region: Region) -> list[Action]:
         region.move_asked_s = None
@@ -724,7 +724,7 @@ class Regions:
                 region.move("start")
 
     def _move_averager(self, region: Region, now: RunSituation) -> list[Action]:
-        """Out of a region: its standby takes over, as if its bridge had died."""
+        """Move the averager out of a region: its standby takes over as after a failure."""
         asked_s = region.move_asked_s
         if asked_s is None:
             return []
@@ -752,7 +752,7 @@ class Regions:
         waiting = sorted(each.name for each in self if each.is_leaving)
         waiting = [name for name in waiting if name in view.members]
         if waiting and not now.is_entering and not now.is_ending:
-            # A request that came while another change was pending was lost; twice is once.
+            # A request made while another change was pending was lost; repeating it is harmless.
             actions.append(AskToLeave(waiting[0]))
         for region in self:
             if region.state is MembershipState.JOINING and not region.is_starting:
@@ -764,7 +764,7 @@ class Regions:
         return actions
 
     def _leave(self, region: Region, now: RunSituation) -> list[Action]:
-        """A region has left with all that it had computed."""
+        """Record that a region has left with all its results."""
         actions: list[Action] = [DropRegion(region.name), Say("")]
         if not region.is_on_notice:
             region.move("leave")
@@ -791,16 +791,16 @@ class Regions:
             return []
         wait_s = region.backoff.lost(now_s)
         when = "now" if wait_s == 0 else f"in {wait_s:.0f} s"
-        return [Say(f"region '{region.name}' is to be brought back {when}")]
+        return [Say(f"region '{region.name}' will be brought back {when}")]
 
     def _follow(self, now: RunSituation) -> list[Action]:
-        """The averager has moved: the one before may not have passed losses on."""
+        """Report losses to the new averager: the previous one may not have forwarded them."""
         actions: list[Action] = [ReportDead(each.name) for each in self if each.is_dead]
         leader = self[now.leader]
         if leader.is_leaving:
             is_on_notice = leader.is_on_notice
             leader.move("stay")
-            if not is_on_notice:  # a notice is heeded again
+            if not is_on_notice:  # a notice is processed again
                 why = f"the averager lives in '{leader.name}' now"
                 actions.append(Answer("drain", leader.name, refusal=why))
         return actions

@@ -31,7 +31,7 @@ MIN_INTERVAL_S = 600.0
 
 @dataclass(slots=True)
 class ReplanPolicy:
-    """When a run that follows a plan is planned anew, because others take part in it. Pure.
+    """Decides when to replan a run that follows a plan, after a change of its members. Pure.
 
     Idea: a change of members changes the best settings of the others. A change that is reverted
     within minutes does not matter, and planning costs seconds of a core.
@@ -44,21 +44,21 @@ class ReplanPolicy:
     Source: ours; hysteresis as in `geo_ray.runs.replanning`.
 
     Attributes:
-        settle_s: how long others must have taken part.
+        settle_s: how long the members must be stable.
         min_interval_s: shortest time between two plans.
     """
 
     settle_s: float = SETTLE_S
     min_interval_s: float = MIN_INTERVAL_S
-    _planned: frozenset[str] | None = None  # whom it was planned for last
+    _planned: frozenset[str] | None = None  # members of the last plan
     _seen: frozenset[str] = frozenset()
     _since_s: float = 0.0
     _newest_s: float = -inf
 
     def due(self, members: Collection[str], now_s: float) -> bool:
-        """Whether to plan anew for those who take part now; asked again and again.
+        """Return whether to replan for the current members; polled repeatedly.
 
-        The first time those are there that the run was planned for.
+        The first call sets the members that the run was planned for.
         """
         present = frozenset(members)
         if present != self._seen:
@@ -72,7 +72,7 @@ class ReplanPolicy:
         return True
 
     def doubt(self) -> None:
-        """Whom the run was planned for is not known: plan once those who are there settle."""
+        """Mark the members of the last plan as unknown: replan once the current ones are stable."""
         self._planned = frozenset()
 
 
@@ -80,7 +80,7 @@ log = logging.getLogger(__name__)
 
 
 class PlanFor(Protocol):
-    """Plans a run for those of its regions that take part; see `plan_of_members`."""
+    """Plans a run for the regions that take part; see `plan_of_members`."""
 
     def __call__(
         self, members: Collection[str], averager: str, interval: int | None, standby: str | None, /
@@ -90,14 +90,14 @@ class PlanFor(Protocol):
         Args:
             members: regions that take part.
             averager: the region that hosts the averager.
-            interval: the present one, in the plan's steps; None: the run has none.
-            standby: the region that may take the averager over.
+            interval: the current one, in the plan's steps; None: there is none.
+            standby: the region that may take over the averager.
         """
         ...
 
 
 class CurrentLeader(NamedTuple):
-    """Where the averager lives, and which region stands by for it, if one does."""
+    """The averager's region, and its standby's region, if any."""
 
     region: str
     standby: str | None = None
@@ -105,10 +105,10 @@ class CurrentLeader(NamedTuple):
 
 @dataclass(slots=True)
 class PlanWatch:
-    """Has a run that follows a plan planned anew when others take part in it.
+    """Replans a run that follows a plan when its members change.
 
-    What can be changed as it goes is: the interval, and where the averager lives, if that is the
-    region that stands by for it. The rest is told. `ReplanPolicy` decides when; a
+    Two settings can change during the run: the interval, and the averager's region, if the plan
+    names the standby's region. The rest is only reported. `ReplanPolicy` decides when to plan; a
     thread plans, which may take seconds.
 
     Attributes:
@@ -134,19 +134,19 @@ class PlanWatch:
         now_s: float,
         interval: int | None = None,
     ) -> None:
-        """Plan if it is time, and tell what has come of it.
+        """Start planning if it is due, and use the result.
 
         Args:
-            members: who takes part.
+            members: regions that take part.
             leader: see `CurrentLeader`.
-            now_s: of a clock that does not stand still.
-            interval: that the averager asks for, in the plan's steps; None: it asks for none, or
-                has not said.
+            now_s: monotonic time.
+            interval: the averager's current interval, in the plan's steps; None: it has none, or
+                has not reported one.
         """
         if self.plan_for is None:
             return
         if interval is not None and self._interval is None and not self._has_planned:
-            self.policy.doubt()  # resumed, with what was best for those who were there then
+            self.policy.doubt()  # resumed with settings for the members at that time
         self._interval = self._paced or interval or self._interval
         if self._open is None and self.policy.due(members, now_s):
             asked = tuple(sorted(members))
@@ -158,20 +158,20 @@ class PlanWatch:
         asked, found = self._open
         self._open = None
         if (asked, self._asked_leader) != (tuple(sorted(members)), leader.region):
-            self.policy.doubt()  # others are there by now, or the averager has moved
+            self.policy.doubt()  # members have changed, or the averager has moved
             return
         try:
             planned = found.result()
         except GeoRayError as error:
             log.warning("no plan for %s: %s", ", ".join(asked), error.message)
             return
-        except Exception:  # whatever it is: nobody's training ends for want of advice
+        except Exception:  # of any class: training must not end because planning failed
             log.exception("no plan for %s", ", ".join(asked))
             return
         self._note(asked, planned)
 
     def _follow(self, members: tuple[str, ...], planned: MembersPlan) -> None:
-        """Change what can be changed as it goes, if that pays by itself."""
+        """Change the settings that can change during the run, if each pays by itself."""
         loop = self.loop
         decision, present = planned.as_it_goes, planned.present
         if decision is None or not decision.changed:
@@ -183,19 +183,19 @@ class PlanWatch:
             self._paced = self._interval
             loop.set_interval(self._interval)
             loop.emit("interval_changed", before=before, interval=self._interval, **about)
-            loop.show(f"the interval is {self._interval} instead of {before} from now on: {why}")
+            loop.show(f"changing the interval from {before} to {self._interval}: {why}")
         if plan.averager != present.averager:
             loop.move_averager()
             loop.emit("averager_moves", before=present.averager, averager=plan.averager, **about)
-            loop.show(f"the averager moves from {present.averager} to {plan.averager}: {why}")
+            loop.show(f"moving the averager from {present.averager} to {plan.averager}: {why}")
 
     def leader_moved(self) -> None:
-        """Ask the averager at its new home for the interval; its log may have ended before that."""
+        """Request the interval from the new averager, whose log may end before the request."""
         if self._paced is not None:
             self.loop.set_interval(self._paced)
 
     def close(self) -> None:
-        """The run is over; a plan that is being made is waited for, as its thread reads the run."""
+        """Wait for planning in progress, whose thread reads the run."""
         self._pool.shutdown(cancel_futures=True)
 
     def _note(self, members: tuple[str, ...], planned: MembersPlan) -> None:
@@ -215,7 +215,7 @@ class PlanWatch:
         )
         names = ", ".join(members)
         if not decision.changed:
-            self.loop.show(f"planned anew for {names}: {decision.reason}")
+            self.loop.show(f"replanned for {names}: {decision.reason}")
             return
         found = [
             f"{r.region}: {r.workers} workers, {sum(r.batch_sizes)} rows a step"
@@ -225,7 +225,7 @@ class PlanWatch:
             found.append(f"interval {best.interval} instead of {present.interval}")
         if best.averager != present.averager:
             found.append(f"the averager in {best.averager}")
-        self.loop.show(f"planned anew for {names}: {decision.reason}: {'; '.join(found)}")
+        self.loop.show(f"replanned for {names}: {decision.reason}: {'; '.join(found)}")
 
 
 _LOGGER = logging.getLogger(__name__)
@@ -233,7 +233,7 @@ _EVERY_S: Final = 1.0
 
 
 class LinkTraffic(NamedTuple):
-    """The bytes that a region has sent to another one so far, by traffic class."""
+    """Bytes that a region has sent to another one so far, by traffic class."""
 
     src: str
     dst: str
@@ -241,10 +241,10 @@ class LinkTraffic(NamedTuple):
 
 
 class LinkNotes:
-    """Keeps the table of one run.
+    """Records link measurements of a run in a file.
 
-    Args:
-        path: the file; what a run that is resumed had learned is kept.
+    Attributes:
+        path: the file; measurements before a resume are retained.
     """
 
     def __init__(self, path: Path) -> None:
@@ -253,7 +253,7 @@ class LinkNotes:
         self._saving = threading.Thread()
         self._heard_s = -_EVERY_S
         self._newest: dict[tuple[str, str], Mapping[str, int]] = {}
-        self._before: dict[tuple[str, str], Counter[str]] = {}  # of bridges that are gone
+        self._before: dict[tuple[str, str], Counter[str]] = {}  # of replaced bridges
         self._earlier: dict[tuple[str, str], Mapping[str, int]] = {}  # by a run actor that is gone
 
     def hear(
@@ -262,11 +262,11 @@ class LinkNotes:
         *,
         force: bool = False,
     ) -> list[LinkTraffic]:
-        """Take in what bridges tell of their links, and write it down, every second at most.
+        """Record the link reports of bridges, and write them at most every second.
 
         Args:
             reports: `PeerStats` by peer, by region.
-            force: now, and wait until it is written.
+            force: write now, and wait until it is written.
 
         Returns:
             The traffic of each link; empty if it is not time.
@@ -285,7 +285,7 @@ class LinkNotes:
         return traffic
 
     def _sum(self, region: str, peer: str, sent: Mapping[str, int]) -> dict[str, int]:
-        """Bytes of a link over all bridges of a region so far: one that is new counts from 0."""
+        """Return the bytes of a link over all bridges of a region; a new bridge starts at 0."""
         pair = region, peer
         newest, before = self._newest.get(pair, {}), self._before.setdefault(pair, Counter())
         for name, count in self._earlier.pop(pair, {}).items():  # more than it sent, others did
@@ -296,11 +296,11 @@ class LinkNotes:
         return dict(sorted((before + Counter(sent)).items()))
 
     def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
-        """Count on from what a run actor before this one told, by link and class."""
+        """Continue the sums reported under an earlier run actor, by link and class."""
         self._earlier = dict(sums)
 
     def note(self, region: str, links: Mapping[str, Any]) -> None:
-        """Take in what the bridge of ``region`` tells of its links (`PeerStats` by peer)."""
+        """Record the link report of the bridge of ``region`` (`PeerStats` by peer)."""
         now_unix_s = time.time()
         found = [
             record_of(region, peer, LinkEstimate(**link["estimate"]), now_unix_s)
@@ -309,12 +309,13 @@ class LinkNotes:
         self._table = self._table.with_records([record for record in found if record is not None])
 
     def save(self, *, wait: bool = False) -> None:
-        """Write the file; a full disk must not end a run for this.
+        """Write the file; a full disk must not end the run.
 
-        On a thread: where a checkpoint is being written, the disk takes seconds for any file.
+        A thread writes: while a checkpoint is being written, any file takes seconds.
 
         Args:
-            wait: until it is written. Without, it is left for later if the one before is not.
+            wait: wait until it is written. Otherwise writing is skipped while the previous write
+                runs.
         """
         if wait and self._saving.ident is not None:
             self._saving.join()

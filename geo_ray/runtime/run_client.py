@@ -42,7 +42,7 @@ from geo_ray.runtime.run_start import check_inputs
 from geo_ray.runtime.spec import demand_of
 from geo_ray.runtime.supervisor import NAMESPACE, RunNews, RunState, Supervisor, supervisor_name
 from geo_ray.storage.conditional_store import LocalConditionalStore
-from geo_ray.telemetry.event_log import EVENTS_FILE, LOGS_DIRECTORY, EventTail, newest_stretch
+from geo_ray.telemetry.event_log import EVENTS_FILE, LOGS_DIRECTORY, EventTail, newest_segment
 from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.summary import Summary
 
@@ -323,7 +323,7 @@ class RunWatcher:
     def join(self, *, until_begun: bool = False) -> Summary | None:
         """Do as `follow` for a running run, from the start of its newest segment."""
         self._observer.status("the run is active; watching it")
-        for event in newest_stretch(self._log):
+        for event in newest_segment(self._log):
             self._pass_on_event(event)
         return self.follow(until_begun=until_begun)
 

@@ -153,7 +153,7 @@ class CopyTransfer:
         file = which[0]
         try:
             if self._reader is None:
-                raise CheckpointCorruptError(f"{file}: nothing is lent here")
+                raise CheckpointCorruptError(f"{file}: nothing is transferred here")
             piece = self._reader(*which)
             reply = Message(_PIECE, about, piece, _TRAFFIC, BACKGROUND)
         except GeoRayError as error:

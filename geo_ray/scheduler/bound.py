@@ -80,8 +80,8 @@ def slot_work(cluster: SharedCluster, job: ClusterJob) -> SlotWork:
         _fastest_W(job, workers_W, servers_W, _best_link(cluster, job)),
     )
     part_W = per_s_W * cluster.slot_s / job.rows
-    kept = _not_beaten(part_W, units_WR)
-    return SlotWork(part_W[kept], units_WR[kept])
+    retained = _not_beaten(part_W, units_WR)
+    return SlotWork(part_W[retained], units_WR[retained])
 
 
 def _best_link(cluster: SharedCluster, job: ClusterJob) -> LinkUsed:
@@ -121,13 +121,13 @@ def _fastest_W(
 
 def _not_beaten(part_W: Floats, units_WR: Floats) -> NDArray[np.int64]:
     """Return the undominated entries: no other does as much with less. Ascending by work."""
-    kept: list[int] = []
+    retained: list[int] = []
     for place in np.lexsort((units_WR.sum(axis=1), -part_W)):
         if part_W[place] > _WORK_EPS and not any(
-            (units_WR[other] <= units_WR[place]).all() for other in kept
+            (units_WR[other] <= units_WR[place]).all() for other in retained
         ):
-            kept.append(int(place))
-    return np.array(kept[::-1], dtype=np.int64)
+            retained.append(int(place))
+    return np.array(retained[::-1], dtype=np.int64)
 
 
 def cheapest_pieces(work: SlotWork, cost_W: Floats) -> list[WorkPiece]:

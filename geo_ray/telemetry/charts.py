@@ -27,8 +27,8 @@ MAX_POINTS = 1000
 def smooth(y_N: Floats, fraction: float = 0.03, breaks: Sequence[int] = ()) -> Floats:
     """Give the centred moving mean over ``fraction`` of the points, values that are NaN left out.
 
-    The window has at least 9 points, fewer at the ends of the curve and beside a break; fewer than
-    60 points are left as they are.
+    The window has at least 9 points, fewer at the ends of the curve and next to a break; fewer than
+    60 points are not smoothed.
 
     Args:
         y_N: values, float64 (N,).
@@ -36,7 +36,7 @@ def smooth(y_N: Floats, fraction: float = 0.03, breaks: Sequence[int] = ()) -> F
         breaks: the first points after gaps, rising; no window has points of both sides.
 
     Returns:
-        float64 (N,); NaN where the whole window is.
+        float64 (N,); NaN where the whole window is NaN.
     """
     if len(y_N) < 60:
         return y_N.copy()
@@ -57,7 +57,7 @@ def smooth(y_N: Floats, fraction: float = 0.03, breaks: Sequence[int] = ()) -> F
 
 
 def thin(x_N: Floats, y_N: Floats, max_points: int = MAX_POINTS) -> tuple[Floats, Floats]:
-    """Give at most ``max_points`` of the points, keeping the extremes of each stretch.
+    """Give at most ``max_points`` of the points, including the extremes of each interval.
 
     Args:
         x_N: places in rising order, float64 (N,).
@@ -80,7 +80,7 @@ def thin(x_N: Floats, y_N: Floats, max_points: int = MAX_POINTS) -> tuple[Floats
 
 
 def last_of_each(x_N: Floats, y_N: Floats) -> tuple[Floats, Floats]:
-    """Give of all points at one place the last, float64 (M,) each.
+    """Give the last point at each place, float64 (M,) each.
 
     Args:
         x_N: places in rising order, several points at some, float64 (N,).
@@ -91,15 +91,14 @@ def last_of_each(x_N: Floats, y_N: Floats) -> tuple[Floats, Floats]:
 
 
 def bytes_at(wan_s_N: Floats, wan_bytes_N: Floats, t_s_M: Floats) -> Floats:
-    """Give the bytes that have crossed between regions by some times; float64 (M,).
+    """Give the total bytes between regions at given times; float64 (M,).
 
-    The one source of every number of bytes over time: the counts of `wan` events, which are of what
-    really left a region. Between two counts bytes are taken to have been sent evenly.
+    All numbers of bytes over time come from here: the counters of `wan` events, which measure
+    the traffic that left a region. Between two counts bytes are interpolated linearly.
 
-    Args:
-        wan_s_N: when they were counted, rising, float64 (N,); several may be at one time.
-        wan_bytes_N: those of all links by then, float64 (N,).
-        t_s_M: the times, float64 (M,).
+        wan_s_N: times of the counts, rising, float64 (N,); several may be at one time.
+        wan_bytes_N: total bytes of all links at those times, float64 (N,).
+        t_s_M: the requested times, float64 (M,).
     """
     wan_s, wan_bytes = last_of_each(wan_s_N, wan_bytes_N)
     known_s, known = np.concatenate([[0.0], wan_s]), np.concatenate([[0.0], wan_bytes])
@@ -140,8 +139,8 @@ class Axis:
     """A range of values on a line of pixels.
 
     Attributes:
-        low: value at its begin.
-        high: value at its end; above ``low``.
+        low: value at the start.
+        high: value at the end; above ``low``.
         ticks: (value, text) in rising order.
         log: whether distances are ratios.
     """
@@ -152,14 +151,14 @@ class Axis:
     log: bool = False
 
     def part(self, value: float) -> float:
-        """Give where ``value`` lies, 0 at the begin and 1 at the end."""
+        """Give the relative position of ``value``: 0 at the start and 1 at the end."""
         if self.log:
             low, high = math.log(self.low), math.log(self.high)
             return (math.log(max(value, 1 / AXIS_LIMIT)) - low) / (high - low)
         return (value - self.low) / (self.high - self.low)
 
     def fitted(self, width_px: float) -> Axis:
-        """Give the axis with as few ticks as have room for their texts side by side.
+        """Give the axis with only as many ticks as fit side by side with their texts.
 
         Args:
             width_px: length of the axis.
@@ -172,7 +171,7 @@ class Axis:
 
 
 def text_px(text: str) -> float:
-    """Give about how wide ``text`` is on the page, in pixels; rather too wide."""
+    """Estimate the width of ``text`` on the page in pixels; not too small."""
     return _LETTER_PX * len(text)
 
 
@@ -190,7 +189,7 @@ def linear_axis(
         low: least value.
         high: greatest value.
         count: how many ticks are wanted.
-        text: what to write at a tick.
+        text: formats the text of a tick.
         widen: move both ends out to the next tick.
     """
     if not (math.isfinite(low) and math.isfinite(high)):
@@ -232,7 +231,7 @@ def _drawable(value: float) -> float:
 
 
 def _distinct(values: Sequence[float], text: Callable[[float], str]) -> list[str]:
-    """Give the texts of even ticks; with more digits if two would read the same."""
+    """Give the texts of even ticks; with more digits if two texts would be equal."""
     texts = [text(value) for value in values]
     if len(set(texts)) == len(texts):
         return texts
@@ -246,8 +245,8 @@ def _nice_step(rough: float) -> float:
     return next(power * digit for digit in (1, 2, 2.5, 5, 10) if power * digit >= rough * 0.999)
 
 
-STRETCHED_WIDTH = 1000  # width of what is stretched, in its own unit
-_EDGE_PX = 14  # right of the drawing: room for half a mark
+STRETCHED_WIDTH = 1000  # width of stretched content, in its own unit
+_EDGE_PX = 14  # right of the drawing: space for half a mark
 
 
 def frame(
@@ -264,7 +263,7 @@ def frame(
     """Draw axes around ``body``.
 
     Args:
-        title: for those who cannot see it.
+        title: accessible description.
         height: of the drawing between its axes, pixels.
         body: SVG.
         x_axis: the axis below.
@@ -307,7 +306,7 @@ def marks(axis: Axis, height: int, at: Sequence[tuple[float, str]]) -> str:
     Args:
         axis: the axis below.
         height: of the frame; pixels.
-        at: (value, what is there); those outside of the axis are left out.
+        at: (value, description); values outside the axis are skipped.
     """
     return "".join(
         f'<line class="mark" x1="{100 * axis.part(value):.2f}%" x2="{100 * axis.part(value):.2f}%" '
@@ -323,7 +322,7 @@ def stretched(body: str, height: int, *, cut: bool) -> str:
     Args:
         body: SVG, `SPAN` wide.
         height: of the frame; pixels.
-        cut: leave out what lies outside.
+        cut: clip content outside.
     """
     kind = "cut" if cut else "whole"
     return (
@@ -341,10 +340,10 @@ def _plain(text: str) -> str:
 
 
 COLOURS = 7  # of the palette in style.py
-ALL = -1  # series of what stands for all the others; strong and in the colour of the text
+ALL = -1  # series of an aggregate; strong and in the colour of the text
 MANY = 12  # more curves than this are drawn thin
 _HEIGHT = 232  # of a drawing of curves, in pixels
-_NARROW_PX = 340  # its width beside another one, or on a narrow page
+_NARROW_PX = 340  # its width next to another one, or on a narrow page
 _MOST_POINTS = 24_000  # of all curves of a chart; each has at least 60 and at most 1,000
 _DASHES = ("", "6 3", "2 3", "8 3 2 3")
 
@@ -358,7 +357,7 @@ class Curve:
         x: places in rising order, float64 (N,).
         y: values, float64 (N,); points that are not finite are left out.
         series: number of the colour and dash, or `ALL`.
-        faint: drawn thin and pale, and not the reason for the range of the y axis.
+        faint: drawn thin and pale, and ignored for the range of the y axis.
         breaks: places on the x axis at which a new line begins, rising.
     """
 
@@ -387,13 +386,13 @@ def curves_chart(
     Args:
         title: heading.
         curves: drawn in this order.
-        x_label: what x is; of a time axis, its unit is added.
+        x_label: label of x; the unit is added to a time axis.
         x_time: x is in seconds.
-        x_text: what to write at a tick of an x axis that is not time.
-        y_text: what to write at a tick of the y axis and behind a curve's name.
+        x_text: formats the ticks of an x axis that is not time.
+        y_text: formats the ticks of the y axis and the value after a curve's name.
         zero: let y begin at zero.
         log: let y be logarithmic if the values are positive and span enough.
-        at: (place on the x axis, what is there), drawn as marks.
+        at: (place on the x axis, description), drawn as marks.
 
     Returns:
         HTML of a figure; of a note if there is nothing to draw.
@@ -402,7 +401,7 @@ def curves_chart(
     drawn = [(curve, *thin(curve.x, curve.y, most)) for curve in curves]
     drawn = [(curve, x, np.clip(y, -AXIS_LIMIT, AXIS_LIMIT)) for curve, x, y in drawn if len(x)]
     if not drawn:
-        return figure(title, "", '<p class="none">nothing was recorded</p>')
+        return figure(title, "", '<p class="none">no data recorded</p>')
     x_low = min(0.0, *(float(x[0]) for _, x, _ in drawn))
     x_high = max(float(x[-1]) for _, x, _ in drawn)
     if x_time:
@@ -441,15 +440,15 @@ def curves_chart(
 
 
 def bars_chart(title: str, values: Mapping[str, float], text: Callable[[float], str]) -> str:
-    """Draw one horizontal bar per entry, the series of which is its place.
+    """Draw one horizontal bar per entry; its index is the series.
 
     Args:
         title: heading.
         values: label -> value; none negative.
-        text: what to write behind a bar.
+        text: formats the text after a bar.
     """
     if not values:
-        return figure(title, "", '<p class="none">nothing was recorded</p>')
+        return figure(title, "", '<p class="none">no data recorded</p>')
     most = max(values.values()) or 1.0
     rows = "".join(
         f'<tr><th scope="row">{escape(label)}</th><td class="bar"><svg width="100%" height="16">'
@@ -461,7 +460,7 @@ def bars_chart(title: str, values: Mapping[str, float], text: Callable[[float], 
 
 
 def histogram(values_N: Floats, bins: int = 12) -> str:
-    """Draw how often small numbers occur as a row of bars, without axes; for a table's cell.
+    """Draw a histogram of small numbers without axes, for a table cell.
 
     Args:
         values_N: finite values, float64 (N,).
@@ -498,7 +497,7 @@ def _y_axis(
     zero: bool,
     log: bool,
 ) -> Axis:
-    """Fit the bold curves whole, the faint ones but for their outermost percent."""
+    """Fit the bold curves completely, and the faint ones without their outermost percent."""
     bold = [y for faint, y in values if not faint]
     faint = [np.percentile(y, [1, 99]) for is_faint, y in values if is_faint]
     every = np.concatenate([*bold, *faint])
@@ -567,7 +566,7 @@ STEPS_AXIS: Final = "steps"
 SAMPLES_AXIS: Final = "samples"
 WAN_AXIS: Final = "wan"
 AXES: Final = (TIME_AXIS, STEPS_AXIS, SAMPLES_AXIS, WAN_AXIS)
-"""What curves may be drawn over; style.py has a rule for each."""
+"""Available x axes; style.py has a rule for each."""
 
 _LABELS = {
     TIME_AXIS: "time",
@@ -584,10 +583,10 @@ _TEXTS = {
 
 
 def switched(axes: Sequence[str], body: str) -> str:
-    """Put a switch above sections, which shows of their views those over the chosen axis.
+    """Put a switch above sections, which selects the views over one axis.
 
     Args:
-        axes: what can be chosen, in this order; the first is chosen at first.
+        axes: choices in this order; the first is the initial one.
         body: HTML of sections with every `view` once for each of ``axes``.
     """
     choices = "".join(

@@ -1,4 +1,4 @@
-"""A run's events as columns, for drawing; a million steps fit in memory."""
+"""A run's events as columns, for charts; a million steps fit in memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Columns:
 
 
 def standing(step_N: Floats) -> NDArray[np.intp]:
-    """Give the indices of the steps that were not done again after a resumption.
+    """Give the indices of the steps that were not repeated after a resume.
 
     Args:
         step_N: step numbers in the order in which they were done, float64 (N,).
@@ -62,29 +62,29 @@ def standing(step_N: Floats) -> NDArray[np.intp]:
 
 @dataclass(slots=True)
 class RegionRecord:
-    """Columns of one region: its steps (also those done twice), and its exchanges."""
+    """Columns of one region: its steps (including repeated ones), and its exchanges."""
 
     steps: Columns = field(default_factory=partial(Columns, "t_s", *STEP))
     exchanges: Columns = field(default_factory=partial(Columns, "t_s", *EXCHANGE))
 
     def standing(self) -> NDArray[np.intp]:
-        """Give the indices of the steps that stand, (N,)."""
+        """Give the indices of the steps that were not repeated later, (N,)."""
         return standing(self.steps["step"])
 
 
 @dataclass(slots=True)
 class RunRecord:
-    """Everything the page draws.
+    """All data of the report.
 
     Attributes:
-        totals: the fold that `Summary` uses, too.
+        totals: totals, as used by `Summary`.
         regions: columns by region.
         evals: (region or None for all together, metric) -> columns t_s, step, value.
         wan: traffic class -> columns t_s, bytes (cumulative over all links).
         wan_total: columns t_s, bytes of all classes (cumulative).
-        incidents: the faults, resumptions, requests to stop and failures, in order.
+        incidents: faults, resumes, requests to stop and failures, in order.
         checkpoints: the committed ones, in order.
-        changes: what tells who took part when, in order.
+        changes: membership events, in order.
     """
 
     totals: RunTotals = field(default_factory=RunTotals)

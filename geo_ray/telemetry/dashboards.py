@@ -40,7 +40,7 @@ def grown(name: str, over: str, select: str = "", by: str = "run, region") -> st
 
 
 def wait_fraction(select: str = REGION, over: str = "2m") -> str:
-    """Query the part of its time that a region waits."""
+    """Build the query of a region's fraction of time spent waiting."""
     wait = per_second("geo_ray_wait_seconds", select, over=over)
     compute = per_second("geo_ray_compute_seconds", select, over=over)
     return f"{wait} / ({wait} + {compute})"
@@ -58,11 +58,11 @@ class AlertSpec:
 
     Attributes:
         name: of the alert.
-        query: true where it is to fire.
-        lasts: for how long that must be so, in Prometheus's words.
-        severity: ``critical`` wakes people.
-        description: what is the matter, with the labels of what fires.
-        advice: what to do.
+        query: true while it fires.
+        lasts: duration of the condition, in Prometheus syntax.
+        severity: ``critical`` requires immediate action.
+        description: description of the problem, with labels of the alert.
+        advice: remedy.
     """
 
     name: str
@@ -85,7 +85,7 @@ ALERTS: Final = (
         f"max by (run) (changes({_STEP}[10m])) == 0",
         "5m",
         "critical",
-        "Run {{ $labels.run }} has taken no step for a quarter of an hour.",
+        "Run {{ $labels.run }} has taken no step for 15 minutes.",
         "`geo-ray status RUN` shows whether its run actor runs and which regions it waits for.",
     ),
     AlertSpec(
@@ -103,7 +103,7 @@ ALERTS: Final = (
         "0m",
         "warning",
         "Region {{ $labels.region }} of {{ $labels.run }} has lost {{ $value }} workers.",
-        "The causes are in the run's events; memory that runs out is the usual one.",
+        "The causes are in the run's events; exhausted memory is the usual one.",
     ),
     AlertSpec(
         "GeoRayWorkersMissing",
@@ -111,8 +111,9 @@ ALERTS: Final = (
         f"- {grown('geo_ray_workers_replaced_count', '1h')} > 0",
         "15m",
         "critical",
-        "Region {{ $labels.region }} of {{ $labels.run }} lacks workers that nobody replaces.",
-        "It wants machines: look at its nodes, or at the autoscaler.",
+        "Region {{ $labels.region }} of {{ $labels.run }} lacks workers that are not being "
+        "replaced.",
+        "It needs machines: check its nodes, or the autoscaler.",
     ),
     AlertSpec(
         "GeoRayStepsRefused",
@@ -120,7 +121,7 @@ ALERTS: Final = (
         "0m",
         "warning",
         "Steps of region {{ $labels.region }} of {{ $labels.run }} were not finite.",
-        "Lower the rate of learning, or look for broken rows in its data.",
+        "Lower the learning rate, or look for invalid rows in its data.",
     ),
     AlertSpec(
         "GeoRayLossRises",
@@ -129,15 +130,16 @@ ALERTS: Final = (
         "10m",
         "warning",
         "The loss of region {{ $labels.region }} of {{ $labels.run }} is far above an hour ago.",
-        "`geo-ray train --resume RUN` goes on from the newest healthy checkpoint.",
+        "`geo-ray train --resume RUN` resumes from the newest healthy checkpoint.",
     ),
     AlertSpec(
         "GeoRayMostlyWaiting",
         _busy(),
         "15m",
         "warning",
-        "Region {{ $labels.region }} of {{ $labels.run }} waits for most of its time.",
-        "A longer interval, a codec or a strategy that does not wait: `geo-ray plan`, `compare`.",
+        "Region {{ $labels.region }} of {{ $labels.run }} spends most of its time waiting.",
+        "Use a longer interval, a codec or a strategy that does not wait: `geo-ray plan`, "
+        "`compare`.",
     ),
     AlertSpec(
         "GeoRayStale",
@@ -145,7 +147,7 @@ ALERTS: Final = (
         "5m",
         "warning",
         "Updates of region {{ $labels.region }} of {{ $labels.run }} are more than 20 behind.",
-        "Its link or its machines are slower than the others': see docs/reference/strategies.md.",
+        "Its link or its machines are slower than others: see docs/reference/strategies.md.",
     ),
     AlertSpec(
         "GeoRayNotSaved",
@@ -153,8 +155,8 @@ ALERTS: Final = (
         f"and on (run) (max by (run) (changes({_STEP}[1h])) > 0)",
         "10m",
         "critical",
-        "Run {{ $labels.run }} trains, and has saved nothing for an hour.",
-        "`geo-ray status RUN`; what it says of checkpoints that failed.",
+        "Run {{ $labels.run }} trains, but has saved no checkpoint for an hour.",
+        "`geo-ray status RUN` lists failed checkpoints.",
     ),
 )
 
@@ -191,10 +193,10 @@ class PanelSpec:
     """A panel of curves.
 
     Attributes:
-        title: above it.
-        queries: what is drawn, each with the legend of its curves.
-        unit: as Grafana calls it.
-        description: what one sees there.
+        title: title of the panel.
+        queries: queries of the curves, each with its legend.
+        unit: unit in Grafana's notation.
+        description: meaning of the panel.
     """
 
     title: str
@@ -211,16 +213,16 @@ TRAINING: Final = (
     PanelSpec(
         "Evaluation",
         ((gauge("geo_ray_eval_value", RUN, "run, region, metric"), "{{metric}} of {{region}}"),),
-        description="`all` is all regions together.",
+        description="`all` is the combination of all regions.",
     ),
     PanelSpec("Step", ((gauge("geo_ray_step_index"), _EACH),)),
     PanelSpec("Samples per second", ((gauge("geo_ray_samples_per_second"), _EACH),)),
     PanelSpec(
-        "Samples per second, counted",
+        "Samples per second, by counter",
         ((per_second("geo_ray_samples_count"), _EACH),),
-        description="Those repeated after a resumption count again.",
+        description="Samples repeated after a resume count again.",
     ),
-    PanelSpec("Share of the time spent waiting", ((wait_fraction(), _EACH),), "percentunit"),
+    PanelSpec("Fraction of time spent waiting", ((wait_fraction(), _EACH),), "percentunit"),
     PanelSpec(
         "Faults in 15 minutes",
         (
@@ -232,7 +234,7 @@ TRAINING: Final = (
     PanelSpec(
         "Newest checkpoint",
         ((gauge("geo_ray_checkpoint_step_index", RUN, "run"), "step"),),
-        description="A line that does not rise: nothing has been saved.",
+        description="A flat line means that no checkpoint was saved.",
     ),
 )
 EXCHANGES: Final = (
@@ -341,10 +343,10 @@ ALERTS_FILE: Final = "geo_ray_alerts.yaml"
 
 
 def write_dashboards(folder: Path) -> list[Path]:
-    """Write the files, each whole or not at all; give their paths.
+    """Write the files atomically; return their paths.
 
     Raises:
-        RunDirectoryError: one cannot be written.
+        RunDirectoryError: a file cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

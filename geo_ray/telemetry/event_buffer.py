@@ -1,6 +1,6 @@
-"""Events of one process on their way to the controller, which writes them down.
+"""Events of one process, buffered until the controller records them.
 
-Actors keep no files: the controller asks every so often and owns the one event log of the run.
+Actors write no files: the controller polls them and owns the event log of the run.
 """
 
 from __future__ import annotations
@@ -11,24 +11,22 @@ from collections import deque
 from typing import Any, Final
 
 _LOT: Final = 500
-_GIVEN: Final = (
-    4 * _LOT
-)  # that can be recalled: all that a run actor can have taken and not written
-_EVALUATIONS: Final = 64  # and those that may wait for others' evaluations
+_GIVEN: Final = 4 * _LOT  # for recall: all events that a run actor may have taken but not written
+_EVALUATIONS: Final = 64  # evaluations that may wait for those of other regions
 
 
 class EventBuffer:
     """A thread-safe list of events with the run's clock.
 
     Args:
-        region: put into every event.
-        origin_unix_s: when the run's clock was 0. Nothing is ordered by the time of day, on which
-            machines may not agree: the controller corrects what is far off.
+        region: region added to every event.
+        origin_unix_s: time at which the run's clock was 0. Events are not ordered by the time of
+            day, on which machines may disagree; the controller corrects large differences.
     """
 
     def __init__(self, region: str, origin_unix_s: float) -> None:
         self._region = region
-        # Between events the monotonic clock counts, so that a step of the wall clock cannot show.
+        # The monotonic clock counts between events, so that steps of the wall clock have no effect.
         self._offset_s = time.time() - origin_unix_s - time.monotonic()
         self._events: list[dict[str, Any]] = []
         self._given: deque[dict[str, Any]] = deque(maxlen=_GIVEN)
@@ -40,7 +38,7 @@ class EventBuffer:
         return time.monotonic() + self._offset_s
 
     def add(self, kind: str, **fields: Any) -> None:
-        """Note that something happened now."""
+        """Record an event that happens now."""
         event = {"kind": kind, "t_s": self.now_s(), "region": self._region, **fields}
         with self._lock:
             self._events.append(event)
@@ -54,11 +52,11 @@ class EventBuffer:
             return taken
 
     def news(self) -> dict[str, Any]:
-        """What `take` gives, and what this process takes for the present."""
+        """Return the result of `take`, and the current time of this process."""
         return {"events": self.take(), "now_s": self.now_s()}
 
     def recall(self) -> None:
-        """Let the newest events be taken again: who took them may not have come to write them."""
+        """Offer the newest events again, because their receiver may not have written them."""
         with self._lock:
             given = {id(event): event for event in (*self._evaluations, *self._given)}
             self._events = [*given.values(), *self._events]

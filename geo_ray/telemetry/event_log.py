@@ -1,4 +1,4 @@
-"""The event log of a run: append-only JSON lines, one write per event; and how the run ended.
+"""The event log of a run: append-only JSON lines, one write per event; and the end of a run.
 
 `ending_of` derives the end of a run from its log. `note_failure` records the error that ended
 it.
@@ -38,7 +38,7 @@ from geo_ray.telemetry.totals import RunTotals
 
 EVENTS_FILE = "events.jsonl"
 MOST_WAITING_BYTES: Final = 64 << 20
-"""Of events that wait for room on a full disk."""
+"""Maximum size of buffered events while the disk is full."""
 _log = logging.getLogger(__name__)
 _MOST_LINE_BYTES = 16 * 1024 * 1024
 _MOST_PROBLEMS: Final = 5
@@ -58,15 +58,15 @@ class EventLog:
     """The writer of one `events.jsonl`; may be shared by threads, not by processes.
 
     Every event is one `write` to the operating system before `write` returns, so a crash of the
-    process loses nothing that was written (a crash of the machine may). An existing file is
-    continued; a torn last line, left by a crash, is cut off first. While the disk is full, events
-    wait in memory, up to `MOST_WAITING_BYTES`, and the next write that succeeds writes them first.
-    While the log is open, it is locked, so that readers can tell a run that goes on from one that
-    was killed (`being_written`).
+    process loses no written event (a crash of the machine may). An existing file is continued; an
+    incomplete last line, left by a crash, is removed first. While the disk is full, events are
+    buffered in memory, up to `MOST_WAITING_BYTES`, and the next successful write flushes them.
+    While the log is open, it is locked, so that readers can distinguish an active run from one
+    that was killed (`being_written`).
 
     Args:
         path: the file; its directory must exist.
-        clock_origin_s: subtracted from every ``t_s`` and ``start_s``, so that writers may hand in
+        clock_origin_s: subtracted from every ``t_s`` and ``start_s``, so that writers may pass
             readings of a clock. For a resumed run: ``clock.now_s() - last_time_s(path)``.
 
     Raises:
@@ -77,13 +77,13 @@ class EventLog:
         self.path = path
         self._origin_s = clock_origin_s
         self._lock = threading.Lock()
-        self._waiting: deque[bytes] = deque()  # for room on the disk
+        self._waiting: deque[bytes] = deque()  # for space on the disk
         self._waiting_bytes = 0
         self._limited_log = RateLimitedLog(_log)
         self._fd = -1
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            with suppress(OSError):  # some file systems have no locks; readers are told so
+            with suppress(OSError):  # some file systems have no locks; readers detect that
                 fcntl.flock(self._fd, fcntl.LOCK_SH)
             sync_directory(path.parent)
             self._size = _whole_lines_bytes(self._fd)
@@ -97,16 +97,16 @@ class EventLog:
 
         Args:
             kind: one of `schema.EVENT_FIELDS`.
-            t_s: seconds, on the clock whose origin the log was given.
+            t_s: seconds on the clock of ``clock_origin_s``.
             **fields: every field of the kind.
 
         Returns:
-            The event as it stands in the file, to hand to `Progress` and `MetricsState`.
+            The event as written, for `Progress` and `MetricsState`.
 
         Raises:
             InvariantError: unknown kind, missing field, wrong type, or the log is closed.
-            RunDirectoryError: the disk fails, or has been full for long; the file keeps its whole
-                lines.
+            RunDirectoryError: the disk fails, or has been full for long; the file keeps its
+                complete lines.
         """
         event = self._shifted(conform(kind, t_s, fields))
         row = {"t_s": event.t_s, "kind": kind, **event.fields}
@@ -120,19 +120,19 @@ class EventLog:
         return event
 
     def _write_waiting(self) -> None:
-        """Under the lock: write what waits, as far as there is room."""
+        """Write buffered events, as far as the disk has space; under the lock."""
         while self._waiting:
             line = self._waiting[0]
             try:
                 _write_all(self._fd, line)
             except OSError as error:
-                os.ftruncate(self._fd, self._size)  # no torn line in the middle of the log
+                os.ftruncate(self._fd, self._size)  # no incomplete line in the middle of the log
                 if not is_full(error) or self._waiting_bytes > MOST_WAITING_BYTES:
                     raise _cannot("write", self.path, error) from error
                 self._limited_log.warning(
                     "full",
                     f"the disk of {self.path} is full: {len(self._waiting)} events wait in memory "
-                    "until there is room",
+                    "until there is space",
                 )
                 return
             self._waiting.popleft()
@@ -140,7 +140,7 @@ class EventLog:
             self._size += len(line)
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Close the file; idempotent."""
         with self._lock:
             if self._fd >= 0:
                 with suppress(RunDirectoryError):
@@ -169,10 +169,10 @@ class EventLog:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Give the events of a log in the order of the file; a torn last line is left out.
+    """Give the events of a log in the order of the file; an incomplete last line is skipped.
 
-    A damaged line costs its event and a warning. Kinds that this release does not know are given as
-    they are; readers pass over them.
+    A damaged line is skipped with a warning. Events of kinds that this release does not know are
+    given unchanged; readers ignore them.
 
     Raises:
         RunDirectoryError: the file cannot be read.
@@ -189,16 +189,16 @@ def follow(
     clock: Clock | None = None,
     poll_s: float = 0.2,
 ) -> Iterator[Event]:
-    """Give the events of a log that is still being written, waiting for more.
+    """Give the events of an active log, and wait for more.
 
-    Ends after a `run_finished` or `run_failed` that nothing follows, or when ``stop()`` is true and
-    everything written was given.
+    Ends after a final `run_finished` or `run_failed`, or when ``stop()`` is true and all written
+    events were given.
 
     Args:
-        path: the log; it may come into being later.
+        path: the log; it may be created later.
         stop: asked once per poll.
-        clock: what to sleep on; the machine's clock if None.
-        poll_s: seconds between looks at the file.
+        clock: clock for sleeping; None: the machine's clock.
+        poll_s: seconds between two polls of the file.
 
     Raises:
         RunDirectoryError: as for `read_events`.
@@ -206,7 +206,7 @@ def follow(
     clock = clock or SystemClock()
     tail = EventTail(path)
     while True:
-        final_poll = stop()  # asked first: what was written before it turned true is still given
+        final_poll = stop()  # read first: events written before it turned true are still given
         ended = False
         for event in tail.new():
             yield event
@@ -217,10 +217,10 @@ def follow(
 
 
 class EventTail:
-    """Reads a log that is still being written, each time what is new.
+    """Reads new events of an active log.
 
     Args:
-        path: the log; it may come into being later.
+        path: the log; it may be created later.
     """
 
     def __init__(self, path: Path) -> None:
@@ -230,12 +230,12 @@ class EventTail:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The first damaged lines, each with its number and what is wrong with it."""
+        """The first damaged lines, each with its number and defect."""
         return tuple(self._problems)
 
     @property
     def left_bytes(self) -> int:
-        """What of the log has not been given yet; a torn last line is part of it."""
+        """Number of bytes that were not read yet, including an incomplete last line."""
         try:
             return max(0, self._path.stat().st_size - self._offset_bytes)
         except OSError:
@@ -243,21 +243,21 @@ class EventTail:
 
     @property
     def read_bytes(self) -> int:
-        """What of the log has been given."""
+        """Number of bytes that were read."""
         return self._offset_bytes
 
     @property
     def lines(self) -> int:
-        """How many lines were read, damaged ones included."""
+        """Number of lines that were read, including damaged ones."""
         return self._number
 
     def new(self, most_lines: int | None = None) -> Iterator[Event]:
-        """Give the events since the last call, as far as their lines are whole.
+        """Give the events since the last call whose lines are complete.
 
-        Who stops in between gets the next ones at the next call. Damaged lines are passed over.
+        A caller may stop early; the next call continues there. Damaged lines are skipped.
 
         Args:
-            most_lines: read no more than so many, damaged ones included; None: all.
+            most_lines: maximum number of lines, including damaged ones; None: all.
 
         Raises:
             RunDirectoryError: as for `read_events`.
@@ -276,13 +276,13 @@ class EventTail:
         if len(self._problems) == _MOST_PROBLEMS:
             return
         why = error.message if isinstance(error, InvariantError) else repr(error)
-        text = printable(f"line {self._number} of {self._path} is no event: {why}")
+        text = printable(f"line {self._number} of {self._path} is not an event: {why}")
         self._problems.append(text)
-        _log.warning("%s; it is passed over", text)
+        _log.warning("%s; it is skipped", text)
 
 
-def newest_stretch(tail: EventTail) -> list[Event]:
-    """What has happened since a run last began; the tail is past it then."""
+def newest_segment(tail: EventTail) -> list[Event]:
+    """Return the events since the run last began; advances the tail."""
     found: list[Event] = []
     for event in tail.new():
         if event.kind == "run_started":
@@ -292,9 +292,9 @@ def newest_stretch(tail: EventTail) -> list[Event]:
 
 
 def being_written(path: Path) -> bool | None:
-    """Say whether a process has the log open for writing; None if that cannot be known.
+    """Return whether a process has the log open for writing; None if that is unknown.
 
-    The system takes the lock of a process that was killed, whatever killed it.
+    The system releases the lock of a killed process in any case.
     """
     try:
         with path.open("rb") as file:
@@ -307,10 +307,10 @@ def being_written(path: Path) -> bool | None:
 
 
 def detach(path: Path) -> None:
-    """Go on in a new file with the same lines, so that who still has the log open writes to none.
+    """Replace the file by a copy, so that another process with the log open cannot change it.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the file cannot be written.
     """
     copy = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     try:
@@ -322,7 +322,7 @@ def detach(path: Path) -> None:
 
 
 def last_time_s(path: Path) -> float:
-    """Give the newest ``t_s`` of a log in seconds, 0 if there is none; a resumed run goes on there.
+    """Give the newest ``t_s`` of a log in seconds, or 0; a resumed run continues from there.
 
     Raises:
         RunDirectoryError: as for `read_events`.
@@ -350,10 +350,10 @@ def _new_lines(path: Path, offset_bytes: int) -> Iterator[bytes]:
 
 def _parsed(line: bytes) -> Event:
     try:
-        row = _ROW.validate_json(line)  # refuses deep nesting and halves of surrogate pairs, too
+        row = _ROW.validate_json(line)  # also rejects deep nesting and lone surrogates
     except ValidationError as error:
         raise ValueError(error.errors()[0]["msg"]) from None
-    if _ESCAPED.search(line) is not None:  # rare, and what follows takes time
+    if _ESCAPED.search(line) is not None:  # rare, and the rest is slow
         row = _printable(row)
     kind, t_s = row.pop("kind"), row.pop("t_s")
     if kind in EVENT_FIELDS:
@@ -362,7 +362,7 @@ def _parsed(line: bytes) -> Event:
 
 
 def _printable(value: Any) -> Any:
-    """A value of an event without characters that control a terminal."""
+    """Return a value of an event without terminal control characters."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):
@@ -395,32 +395,32 @@ def _cannot(verb: str, path: Path, error: OSError) -> RunDirectoryError:
     return RunDirectoryError(f"cannot {verb} {path}: {error.strerror or error}", fix=fix)
 
 
-LOGS_DIRECTORY = "logs"  # directory of what the actors of a failed run printed
+LOGS_DIRECTORY = "logs"  # directory of the output of a failed run's actors
 _TAIL_BYTES = 65_536
 
 
 class Ending(Enum):
-    """The ways in which a run may stand."""
+    """State of a run's end."""
 
     FINISHED = "finished"
     FAILED = "failed"
     STOPPED = "stopped"
-    """Somebody asked it to stop before its end."""
+    """Stopped on request before its end."""
     GOING = "still going"
     CUT_OFF = "cut off"
-    """Its process was killed, or its machine went down: nothing was noted."""
+    """Its process was killed, or its machine went down, without a recorded error."""
     UNKNOWN = "not finished"
-    """Still going or cut off; this file system does not tell."""
+    """Active or killed; this file system has no locks to tell."""
     NOT_BEGUN = "not begun"
-    """It is starting, or ended before training began without a word."""
+    """Starting, or ended before training began without a recorded error."""
 
 
 def ending_of(run_dir: Path, totals: RunTotals) -> Ending:
-    """Say how the run in ``run_dir`` stands.
+    """Return the state of the run in ``run_dir``.
 
     Args:
-        run_dir: its directory.
-        totals: the fold over its events.
+        run_dir: directory of the run.
+        totals: totals over its events.
     """
     if totals.failed is not None:
         stopped = totals.failed["code"] == InterruptedRunError.code
@@ -436,7 +436,7 @@ def ending_of(run_dir: Path, totals: RunTotals) -> Ending:
 
 
 def has_begun(run_dir: Path) -> bool:
-    """Whether a run has written an event, or its actors have left logs."""
+    """Return whether a run has written an event, or has logs of its actors."""
     events = run_dir / EVENTS_FILE
     return (events.exists() and events.stat().st_size > 0) or (run_dir / LOGS_DIRECTORY).is_dir()
 
@@ -454,14 +454,14 @@ def failure_noted(run_dir: Path) -> Iterator[None]:
 def note_failure(run_dir: Path, error: BaseException, began_unix_s: float = math.inf) -> None:
     """Write `run_failed` at the end of a run's events; never raises.
 
-    Does nothing for a run without events and without logs, whose directory will be removed, nor if
+    Does nothing for a run without events and without logs, whose directory will be removed, or if
     the process is told to exit: that is not a failure of the run, which counts as cut off.
 
     Args:
-        run_dir: its directory; nobody else writes its events any more.
-        error: what ended it.
+        run_dir: directory of the run; no other process writes its events.
+        error: the error that ended it.
         began_unix_s: time of day at which the user's command began. If events were written since
-            then, the time without any until now is added to theirs.
+            then, the time since the last event is added to their time.
     """
     path = run_dir / EVENTS_FILE
     if not has_begun(run_dir) or isinstance(error, SystemExit):
@@ -477,7 +477,7 @@ def note_failure(run_dir: Path, error: BaseException, began_unix_s: float = math
 
 
 def _newest_s(path: Path) -> float:
-    """The newest time among the last events."""
+    """Return the newest time among the last events."""
     with path.open("rb") as file:
         start = max(0, path.stat().st_size - _TAIL_BYTES)
         file.seek(start)
@@ -486,11 +486,11 @@ def _newest_s(path: Path) -> float:
 
 
 def failure_fields(error: BaseException) -> dict[str, str]:
-    """Give what `run_failed` says of an error."""
+    """Give the fields of `run_failed` for an error."""
     if isinstance(error, GeoRayError):
         cause = error
     elif isinstance(error, KeyboardInterrupt):
-        cause = InterruptedRunError("the run was interrupted and ended at once")
+        cause = InterruptedRunError("the run was interrupted and ended immediately")
     else:
         cause = InvariantError(f"{type(error).__name__}: {error}")
     return {"code": cause.code, "message": cause.message, "fix": cause.fix}

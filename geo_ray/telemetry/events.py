@@ -1,8 +1,8 @@
-"""What an event of a run may be: its kinds and the fields of each.
+"""Event kinds of a run and the fields of each.
 
 One line of `events.jsonl` is one JSON object ``{"t_s": ..., "kind": ..., ...}``. ``t_s`` is in
-seconds since the run began. Every field of a kind must be there. A field of `OPTIONAL_FIELDS` may
-be missing, and is checked if it is there; further fields are kept.
+seconds since the run began. Every field of a kind is required. A field of `OPTIONAL_FIELDS` may
+be missing, and is checked if present; additional fields are kept.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any, Final, TypeAlias
 from geo_ray.base.errors import InvariantError
 
 Check: TypeAlias = Callable[[Any], Any]  # gives the JSON value back, or raises TypeError
-_MOST_WHOLE: Final = 10**18  # of what is summed up and divided
+_MOST_WHOLE: Final = 10**18  # limit of numbers that are summed and divided
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened in a run.
+    """An event of a run.
 
     Attributes:
         kind: one of `EVENT_FIELDS`, or a kind of a newer release when read from a file.
         t_s: seconds since the run began; virtual seconds in a simulated run.
-        fields: everything else, as JSON values.
+        fields: all other fields, as JSON values.
     """
 
     kind: str
@@ -47,13 +47,13 @@ class RunObserver:
     """Receives the progress of a run; this base class ignores it."""
 
     def status(self, text: str) -> None:
-        """Take the phase that begins."""
+        """Receive the name of the phase that begins."""
 
     def awaiting(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
-        """Take what a phase of the start-up still waits for; called again and again."""
+        """Receive the progress of a start-up phase; called repeatedly."""
 
     def on_event(self, event: Event) -> None:
-        """Take an event that is written. What this raises ends the run."""
+        """Receive a written event. An exception ends the run."""
 
 
 def _text(value: Any) -> str:
@@ -69,7 +69,7 @@ def _flag(value: Any) -> bool:
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int:  # nearly all are; asking for `Integral` takes ten times as long
+    if type(value) is not int:  # fast path; checking `Integral` takes ten times as long
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError("a whole number")
         value = int(value)
@@ -136,7 +136,7 @@ def finite(value: Any) -> Any:
     """Give a JSON value with every non-finite float replaced by None.
 
     Raises:
-        TypeError: if it holds something that JSON has no word for.
+        TypeError: the value cannot be represented in JSON.
     """
     if value is None or isinstance(value, str | bool):
         return value
@@ -296,9 +296,9 @@ FAULT_KINDS = (
 )
 
 REPAIR_KINDS = frozenset({"worker_replaced"})
-"""Of `FAULT_KINDS`, the repairs of a fault that has been counted before."""
+"""Kinds of `FAULT_KINDS` that repair a fault counted before."""
 
-MEMBER_KINDS = (  # what tells who took part when
+MEMBER_KINDS = (  # membership events
     "run_started",
     "run_finished",
     "run_failed",
@@ -318,19 +318,21 @@ MEMBER_KINDS = (  # what tells who took part when
 
 
 def conform(kind: str, t_s: float, fields: Mapping[str, Any]) -> Event:
-    """Make an event whose fields are the plain JSON values that its kind asks for.
+    """Create an event, with its fields as plain JSON values.
 
     Args:
         kind: one of `EVENT_FIELDS`.
         t_s: seconds since the run began; finite.
-        fields: every field of the kind; further ones are kept.
+        fields: every field of the kind; additional fields are kept.
 
     Raises:
-        InvariantError: unknown kind, a field that is missing or of the wrong type.
+        InvariantError: the kind is unknown, or a field is missing or has the wrong type.
     """
     known = EVENT_FIELDS.get(kind)
     if known is None:
-        raise InvariantError(f"event of unknown kind {kind!r}; there are {', '.join(EVENT_FIELDS)}")
+        raise InvariantError(
+            f"event of unknown kind {kind!r}; the kinds are {', '.join(EVENT_FIELDS)}"
+        )
     if "t_s" in fields or "kind" in fields:
         raise InvariantError(f"event {kind!r} would overwrite its own t_s or kind")
     missing = [name for name in known if name not in fields]

@@ -125,7 +125,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def html_page(title: str, body: str) -> str:
-    """A whole page.
+    """Return a complete page.
 
     Args:
         title: plain text.
@@ -141,16 +141,16 @@ def html_page(title: str, body: str) -> str:
 
 
 def write_html(page: str, path: Path) -> Path:
-    """Write a page whole or not at all; give its path.
+    """Write a page atomically; return its path.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the file cannot be written.
     """
     return save_text(path, page)
 
 
-TALL_ROWS = 25  # a table of more is scrolled in its own box
-WIDE_COLUMNS = 9  # a table of more has them closer together
+TALL_ROWS = 25  # larger tables scroll
+WIDE_COLUMNS = 9  # wider tables are denser
 
 
 def section(title: str, body: str, note: str = "") -> str:
@@ -165,7 +165,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1)
     Args:
         headings: plain text.
         rows: as many cells each.
-        left: how many columns from the left hold words; the others hold numbers.
+        left: number of left columns that hold words; the others hold numbers.
     """
     head = "".join(
         f"<th{'' if index < left else ' class=n'}>{escape(heading)}</th>"
@@ -189,7 +189,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1)
 
 
 def empty_note(text: str) -> str:
-    """Give a note in place of what there is nothing of."""
+    """Give a note in place of missing content."""
     return f'<p class="none">{escape(text)}</p>'
 
 
@@ -199,22 +199,22 @@ def write_plan_page(
     chosen: tuple[float, float],
     path: Path,
 ) -> Path:
-    """One self-contained HTML page.
+    """Write a self-contained HTML page of plans.
 
     Args:
-        name: of the job.
-        points: seconds, dollars, machines and reason of each plan, from fast to cheap.
-        chosen: seconds and dollars of the plan that was chosen.
-        path: file to write.
+        name: name of the job.
+        points: seconds, cost, machines and reason of each plan, from fast to cheap.
+        chosen: seconds and cost of the chosen plan.
+        path: output file.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the file cannot be written.
     """
     seconds = np.array([point[0] for point in points])
     dollars = np.array([point[1] for point in points])
-    front = Curve("plans that nothing beats", seconds, dollars, 0)
+    front = Curve("Pareto front", seconds, dollars, 0)
     mark = Curve("chosen", np.array([chosen[0]] * 2), np.array([0.0, chosen[1]]), ALL)
-    chart = curves_chart("Time and money", [front, mark], x_label="time", x_time=True, zero=True)
+    chart = curves_chart("Time and cost", [front, mark], x_label="time", x_time=True, zero=True)
     rows = [
         [duration_text(seconds), f"{usd:.2f}", escape(machines), escape(reason)]
         for seconds, usd, machines, reason in points
@@ -222,7 +222,11 @@ def write_plan_page(
     title = f"Plans for {name}"
     body = (
         f"<header><h1>{escape(title)}</h1></header>"
-        + section("Time against USD", chart, "Each bend is a plan; the upright line is the chosen.")
+        + section(
+            "Time against USD",
+            chart,
+            "Each corner is a plan; the vertical line marks the chosen one.",
+        )
         + section("Plans", table(("time", "USD", "machines", "why"), rows, left=0))
     )
     return write_html(html_page(title, body), path)

@@ -1,4 +1,4 @@
-"""The metrics of a run, as values folded from its events; whoever serves them binds them."""
+"""Metrics of a run, folded from its events; exporters bind them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Tags = tuple[str, ...]  # values in the order of the spec's tag_keys
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """What a metric is called and means.
+    """Name and meaning of a metric.
 
     Attributes:
         name: ``geo_ray_<noun>_<unit>``.
-        kind: a counter only grows, a gauge is set.
+        kind: counter or gauge.
         description: one line for the scraper.
         tag_keys: the labels, `run` first.
     """
@@ -34,7 +34,7 @@ _WAN_TAGS = ("run", "region", "peer", "traffic_class", "direction")
 METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("geo_ray_step_index", "gauge", "Newest step that the region applied."),
     MetricSpec("geo_ray_loss_value", "gauge", "Training loss of the newest step."),
-    MetricSpec("geo_ray_samples_count", "counter", "Training samples, repeated ones included."),
+    MetricSpec("geo_ray_samples_count", "counter", "Training samples, including repeated ones."),
     MetricSpec("geo_ray_samples_per_second", "gauge", "Training samples per second, last 10 s."),
     MetricSpec("geo_ray_staleness_updates", "gauge", "Staleness of the newest exchange."),
     MetricSpec("geo_ray_compute_seconds", "counter", "Time spent computing."),
@@ -53,7 +53,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "geo_ray_eval_value",
         "gauge",
-        "Evaluation metric; region `all` is all regions together.",
+        "Evaluation metric; region `all` is the combination of all regions.",
         ("run", "region", "metric"),
     ),
     MetricSpec(
@@ -71,13 +71,13 @@ _FAULT_METRICS = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A metric that an event changed.
+    """A metric changed by an event.
 
     Attributes:
         name: of the `MetricSpec`.
         tags: values in the order of its tag_keys.
-        value: what it is now; what a gauge is set to.
-        increase: by how much it grew; what a counter is incremented by (0 for a gauge).
+        value: new value; used for gauges.
+        increase: increment of the value; used for counters (0 for a gauge).
     """
 
     name: str
@@ -98,11 +98,11 @@ class MetricsState:
 
     @property
     def values(self) -> Mapping[tuple[str, Tags], float]:
-        """Every metric's value by (name, tags)."""
+        """Values of all metrics by (name, tags)."""
         return self._values
 
     def feed(self, event: Event) -> tuple[Reading, ...]:
-        """Take the next event; give the metrics that it changed, non-finite ones left out."""
+        """Process the next event; give the metrics that it changed, without non-finite ones."""
         self._changed = []
         match event.kind:
             case "run_started":

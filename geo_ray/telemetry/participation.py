@@ -1,7 +1,7 @@
-"""When regions took part in a run, and what they did: two timelines, and their charts.
+"""Participation and activity of regions in a run: two timelines, and their charts.
 
-One tells when each region and worker was a member, lost, gone or paused. The other tells when each
-region computed, waited and transferred: lanes of a Gantt chart as inline SVG.
+The first shows when each region and worker was a member, lost, gone or paused. The second shows
+when each region computed, waited and transferred: lanes of a Gantt chart as inline SVG.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from geo_ray.telemetry.events import MEMBER_KINDS, Event
 from geo_ray.telemetry.html_page import section
 
 RUN: Final = "run"
-"""The band of the run as a whole: it is there only if the run was paused."""
+"""Key of the whole run; present only if the run was paused."""
 
 _STATE_AFTER: Final = {
     "region_lost": "lost",
@@ -44,12 +44,12 @@ _STATE_AFTER: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """A state of a region or worker.
+    """A time range in which a region or worker had one state.
 
     Attributes:
         state: ``member``, ``lost``, ``left`` or ``paused``.
-        start_s: when it began.
-        end_s: when it ended.
+        start_s: start of the range.
+        end_s: end of the range.
     """
 
     state: str
@@ -62,9 +62,9 @@ class Participation:
     """Folds events, in order.
 
     Attributes:
-        ranges: of each region and worker of which something is known, in order of appearance;
-            workers are called ``region/worker``.
-        marks: what happened at a moment: seconds, and words.
+        ranges: time ranges of each known region and worker, in order of appearance; workers are
+            named ``region/worker``.
+        marks: events at a moment: seconds, and a description.
     """
 
     ranges: dict[str, list[TimeRange]] = field(default_factory=dict)
@@ -73,11 +73,11 @@ class Participation:
     _began_s: float = 0.0
 
     def feed(self, event: Event) -> None:
-        """Take the next event; one of `MEMBER_KINDS`."""
+        """Process the next event; one of `MEMBER_KINDS`."""
         kind, t_s = event.kind, event.t_s
         if kind == "run_started":
             self._began_s = t_s
-            self._end(t_s, but=event["regions"])  # a run actor that was killed told no end
+            self._end(t_s, but=event["regions"])  # a killed run actor has written no end
             for name in event["regions"]:
                 self._enter(name, "member", t_s)
         elif kind in ("run_finished", "run_failed"):
@@ -98,7 +98,7 @@ class Participation:
             self._changed(event)
 
     def until(self, end_s: float) -> dict[str, list[TimeRange]]:
-        """All bands, with those that last cut off at the end of what is known."""
+        """Return all ranges; open ranges end at ``end_s``."""
         found = {name: list(ranges) for name, ranges in self.ranges.items()}
         for name, (state, start_s) in self._now.items():
             if end_s > start_s:
@@ -112,7 +112,7 @@ class Participation:
             return
         name = f"{region}/{event['worker']}"
         if name not in self._now and name not in self.ranges:
-            self._now[name] = ("member", self._began_s)  # nobody told of it so far
+            self._now[name] = ("member", self._began_s)  # its first event
             self.ranges[name] = []
         self._enter(name, _STATE_AFTER[event.kind], event.t_s)
 
@@ -129,7 +129,7 @@ class Participation:
             ranges.append(TimeRange(state, start_s, t_s))
 
     def _end(self, t_s: float, but: Collection[str] = ()) -> None:
-        """All bands end but those of members in ``but``, and of their workers that are members."""
+        """End all ranges except those of members in ``but``, and of their member workers."""
         for name, (state, _) in list(self._now.items()):
             if state != "member" or name.partition("/")[0] not in but:
                 self._leave(name, t_s)
@@ -145,7 +145,7 @@ def absences(ranges: Iterable[TimeRange]) -> tuple[tuple[float, float], ...]:
 
 
 def participation_of(events: Iterable[Event]) -> Participation:
-    """Fold the events of a run, in order; those of other kinds are passed over."""
+    """Fold the events of a run, in order; other kinds are ignored."""
     found = Participation()
     for event in events:
         if event.kind in MEMBER_KINDS:
@@ -155,17 +155,17 @@ def participation_of(events: Iterable[Event]) -> Participation:
 
 _STATE_ORDER: Final = ("member", "lost", "left", "paused")
 _LEAST_PX: Final = 560
-_ROOMY, _TIGHT = (24, 16), (12, 8)  # pixels of a lane, and of its band
+_ROOMY, _TIGHT = (24, 16), (12, 8)  # pixels of a lane, and of its bar
 _ROOMY_LANES: Final = 24
 _MOST_LANES: Final = 200
 MEMBERS_NOTE: Final = (
-    "Regions, and workers that were lost, left or came. A dashed line: the averager moved, a "
-    "bridge was replaced, or somebody did not join."
+    "Regions, and workers that joined, left or were lost. A dashed line: the averager moved, a "
+    "bridge was replaced, or a region did not join."
 )
 
 
 def members_section(run: RunRecord) -> str:
-    """The section; nothing if the members were the same all the time."""
+    """Return the section; empty if the members never changed."""
     found = participation_of(run.changes)
     end_s = run.totals.elapsed_s
     ranges = found.until(end_s)
@@ -179,12 +179,12 @@ def members_section(run: RunRecord) -> str:
 def members_figure(
     ranges: Mapping[str, list[TimeRange]], at: Sequence[tuple[float, str]], end_s: float
 ) -> str:
-    """Draw bands over time.
+    """Draw time ranges.
 
     Args:
-        ranges: of the run, its regions and workers, by name.
-        at: what happened at a moment: seconds, and words.
-        end_s: end of the time; above 0.
+        ranges: time ranges of the run, its regions and workers, by name.
+        at: events at a moment: seconds, and a description.
+        end_s: end of the time axis; above 0.
     """
     lanes = _in_order(ranges)
     return _drawn(lanes[:_MOST_LANES], len(lanes), end_s, at)
@@ -199,7 +199,7 @@ def _turn(name: str) -> tuple[bool, list[str]]:
 
 
 def _in_order(ranges: Mapping[str, list[TimeRange]]) -> list[tuple[str, list[TimeRange]]]:
-    """The run, then each region with its workers behind it."""
+    """Return the run, then each region followed by its workers."""
     names = sorted(ranges, key=_turn)
     return [(name, ranges[name]) for name in names]
 
@@ -260,8 +260,8 @@ def _name(name: str) -> str:
 
 Floats = NDArray[np.float64]
 
-MAX_INTERVALS = 2000  # above it, the whole run is drawn as shares of time
-ZOOM_INTERVALS, ZOOM_EACH = 240, 12  # drawn one by one above it; at least so many of a region
+MAX_INTERVALS = 2000  # above it, the whole run is drawn as fractions of time
+ZOOM_INTERVALS, ZOOM_EACH = 240, 12  # drawn individually in the zoomed figure; minimum per region
 _BINS_LEAST, _BINS_MOST = 60, 240
 _MOST_BINS = 12_000  # of all regions of a drawing
 _NARROW_PX = 560
@@ -286,15 +286,15 @@ class Spans:
     """Intervals of one kind in one region, in seconds.
 
     Attributes:
-        start: begins, float64 (N,).
-        end: ends, float64 (N,); after the begins.
+        start: starts, float64 (N,).
+        end: ends, float64 (N,); after the starts.
     """
 
     start: Floats
     end: Floats
 
     def before(self, end_s: float) -> Spans:
-        """Give those that begin before ``end_s``, cut off there."""
+        """Give the intervals that begin before ``end_s``, truncated there."""
         is_shown = self.start < end_s
         return Spans(self.start[is_shown], np.minimum(self.end[is_shown], end_s))
 
@@ -303,7 +303,7 @@ Lanes = Mapping[str, Mapping[str, Spans]]  # region -> kind -> spans
 
 
 def lanes(regions: Mapping[str, RegionRecord]) -> dict[str, dict[str, Spans]]:
-    """Work out the intervals of every region.
+    """Compute the intervals of every region.
 
     Compute is ``start_s`` to ``start_s + compute_s`` of a step. Its ``wait_s`` lies between there
     and ``t_s`` as far as it fits, and the rest just before ``start_s``. A transfer is an exchange.
@@ -338,8 +338,8 @@ def timeline(of: Lanes, at: Sequence[tuple[float, str]] = ()) -> str:
     """Draw the whole run and, if that is crowded, its first seconds as well.
 
     Args:
-        of: what `lanes` gave.
-        at: (seconds, what happened then), drawn as marks.
+        of: result of `lanes`.
+        at: (seconds, description), drawn as marks.
 
     Returns:
         HTML of one or two figures; of a note if there is nothing to draw.
@@ -347,16 +347,16 @@ def timeline(of: Lanes, at: Sequence[tuple[float, str]] = ()) -> str:
     every = [spans for kinds in of.values() for spans in kinds.values()]
     starts = np.sort(np.concatenate([spans.start for spans in every] or [np.zeros(0)]))
     if not len(starts):
-        return '<figure><p class="none">nothing was recorded</p></figure>'
+        return '<figure><p class="none">no data recorded</p></figure>'
     end_s = max(float(spans.end.max()) for spans in every if len(spans.end))
     aggregated = len(starts) > MAX_INTERVALS
     caption = "whole run"
     if aggregated:
-        caption += ": height is the share of time in each column"
+        caption += ": height is the fraction of time in each column"
     figures = ""
     shown = max(ZOOM_INTERVALS, ZOOM_EACH * len(of))
     if len(starts) > shown:
-        # From the first interval on: start-up would be an empty stretch.
+        # Start at the first interval, because start-up would be empty.
         zoom_s = float(starts[shown])
         zoomed = {
             name: {kind: spans.before(zoom_s) for kind, spans in kinds.items()}
@@ -429,7 +429,7 @@ def _bars(kinds: Mapping[str, Spans], top: int, rows: _Rows, axis: Axis) -> str:
 
 
 def _shares(kinds: Mapping[str, Spans], top: int, rows: _Rows, axis: Axis, most: int) -> str:
-    # Several exchanges per column, or the columns show the beat of rounds against columns.
+    # Several exchanges per column, to avoid aliasing between rounds and columns.
     columns = int(np.clip(len(kinds["transfer"].start) // 4, _BINS_LEAST, most))
     edges = np.linspace(axis.low, axis.high, columns + 1)
     x = _x(axis, edges)

@@ -1,4 +1,4 @@
-"""What a person sees while a job runs: a live table on a terminal, plain lines elsewhere."""
+"""Progress display of a job: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ REDRAWS_PER_S = 4.0
 PLAIN_LINE_EVERY_S = 2.0
 PLAIN_WAIT_EVERY_S = 4.0
 _TICK_S = 0.5
-_LONG_S = 3.0  # a phase of the start-up that takes longer shows its time
-_NAMED = 3  # of those that are awaited
+_LONG_S = 3.0  # start-up phases that take longer show their time
+_NAMED = 3  # maximum number of listed names
 _HEADINGS = ("region", "step", "loss", "samples/s", "Mb/s out", "in", "stale", "wait", "state")
 _LEFT_OUT = ("in", "Mb/s out", "stale", "wait", "samples/s")  # on narrow terminals, in this order
 _TOLD = (
@@ -45,23 +45,23 @@ _TOLD = (
     "checkpoint",
     "checkpoint_failed",
 )
-_STATE_CHANGES = {  # by `how`: what it is called, and its effect
-    "changed": ("state changes that nobody declared", "it is in no exchange and in no checkpoint"),
-    "unfrozen": ("unfrozen but not trained", "what is trained was decided when the run started"),
+_STATE_CHANGES = {  # by `how`: description and effect
+    "changed": ("undeclared state changes", "it is not exchanged and not saved"),
+    "unfrozen": ("unfrozen but not trained", "the trained parameters were fixed at the start"),
     "frozen": ("frozen but still trained", "weight decay and momentum still change it"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """What a phase of the start-up waits for.
+    """Progress of a start-up phase.
 
     Attributes:
-        phase: what it does.
-        since_s: when it began, on the display's clock.
-        done: how many are ready.
-        total: how many there are.
-        names: of those that are not ready.
+        phase: description of the phase.
+        since_s: start of the phase, on the display's clock.
+        done: number of ready items.
+        total: number of items.
+        names: names of the items that are not ready.
     """
 
     phase: str
@@ -80,14 +80,14 @@ class _Wait:
 
 
 class Progress:
-    """Shows a run from its events; the only thing that prints, and only who asks for it gets one.
+    """Shows a run from its events; the only class that prints progress.
 
-    Cheap to feed: drawing happens a few times a second, not per event. May be fed by threads.
+    Feeding is cheap: drawing happens a few times per second, not per event. Thread-safe.
 
     Args:
-        total_steps: steps that each region is to apply.
+        total_steps: steps of each region.
         regions: names, in the order to show.
-        console: where to; standard error if None, so that output stays free for results.
+        console: console; None: standard error, so that standard output contains only results.
         plain: lines instead of a live table; None decides by whether the console is a terminal.
         clock: for throttling and elapsed time; the machine's if None.
     """
@@ -115,12 +115,12 @@ class Progress:
         self._unprinted: list[str] = []
         self._spinner = Spinner("dots")
         self._first_steps: dict[str, int] = {}
-        self._joined_at_s: dict[str, float] = {}  # of regions that were not there from the start
-        # The same by the run's own clock, which also covers what happened before it was watched.
+        self._joined_at_s: dict[str, float] = {}  # of regions that joined after the start
+        # The same by the run's clock, which also covers the time before it was watched.
         self._begun_t_s = self._newest_t_s = 0.0
         self._joined_t_s: dict[str, float] = {}
         self._is_real = False
-        self._ended_s: float | None = None  # what the summary says that it took
+        self._ended_s: float | None = None  # duration in the summary
         self._said_at_s = self._begun_at_s
         self._closed = threading.Event()
         self._live: Live | None = None
@@ -165,13 +165,13 @@ class Progress:
         self._print()
 
     def awaiting(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
-        """Show what a phase of the start-up waits for; to be called again and again meanwhile.
+        """Show the progress of a start-up phase; called repeatedly during the phase.
 
         Args:
-            phase: what it does, such as ``starting processes``.
-            done: how many are ready; with the last one the phase is over.
-            total: how many there are.
-            names: of those that are not ready.
+            phase: description of the phase, such as ``starting processes``.
+            done: number of ready items; the last one ends the phase.
+            total: number of items.
+            names: names of the items that are not ready.
         """
         with self._lock:
             now_s = self._clock.now_s()
@@ -185,7 +185,7 @@ class Progress:
         self._print()
 
     def feed(self, event: Event) -> None:
-        """Take the next event of the run."""
+        """Process the next event of the run."""
         with self._lock:
             now_s = self._clock.now_s()
             self._run.feed(event)
@@ -220,7 +220,7 @@ class Progress:
         self._print()
 
     def tick(self) -> None:
-        """Print how it stands if lines are shown and there was none for a few seconds."""
+        """Print the state in line mode if the last line is a few seconds old."""
         with self._lock:
             now_s = self._clock.now_s()
             phase = self._phase()
@@ -238,7 +238,7 @@ class Progress:
             self.tick()
 
     def close(self) -> None:
-        """Stop drawing and leave the terminal as it was; a second call does nothing."""
+        """Stop drawing and restore the terminal; idempotent."""
         self._closed.set()
         live, self._live = self._live, None
         if live is not None:
@@ -250,7 +250,7 @@ class Progress:
         self._print()
 
     def render(self) -> RenderableType:
-        """Give what the terminal shows now."""
+        """Give the current content of the terminal."""
         with self._lock:
             parts: list[RenderableType] = []
             if self._started:
@@ -262,7 +262,7 @@ class Progress:
             return Group(*parts)
 
     def line(self) -> str:
-        """Give how the run stands as one line without markup."""
+        """Give the state of the run as one line without markup."""
         with self._lock:
             regions = [
                 f"{name} {region.gone} at {region.step}/{self._total_steps}"
@@ -334,11 +334,11 @@ class Progress:
         return ", ".join(parts)
 
     def _left_s(self) -> float | None:
-        """Guess the seconds left from the pace of the region that needs longest."""
+        """Estimate the remaining seconds from the speed of the slowest region."""
         left_s = 0.0
         for name, region in self._run.regions.items():
             elapsed_s = self._clock.now_s() - self._joined_at_s.get(name, self._begun_at_s)
-            if self._is_real:  # a simulated run's own clock says nothing about waiting
+            if self._is_real:  # the clock of a simulated run does not measure waiting
                 begun_t_s = self._joined_t_s.get(name, self._begun_t_s)
                 elapsed_s = max(elapsed_s, self._newest_t_s - begun_t_s)
             done = region.step - self._first_steps.get(name, region.step)
@@ -350,7 +350,7 @@ class Progress:
         return left_s if left_s > 0 else None
 
     def _describe(self, event: Event) -> None:
-        """Print what a person must not miss as a line that stays."""
+        """Print notable events as permanent lines."""
         who = escape(f"{event.fields.get('region', '')} worker {event.fields.get('worker', '')}")
         cause = escape(str(event.fields.get("cause", "")))
         match event.kind:
@@ -365,12 +365,12 @@ class Progress:
                 downtime_s = event["downtime_s"]
                 self._say(f"[green]run actor attached[/] after {downtime_s:.1f} s without one")
             case "worker_left":
-                self._say(f"[yellow]worker leaves[/]: {who}: {cause}")
+                self._say(f"[yellow]worker leaving[/]: {who}: {cause}")
             case "team":
                 part = "takes part" if event["workers"] == 1 else "take part"
                 self._say(
                     f"workers of {escape(event['region'])} after step {event['step']}: "
-                    f"{event['workers']} {part}, {counted(event['rows'], 'row')} a step"
+                    f"{event['workers']} {part}, {counted(event['rows'], 'row')} per step"
                 )
             case "step_refused" if self._run.regions[event["region"]].faults <= 3:
                 region = escape(event["region"])
@@ -382,24 +382,24 @@ class Progress:
                 self._say(f"[yellow]{what}[/]: {region} step {event['step']}: {names}; {effect}")
             case "region_joined":
                 size, took_s = bytes_text(event["bytes"]), event["took_s"]
-                number = event.fields.get("round")  # runs of older releases do not say it
+                number = event.fields.get("round")  # missing in runs of older releases
                 at = "" if number is None else f" at round {number:,}"
                 self._say(f"[green]{escape(event['region'])} joined[/]{at}, {size}, {took_s:.1f} s")
             case "region_drained":
-                noticed = event.fields.get("cause") == "notice"  # older releases do not say it
-                why = ": its machine will be gone, and it comes back" if noticed else ""
+                noticed = event.fields.get("cause") == "notice"  # missing in runs of older releases
+                why = ": its machine will be terminated; it will rejoin" if noticed else ""
                 self._say(f"[yellow]{escape(event['region'])} has left[/]{why}")
             case "averager_moved":
                 self._say(f"[yellow]the averager moved[/] to {escape(event['region'])}")
             case "standby_ready":
-                self._say(f"{escape(event['name'])} stands by for the averager")
+                self._say(f"{escape(event['name'])} is the averager's standby")
             case "run_resumed":
                 self._say("[green]going on[/]")
             case "stop_requested":
                 self._say(f"[yellow]stopping[/]: {cause}")
             case "checkpoint_failed":
-                self._say(f"[yellow]checkpoint failed, the one before it stands[/]: {cause}")
-            case "checkpoint" if self._plain and not self._run.simulated:  # it writes none
+                self._say(f"[yellow]checkpoint failed, the previous one is unchanged[/]: {cause}")
+            case "checkpoint" if self._plain and not self._run.simulated:  # simulations write none
                 self._say(f"checkpoint {escape(str(event['id']))} at step {event['step']}")
 
     def _say(self, markup: str) -> None:
@@ -407,7 +407,7 @@ class Progress:
         self._unprinted.append(markup)
 
     def _print(self) -> None:
-        """Print what there is to say; not under the lock, as the drawing thread takes both."""
+        """Print pending lines; not under the lock, because the drawing thread takes both locks."""
         with self._lock:
             lines, self._unprinted = self._unprinted, []
         for markup in lines:

@@ -1,7 +1,7 @@
 """The report of a run: one self-contained HTML page without scripts.
 
-Its head says how the run ended and what to do about a failure; its curves can be viewed over
-several x axes.
+The header describes the end of the run and how to continue after a failure; curves can be viewed
+over several x axes.
 """
 
 from __future__ import annotations
@@ -60,48 +60,46 @@ from geo_ray.telemetry.summary import Best, Summary, load_cost, load_summary
 from geo_ray.telemetry.totals import newest_noise
 from geo_ray.telemetry.view import MachinesView
 
-MOST_REGIONS = 12  # that are listed
-SILENT_REGIONS = 5  # of more regions, those that were silent longest
+MOST_REGIONS = 12  # listed regions
+SILENT_REGIONS = 5  # listed regions of larger runs: the longest inactive ones
 _TAGS = {Ending.FINISHED: "tag done", Ending.GOING: "tag"}
 _CAUSES = {
-    Ending.CUT_OFF: "The events just end: no error was noted, and no process writes them any more. "
-    "The process of the run was killed (by hand, by a scheduler, or by the system for want of "
-    "memory), or its machine went down.",
-    Ending.UNKNOWN: "The events have no end: the run is still going, or was cut off. This file "
-    "system does not tell whether a process still writes them.",
+    Ending.CUT_OFF: "The events end without an error, and no process writes them. The run's "
+    "process was killed (by hand, by a scheduler, or by the system when memory was exhausted), or "
+    "its machine went down.",
+    Ending.UNKNOWN: "The events have no end: the run is active, or was interrupted. This file "
+    "system has no locks that show whether a process still writes them.",
     Ending.NOT_BEGUN: "There are no events: the run is still starting, or it ended before training "
-    "began and no error was noted.",
+    "began without a recorded error.",
 }
 
 
 def tag(ending: Ending, *, early: bool = False) -> str:
-    """Give the label behind the run's name.
+    """Give the label after the run's name.
 
     Args:
-        ending: how it stands.
-        early: whether it ended well, but before all its steps, as it was asked to.
+        ending: state of the run's end.
+        early: whether the run ended on request before all its steps.
     """
     text = "stopped early" if early and ending is Ending.FINISHED else ending.value
     return f'<span class="{_TAGS.get(ending, "tag cut")}">{escape(text)}</span>'
 
 
 def ended_note(run_dir: Path, run: RunRecord, ending: Ending) -> str:
-    """Give a box that says how and where the run ended and how to go on; nothing if it is whole."""
+    """Give a box about the end of the run and how to continue; empty if the run finished."""
     if ending is Ending.FINISHED:
         return ""
     if ending is Ending.GOING:
-        sentence = (
-            "This page was made while the run was going on: its numbers are those until then."
-        )
+        sentence = "This page was written while the run was active; its numbers end there."
         return f'<div class="ended going"><p>{sentence}</p></div>'
-    run_dir = run_dir.absolute()  # the page may be read from elsewhere
+    run_dir = run_dir.absolute()  # the page may be opened from another directory
     totals = run.totals
     rows: list[tuple[str, str]] = []
     head = _CAUSES.get(ending, "")
     if totals.failed is not None:
         failed = totals.failed
         head = f"<code>{escape(failed['code'])}</code> {_lines(failed['message'])}"
-        rows.append(("what to do", _lines(_named(failed["fix"], run_dir))))
+        rows.append(("fix", _lines(_named(failed["fix"], run_dir))))
         where = _where(failed["message"], list(run.regions))
         if where:
             rows.append(("where", escape(where)))
@@ -110,13 +108,13 @@ def ended_note(run_dir: Path, run: RunRecord, ending: Ending) -> str:
     else:
         rows += [("when", _when(run_dir, run)), ("reached", _reached(run))]
         rows += _last_fault(run)
-        rows.append(("complete", "no: all numbers below are those until then"))
+        rows.append(("complete", "no: all numbers below end there"))
     logs = sorted((run_dir / LOGS_DIRECTORY).glob("*"))
     if logs:
         count = "1 file" if len(logs) == 1 else f"{len(logs)} files"
-        text = f"what the actors printed is in {run_dir / LOGS_DIRECTORY} ({count})"
+        text = f"output of the actors is in {run_dir / LOGS_DIRECTORY} ({count})"
         rows.append(("logs", escape(text)))
-    rows.append(("going on", _going_on(run_dir, run)))
+    rows.append(("resume", _going_on(run_dir, run)))
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{text}</dd>" for name, text in rows)
     return f'<div class="ended"><p class="cause">{head}</p><dl>{listed}</dl></div>'
 
@@ -131,7 +129,7 @@ def _when(run_dir: Path, run: RunRecord) -> str:
 
 
 def _reached(run: RunRecord) -> str:
-    """Where each region stood, the one that was silent longest first."""
+    """Return the last step of each region, the longest inactive region first."""
     planned = run.totals.started.fields.get("steps") if run.totals.started else None
     stood: list[tuple[float, str]] = []
     for name, region in run.regions.items():
@@ -143,7 +141,7 @@ def _reached(run: RunRecord) -> str:
     stood.sort(key=itemgetter(0))
     texts = [text for _, text in stood]
     if len(stood) > MOST_REGIONS:
-        texts = [*texts[:SILENT_REGIONS], f"{len(stood) - SILENT_REGIONS} others later than these"]
+        texts = [*texts[:SILENT_REGIONS], f"{len(stood) - SILENT_REGIONS} others after these"]
     return "<br>".join(map(escape, texts))
 
 
@@ -160,7 +158,7 @@ def _last_fault(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def _where(message: str, regions: Sequence[str]) -> str:
-    """The regions and workers that a message names, as ``eu-west worker 1``."""
+    """Return the regions and workers that a message names, as ``eu-west worker 1``."""
     found = []
     for name in regions:
         match = re.search(rf"(?<![\w.-]){re.escape(name)}(?:/(\d+))?(?![\w-])", message)
@@ -172,9 +170,9 @@ def _where(message: str, regions: Sequence[str]) -> str:
 def _going_on(run_dir: Path, run: RunRecord) -> str:
     started = run.totals.started
     if started is not None and started["simulated"]:
-        return "a simulated run is not resumed: simulate it again"
+        return "a simulated run cannot be resumed: simulate it again"
     if not run.checkpoints:
-        return "no checkpoint was written, so it has to be started again"
+        return "no checkpoint was written: start the run again"
     newest = run.checkpoints[-1]
     command = escape(f"geo-ray train --resume {shlex.quote(str(run_dir))}")
     whence = f"from checkpoint {newest['id']} of step {newest['step']:,}"
@@ -190,7 +188,7 @@ def _lines(text: str) -> str:
 
 
 _Returns: TypeAlias = Mapping[str, tuple[float, ...]]
-"""When each region was a member again after an absence, in seconds."""
+"""Times in seconds at which each region became a member again after an absence."""
 
 
 def curve_sections(run: RunRecord) -> str:
@@ -206,12 +204,12 @@ def curve_sections(run: RunRecord) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _SoFar:
-    """What all regions together had done by a time.
+    """Totals over all regions as functions of time.
 
     Attributes:
-        samples_s: when steps that stand were applied, rising, float64 (N,).
+        samples_s: times of steps that were not repeated, rising, float64 (N,).
         samples: training samples by then, float64 (N,).
-        wan_s: when bytes were counted, rising, float64 (M,).
+        wan_s: times of the byte counts, rising, float64 (M,).
         wan_bytes: bytes between regions by then, float64 (M,).
     """
 
@@ -259,31 +257,33 @@ def _loss(run: RunRecord, so_far: _SoFar, axes: list[str], returns: _Returns) ->
             axis, "training loss", curves, whose=whose, log=True, at=_on(axis, run)
         )
     note = (
-        "Bold: moving mean; the number beside a name is its end. Faint: every step. The table's "
-        "loss at the end is another mean: of the last 20 steps, by rows."
+        "Bold: moving mean; the number next to a name is its end. Faint: every step. The loss at "
+        "the end in the table is another mean: of the last 20 steps, by rows."
     )
     if len(run.regions) > MANY:
-        note = "Moving mean of each region; under the pointer, a line tells its name."
+        note = "Moving mean of each region; a line shows its name under the pointer."
     resumed = resumptions(run)
     if resumed:
         times = ", ".join(duration_text(t_s) for t_s, _ in resumed)
-        note += f" The run was resumed at {times}, the dashed lines: over time, curves pause there."
+        note += (
+            f" The run was resumed at {times}, the dashed lines; curves over time have gaps there."
+        )
     return section("Training loss", f'<div class="charts">{charts}</div>', note)
 
 
 def resumptions(run: RunRecord) -> list[tuple[float, str]]:
-    """When the run was resumed, and that in words."""
+    """Return the times of resumes, and their descriptions."""
     times_s = [event.t_s for event in run.incidents if event.kind == "run_started"]
     return [(t_s, f"resumed at {duration_text(t_s)}") for t_s in times_s]
 
 
 def _places(marks: list[tuple[float, str]]) -> list[float]:
-    """Where the marks are."""
+    """Return the positions of the marks."""
     return [place for place, _ in marks]
 
 
 def _after(t_s: Floats, starts: list[float]) -> list[int]:
-    """Return which points are the first after a region's returns, and after resumptions."""
+    """Return the indices of the first points after returns of a region and after resumes."""
     return [int(index) for index in np.searchsorted(t_s, sorted(starts)) if index < len(t_s)]
 
 
@@ -300,7 +300,7 @@ def _loss_over(axis: str, region: RegionRecord, so_far: _SoFar) -> tuple[Floats,
 
 
 def _on(axis: str, run: RunRecord) -> list[tuple[float, str]]:
-    """Marks of an axis: only over time does a resumption have a place of its own."""
+    """Return the marks of an axis; resumes have a unique place only on the time axis."""
     return resumptions(run) if axis == TIME_AXIS else []
 
 
@@ -322,7 +322,7 @@ def _evals(run: RunRecord, so_far: _SoFar, axes: list[str], returns: _Returns) -
                 curves.append(Curve(label, x, value, index, breaks=breaks))
             whose = " of all regions" if axis == SAMPLES_AXIS else ""
             charts += chart_view(axis, f"held-out {metric}", curves, whose=whose, at=_on(axis, run))
-    body = f'<div class="charts">{charts}</div>' if charts else empty_note("nothing was evaluated")
+    body = f'<div class="charts">{charts}</div>' if charts else empty_note("no evaluations")
     return section("Evaluation on held-out rows", body)
 
 
@@ -347,19 +347,19 @@ _FINGERPRINT = 12  # digits
 
 
 def load_record(run_dir: Path) -> RunRecord:
-    """Read what a page is made of: all events of a run, once; of a run that did not begin, none.
+    """Read all events of a run, once, for a page; none if the run did not begin.
 
     Raises:
-        RunDirectoryError: ``run_dir`` is no run, or its events cannot be read.
+        RunDirectoryError: ``run_dir`` is not a run, or its events cannot be read.
     """
     path = run_dir / EVENTS_FILE
     if path.is_file():
         return record(read_events(path))
     if not (run_dir / LOCK_FILE).is_file():
-        what = "has no events.jsonl" if run_dir.is_dir() else "is no directory"
+        what = "has no events.jsonl" if run_dir.is_dir() else "is not a directory"
         raise RunDirectoryError(
-            f"{run_dir} is no run: it {what}",
-            fix="Name a directory that `geo-ray train` or `geo-ray simulate` has written.",
+            f"{run_dir} is not a run: it {what}",
+            fix="Give a directory written by `geo-ray train` or `geo-ray simulate`.",
         )
     return record(())
 
@@ -367,19 +367,19 @@ def load_record(run_dir: Path) -> RunRecord:
 def render_report(
     run_dir: Path, run: RunRecord | None = None, machines: MachinesView | None = None
 ) -> str:
-    """Make the page of a run that has finished, failed, was cut off or is still going.
+    """Render the page of a finished, failed, interrupted or active run.
 
     Args:
         run_dir: directory with `events.jsonl`; `summary.json`, `cost.json` and `config.lock.yaml`
-            are used if they are there.
-        run: what `load_record` gave; read if None.
-        machines: of the run; None where nothing is known of them.
+            are used if present.
+        run: result of `load_record`; read if None.
+        machines: machines of the run; None if unknown.
 
     Returns:
         HTML.
 
     Raises:
-        RunDirectoryError: ``run_dir`` is no run, or a file in it cannot be read.
+        RunDirectoryError: ``run_dir`` is not a run, or a file in it cannot be read.
     """
     run = run or load_record(run_dir)
     started = run.totals.started
@@ -388,7 +388,7 @@ def render_report(
         name = run_dir.resolve().name
         head = f"<header><h1>{escape(name)} {tag(ending)}</h1></header>"
         return html_page(name, head + ended_note(run_dir, run, ending) + _config(run_dir))
-    # Of a run that was resumed and has not ended, there is the summary of the stretch before.
+    # A resumed, active run has the summary of the previous run segment.
     summary = load_summary(run_dir) if ending is Ending.FINISHED else None
     parts = [
         _header(run, started, summary, ending),
@@ -415,16 +415,16 @@ def write_report(
     run: RunRecord | None = None,
     machines: MachinesView | None = None,
 ) -> Path:
-    """Render the page and write it whole or not at all.
+    """Render the page and write it atomically.
 
     Args:
         run_dir: directory of the run.
-        out: file to write; `report.html` in the run's directory if None.
-        run: what `load_record` gave; read if None.
+        out: output file; None: `report.html` in the run's directory.
+        run: result of `load_record`; read if None.
         machines: as for `render_report`.
 
     Returns:
-        The path written.
+        Path of the written file.
 
     Raises:
         RunDirectoryError: as for `render_report`, or the file cannot be written.
@@ -433,7 +433,7 @@ def write_report(
 
 
 _TIMELINE_NOTE = "Upper row of a region: compute and wait. Lower row: exchanges in flight. \
-A dashed line: the run was resumed."
+Dashed line: the run was resumed."
 
 
 def _header(run: RunRecord, started: Event, summary: Summary | None, ending: Ending) -> str:
@@ -451,7 +451,7 @@ def _header(run: RunRecord, started: Event, summary: Summary | None, ending: End
     sub = f"{started['task']}, {started['strategy']}, {named}"
     links = started.fields.get("links")
     sentence = "" if links is None else f"<br>{escape(links)}"
-    asked = f'<p class="warn">Asked to stop: {escape(stop)}</p>' if stop is not None else ""
+    asked = f'<p class="warn">Requested to stop: {escape(stop)}</p>' if stop is not None else ""
     return (
         f"<header><h1>{escape(started['run'])} {tags}</h1>"
         f'<p class="sub">{escape(sub)}<br>'
@@ -460,7 +460,7 @@ def _header(run: RunRecord, started: Event, summary: Summary | None, ending: End
 
 
 def _fingerprint(digest: str) -> str:
-    """Enough to tell runs apart at a glance; all of it under the pointer."""
+    """Return a shortened digest, with the full one under the pointer."""
     return f'<code title="{escape(digest)}">{escape(digest[:_FINGERPRINT])}</code>'
 
 
@@ -521,5 +521,5 @@ def _config(run_dir: Path) -> str:
             f"cannot read {path}: {error.strerror}", fix="Check the permissions of the file."
         ) from error
     folded = f"<details><summary>{LOCK_FILE}</summary><pre>{escape(text)}</pre></details>"
-    made = f'<p class="sub">made by geo_ray {escape(__version__)}</p>'
+    made = f'<p class="sub">written by geo_ray {escape(__version__)}</p>'
     return section("Configuration", folded + made)

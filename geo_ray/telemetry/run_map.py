@@ -1,7 +1,7 @@
 """The map of a run: its regions on a ring, and the links between them with their load.
 
-`map_of_record` gives the map of a finished run: the regions present at its end, and the mean
-load of its links.
+`map_of_record` gives the map of a finished run: its regions at the end, and the mean load of its
+links.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from geo_ray.telemetry.view import MapLink, MapRegion, MapView
 
 MOST_LINKS: Final = 400
 _WIDTH: Final = 1000
-_NAMED: Final = 40  # more regions than this have their names under the pointer only
-_WRITTEN: Final = 10  # more links than this have their load under the pointer only
-_FEW: Final = 60  # more links than this are drawn thin
-_BUSY: Final = 0.8  # share of what a link can carry
+_NAMED: Final = 40  # above this number, names of regions are shown only under the pointer
+_WRITTEN: Final = 10  # above this number, loads of links are shown only under the pointer
+_FEW: Final = 60  # above this number, links are drawn thin
+_BUSY: Final = 0.8  # fraction of a link's capacity
 _STATES: Final = {
     "computing": "m-member",
     "member": "m-member",
@@ -48,9 +48,9 @@ Place = tuple[float, float]
 
 
 def places_of(view: MapView) -> dict[str, Place]:
-    """Give where each region is drawn: evenly on a ring, the first one on its left.
+    """Give the position of each region: evenly on a ring, the first one on the left.
 
-    Where most regions send to one, as to the averager, that one is in the middle.
+    A region to which most others send, such as the averager's, is in the middle.
     """
     names = [region.name for region in view.regions]
     middle = (_WIDTH / 2, _height(len(names)) / 2)
@@ -66,7 +66,7 @@ def places_of(view: MapView) -> dict[str, Place]:
 
 
 def _center(view: MapView) -> str | None:
-    """The region that is linked with most others, if these are few links for so many regions."""
+    """Return the region with links to most others, if links are sparse."""
     count = len(view.regions)
     if count == 1:
         return view.regions[0].name
@@ -86,11 +86,11 @@ def map_figure(view: MapView, *, now: bool) -> str:
     """Draw the map.
 
     Args:
-        view: what is on it.
-        now: whether loads are those of this moment; else they are means of the run.
+        view: regions and links.
+        now: whether loads are current; otherwise they are means of the run.
     """
     if not view.regions:
-        return figure("regions and links", "", empty_note("no region is known yet"))
+        return figure("regions and links", "", empty_note("no regions are known yet"))
     places = places_of(view)
     most = max((link.mbps for link in view.links), default=0.0)
     links = [link for link in view.links[:MOST_LINKS] if {link.src, link.dst} <= places.keys()]
@@ -104,7 +104,7 @@ def map_figure(view: MapView, *, now: bool) -> str:
     if len(view.links) > len(links):
         rest = f" (the {len(links)} busiest of {len(view.links):,} links)"
     height = _height(len(view.regions))
-    load = "now" if now else "in the mean of the run"
+    load = "now" if now else "averaged over the run"
     svg = (
         f'<div class="pan"><svg class="map" viewBox="0 0 {_WIDTH} {height}" role="img" '
         f'aria-label="regions and links">{drawn}</svg></div>'
@@ -118,7 +118,7 @@ def _height(count: int) -> int:
 
 
 def _link(link: MapLink, places: Mapping[str, Place], scale: float, *, written: bool) -> str:
-    """A bow to the right of its way, so that both directions are seen; as wide as its load."""
+    """Draw a link as an arc to the right of its direction; its width shows its load."""
     (x1, y1), (x2, y2) = places[link.src], places[link.dst]
     length = math.hypot(x2 - x1, y2 - y1) or 1.0
     bow = min(46.0, 10 + 0.09 * length)
@@ -152,7 +152,7 @@ def _region(region: MapRegion, place: Place, *, named: bool) -> str:
     ring = f'<circle class="leader" cx="{x}" cy="{y}" r="{size + 5}"/>' if region.is_leader else ""
     text = ""
     if named or region.is_leader:
-        # Beside the ring, away from its links; above and below it in the middle.
+        # Outside the ring, away from the links; above and below it in the middle.
         side = (x - _WIDTH / 2) / (_WIDTH / 2)
         anchor = "middle" if abs(side) < 0.15 else "end" if side < 0 else "start"
         shift = 0 if anchor == "middle" else math.copysign(size + 11, side)
@@ -184,7 +184,7 @@ def _legend(view: MapView) -> str:
 
 
 def map_of_record(run: RunRecord) -> MapView:
-    """Put regions and links of a run on a map."""
+    """Create the map of a run's regions and links."""
     totals = run.totals
     ranges = participation_of(run.changes).until(totals.elapsed_s)
     leader = None if totals.started is None else totals.started.fields.get("averager")

@@ -49,16 +49,16 @@ def regions_section(run: RunRecord) -> str:
         )
     headings = ["region", "steps", "samples", "loss at the end", "compute", "waiting"]
     return section(
-        "Regions", table([*headings, "share waiting", "WAN sent", "WAN received", "faults"], rows)
+        "Regions", table([*headings, "time waiting", "WAN sent", "WAN received", "faults"], rows)
     )
 
 
 def wan_section(run: RunRecord) -> str:
-    """Draw the bytes between regions: by class in all, over time, and by link."""
+    """Draw the bytes between regions: by class, over time, and by link."""
     counted = run.totals.wan.by_class()
     by_class = dict(sorted(counted.items(), key=itemgetter(1), reverse=True))
     if not any(by_class.values()):
-        return section("Bytes between regions", empty_note("no byte was counted"))
+        return section("Bytes between regions", empty_note("no traffic recorded"))
     bars = bars_chart("by class", by_class, bytes_text)
     names = list(by_class)
     curves = []
@@ -73,7 +73,7 @@ def wan_section(run: RunRecord) -> str:
     rows = [[escape(src), escape(dst), bytes_text(n)] for (src, dst), n in links[:MAX_ROWS]]
     note = ""
     if len(links) > MAX_ROWS:
-        note = f'<p class="note">The {MAX_ROWS} with most of {len(links):,} links.</p>'
+        note = f'<p class="note">The {MAX_ROWS} busiest of {len(links):,} links.</p>'
     body = f'<div class="charts">{bars}{lines}</div><p></p>{note}'
     return section("Bytes between regions", body + table(["from", "to", "bytes"], rows, left=2))
 
@@ -82,9 +82,9 @@ def exchanges_section(run: RunRecord) -> str:
     """Give a row of statistics on exchanges per region."""
     rows = [_exchange_row(name, region) for name, region in run.regions.items() if region.exchanges]
     if not rows:
-        return section("Exchanges", empty_note("no update was answered"))
-    headings = ["region", "exchanges", "blocking", "mean time", "95th percentile", "bytes out"]
-    headings += ["bytes in", "mean staleness", "staleness: how often"]
+        return section("Exchanges", empty_note("no exchange completed"))
+    headings = ["region", "exchanges", "blocking", "mean time", "95th percentile", "bytes sent"]
+    headings += ["bytes received", "mean staleness", "staleness histogram"]
     note = "Time and bytes are per exchange, from sending an update to merging its answer."
     return section("Exchanges", table(headings, rows), note)
 
@@ -159,7 +159,7 @@ _MOST_ROWS: Final = 200
 
 
 def machines_section(view: MachinesView | None) -> str:
-    """Give the table; nothing where nothing is known of machines."""
+    """Give the table; empty if no machines are known."""
     if view is None or not view.rows:
         return ""
     rows = [
@@ -177,21 +177,21 @@ def machines_section(view: MachinesView | None) -> str:
     note = machines_note(view)
     if len(view.rows) > _MOST_ROWS:
         note += f" The first {_MOST_ROWS} of {len(view.rows):,}."
-    headings = ["region", "machine", "type", "state", "USD/h", "age", "why"]
+    headings = ["region", "machine", "type", "state", "USD/h", "age", "note"]
     return section("Machines", table(headings, rows, left=4), note)
 
 
 def machines_note(view: MachinesView) -> str:
-    """Say whose word it is and what all of them cost."""
-    each = f"{number_text(view.usd_per_hour)} USD an hour in all"
+    """Give the source of the table and the total cost."""
+    each = f"{number_text(view.usd_per_hour)} USD/h in total"
     if view.source == "plan":
-        return f"As the plan has them: {each}."
+        return f"According to the plan: {each}."
     paid = "" if view.paid_usd is None else f", {number_text(view.paid_usd)} USD paid so far"
-    return f"As the autoscaler last noted them: {each}{paid}."
+    return f"According to the autoscaler's journal: {each}{paid}."
 
 
 def cost_section(cost: Cost | None) -> str:
-    """Give a row per term of time and money; nothing for a run that followed no plan."""
+    """Give a row per term of time and cost; empty for a run without a plan."""
     if cost is None:
         return ""
     headings = ["term", "estimated", "actual", "difference"]
@@ -200,10 +200,10 @@ def cost_section(cost: Cost | None) -> str:
 
 
 def _cells(row: CostRow) -> list[str]:
-    what = "time" if row.unit == "s" else "money"
+    what = "time" if row.unit == "s" else "cost"
     return [
-        escape(f"{what} in total" if row.term == TOTAL else f"{what}: {row.term}"),
+        escape(f"total {what}" if row.term == TOTAL else f"{what}: {row.term}"),
         escape(value_text(row.estimated, row.unit)),
-        escape("not known" if row.actual is None else value_text(row.actual, row.unit)),
+        escape("unknown" if row.actual is None else value_text(row.actual, row.unit)),
         escape(error_text(row)),
     ]

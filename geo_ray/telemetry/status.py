@@ -1,7 +1,7 @@
 """The status of a run: its record, its computation from events, and its text for people.
 
-`StatusFold` derives how the run and each region stand, `MembersFold` who takes part and what
-became of membership requests, `RunNow` the current rates of each region.
+`StatusFold` derives the state of the run and of each region, `MembersFold` the members and the
+results of membership requests, `RunNow` the current rates of each region.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WITHOUT_STEPS: Final = (
     "left",
     "absent",
     "stopped",
-    "trains on",  # nobody sees at what pace
+    "trains on",  # at an unknown pace
     "joining",
     "did not join",
 )
@@ -44,14 +44,14 @@ Ended = Literal["finished", "stopped", "failed"]
 
 
 class RunActorStatus(StrictModel):
-    """The run actor of a run, or the last one."""
+    """The current or last run actor of a run."""
 
     host: str = Field(description="name of its machine")
     pid: int = Field(description="process id there")
-    since: str = Field(description="when it took the run, by its own clock")
+    since: str = Field(description="time at which it took the run, by its clock")
     token: int = Field(description="fencing token of its lease; grows with every restart")
-    alive: bool | None = Field(description="whether it is running; null if not known")
-    how: str = Field(description="why that is thought, in words")
+    alive: bool | None = Field(description="whether it is running; null if unknown")
+    how: str = Field(description="evidence for `alive`, in words")
     doing: str = Field(default="", description="what it was last doing")
 
 
@@ -63,18 +63,22 @@ class RegionStatus(StrictModel):
         description="lost, left, absent, done, starting, computing, waiting, joining, leaving, "
         "stopped, did not join, or trains on (unseen)"
     )
-    lost_cause: str | None = Field(default=None, description="why it is lost; null for a member")
+    lost_cause: str | None = Field(
+        default=None, description="reason of its loss; null for a member"
+    )
     step: int = Field(description="newest step")
-    steps: int | None = Field(default=None, description="those that it is to take, if told")
-    exchanges: int = Field(description="with the averager; in rounds, the rounds")
+    steps: int | None = Field(default=None, description="its planned steps, if known")
+    exchanges: int = Field(
+        description="exchanges with the averager; number of rounds in round-based strategies"
+    )
     loss: float | None = Field(description="mean of its newest 20 steps; null before the first")
-    samples: int = Field(description="whose steps stand")
-    samples_per_s: float = Field(description="over its last 10 s")
-    workers_lost: int = Field(description="how often a worker died")
+    samples: int = Field(description="samples of steps that were not repeated")
+    samples_per_s: float = Field(description="samples per second over its last 10 s")
+    workers_lost: int = Field(description="number of worker deaths")
 
     @property
     def has_pace(self) -> bool:
-        """Whether its samples per second are known: it takes steps, and somebody sees it."""
+        """Whether its samples per second are known."""
         return self.state not in _WITHOUT_STEPS
 
 
@@ -83,13 +87,13 @@ class CheckpointStatus(StrictModel):
 
     id: int
     step: int
-    age_s: float | None = Field(description="run time since then; null if not known")
+    age_s: float | None = Field(description="run time since then; null if unknown")
     bytes: int
-    healthy: bool = Field(description="whether a resume takes it")
+    healthy: bool = Field(description="whether a resume can use it")
 
 
 class TargetStatus(StrictModel):
-    """The value that training goes for."""
+    """The target value of the training."""
 
     metric: str
     value: float
@@ -98,44 +102,50 @@ class TargetStatus(StrictModel):
 
 
 class SpentStatus(StrictModel):
-    """What the run has taken so far."""
+    """Resources used by the run."""
 
-    seconds: float = Field(description="of the run's clock")
+    seconds: float = Field(description="seconds on the run's clock")
     wan_bytes: int = Field(description="between regions")
     usd: float | None = Field(description="null without a plan to follow, or without prices")
 
 
 class RunStatus(ShownModel):
-    """How a run stands."""
+    """State of a run."""
 
     run: str = Field(description="its directory")
-    phase: str = Field(description="what it is doing, or how it ended")
-    is_going: bool | None = Field(description="whether anybody drives it; null if not known")
+    phase: str = Field(description="current phase, or kind of end")
+    is_going: bool | None = Field(description="whether the run is active; null if unknown")
     waits_s: float | None = Field(
         default=None,
-        description="seconds within which its run actor, which died, is started again; null: not",
+        description="seconds within which its dead run actor will be restarted; null: no restart",
     )
     strategy: str | None = Field(default=None, description="null before training began")
-    averager: str | None = Field(default=None, description="region where the averager lives")
+    averager: str | None = Field(default=None, description="region of the averager")
     regions: tuple[RegionStatus, ...] = ()
     refused: str | None = Field(
-        default=None, description="the newest change of members that was asked for, if refused"
+        default=None, description="the newest requested change of members, if it was refused"
     )
-    round: int | None = Field(default=None, description="newest round; null if not in rounds")
+    round: int | None = Field(
+        default=None, description="newest round; null if the strategy has no rounds"
+    )
     loss: float | None = Field(default=None, description="mean over regions, weighted by samples")
-    samples_per_s: float = Field(default=0.0, description="of all members, over the last 10 s")
-    left_s: float | None = Field(default=None, description="guessed from the slowest member's pace")
-    eval_step: int | None = Field(default=None, description="of the newest evaluation")
+    samples_per_s: float = Field(
+        default=0.0, description="samples per second of all members, over the last 10 s"
+    )
+    left_s: float | None = Field(
+        default=None, description="remaining seconds, estimated from the slowest member"
+    )
+    eval_step: int | None = Field(default=None, description="step of the newest evaluation")
     eval: dict[str, float | None] = Field(default={}, description="its metrics over all regions")
     target: TargetStatus | None = None
     checkpoint: CheckpointStatus | None = None
     spent: SpentStatus
     run_actor: RunActorStatus | None = Field(default=None, description="null for a simulation")
-    code: str | None = Field(default=None, description="of the error that ended the run")
+    code: str | None = Field(default=None, description="code of the error that ended the run")
     message: str | None = Field(
-        default=None, description="of that error, or why it is stopping, or was cut off"
+        default=None, description="message of that error, or reason of the stop or interruption"
     )
-    fix: str | None = Field(default=None, description="what to do about it")
+    fix: str | None = Field(default=None, description="remedy")
 
     def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
         """See `ShownModel.view`."""
@@ -170,13 +180,13 @@ _STATES: Final = {
 
 @dataclass(slots=True)
 class MemberNow:
-    """One region of the configuration.
+    """Membership of a region of the configuration.
 
     Attributes:
-        state: ``member``, ``absent`` (it was not there as the run last began, and has not joined),
+        state: ``member``, ``absent`` (not present when the run last began, and not joined since),
             ``joining``, ``leaving``, ``lost``, ``left`` or ``did not join``.
-        step: the newest step that any region had taken then; None: before the start.
-        refused: the newest request about it, if it was refused, and why.
+        step: newest step of any region when the state began; None: before the start.
+        refused: newest request about it, if it was refused, with the reason.
     """
 
     state: str = "absent"
@@ -185,20 +195,20 @@ class MemberNow:
 
 
 class MembersFold:
-    """Folds the events of a run into who takes part in it, and what became of requests. Pure."""
+    """Folds the events of a run into its members, and results of requests. Pure."""
 
     def __init__(self) -> None:
         self._regions: dict[str, MemberNow] = {}
         self._step = 0
         self.refused: str | None = None
-        """The newest request, if it was refused, and why."""
+        """The newest request with its reason, if it was refused."""
 
     def of(self, region: str) -> MemberNow:
-        """How a region stands."""
+        """Return the membership of a region."""
         return self._regions.setdefault(region, MemberNow())
 
     def feed(self, event: Event) -> None:
-        """Take the next event."""
+        """Process the next event."""
         match event.kind:
             case "run_started":
                 self._begin(frozenset(event["regions"]))
@@ -215,12 +225,12 @@ class MembersFold:
                 self.refused = f"{event['verb']} {event['region']}: {event['cause']}"
                 region.refused = self.refused
                 if event["verb"] == "drain" and not event.fields.get("request"):
-                    self._come_back(event["region"])  # it was accepted, and came to nothing
+                    self._come_back(event["region"])  # it was accepted but failed
             case kind if kind in _STATES:
                 self._set(event["region"], _STATES[kind])
 
     def end(self) -> None:
-        """Nobody drives the run: who was on the way does not come, nor go."""
+        """Cancel pending joins and departures, because the run is no longer active."""
         for name, region in self._regions.items():
             if region.state == "joining":
                 self._set(name, "did not join")
@@ -246,7 +256,7 @@ class MembersFold:
 
 @dataclass(frozen=True, slots=True)
 class RegionRates:
-    """RegionRates of one region; they look back over 10 s of run time."""
+    """Rates of one region over the last 10 s of run time."""
 
     samples: Rate = field(default_factory=Rate)
     compute: Rate = field(default_factory=Rate)
@@ -255,22 +265,22 @@ class RegionRates:
     received: Rate = field(default_factory=Rate)
 
     def start(self, t_s: float) -> None:
-        """Forget what was before."""
+        """Reset the rates."""
         for rate in (self.samples, self.compute, self.waiting, self.sent, self.received):
             rate.start(t_s)
 
     def wait_fraction(self, now_s: float) -> float:
-        """Give the part of the last 10 s of compute and wait that was wait, 0 to 1."""
+        """Give the fraction of waiting in the last 10 s of compute and wait, 0 to 1."""
         wait, compute = self.waiting.per_s(now_s), self.compute.per_s(now_s)
         return wait / (wait + compute) if wait + compute > 0 else 0.0
 
 
 @dataclass(slots=True)
 class RegionNow:
-    """The newest numbers of one region.
+    """Current numbers of one region.
 
     Attributes:
-        gone: why the run goes on without it, in a word; "" while it takes part.
+        gone: reason why the run continues without it; "" for a member.
         begun: whether it has made a step since the run was started or resumed.
     """
 
@@ -291,7 +301,7 @@ class RegionNow:
     def state(self, now_s: float, total_steps: int) -> str:
         """Give ``starting``, ``computing``, ``waiting`` (more wait than compute) or ``done``.
 
-        Of a region that takes part no more, why.
+        For a former member, give the reason.
         """
         if self.step >= total_steps:
             return "done"
@@ -303,7 +313,7 @@ class RegionNow:
 
 
 class RunNow:
-    """Folds events into how the run stands.
+    """Folds events into the state of the run.
 
     Args:
         regions: names, in the order to show.
@@ -326,7 +336,7 @@ class RunNow:
                 self._wan.restart()
                 for name in event["regions"]:
                     self._region(name).start(event.t_s, event.fields.get("resumed_step"))
-                for name, region in self.regions.items():  # a resumed run may be without some
+                for name, region in self.regions.items():  # a resumed run may lack some regions
                     region.gone = "" if name in event["regions"] else region.gone or "absent"
             case "step":
                 self._step(self._region(event["region"]), event)
@@ -361,25 +371,25 @@ class RunNow:
         region.rates.waiting.add(event.t_s, event["wait_s"] or 0.0)
 
 
-_NEWEST = 20  # steps that a loss is the mean of
+_NEWEST = 20  # number of steps averaged by a loss
 _AWAY: Final = ("lost", "left", "absent", "joining", "did not join")
 
 
 class StatusFold:
-    """Everything of a status that the events tell.
+    """The part of a status that the events determine.
 
     Args:
-        target: the evaluation metric that training goes for, if any.
+        target: the target metric of the training, if any.
     """
 
     def __init__(self, target: Target | None = None) -> None:
         self._target = target
         self._now = RunNow(())
         self.totals = RunTotals()
-        self._lost: dict[str, tuple[str, float]] = {}  # region -> cause, and when
+        self._lost: dict[str, tuple[str, float]] = {}  # region -> cause and time
         self._members = MembersFold()
         self.averager: str | None = None
-        self.saved_s: dict[object, float] = {}  # checkpoint -> when
+        self.saved_s: dict[object, float] = {}  # checkpoint -> time
         self._reached_s: float | None = None
 
     def feed(self, event: Event) -> None:
@@ -401,7 +411,7 @@ class StatusFold:
                 self.totals.region(event["region"])
                 self._lost.pop(event["region"], None)
             case "step" if event.t_s > self._lost.get(event["region"], ("", event.t_s))[1]:
-                del self._lost[event["region"]]  # it has come back
+                del self._lost[event["region"]]  # it has rejoined
             case "checkpoint":
                 self.saved_s[event["id"]] = event.t_s
             case "eval" if self._target is not None and self._target.reached(event):
@@ -409,7 +419,7 @@ class StatusFold:
 
     @property
     def refused(self) -> str | None:
-        """The newest change of members that was asked for, if it was refused, and why."""
+        """The newest requested change of members with its reason, if it was refused."""
         return self._members.refused
 
     @property
@@ -418,11 +428,11 @@ class StatusFold:
         return self._now.round
 
     def regions(self, *, is_going: bool, trains_on: bool = False) -> tuple[RegionStatus, ...]:
-        """Every region that has taken part, in the order of the configuration.
+        """Return all regions that have taken part, in the order of the configuration.
 
         Args:
-            is_going: whether anybody drives the run.
-            trains_on: whether it trains on although nobody does.
+            is_going: whether the run is active.
+            trains_on: whether training continues although the run has no run actor.
         """
         stands = "trains on" if trains_on else "stopped"
         return tuple(
@@ -438,14 +448,14 @@ class StatusFold:
         return TargetStatus(**target, reached_s=self._reached_s)
 
     def _steps_of(self, name: str) -> int | None:
-        """How many it is to take; of one that has joined since: as many as all, if they agree."""
+        """Return its planned steps; for a region that joined later, those of all, if they agree."""
         started = self.totals.started
         configured = {} if started is None else started.fields.get("steps") or {}
         same = set(configured.values())
         return configured.get(name, same.pop() if len(same) == 1 else None)
 
     def _region(self, name: str, totals: RegionTotals, unseen: str | None) -> RegionStatus:
-        """One region; ``unseen`` is what those do of a run that nobody drives."""
+        """Return the state of one region; ``unseen`` is the state in a run without a run actor."""
         steps = self._steps_of(name)
         now, now_s = self._now.regions.get(name, RegionNow()), self._now.now_s
         state = now.state(now_s, totals.steps.step + 1 if steps is None else steps)
@@ -488,7 +498,7 @@ def mean_loss(regions: tuple[RegionStatus, ...]) -> float | None:
 
 
 def left_s(regions: tuple[RegionStatus, ...]) -> float | None:
-    """Seconds until the slowest member has taken its steps at its pace; None if none is known."""
+    """Return the seconds until the slowest member has taken its steps; None if unknown."""
     longest = 0.0
     for region in regions:
         if region.state in (*_AWAY, "done") or region.steps is None or region.step >= region.steps:
@@ -504,7 +514,7 @@ _LEAST_WIDTH: Final = 40
 
 
 def status_lines(status: RunStatus, width: int | None = None) -> list[str]:
-    """Describe a run in lines; each but the first begins with what it is about.
+    """Describe a run in lines; each line except the first begins with its topic.
 
     Args:
         status: of the run.
@@ -556,7 +566,7 @@ def _wrapped(head: str, text: str, width: int | None) -> list[str]:
 def _run_actor(status: RunStatus) -> str:
     run_actor = status.run_actor
     if run_actor is None:
-        return "none is noted: a simulation, or a run of an earlier release"
+        return "none recorded: a simulation, or a run of an earlier release"
     return (
         f"host {run_actor.host}, process {run_actor.pid}, since {run_actor.since}: {run_actor.how}"
     )
@@ -600,7 +610,7 @@ def _saved(status: RunStatus) -> str:
     found = status.checkpoint
     if found is None:
         return "no checkpoint yet"
-    # Ages count from what was heard last, which says nothing once the run has ended.
+    # Ages count from the last event, so they are meaningless after the end of the run.
     age = ""
     if found.age_s is not None and status.is_going is not False:
         age = f", {coarse_text(found.age_s)} ago"

@@ -36,47 +36,45 @@ from geo_ray.telemetry.totals import RegionTotals, RunTotals, newest_noise
 class Best(StrictModel):
     """The best evaluated model of a run."""
 
-    metric: str = Field(description="what it is the best by")
-    mode: Literal["min", "max"] = Field(description="whether less or more of the metric is better")
-    value: float = Field(description="of the metric")
+    metric: str = Field(description="metric of the comparison")
+    mode: Literal["min", "max"] = Field(description="whether lower or higher values are better")
+    value: float = Field(description="value of the metric")
     step: int = Field(description="region steps of the model")
-    region: str | None = Field(
-        description="on whose held-out rows it was evaluated; null: on those of all regions"
-    )
+    region: str | None = Field(description="region of the held-out rows; null: all regions")
     samples: int = Field(description="held-out rows behind the metrics")
     metrics: dict[str, float | None] = Field(description="all metrics of its evaluation")
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Best:
-        """The best that a `best_kept` event tells of; its fields may be more."""
+        """Return the best model of a `best_kept` event, which may have more fields."""
         return cls(**{name: fields[name] for name in cls.model_fields})
 
     @property
     def text(self) -> str:
-        """In a few words, for people."""
+        """Short description."""
         where = "" if self.region is None else f" in {self.region}"
         return f"{self.metric} {number_text(self.value)} at step {self.step:,}{where}"
 
 
 class KeepBest(StrictModel):
-    """By which metric the best evaluated model is kept."""
+    """Metric by which the best evaluated model is saved."""
 
     metric: str = Field(description="name of the metric, as the task gives it")
     mode: Literal["min", "max"] = Field(description="max for accuracies, min for losses")
 
     def known(self, best: Best | None) -> Best | None:
-        """The best so far, if it was chosen by the same rule."""
+        """Return the best model, if it was chosen by the same rule."""
         same = best is not None and (best.metric, best.mode) == (self.metric, self.mode)
         return best if same else None
 
     def is_better(self, value: float | None, best: Best | None) -> bool:
-        """Whether an evaluation's value is better than the best so far.
+        """Return whether a value is better than the best one.
 
-        A value that is not finite never is, and of equal ones the earlier stays.
+        A non-finite value never is, and of equal values the earlier one stays.
 
         Args:
             value: of the metric.
-            best: so far; one by another metric or mode does not count.
+            best: the best model; another metric or mode does not count.
         """
         if value is None or not math.isfinite(value):
             return False
@@ -95,14 +93,14 @@ Unit = Literal["s", "USD"]
 class CostRow(StrictModel):
     """One term."""
 
-    term: str = Field(description="its name; 'total' is that of all terms of a unit")
+    term: str = Field(description="name of the term; 'total' is the sum of a unit")
     unit: Unit = Field(description="seconds or US dollars")
-    estimated: float = Field(description="by the plan")
-    actual: float | None = Field(description="of the run; null: not known")
+    estimated: float = Field(description="value in the plan")
+    actual: float | None = Field(description="value in the run; null: unknown")
 
     @property
     def error(self) -> float | None:
-        """By which share of the estimate the actual value is above it; None where none is."""
+        """Relative difference of the actual value from the estimate; None if unknown."""
         if self.actual is None or self.estimated == 0:
             return None
         return self.actual / self.estimated - 1
@@ -112,16 +110,16 @@ class Cost(StrictModel):
     """The content of `cost.json`."""
 
     rows: tuple[CostRow, ...] = Field(min_length=1, description="terms, each unit's total last")
-    notes: tuple[str, ...] = Field((), description="what to know before believing it")
+    notes: tuple[str, ...] = Field((), description="limitations of the numbers")
 
     def total(self, unit: Unit) -> CostRow | None:
-        """The row of all terms of a unit; None if there is none."""
+        """Return the total of a unit, or None."""
         found = [row for row in self.rows if (row.term, row.unit) == (TOTAL, unit)]
         return found[0] if found else None
 
 
 def save_cost(cost: Cost, run_dir: Path) -> Path:
-    """Write `cost.json` whole or not at all; give its path.
+    """Write `cost.json` atomically; return its path.
 
     Raises:
         RunDirectoryError: the file cannot be written.
@@ -139,14 +137,14 @@ def load_cost(run_dir: Path) -> Cost | None:
 
 
 def value_text(value: float | None, unit: Unit) -> str:
-    """A value of a row for people: ``3:07``, ``0.1234 USD``, ``-`` where it is not known."""
+    """A value of a row for people: ``3:07``, ``0.1234 USD``, ``-`` if unknown."""
     if unit == "s":
         return duration_text(value)
     return "-" if value is None else f"{number_text(value)} USD"
 
 
 def error_text(row: CostRow) -> str:
-    """By how much a row is off: ``+12%``, ``-`` where that has no meaning."""
+    """Return the relative difference of a row: ``+12%``, ``-`` if undefined."""
     return "-" if row.error is None else f"{row.error:+.0%}"
 
 
@@ -155,7 +153,7 @@ def cost_line(cost: Cost) -> str:
     totals = [row for unit in ("s", "USD") if (row := cost.total(unit)) is not None]
     estimated = " and ".join(value_text(row.estimated, row.unit) for row in totals)
     actual = " and ".join(
-        "USD not known"
+        "USD unknown"
         if row.actual is None
         else f"{value_text(row.actual, row.unit)} ({error_text(row)})"
         for row in totals
@@ -167,17 +165,19 @@ SUMMARY_FILE = "summary.json"
 
 
 class Target(StrictModel):
-    """A value of an evaluation metric whose first reaching is timed."""
+    """A target value of an evaluation metric."""
 
     metric: str = Field(description="name of the metric, as the task gives it")
     value: float = Field(description="the value to reach, in the metric's own unit")
     direction: Literal["at_least", "at_most"] = Field(
         description="at_least for accuracies, at_most for losses"
     )
-    stop: bool = Field(True, description="end the run there; false: only note the time")
+    stop: bool = Field(
+        True, description="end the run when it is reached; false: only record the time"
+    )
 
     def reached(self, event: Event) -> bool:
-        """Say whether this `eval` event of all regions together reaches the value."""
+        """Return whether this `eval` event of all regions reaches the value."""
         value = event["metrics"].get(self.metric)
         if event["region"] is not None or value is None:
             return False
@@ -185,31 +185,33 @@ class Target(StrictModel):
 
 
 class Summary(ShownModel):
-    """What a run came to; the content of `summary.json`."""
+    """Results of a run; the content of `summary.json`."""
 
     strategy: str = Field(description="name of the synchronisation strategy")
     seed: int = Field(description="seed of the run")
     steps: int = Field(description="highest step that any region applied")
-    samples: int = Field(description="training samples whose steps stand, over all regions")
+    samples: int = Field(description="training samples over all regions, without repeated steps")
     seconds: float = Field(description="time of the newest event; virtual time if simulated")
     startup_s: float | None = Field(
         default=None, description="seconds from the command to the start of the run"
     )
     time_to_target_s: float | None = Field(
-        default=None, description="when the target was first reached; null if it was not, or none"
+        default=None,
+        description="seconds until the target was first reached; null if not reached, or no target",
     )
     wan_bytes: dict[str, int] = Field(description="bytes between regions, by class")
     codec: dict[str, str] = Field(
-        default={}, description="codecs by direction, up and down; none is left out"
+        default={},
+        description="codecs by direction, up and down; directions without a codec are omitted",
     )
     payload_bytes: dict[str, int] | None = Field(
         default=None,
         description="payloads between regions, before and after coding; null without codecs",
     )
-    rounds: int = Field(description="number of distinct rounds that were exchanged")
+    rounds: int = Field(description="number of distinct rounds")
     usd: float | None = Field(default=None, description="cost in US dollars; null without prices")
     eval: dict[str, float | None] = Field(
-        description="newest metrics of all regions together; null where not finite"
+        description="newest metrics over all regions; null if not finite"
     )
     best: Best | None = Field(
         default=None, description="the best evaluated model; null without train.keep_best"
@@ -219,7 +221,7 @@ class Summary(ShownModel):
         description="newest gradient noise: grad_sq, trace and b_simple; null if not measured",
     )
     digest: str | None = Field(default=None, description="digest of the final parameters")
-    faults: dict[str, int] = Field(description="how often each kind of fault happened")
+    faults: dict[str, int] = Field(description="number of faults by kind")
 
     def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
         """See `ShownModel.view`."""
@@ -242,7 +244,7 @@ class Summary(ShownModel):
 
 
 class Summing:
-    """Folds events into a summary as they come; a run that was cut off has one too.
+    """Folds events into a summary; also works for interrupted runs.
 
     Args:
         target: the evaluation metric to time, if any.
@@ -259,7 +261,7 @@ class Summing:
         return self._totals
 
     def feed(self, event: Event) -> None:
-        """Take the next event, from `run_started` on."""
+        """Process the next event, starting with `run_started`."""
         self._totals.feed(event)
         if self._target is None or self._reached_s is not None or event.kind != "eval":
             return
@@ -273,12 +275,12 @@ class Summing:
         usd: float | None = None,
         digest: str | None = None,
     ) -> Summary:
-        """What came of it so far.
+        """Return the current summary.
 
         Args:
             startup_s: seconds from the command to the start of the run.
             usd: what the run cost.
-            digest: of the final parameters.
+            digest: digest of the final parameters.
 
         Raises:
             RunDirectoryError: there was no `run_started` among the events.
@@ -286,8 +288,8 @@ class Summing:
         totals = self._totals
         if totals.started is None:
             raise RunDirectoryError(
-                "the events have no run_started: nothing to sum up",
-                fix="Look at what the command that started the run printed.",
+                "the events have no run_started: no summary is possible",
+                fix="Check the output of the command that started the run.",
             )
         return Summary(
             strategy=totals.started["strategy"],
@@ -318,7 +320,7 @@ def summarise(
     usd: float | None = None,
     digest: str | None = None,
 ) -> Summary:
-    """The summary of events that are all there; see `Summing`."""
+    """Return the summary of complete events; see `Summing`."""
     summing = Summing(target)
     for event in events:
         summing.feed(event)
@@ -332,7 +334,7 @@ def _payload_bytes(totals: RunTotals) -> dict[str, int] | None:
 
 
 def save_summary(summary: Summary, run_dir: Path) -> Path:
-    """Write `summary.json` whole or not at all; give its path.
+    """Write `summary.json` atomically; return its path.
 
     Raises:
         RunDirectoryError: the file cannot be written.
@@ -344,17 +346,17 @@ def load_summary(run_dir: Path) -> Summary | None:
     """Read `summary.json` of a run; None if the run has none.
 
     Raises:
-        RunDirectoryError: the file cannot be read or is no summary.
+        RunDirectoryError: the file cannot be read or is not a summary.
     """
     return load_run_json(run_dir / SUMMARY_FILE, Summary)
 
 
 def final_table(summary: Summary, totals: RunTotals) -> FittedTable:
-    """Make the table for the end of a run: a row per region, then one for the whole run.
+    """Create the final table of a run: a row per region, then one for the whole run.
 
     Args:
-        summary: of the run.
-        totals: the fold over the same events.
+        summary: summary of the run.
+        totals: totals over the same events.
     """
     title = f"{summary.strategy}, seed {summary.seed}, {duration_text(summary.seconds)}"
     table = FittedTable(

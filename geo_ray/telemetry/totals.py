@@ -2,7 +2,7 @@
 
 Bytes between regions, steps and rates over a window (`LinkTotals`, `StepTotals`, `Rate`), bytes
 sent until a given time (`SentUntil`), the newest gradient noise, and `RunTotals`, which
-summary, final table and live page share.
+the summary, the final table and the live page use.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Link = tuple[str, str]  # (source region, destination region)
 class LinkTotals:
     """WAN bytes per link and class, from the cumulative numbers of `wan` events.
 
-    The numbers begin at zero again when a run is resumed (`restart`). Within one stretch a number
-    counts only as far as it is above the highest seen, so a link may be reported by both ends.
-    Bytes of a region to itself never left it and are not counted.
+    The counters restart at zero when a run is resumed (`restart`). Within one run segment only
+    increases above the highest value count, so both ends may report a link. Bytes of a region to
+    itself stay inside the region and are not counted.
     """
 
     def __init__(self) -> None:
@@ -30,13 +30,13 @@ class LinkTotals:
         self._now: dict[tuple[Link, str], int] = defaultdict(int)
 
     def restart(self) -> None:
-        """Begin a new stretch: the next numbers count from zero and add to what there is."""
+        """Begin a new run segment: the next counters start at zero and add to the totals."""
         for key, count in self._now.items():
             self._before[key] += count
         self._now.clear()
 
     def feed(self, src: str, dst: str, bytes_by_class: Mapping[str, int]) -> dict[str, int]:
-        """Take one `wan` event; give the bytes that are new, per class."""
+        """Process one `wan` event; give the new bytes per class."""
         if src == dst:
             return {}
         new: dict[str, int] = {}
@@ -80,7 +80,7 @@ class Rate:
     """Amount per second over the last ``window_s`` seconds of event time.
 
     Args:
-        window_s: how far back the rate looks, seconds.
+        window_s: length of the window in seconds.
     """
 
     def __init__(self, window_s: float = 10.0) -> None:
@@ -90,7 +90,7 @@ class Rate:
         self._first_s: float | None = None
 
     def start(self, t_s: float) -> None:
-        """Count time from ``t_s`` on if nothing came before."""
+        """Start the window at ``t_s`` if it is empty."""
         if self._first_s is None:
             self._first_s = t_s
 
@@ -113,20 +113,20 @@ class Rate:
 
 @dataclass(slots=True)
 class StepTotals:
-    """The applied steps of one region; steps that a resumed run does again replace the old ones."""
+    """Applied steps of one region; steps repeated by a resumed run replace the old ones."""
 
     rows: list[tuple[int, int, float]] = field(default_factory=list)  # (step, samples, loss)
     samples: int = 0
 
     def add(self, step: int, samples: int, loss: float) -> None:
-        """Count one step; whatever was counted at this step or after it is taken back."""
+        """Count one step, and remove steps counted at or after it."""
         while self.rows and self.rows[-1][0] >= step:
             self.samples -= self.rows.pop()[1]
         self.rows.append((step, samples, loss))
         self.samples += samples
 
     def forget(self, keep: int) -> None:
-        """Drop all rows but the newest: what a resumption does again before them counts twice."""
+        """Drop all rows but the newest; earlier steps that a resume repeats then count twice."""
         del self.rows[: max(0, len(self.rows) - keep)]
 
     @property
@@ -152,35 +152,33 @@ class RegionTotals:
     """One region's part of a run."""
 
     steps: StepTotals = field(default_factory=StepTotals)
-    compute_s: float = 0.0  # time that was spent, work that was lost included
-    wait_s: float = (
-        0.0  # the end included, where it stood still for an exchange after its last step
-    )
-    blocked_s: float = 0.0  # in exchanges that it stood still for
+    compute_s: float = 0.0  # including lost work
+    wait_s: float = 0.0  # including the blocking exchange after its last step
+    blocked_s: float = 0.0  # in blocking exchanges
     exchanges: int = 0
     staleness: float = 0.0  # of the newest exchange
     faults: dict[str, int] = field(default_factory=_no_faults)
-    _until_s: float = 0.0  # the newest step's end, and what it has waited for since
+    _until_s: float = 0.0  # end of the newest step, and waiting since then
     _since_s: float = 0.0
 
     @property
     def fault_count(self) -> int:
-        """The number of faults; the repair of a fault is no further one."""
+        """Number of faults; repairs are not counted."""
         return sum(count for kind, count in self.faults.items() if kind not in REPAIR_KINDS)
 
     def begin(self) -> None:
-        """Take in that the run goes on: a step's waiting reaches back to here at most."""
+        """Note that the run continues: the waiting of a step starts here at the earliest."""
         self._since_s = 0.0
 
     def step(self, event: Event) -> None:
-        """Take a step in, whose own waiting has all that was since the step before."""
+        """Count a step, whose waiting covers the time since the previous step."""
         self.steps.add(event["step"], event["samples"], event.number("loss"))
         self.compute_s += event["compute_s"] or 0.0
         self.wait_s += max(0.0, (event["wait_s"] or 0.0) - self._since_s)
         self._until_s, self._since_s = event.t_s, 0.0
 
     def stood_still(self, start_s: float, end_s: float) -> None:
-        """Take in that it stood still for an exchange."""
+        """Count a blocking exchange."""
         self.blocked_s += max(0.0, end_s - start_s)
         waited_s = max(0.0, end_s - max(start_s, self._until_s))
         self.wait_s += waited_s
@@ -190,32 +188,32 @@ class RegionTotals:
 
 @dataclass(slots=True)
 class RunTotals:
-    """Everything that `Summary` says about a run, and per region.
+    """Totals of a run and of each region, as used by `Summary`.
 
-    Feed it the events in order; a second `run_started` is a resumption.
+    Feed the events in order; a second `run_started` is a resume.
     """
 
     started: Event | None = None
-    startup_s: float | None = None  # of all stretches; None if nothing was started
-    joined_s: float = 0.0  # from the start of the clock to the first step, of all stretches
+    startup_s: float | None = None  # over all run segments; None if the run did not start
+    joined_s: float = 0.0  # from the start of the clock to the first step, over all run segments
     finished: Event | None = None
     failed: Event | None = None
     regions: dict[str, RegionTotals] = field(default_factory=dict)
     wan: LinkTotals = field(default_factory=LinkTotals)
     rounds: set[int] = field(default_factory=set)
-    payload_before: int = 0  # bytes of payloads between regions, as vectors
-    payload_after: int = 0  # the same as they were sent
+    payload_before: int = 0  # bytes of payloads between regions, before coding
+    payload_after: int = 0  # bytes of payloads between regions, as sent
     newest_eval: Event | None = None  # combined over regions
     best: Event | None = None  # newest `best_kept` of this configuration
     noise: dict[str | None, Event] = field(default_factory=dict)  # newest by region; None: all
     stop_cause: str | None = None
     elapsed_s: float = 0.0
     _leader: str | None = None  # the averager's region
-    _began_s: float | None = None  # of a stretch that has no step yet
-    _goes_on: bool = False  # resumed, and no exchange since
+    _began_s: float | None = None  # of a run segment without a step yet
+    _goes_on: bool = False  # resumed, without an exchange since
 
     def region(self, name: str) -> RegionTotals:
-        """Give the totals of region ``name``, new ones if it is not known."""
+        """Give the totals of region ``name``; created if unknown."""
         return self.regions.setdefault(name, RegionTotals())
 
     def feed(self, event: Event) -> None:
@@ -236,7 +234,9 @@ class RunTotals:
                 region.staleness = event["staleness"] or 0.0
                 sent = event["bytes_sent"] + event["bytes_received"]
                 before = event.fields.get("bytes_before")
-                if event["region"] != self._leader:  # what the averager's region says stays there
+                if (
+                    event["region"] != self._leader
+                ):  # exchanges of the averager's region stay inside it
                     self.payload_after += sent
                     self.payload_before += sent if before is None else 2 * before
                 if event["round"] is not None:
@@ -262,10 +262,10 @@ class RunTotals:
                 self.region(event["region"]).faults[kind] += 1
 
     def forget(self, keep: int) -> None:
-        """Drop what is remembered of single steps and rounds, but for the newest.
+        """Drop data about single steps and rounds, except the newest.
 
-        For who follows a run without an end. Sums stay as they are; only a resumption from more
-        than ``keep`` steps ago would count some twice.
+        For following a run without an end. Sums do not change; only a resume from more than
+        ``keep`` steps ago would count some steps twice.
         """
         for region in self.regions.values():
             region.steps.forget(keep)
@@ -278,14 +278,14 @@ class RunTotals:
             self._began_s = None
 
     def _take_back(self, first: int) -> None:
-        """Forget the rounds that a resumption makes anew, once its first one is known."""
+        """Drop the rounds that a resume repeats, once its first round is known."""
         if self._goes_on:
             self.rounds = {number for number in self.rounds if number < first}
             self._goes_on = False
 
     def _start(self, event: Event) -> None:
         self.started, self.stop_cause = event, None
-        self.best = None  # a resumption says what is kept
+        self.best = None  # a resume reports the saved best model
         self.finished = self.failed = None
         self._began_s, self._leader = event.t_s, event.fields.get("averager")
         self._goes_on = bool(self.rounds)
@@ -300,7 +300,7 @@ class RunTotals:
 
     @property
     def codec(self) -> dict[str, str]:
-        """The codecs by direction, ``up`` and ``down``; without those that are none."""
+        """Codecs by direction, ``up`` and ``down``; directions without a codec are omitted."""
         codecs = {} if self.started is None else self.started.fields.get("codec") or {}
         return {direction: kind for direction, kind in codecs.items() if kind is not None}
 
@@ -311,12 +311,12 @@ class RunTotals:
 
     @property
     def samples(self) -> int:
-        """Samples whose steps stand, over all regions."""
+        """Samples over all regions, without repeated steps."""
         return sum(region.steps.samples for region in self.regions.values())
 
     @property
     def faults(self) -> dict[str, int]:
-        """How often each kind of fault happened."""
+        """Number of faults by kind."""
         return {
             kind: sum(region.faults[kind] for region in self.regions.values())
             for kind in FAULT_KINDS
@@ -326,8 +326,8 @@ class RunTotals:
 class SentUntil:
     """Bytes on the wire by (source, destination) until a given time.
 
-    Between two events of a pair, bytes are taken to have been sent evenly. The simulator writes its
-    events with every evaluation, so at those times the numbers are exact.
+    Between two events of a pair, bytes are interpolated linearly. The simulator writes its events
+    with every evaluation, so the numbers are exact at those times.
 
     Args:
         until_s: seconds since the start of the run; infinity for the whole run.
@@ -355,7 +355,7 @@ class SentUntil:
             self._after.setdefault(link, now)
 
     def by_link(self) -> dict[Link, float]:
-        """Give the bytes by (source, destination), of pairs that have sent any by then."""
+        """Give the bytes by (source, destination), for pairs with traffic until then."""
         found = {link: self._at(link) for link in self._total}
         return {link: count for link, count in found.items() if count}
 
@@ -368,13 +368,13 @@ class SentUntil:
 
 
 def newest_noise(events: Mapping[str | None, Event]) -> dict[str, float | None] | None:
-    """|G|^2, tr(Sigma) and B_simple; None if nothing was measured.
+    """|G|^2, tr(Sigma) and B_simple; None if not measured.
 
-    All regions together if they were measured, else the mean of what each region measured by
-    itself, weighted by the rows of its step: of both values first, only then divided.
+    Combined over all regions if that was measured, otherwise the mean of the regions' own
+    measurements, weighted by the rows of a step; both values are averaged before the division.
 
     Args:
-        events: the newest by region; None is all together.
+        events: newest measurement by region; None is the combination of all regions.
     """
     chosen = [events[None]] if None in events else list(events.values())
     rows = sum(event["rows"] for event in chosen)

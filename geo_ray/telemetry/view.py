@@ -27,20 +27,20 @@ Floats = NDArray[np.float64]
 
 
 class BoundedCurve:
-    """Means of so many points each that there are never more than ``most`` of them.
+    """A bounded series: means over enough points that there are at most ``most`` means.
 
     Args:
-        most: points, even and at least 4.
+        most: maximum number of means, even and at least 4.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._each = 1  # points that a mean is of
+        self._each = 1  # points per mean
         self._done: list[tuple[float, float]] = []
         self._open: list[tuple[float, float]] = []
 
     def add(self, x: float, y: float) -> None:
-        """Take the next point; one that is not finite is left out."""
+        """Add the next point; non-finite points are skipped."""
         if not (math.isfinite(x) and math.isfinite(y)):
             return
         self._open.append((x, y))
@@ -54,7 +54,7 @@ class BoundedCurve:
             self._each *= 2
 
     def points(self) -> tuple[Floats, Floats]:
-        """Give places and means, those of the newest points last; float64 (N,) each."""
+        """Give places and means, the newest last; float64 (N,) each."""
         rows = [*self._done, *([_mean(self._open)] if self._open else [])]
         both = np.array(rows, dtype=np.float64).reshape(-1, 2)
         return both[:, 0], both[:, 1]
@@ -76,9 +76,9 @@ class MapRegion:
 
     Attributes:
         name: of the region.
-        state: as in `RegionStatus`; ``member`` where no more is known.
-        is_leader: whether the averager lives there.
-        detail: more about it, in words.
+        state: as in `RegionStatus`; ``member`` if unknown.
+        is_leader: whether it hosts the averager.
+        detail: further description.
     """
 
     name: str
@@ -89,14 +89,14 @@ class MapRegion:
 
 @dataclass(frozen=True, slots=True)
 class MapLink:
-    """One direction of a link that has carried something.
+    """One direction of a link with traffic.
 
     Attributes:
-        src: region that sends.
-        dst: region that receives.
-        mbps: its load now, or in the mean of the run, in megabits per second.
-        bytes: that it has carried.
-        limit_mbps: what it can carry, if that is known.
+        src: sending region.
+        dst: receiving region.
+        mbps: current load, or mean load of the run, in megabits per second.
+        bytes: transferred bytes.
+        limit_mbps: capacity, if known.
     """
 
     src: str
@@ -107,7 +107,7 @@ class MapLink:
 
     @property
     def fraction(self) -> float | None:
-        """Its load as a part of what it can carry; None where that is not known."""
+        """Load as a fraction of the capacity; None if unknown."""
         return None if self.limit_mbps is None else self.mbps / self.limit_mbps
 
 
@@ -126,16 +126,16 @@ class MapView:
 
 @dataclass(frozen=True, slots=True)
 class MachineRow:
-    """A machine, or several that are alike.
+    """A machine, or several identical ones.
 
     Attributes:
-        region: of the run.
-        machine: the cloud's name of it, or how many of them.
-        type: the cloud's name of its type, and the market.
-        state: in a word.
-        usd_per_hour: of all that the row stands for; None: not known.
-        age_s: since when it is paid; None: not known.
-        note: why it is there, or that it goes.
+        region: region of the run.
+        machine: the cloud's id of the machine, or the number of machines.
+        type: the cloud's instance type, and the market.
+        state: state in a word.
+        usd_per_hour: price of the row; None: unknown.
+        age_s: billed time; None: unknown.
+        note: reason for its rental or departure.
     """
 
     region: str
@@ -152,9 +152,9 @@ class MachinesView:
     """The machines of a run.
 
     Attributes:
-        source: whose word it is: ``autoscaler`` or ``plan``.
-        rows: by region.
-        paid_usd: what machines have cost so far, by the autoscaler's books; None: it has none.
+        source: source of the rows: ``autoscaler`` or ``plan``.
+        rows: rows by region.
+        paid_usd: cost so far, by the autoscaler's accounting; None: no accounting.
     """
 
     source: str
@@ -163,7 +163,7 @@ class MachinesView:
 
     @property
     def usd_per_hour(self) -> float:
-        """What all of them cost, as far as that is known."""
+        """Total price per hour of the rows with known prices."""
         return sum(row.usd_per_hour or 0.0 for row in self.rows)
 
 
@@ -172,10 +172,10 @@ class CurveView:
     """One line of a chart over the time of the run.
 
     Attributes:
-        label: of the line.
+        label: label of the line.
         t_s: seconds of the run, rising, float64 (N,).
         value: float64 (N,).
-        breaks_s: when a new line begins, because the region was absent until then.
+        breaks_s: times at which a new line begins, because the region was absent.
     """
 
     label: str
@@ -186,12 +186,12 @@ class CurveView:
 
 @dataclass(frozen=True, slots=True)
 class MembersView:
-    """Who took part when.
+    """Participation over time.
 
     Attributes:
-        ranges: by region and worker.
-        marks: what happened at a moment: seconds, and words.
-        end_s: until when that is known.
+        ranges: time ranges by region and worker.
+        marks: events at a moment: seconds, and a description.
+        end_s: end of the known time.
     """
 
     ranges: dict[str, list[TimeRange]]
@@ -201,15 +201,15 @@ class MembersView:
 
 @dataclass(frozen=True, slots=True)
 class HistoryView:
-    """Everything over time.
+    """Curves and notes over time.
 
     Attributes:
-        losses: of all regions together first, then by region.
-        evals: by metric, over all regions.
-        exchanges: seconds of an exchange, from sending to merging.
-        usd: spent so far; None: the run follows no plan, or prices are missing.
-        members: who took part when.
-        notes: the newest of what a person should know: seconds, and words.
+        losses: loss over all regions first, then by region.
+        evals: evaluations by metric, over all regions.
+        exchanges: duration of exchanges in seconds, from sending to merging.
+        usd: cost; None: the run follows no plan, or prices are missing.
+        members: participation over time.
+        notes: newest notable events: seconds, and a description.
     """
 
     losses: tuple[CurveView, ...]
@@ -222,11 +222,11 @@ class HistoryView:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTotals:
-    """What a plan says of a whole run.
+    """Totals of a plan.
 
     Attributes:
-        seconds: it takes.
-        usd: it costs.
+        seconds: duration.
+        usd: cost.
     """
 
     seconds: float
@@ -235,16 +235,16 @@ class PlannedTotals:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """All that is shown of a run.
+    """All data shown about a run.
 
     Attributes:
-        status: how it stands.
-        map: its regions and links.
-        history: everything over time.
-        machines: None where nothing is known of them.
-        cost: the plan's terms and the run's; None: it follows no plan.
-        planned: the plan's totals; None: it follows no plan.
-        problems: what could not be read, in words.
+        status: state of the run.
+        map: regions and links.
+        history: curves and notes over time.
+        machines: machines; None if unknown.
+        cost: terms of the plan and of the run; None: the run follows no plan.
+        planned: totals of the plan; None: the run follows no plan.
+        problems: descriptions of files that could not be read.
     """
 
     status: RunStatus
@@ -257,15 +257,15 @@ class RunView:
 
 
 UsdOf: TypeAlias = Callable[[RunTotals], float | None]
-"""What a run has cost by what it has done so far; None: not known."""
+"""Function that prices the work of a run so far; None: unknown."""
 
 _ALL_POINTS: Final = 600
-_REGION_POINTS: Final = 4000  # of all regions together
+_REGION_POINTS: Final = 4000  # in total over all regions
 _LEAST_POINTS: Final = 40
 _USD_POINTS: Final = 200
 _NOTES: Final = 50
-_BANDS: Final = 200  # of one region or worker
-_LOAD_S: Final = 15.0  # over which the load of a link looks back
+_BANDS: Final = 200  # per region or worker
+_LOAD_S: Final = 15.0  # window of the load of a link
 _NOTED: Final = (
     *FAULT_KINDS,
     *("worker_left", "checkpoint_failed", "stop_requested", "run_failed", "run_paused"),
@@ -280,10 +280,10 @@ def no_usd(totals: RunTotals) -> float | None:
 
 
 class HistoryFold:
-    """Everything over time, and the load of links.
+    """Folds events into curves, notes and loads of links.
 
     Args:
-        usd_of: prices what was done so far.
+        usd_of: prices the work so far.
     """
 
     def __init__(self, usd_of: UsdOf = no_usd) -> None:
@@ -301,7 +301,7 @@ class HistoryFold:
         self._now_s = 0.0
 
     def feed(self, event: Event, totals: RunTotals) -> None:
-        """Take the next event, and what the run amounts to with it."""
+        """Process the next event, with the totals that include it."""
         self._now_s = max(self._now_s, event.t_s)
         if event.kind in MEMBER_KINDS:
             self._participation.feed(event)
@@ -333,11 +333,11 @@ class HistoryFold:
         self._price(event, totals)
 
     def links(self, limits: Mapping[Link, float], most: int) -> tuple[MapLink, ...]:
-        """Give the links that have carried something, the busiest first.
+        """Give the links with traffic, the busiest first.
 
         Args:
-            limits: what links can carry in megabits per second, where that is known.
-            most: how many to give.
+            limits: capacities of links in megabits per second, where known.
+            most: maximum number of links.
         """
         found = [
             MapLink(
@@ -353,7 +353,7 @@ class HistoryFold:
         return tuple(sorted(found, key=attrgetter("mbps", "bytes"), reverse=True)[:most])
 
     def history(self) -> HistoryView:
-        """Give everything over time."""
+        """Give curves and notes over time."""
         ranges = self._participation.until(self._now_s)
         losses = [_curve("all regions", self._loss)]
         losses += [
@@ -374,7 +374,7 @@ class HistoryFold:
         )
 
     def prune(self) -> None:
-        """Drop what no rate looks back on any more; to be called now and then."""
+        """Drop data outside the windows of rates; called periodically."""
         for load in self._loads.values():
             load.per_s(self._now_s)
 
@@ -399,7 +399,7 @@ class HistoryFold:
             self._usd_gap_s *= 2
 
     def _shorten(self) -> None:
-        """A run of months, whose workers come and go: its newest bands are enough."""
+        """Limit the ranges of long runs to the newest ones."""
         for ranges in self._participation.ranges.values():
             del ranges[: max(0, len(ranges) - _BANDS)]
         marks = self._participation.marks
@@ -407,7 +407,7 @@ class HistoryFold:
 
 
 def map_of(status: RunStatus, links: tuple[MapLink, ...]) -> MapView:
-    """Put the regions of a status on a map."""
+    """Create map regions from a status."""
     regions = tuple(
         MapRegion(each.name, each.state, each.name == status.averager, _detail(each))
         for each in status.regions
@@ -416,7 +416,7 @@ def map_of(status: RunStatus, links: tuple[MapLink, ...]) -> MapView:
 
 
 def note_text(event: Event) -> str:
-    """Say in a line what an event tells; plain text."""
+    """Describe an event in a line of plain text."""
     parts = ["averager moved" if event.kind == "averager_moved" else event.kind.replace("_", " ")]
     for name in ("region", "worker", "step", "averager", "interval", "code", "cause", "message"):
         if event.fields.get(name) is not None:
@@ -435,7 +435,7 @@ def _detail(region: RegionStatus) -> str:
 def _curve(
     label: str, curve: BoundedCurve, absent: Sequence[tuple[float, float]] = ()
 ) -> CurveView:
-    """Return a curve without the means of points before and after an absence."""
+    """Return a curve without means that span an absence."""
     t_s, value = curve.points()
     here = np.ones(len(t_s), dtype=np.bool_)
     for start_s, end_s in absent:

@@ -181,8 +181,8 @@ LEVELS: Final = (1, 2, 4, 8, 16, 32, 64, 96)
 _MEMORY_S: Final = 60.0
 _BETTER: Final = 1.15
 _LOOK_BACK: Final = 2  # number of doublings that are compared
-_SETTLED: Final = 3  # stretches at a level before it is compared; TCP ramps up in the first
-_EASY: Final = 20  # stretches without waiting after which fewer streams are tried
+_SETTLED: Final = 3  # busy periods at a level before it is compared; TCP ramps up in the first
+_EASY: Final = 20  # busy periods without waiting after which fewer streams are tried
 _LONG: Final = 0  # the kind of all long transfers
 _MUCH_WORSE: Final = 0.6  # of the worst at the level below: one burst is enough to go back
 _MOST_PATIENCE: Final = 16  # times the first wait
@@ -190,7 +190,7 @@ _WAITED: Final = 0.2  # share of the time; below it, streams are not what delays
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class BusyPeriod:
     """Measurements of a time in which a link was busy.
 
     Attributes:
@@ -218,7 +218,7 @@ class Stretch:
 
 @dataclass(slots=True)
 class _Climb:
-    """The search for one kind of stretch; scores are bytes per second."""
+    """The search for one kind of busy period; scores are bytes per second."""
 
     index: int
     seen_s: float = 0.0
@@ -262,45 +262,45 @@ class StreamCount:
         fresh = [c.index for c in self._climbs.values() if self._now_s - c.seen_s < _MEMORY_S]
         return self._levels[max(fresh, default=self._first)]
 
-    def observe(self, now_s: float, stretch: Stretch) -> int:
+    def observe(self, now_s: float, period: BusyPeriod) -> int:
         """Learn from a busy time; return the new target.
 
         A time with another number of streams than the target is ignored: streams are being opened
         or closed.
         """
         self._now_s = now_s
-        if stretch.streams != self.target or stretch.lasted_s <= 0.0:
+        if period.streams != self.target or period.lasted_s <= 0.0:
             return self.target
         present = self._levels.index(self.target)
-        kind = self._kind(stretch, present)
+        kind = self._kind(period, present)
         climb = self._climbs.setdefault(kind, _Climb(present))
         climb.seen_s = now_s
         if climb.index != present:  # another kind wants more
             return self.target
-        climb.scores.append(stretch.score)
+        climb.scores.append(period.score)
         below = climb.path.get(present - 1, 0.0)
-        if kind != _LONG and stretch.score < _MUCH_WORSE * below:
-            climb.give_up(now_s, present - 1, stretch.score)
+        if kind != _LONG and period.score < _MUCH_WORSE * below:
+            climb.give_up(now_s, present - 1, period.score)
             return self.target
-        waits = stretch.waited > _WAITED
+        waits = period.waited > _WAITED
         climb.easy = 0 if waits else climb.easy + 1
         if len(climb.scores) >= _SETTLED:
             upwards = self._levels[present + 1 :]
-            self._judge(now_s, climb, waits=waits and bool(upwards) and upwards[0] <= stretch.most)
+            self._judge(now_s, climb, waits=waits and bool(upwards) and upwards[0] <= period.most)
         return self.target
 
-    def _kind(self, stretch: Stretch, present: int) -> int:
-        """Return the class of a stretch: bursts by size, all long transfers in one."""
-        if stretch.is_whole:
-            return stretch.size_bytes.bit_length()
+    def _kind(self, period: BusyPeriod, present: int) -> int:
+        """Return the class of a busy period: bursts by size, all long transfers in one."""
+        if period.is_whole:
+            return period.size_bytes.bit_length()
         for kind, climb in self._climbs.items():
             on_trial = climb.index == present and len(climb.scores) < _SETTLED
-            if on_trial and stretch.score < climb.path.get(present - 1, 0.0):
+            if on_trial and period.score < climb.path.get(present - 1, 0.0):
                 return kind  # bursts last so long now that none is whole
         return _LONG
 
     def _judge(self, now_s: float, climb: _Climb, *, waits: bool) -> None:
-        # New streams begin with a burst, so the level below is compared by its worse stretch.
+        # New streams begin with a burst, so the level below is compared by its worse busy period.
         lower, upper = min(climb.scores[-_SETTLED:]), max(climb.scores[-_SETTLED:])
         before = climb.path.pop(climb.index - _LOOK_BACK, None)  # compared only once
         if before is not None and upper < _BETTER * before:
@@ -530,7 +530,7 @@ class FlowControl:
         if self._begun_s is None or self._count is None:
             return
         lasted_s = now_s - self._begun_s
-        # The tail of a long transfer is neither a whole burst nor a full stretch.
+        # The tail of a long transfer is neither a whole burst nor a full busy period.
         is_tail = not self._is_whole and lasted_s < max(_LONG_S, _LONG_RTTS * base_s)
         if is_tail or self._acked_bytes < self._config.chunk_bytes:
             return
@@ -541,8 +541,8 @@ class FlowControl:
         most = self._config.max_streams
         if self.window.has_met_queue:
             most = int(self.window.size_bytes) // _FIRST_FLIGHT_BYTES
-        stretch = Stretch(self._acked_bytes, lasted_s, streams, waited, self._is_whole, most)
-        self._count.observe(now_s, stretch)
+        period = BusyPeriod(self._acked_bytes, lasted_s, streams, waited, self._is_whole, most)
+        self._count.observe(now_s, period)
 
 
 class Heartbeat:

@@ -241,8 +241,8 @@ class ClusterState:
         except RunDirectoryError as error:
             if not self.is_remote:
                 raise
-            told = f"the cluster's folder {self.shown} (`provider.state`): {error.message}"
-            raise ClusterStateError(told, fix=error.fix) from error
+            text = f"the cluster's folder {self.shown} (`provider.state`): {error.message}"
+            raise ClusterStateError(text, fix=error.fix) from error
         return (None, None) if found is None else (decode_cluster(found.data, self.uri), found.tag)
 
     def known(self) -> ClusterRecord:
@@ -318,12 +318,12 @@ def alone(
     deadline_s = time.monotonic() + longest_s
     has_reported = False
 
-    def looking(_: str) -> None:
+    def report_check(_: str) -> None:
         notify("checking whether another command still holds the cluster")
 
     while True:
         try:
-            keeper = LeaseSeeker(state.making(), state.name, looking, lives_s=lives_s).take()
+            keeper = LeaseSeeker(state.making(), state.name, report_check, lives_s=lives_s).take()
             break
         except RunDirectoryError as error:
             raise ClusterStateError(

@@ -129,12 +129,12 @@ class _Ones:
         self, genome: list[str], names: list[str], curves: dict[str, Floats], places: int
     ) -> list[str]:
         alive = set(names)
-        kept = [gene if gene in alive else _NONE for gene in genome[:places]]
-        kept += [_NONE] * (places - len(kept))
+        retained = [gene if gene in alive else _NONE for gene in genome[:places]]
+        retained += [_NONE] * (places - len(retained))
         counts: dict[str, int] = {}
-        for gene in kept:
+        for gene in retained:
             counts[gene] = counts.get(gene, 0) + 1
-        idle = [place for place, gene in enumerate(kept) if gene == _NONE]
+        idle = [place for place, gene in enumerate(retained) if gene == _NONE]
         waiting = [name for name in names if name not in counts]
         self._rng.shuffle(waiting)
         for place in idle:
@@ -145,9 +145,9 @@ class _Ones:
                 if not open_:
                     break
                 name = open_[int(self._rng.integers(len(open_)))]
-            kept[place] = name
+            retained[place] = name
             counts[name] = counts.get(name, 0) + 1
-        return kept
+        return retained
 
     def _score(self, genome: list[str], left: dict[str, float], curves: dict[str, Floats]) -> float:
         total = 0.0

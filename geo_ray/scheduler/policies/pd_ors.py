@@ -219,7 +219,7 @@ class PriceTable:
         return np.asarray(low_R * np.exp(fraction_NSR * np.log(top_R / low_R)))
 
 
-Locality = Literal["any", "apart"]
+Locality = Literal["any", "separate"]
 _MOST_PARTS: Final = 60  # parts of a long job's work
 _FEWER: Final = 4  # reduction factor of workers between tries
 
@@ -256,7 +256,7 @@ class PdOrsPolicy:
         tight: see `PriceTable`.
         span: see `PriceTable`.
         load_fraction: see `PriceTable`.
-        locality: ``apart``: no site hosts both workers and parameter servers, as in OASiS.
+        locality: ``separate``: no site hosts both workers and parameter servers, as in OASiS.
         server_fraction: fraction of sites with parameter servers if apart.
         fine: whether work is divided into as many parts as the job takes slots at full speed, or a
             multiple of it; otherwise jobs are planned longer than they take. Not in the paper.
@@ -283,7 +283,7 @@ class PdOrsPolicy:
 
 def oasis(**changes: float) -> PdOrsPolicy:
     """Return OASiS: no locality."""
-    plain = PdOrsPolicy(search=SearchRule(inside=False), locality="apart")
+    plain = PdOrsPolicy(search=SearchRule(inside=False), locality="separate")
     return replace(plain, **changes)  # type: ignore[arg-type]  # names are checked there
 
 
@@ -537,13 +537,13 @@ class _PdOrs:
             own = np.flatnonzero(self._cluster.region_S == region)
             first.append(own[: max(1, round(self._policy.server_fraction * len(own)))])
         of_servers = np.concatenate(first)
-        apart = []
+        separate = []
         for pattern in patterns:
             workers = pattern.workers[~np.isin(pattern.workers, of_servers)]
             servers = pattern.servers[np.isin(pattern.servers, of_servers)]
             if len(workers) and len(servers):
-                apart.append(replace(pattern, workers=workers, servers=servers))
-        return apart
+                separate.append(replace(pattern, workers=workers, servers=servers))
+        return separate
 
     def _forget(self, name: str, slot: int) -> None:
         """Release the reservations of a finished job."""

@@ -102,11 +102,11 @@ class _Pollux:
         base_J = good_JW[np.arange(num), fair_J]
         restart_s = self._policy.change_s
         age_s_J = np.array([self._age[name] * self._cluster.slot_s for name in names])
-        kept_J = np.where(had_J > 0, age_s_J / (age_s_J + restart_s), 1.0)
+        retained_J = np.where(had_J > 0, age_s_J / (age_s_J + restart_s), 1.0)
 
         def score(many_PJ: np.ndarray) -> Floats:
             speedup_PJ = good_JW[np.arange(num), many_PJ] / base_J
-            speedup_PJ = np.where(many_PJ == had_J, speedup_PJ, speedup_PJ * kept_J)
+            speedup_PJ = np.where(many_PJ == had_J, speedup_PJ, speedup_PJ * retained_J)
             return np.asarray(1 / (1 / np.maximum(speedup_PJ, 1e-3)).mean(axis=1))
 
         def repaired(many_PJ: np.ndarray) -> np.ndarray:

@@ -264,7 +264,7 @@ class QueueLoop:
     _journal: QueueJournal | None = None
     _slots: QueueSlots | None = None
     _looked_unix_s: float = 0.0
-    _told_unix_s: float = -math.inf
+    _reported_unix_s: float = -math.inf
     _compacts_unix_s: float = -math.inf
 
     def tick(self, unix_s: float) -> tuple[str, ...]:
@@ -455,11 +455,11 @@ class QueueLoop:
             if text != before and (not text or not before or self._is_time_to_tell(unix_s)):
                 changed[job.name] = text
         if changed:
-            self._told_unix_s = unix_s
+            self._reported_unix_s = unix_s
             self._add([ObservationEntry(unix_s=unix_s, problems=changed)])
 
     def _is_time_to_tell(self, unix_s: float) -> bool:
-        return not 0 <= unix_s - self._told_unix_s < _SEEN_EVERY_S
+        return not 0 <= unix_s - self._reported_unix_s < _SEEN_EVERY_S
 
     def _is_tick(self, observed: QueueObservation) -> bool:
         if (

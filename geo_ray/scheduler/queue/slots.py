@@ -198,7 +198,7 @@ def fitted(
         quota = config.tenants[job.tenant].most_workers if job.tenant in config.tenants else 0
         has = of_tenant.get(job.tenant, 0)
         if job.attempt is not None and job.state is not JobState.LEAVING:
-            found = _kept(config, job, job.attempt, found, left)
+            found = _retained(config, job, job.attempt, found, left)
         if quota is not None and has + sum(found.workers.values()) > quota:
             held[job.name] = f"tenant {job.tenant} has {has} of {quota} workers"
             continue
@@ -234,7 +234,7 @@ def _wanted(job: QueuedJob, given: GivenJob, there: Sequence[str]) -> Wanted | s
     return Wanted(workers, averager)
 
 
-def _kept(
+def _retained(
     config: QueueConfig, job: QueuedJob, attempt: JobAttempt, new: Wanted, left: FreeCapacity
 ) -> Wanted:
     spec, old = job.request.spec, attempt.workers
@@ -353,8 +353,8 @@ class QueueSlots:
         waited = max(0.0, round((began_unix_s - shown_unix_s) / slot_s))
         one = cluster_job(name, spec, observed, arrival, waited, cluster)
         before, had = self._before, None
-        kept = before is not None and name in before.given and name not in before.held
-        if before is not None and kept and before.jobs[name].regions == observed.regions:
+        retained = before is not None and name in before.given and name not in before.held
+        if before is not None and retained and before.jobs[name].regions == observed.regions:
             had = allocation_of(before.given[name], spec, cluster)
         return JobProgress(one, work_rows(spec, observed), observed.service_s, had, observed.waited)
 

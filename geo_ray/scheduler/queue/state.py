@@ -372,8 +372,8 @@ class QueueState:
         It omits answers to all but the newest requests of each tenant, jobs that ended long ago,
         and the configurations of ended jobs.
         """
-        kept = self._kept()
-        heads: list[dict[str, JsonValue]] = [_HEAD.dump_python(kept, mode="json")]
+        retained = self._retained()
+        heads: list[dict[str, JsonValue]] = [_HEAD.dump_python(retained, mode="json")]
         heads[0]["format"] = SNAPSHOT_FORMAT
         heads[0] |= {
             "jobs": {},
@@ -381,19 +381,19 @@ class QueueState:
             "generation": {**_dict(heads[0]["generation"]), "slots": []},
         }
         parts = [SnapshotEntry(unix_s=unix_s, part=0, head=heads[0])]
-        for job in kept.jobs.values():
+        for job in retained.jobs.values():
             value = _JOB.dump_python(job, mode="json")
             parts.append(SnapshotEntry(unix_s=unix_s, part=len(parts), job=value))
-        for slot in kept.generation.slots:
+        for slot in retained.generation.slots:
             parts.append(SnapshotEntry(unix_s=unix_s, part=len(parts), slot=slot))
-        answers = list(_ANSWERS.dump_python(kept.answers, mode="json").items())
+        answers = list(_ANSWERS.dump_python(retained.answers, mode="json").items())
         for first in range(0, len(answers), _AT_ONCE):
             some = dict(answers[first : first + _AT_ONCE])
             parts.append(SnapshotEntry(unix_s=unix_s, part=len(parts), answers=some))
         parts[-1] = parts[-1].model_copy(update={"is_last": True})
         return parts
 
-    def _kept(self) -> QueueState:
+    def _retained(self) -> QueueState:
         """Return the state without what a snapshot omits."""
         shown = {
             name for slot in self.generation.slots for name in slot.jobs
@@ -416,8 +416,8 @@ class QueueState:
         )
         generation = replace(self.generation, admitted=admitted, stranded=stranded)
         attempts = {name: count for name, count in self.attempts.items() if name in jobs}
-        kept = replace(self, jobs=jobs, answers=answers, heard_until=until)
-        return replace(kept, generation=generation, attempts=attempts, _parts=[])
+        retained = replace(self, jobs=jobs, answers=answers, heard_until=until)
+        return replace(retained, generation=generation, attempts=attempts, _parts=[])
 
     def _restore(self, entry: SnapshotEntry) -> None:
         """Apply a part of a snapshot; the last one replaces the state."""

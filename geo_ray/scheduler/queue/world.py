@@ -243,7 +243,7 @@ class RayQueueWorld:
         orphans = [
             name for name, report in there.items() if not report.is_over and name not in mine
         ]
-        return QueueObservation(unix_s, room_of(self.config), attempts, tuple(orphans))
+        return QueueObservation(unix_s, capacity_of(self.config), attempts, tuple(orphans))
 
     def act(self, action: Action) -> None:
         """See `QueueWorld`."""
@@ -297,7 +297,7 @@ class RayQueueWorld:
             raise ClusterError(f"the autoscaler of {cluster} does not answer: {error}") from error
 
 
-def room_of(config: QueueConfig) -> dict[str, tuple[float, float]]:
+def capacity_of(config: QueueConfig) -> dict[str, tuple[float, float]]:
     """Return GPUs and CPUs by region.
 
     Of live nodes that are not draining, or of launchable machines.

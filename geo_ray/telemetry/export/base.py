@@ -76,11 +76,11 @@ class ObserveConfig(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class ExportOrder:
-    """The run that is told of.
+    """The exported run.
 
     Attributes:
-        run_dir: its directory.
-        base_dir: where relative paths of its configuration start.
+        run_dir: directory of the run.
+        base_dir: base of relative paths of its configuration.
         origin_unix_s: time of day of its second 0.
     """
 
@@ -90,16 +90,16 @@ class ExportOrder:
 
 
 class Exporter(Protocol):
-    """Given the events of one run in order, by one thread. May take its time, and may raise."""
+    """Receives the events of one run in order, in one thread. May block, and may raise."""
 
     def feed(self, event: Event) -> None:
-        """Take the next event."""
+        """Receive the next event."""
 
     def flush(self) -> None:
-        """Hand on what was held back; called when nothing has come for a while."""
+        """Export buffered data; called after a while without events."""
 
     def close(self) -> None:
-        """Hand on all, and end; nothing is called after it."""
+        """Export all data and stop; the last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class ScalarValue:
     Attributes:
         name: ``loss/us-east``.
         value: finite.
-        step: of the region, or the highest of any.
+        step: step of the region, or the highest of all regions.
         t_s: seconds of the run.
     """
 
@@ -123,7 +123,7 @@ class ScalarFold:
     """Folds events into scalars.
 
     Args:
-        every_s: seconds of the run that lie between two values of one scalar at least; those of
+        every_s: minimum seconds of the run between two values of one scalar; values of
             evaluations are all given.
     """
 
@@ -135,7 +135,7 @@ class ScalarFold:
         self._wan_bytes = 0
 
     def feed(self, event: Event) -> tuple[ScalarValue, ...]:
-        """Take the next event; give the scalars that it has."""
+        """Process the next event; give its scalars."""
         match event.kind:
             case "run_started":
                 self._wan.restart()

@@ -27,16 +27,16 @@ _log = logging.getLogger(__name__)
 
 
 class ExportQueue:
-    """Takes events at once, and keeps no more than ``most`` of them: what does not fit is lost.
+    """Bounded queue of events for the exporters; events that do not fit are lost.
 
-    What an exporter raises is told once, and it is given the next events all the same; what is
-    wrong may pass.
+    An exception of an exporter is reported once, and the exporter receives later events
+    nevertheless, because the cause may be temporary.
 
     Args:
-        exporters: by name.
-        most: events that may wait.
-        close_s: how long `close` waits for what is still to be handed on.
-        notify: told what went wrong.
+        exporters: exporters by name.
+        most: maximum number of queued events.
+        close_s: timeout of `close` for exporting the rest.
+        notify: called with a description of a problem.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ExportQueue:
             self._thread.start()
 
     def feed(self, event: Event) -> None:
-        """Take the next event; never waits, never raises."""
+        """Queue the next event; never blocks, never raises."""
         if self._thread is None:
             return
         try:
@@ -68,20 +68,22 @@ class ExportQueue:
             self.lost += 1
 
     def close(self) -> None:
-        """Let all be handed on, for some seconds at most; a second call does nothing."""
+        """Export the rest within ``close_s``; idempotent."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
         ends_s = time.monotonic() + self._close_s
         self._ends = True
-        with suppress(queue.Full):  # it is told below that not all was taken
+        with suppress(queue.Full):  # reported below
             self._events.put(None, timeout=self._close_s)
         thread.join(max(0.0, ends_s - time.monotonic()))
         if thread.is_alive():
             names = ", ".join(self._exporters)
-            self._notify(f"observe.export: {names} did not take all events of the run in time")
+            self._notify(f"observe.export: {names} did not accept all events of the run in time")
         if self.lost:
-            self._notify(f"observe.export: {self.lost:,} events were lost, as they came too fast")
+            self._notify(
+                f"observe.export: {self.lost:,} events were lost, because they came too fast"
+            )
 
     def _go(self) -> None:
         flushed_s = time.monotonic()
@@ -107,11 +109,11 @@ class ExportQueue:
     def _try(self, name: str, what: Callable[[], None]) -> None:
         try:
             what()
-        except Exception as error:  # another's program: whatever it raises ends no run
+        except Exception as error:  # foreign code: no exception of it ends the run
             if name not in self._failed:
                 self._failed.add(name)
                 why = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-                self._notify(f"observe.export: {name} fails, the run goes on without it: {why}")
+                self._notify(f"observe.export: {name} fails, the run continues without it: {why}")
 
 
 _WHERE: Final = {
@@ -123,20 +125,20 @@ _WHERE: Final = {
 
 
 def check_exports(configs: Sequence[AnyExport]) -> None:
-    """Refuse what cannot be told of for want of a package, before anything is started.
+    """Reject exporters whose package is missing, before anything is started.
 
     Raises:
-        ConfigError: naming the package.
+        ConfigError: names the package.
     """
     for config in configs:
         _class_of(config.kind)
 
 
 def open_exporters(configs: Sequence[AnyExport], order: ExportOrder) -> dict[str, Exporter]:
-    """Make the exporters, by a name for people.
+    """Create the exporters, by a readable name.
 
     Raises:
-        ConfigError: a package is missing, or an exporter cannot be made.
+        ConfigError: a package is missing, or an exporter cannot be created.
     """
     found: dict[str, Exporter] = {}
     for number, config in enumerate(configs):
@@ -144,19 +146,19 @@ def open_exporters(configs: Sequence[AnyExport], order: ExportOrder) -> dict[str
         kind = _class_of(config.kind)
         try:
             found[name] = kind(config, order)
-        except Exception as error:  # of another's program
+        except Exception as error:  # of foreign code
             for made in found.values():
                 made.close()
             raise ConfigError(
-                f"observe.export: {config.kind} cannot be begun: {error}",
-                fix="Mend what it says, or take it out of `observe.export`.",
+                f"observe.export: {config.kind} cannot be started: {error}",
+                fix="Correct the cause, or remove it from `observe.export`.",
             ) from error
     return found
 
 
 @contextmanager
 def exporting(configs: Sequence[AnyExport], order: ExportOrder) -> Iterator[ExportQueue]:
-    """Hand events on during a block; of an error that ends it, that it has failed.
+    """Export events during a block; an error that ends it is exported as `run_failed`.
 
     Raises:
         ConfigError: as for `open_exporters`.

@@ -1,4 +1,4 @@
-"""Scalars to MLflow: a run of its there for a run here, which goes on when that is resumed."""
+"""Export of scalars to MLflow; a resumed run continues its MLflow run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlflow.entities import Metric, Param, RunTag
 from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.export.base import ExportOrder, MlflowConfig, ScalarFold, ScalarValue
 
-_BATCH: Final = 900  # it takes 1,000 at once
+_BATCH: Final = 900  # MLflow accepts 1,000 per request
 _TAG: Final = "geo_ray.run_dir"
 _PARAMS: Final = ("strategy", "task", "seed", "digest", "averager")
 
@@ -19,7 +19,7 @@ class MlflowExporter:
     """See `Exporter`.
 
     Args:
-        config: where the server or the store is.
+        config: location of the server or store.
         order: the run.
     """
 
@@ -30,7 +30,7 @@ class MlflowExporter:
         self._fold = ScalarFold(config.every_s)
         self._waiting: list[ScalarValue] = []
         self._run_id: str | None = None
-        self._status = "KILLED"  # of a run that ends without a word
+        self._status = "KILLED"  # status of a run that ends without an event
 
     def feed(self, event: Event) -> None:
         """See `Exporter.feed`."""

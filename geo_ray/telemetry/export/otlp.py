@@ -1,4 +1,4 @@
-"""Traces of rounds to a collector of OpenTelemetry."""
+"""Export of traces of rounds to an OpenTelemetry collector."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ _SCOPE: Final = InstrumentationScope("geo_ray", __version__)
 
 
 class OtlpExporter:
-    """See `Exporter`. Spans of a batch that was not taken are lost.
+    """See `Exporter`. Spans of a rejected batch are lost.
 
     Args:
-        config: where the collector is.
+        config: address of the collector.
         order: the run.
     """
 
     def __init__(self, config: OtlpConfig, order: ExportOrder) -> None:
         for name in ("opentelemetry.exporter.otlp", "opentelemetry.exporter.http"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # what fails is told once, by us
+            logging.getLogger(name).setLevel(
+                logging.CRITICAL
+            )  # failures are reported once, by the export queue
         self._exporter = OTLPSpanExporter(config.endpoint, timeout=config.timeout_s)
         self._endpoint = config.endpoint
         self._origin_unix_s = order.origin_unix_s
@@ -51,7 +53,7 @@ class OtlpExporter:
         """See `Exporter.flush`."""
         spans, self._spans = self._spans, []
         if spans and self._exporter.export(spans) is not SpanExportResult.SUCCESS:
-            raise ConnectionError(f"{self._endpoint} did not take {len(spans)} spans")
+            raise ConnectionError(f"{self._endpoint} did not accept {len(spans)} spans")
 
     def close(self) -> None:
         """See `Exporter.close`."""

@@ -1,13 +1,13 @@
-"""The trace of a round across regions, from a run's events. Pure.
+"""Traces of rounds across regions, computed from a run's events. Pure.
 
     round 12                                            all regions
       us-east                                           from its first step to the merged answer
         compute                                         its steps since the exchange before
-        wait                                            it stood still for the exchange
+        wait                                            it was blocked by the exchange
         upload, merge, download                         the exchange: there, at the averager, back
 
-How long the averager had an update is measured; the rest of an exchange is divided between upload
-and download by their bytes. Exchanges without rounds are traces of their own.
+The time of an update at the averager is measured; the rest of an exchange is divided between
+upload and download by their bytes. Exchanges without rounds are separate traces.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from geo_ray.telemetry.events import Event
 
 Attribute: TypeAlias = str | int | float | bool
 
-_MOST_OPEN: Final = 16  # rounds of which not all regions were heard
+_MOST_OPEN: Final = 16  # rounds for which not all regions have reported
 
 
 @dataclass(frozen=True, slots=True)
 class SpanRecord:
-    """A stretch of a trace.
+    """A span of a trace.
 
     Attributes:
-        trace: names the trace; the same events give the same name.
-        path: names it inside the trace; the root has one part, a child its parent's and its own.
-        start_s: second of the run at which it begins.
-        end_s: at which it ends; not before that.
-        attributes: what is known of it.
+        trace: name of the trace; the same events give the same name.
+        path: name inside the trace; the root has one part, a child appends one part to its
+            parent's.
+        start_s: start, in seconds of the run.
+        end_s: end, not before the start.
+        attributes: attributes of the span.
     """
 
     trace: str
@@ -44,23 +45,23 @@ class SpanRecord:
 
     @property
     def trace_id(self) -> int:
-        """128 bits that are the trace's."""
+        """Id of the trace, 128 bits."""
         return int.from_bytes(_digest(self.trace)[:16], "big")
 
     @property
     def span_id(self) -> int:
-        """64 bits that are its own."""
+        """Id of the span, 64 bits."""
         return _span_id(self.trace, self.path)
 
     @property
     def parent_id(self) -> int | None:
-        """64 bits of what it is a part of; None for the root."""
+        """Id of the parent, 64 bits; None for the root."""
         return _span_id(self.trace, self.path[:-1]) if len(self.path) > 1 else None
 
 
 @dataclass(slots=True)
 class _Work:
-    """The steps of a region since its exchange before."""
+    """Steps of a region since its previous exchange."""
 
     start_s: float | None = None
     end_s: float = 0.0
@@ -79,17 +80,17 @@ class _Work:
 
 
 class SpanFold:
-    """Folds events into spans, which are given when all of their trace is known."""
+    """Folds events into spans, given when their trace is complete."""
 
     def __init__(self) -> None:
         self._run, self._strategy, self._began_s = "", "", 0.0
         self._present: set[str] = set()
         self._work: dict[str, _Work] = {}
         self._open: dict[int, list[tuple[_Work, Event]]] = {}
-        self._given: deque[int] = deque(maxlen=1000)  # rounds of this stretch
+        self._given: deque[int] = deque(maxlen=1000)  # rounds of this run segment
 
     def feed(self, event: Event) -> list[SpanRecord]:
-        """Take the next event; give the spans of traces that are complete with it."""
+        """Process the next event; give the spans of traces that it completes."""
         match event.kind:
             case "run_started":
                 done = self.rest()
@@ -113,7 +114,7 @@ class SpanFold:
         return []
 
     def rest(self) -> list[SpanRecord]:
-        """Give the traces of which not all regions were heard."""
+        """Give the traces for which not all regions have reported."""
         return [span for number in sorted(self._open) for span in self._round(number)]
 
     def _exchanged(self, event: Event) -> list[SpanRecord]:
@@ -137,7 +138,7 @@ class SpanFold:
     def _round(self, number: int) -> list[SpanRecord]:
         parts = self._open.pop(number)
         name, times = f"round {number}", self._given.count(number)
-        if times:  # a region that was not waited for has merged it all the same
+        if times:  # a region that was not waited for has merged it later
             name += f", {times + 1}"
         self._given.append(number)
         trace = f"{self._trace}/{name}"

@@ -1,4 +1,4 @@
-"""Scalars to files that TensorBoard shows."""
+"""Export of scalars to TensorBoard files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TensorboardExporter:
     """See `Exporter`.
 
     Args:
-        config: where the files go.
+        config: directory of the files.
         order: the run.
     """
 

@@ -1,4 +1,4 @@
-"""Scalars to Weights & Biases: a run of its there for a run here."""
+"""Export of scalars to Weights & Biases: one run there per run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WandbExporter:
         self._config, self._order = config, order
         self._fold = ScalarFold(config.every_s)
         self._run: Any = None
-        self._exit_code = 255  # of a run that ends without a word
+        self._exit_code = 255  # exit code of a run that ends without an event
 
     def feed(self, event: Event) -> None:
         """See `Exporter.feed`."""
@@ -37,7 +37,7 @@ class WandbExporter:
             self._run.log({**row, "step": values[0].step, "t_s": values[0].t_s})
 
     def flush(self) -> None:
-        """See `Exporter.flush`; it has a process of its own that does so."""
+        """See `Exporter.flush`; its own process does that."""
 
     def close(self) -> None:
         """See `Exporter.close`."""

@@ -44,7 +44,7 @@ class _Section:
 
 
 class PageState:
-    """Sections with versions; may be shared by threads."""
+    """Versioned sections of the page; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class PageState:
         return self._version
 
     def put(self, sections: Mapping[str, str]) -> bool:
-        """Show these sections; those that are not named stay.
+        """Update these sections; others stay unchanged.
 
         Returns:
             Whether anything has changed.
@@ -79,7 +79,7 @@ class PageState:
     def since(self, version: int) -> tuple[int, bytes]:
         """Give the newest version, and the sections that are newer than ``version`` as JSON.
 
-        All who have seen the same are given the same bytes, which are made once.
+        Clients with the same version share the same bytes.
         """
         with self._lock:
             return self._since(version, self._version)
@@ -100,13 +100,13 @@ SECTIONS: Final = (
     "machines",
     "notes",
 )
-"""What the page consists of, from above; each is one of the answers of `page_sections`."""
+"""Sections of the page in order; `page_sections` gives each of them."""
 
-_CURVES: Final = 24  # most regions with a curve of their own
+_CURVES: Final = 24  # maximum number of regions with separate curves
 
 
 def page_sections(view: RunView) -> dict[str, str]:
-    """Draw every section; HTML by name, in which all that comes from a run is escaped."""
+    """Draw every section; HTML by name, with all data of the run escaped."""
     status, history = view.status, view.history
     return {
         "head": _head(view),
@@ -122,27 +122,27 @@ def page_sections(view: RunView) -> dict[str, str]:
 
 
 def waiting_sections(run: str, reason: str, fix: str) -> dict[str, str]:
-    """Draw the page of a run of which there is nothing yet.
+    """Draw the page of a run that does not exist yet.
 
     Args:
-        run: what the user called it.
-        reason: why there is nothing.
-        fix: what to do about it.
+        run: the user's name of the run.
+        reason: why there is no run.
+        fix: remedy.
     """
     head = (
-        f'<h1>{escape(run)} <span class="tag">awaited</span></h1>'
+        f'<h1>{escape(run)} <span class="tag">waiting</span></h1>'
         f'<div class="ended going"><p class="cause">{escape(reason)}</p><p>{escape(fix)} '
-        "This page shows the run as soon as it is there.</p></div>"
+        "This page shows the run as soon as it starts.</p></div>"
     )
     return {**dict.fromkeys(SECTIONS, ""), "head": head}
 
 
 def reading_sections(run: str, fraction: float) -> dict[str, str]:
-    """Draw the page of a run whose log is long and not read to its end yet.
+    """Draw the page of a run whose long log is still being read.
 
     Args:
-        run: what the user called it.
-        fraction: of the log that was read, 0 to 1.
+        run: the user's name of the run.
+        fraction: fraction of the log that was read, 0 to 1.
     """
     head = (
         f'<h1>{escape(run)} <span class="tag">reading</span></h1>'
@@ -181,7 +181,7 @@ def _head(view: RunView) -> str:
 
 
 def _name(run: str) -> str:
-    """The last part of a directory or address."""
+    """Return the last part of a directory or address."""
     return run.partition("?")[0].rstrip("/").rpartition("/")[2] or run
 
 
@@ -283,13 +283,13 @@ def _regions(regions: Sequence[RegionStatus]) -> str:
 
 def _notes(notes: Sequence[tuple[float, str]]) -> str:
     if not notes:
-        return section("What happened", empty_note("nothing that one must know"))
+        return section("Notable events", empty_note("no notable events"))
     rows = [[duration_text(t_s), escape(text)] for t_s, text in reversed(notes)]
     return section("What happened", table(["time", "what"], rows, left=2))
 
 
 _SLICE_EVENTS: Final = 10_000
-_AT_ONCE_S: Final = 0.01  # between two slices, in which who asks is answered
+_AT_ONCE_S: Final = 0.01  # between two slices, so that requests are answered
 _log = logging.getLogger(__name__)
 
 
@@ -298,30 +298,30 @@ S = TypeVar("S")
 
 
 class ViewReader(Protocol[V]):
-    """What is looked at; `geo_ray.runs` has the readers of a run and of a queue."""
+    """Source of the page; `geo_ray.runs` has the readers of a run and of a queue."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether a look costs requests to a bucket."""
+        """Whether reading sends requests to a bucket."""
 
     def read(self, most_events: int) -> float:
-        """Read on; give which part was read. Raises while there is nothing."""
+        """Read more; return the fraction that was read. Raises while there is nothing."""
 
     def view(self) -> V:
-        """Give what is shown."""
+        """Return the view to show."""
 
 
 class PagePoller(Generic[S]):
-    """A thread that looks, until `close`.
+    """A thread that polls a reader and updates the page, until `close`.
 
     Args:
-        run: what the user called the run.
-        reader: reads it.
-        page_state: where it is shown.
-        watchers: how many watch at this moment.
+        run: the user's name of the run.
+        reader: source of the page.
+        page_state: state to update.
+        watchers: number of connected clients.
         on_change: called after a change of the page state.
-        every_s: seconds between two looks.
-        draw: what is read, as sections of the page.
+        every_s: seconds between two polls.
+        draw: converts a view to sections of the page.
     """
 
     def __init__(
@@ -345,11 +345,11 @@ class PagePoller(Generic[S]):
         self._thread.start()
 
     def wake(self) -> None:
-        """Look now: somebody has come."""
+        """Poll immediately, because a client has connected."""
         self._wake.set()
 
     def close(self) -> None:
-        """Look no more; a second call does nothing."""
+        """Stop polling; idempotent."""
         self._ends = True
         self._wake.set()
         self._thread.join(timeout=60.0)
@@ -361,8 +361,8 @@ class PagePoller(Generic[S]):
                 self._look()
             except GeoRayError as error:
                 self._put(waiting_sections(self._run, f"{error.code}: {error.message}", error.fix))
-            except Exception as error:  # one look that fails is not the last
-                _log.exception("a look at %s failed", self._run)
+            except Exception as error:  # polling continues after a failure
+                _log.exception("polling %s failed", self._run)
                 what = f"{InvariantError.code}: {type(error).__name__}: {error}"
                 self._put(waiting_sections(self._run, what, InvariantError.advice))
             self._wake.wait(self._pause_s())
@@ -375,7 +375,7 @@ class PagePoller(Generic[S]):
         while (fraction := self._reader.read(_SLICE_EVENTS)) < 1.0 and not self._ends:
             self._put(reading_sections(self._run, fraction))
             threading.Event().wait(_AT_ONCE_S)
-        if self._watchers() or not self._is_drawn:  # who comes first finds something
+        if self._watchers() or not self._is_drawn:  # so that the first client finds content
             self._is_drawn = True
             self._put(self._draw(self._reader.view()))
 
@@ -388,15 +388,15 @@ _MOST: Final = 8  # links, machines and notes
 
 
 def view_lines(view: RunView | GeoRayError) -> list[str]:
-    """Give the lines; of a run that is not there yet, the error that says so."""
+    """Give the lines of a view, or of the error while there is no run."""
     if isinstance(view, GeoRayError):
-        return [printable(f"awaited: {view.code}: {' '.join(view.message.split())}")]
+        return [printable(f"waiting: {view.code}: {' '.join(view.message.split())}")]
     lines = status_lines(view.status)
     lines += [f"  {text}" for text in view.problems]
     lines += _named("links", [_link(each) for each in view.map.links])
     if view.planned is not None and view.status.spent.usd is not None:
         spent, planned = view.status.spent.usd, view.planned.usd
-        lines += _named("money", [f"{spent:.4g} USD spent of {planned:.4g} planned"])
+        lines += _named("cost", [f"{spent:.4g} USD spent of {planned:.4g} planned"])
     machines = view.machines
     if machines is not None:
         rows = [
@@ -414,7 +414,7 @@ def view_lines(view: RunView | GeoRayError) -> list[str]:
 
 
 def view_text(view: RunView | GeoRayError) -> Text:
-    """Give the same as one text."""
+    """Give the lines as one text."""
     return Text("\n".join(view_lines(view)))
 
 

@@ -1,7 +1,7 @@
 """HTTP server of a live page on the loopback interface: one stream of changes per client.
 
-The page's files are part of geo_ray, its content policy admits nothing else, and it only offers
-reads. Clients need the page's token and must address this machine by its own name
+All files of the page are part of geo_ray, its content policy allows nothing else, and the server
+only accepts reads. Clients need the page's token and must address this machine by its own name
 (`PageGuard`). One thread answers all requests.
 """
 
@@ -30,25 +30,25 @@ from geo_ray.telemetry.live.page import PageState
 
 @dataclass(frozen=True)
 class PageGuard:
-    """Judges requests.
+    """Authorizes requests.
 
     Attributes:
-        token: that a request must have, new for every page.
+        token: required token, new for every page.
     """
 
     token: str = field(default_factory=partial(secrets.token_urlsafe, 24), repr=False)
 
     def is_token(self, given: str | None) -> bool:
-        """Whether it is the token; takes the same time whatever is wrong with it."""
+        """Return whether the token is right, in constant time."""
         if given is None:
             return False
-        sent = given.encode(errors="replace")  # bytes that are no text come as lone surrogates
+        sent = given.encode(errors="replace")  # invalid bytes arrive as lone surrogates
         return hmac.compare_digest(sent, self.token.encode())
 
     def is_here(self, host: str | None) -> bool:
-        """Whether a ``Host`` header names this machine.
+        """Return whether a ``Host`` header names this machine.
 
-        A page of somebody else, whose name suddenly leads here, has that name in it.
+        After DNS rebinding, the header has the name of the foreign page.
         """
         if host is None:
             return False
@@ -66,15 +66,15 @@ class PageGuard:
 
 MOST_WATCHERS: Final = 2000
 _ADDRESS: Final = "127.0.0.1"
-_ALIVE_S: Final = 15.0  # something is sent at least so often, so that who is gone is noticed
-_TAKE_S: Final = 20.0  # who has not taken what was sent for so long is gone
-_FILES: Final = 8192  # open ones at most, if the system allows it
+_ALIVE_S: Final = 15.0  # keep-alive period, so that disconnected clients are noticed
+_TAKE_S: Final = 20.0  # timeout of a send, after which a client counts as gone
+_FILES: Final = 8192  # limit of open files, if the system allows it
 _POLICY: Final = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "style-src-attr 'unsafe-inline'",  # heights of drawings; no sheet comes in by it
+        "style-src-attr 'unsafe-inline'",  # heights of drawings; it allows no style sheets
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
@@ -90,23 +90,23 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 _REFUSED: Final = (
-    "This page is for who has its token: open the whole address that `geo-ray watch` has printed. "
-    "Each start of it makes a new one.\n"
+    "This page requires its token: open the complete address that `geo-ray watch` printed. "
+    "Each start creates a new one.\n"
 )
 _ON: Final = '<!doctype html><meta http-equiv="refresh" content="0;url=/"><title>geo_ray</title>'
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class PageServer:
-    """One page, served by a thread of its own until `close`.
+    """Serves one page in a separate thread until `close`.
 
     Args:
-        page_state: what is shown.
-        port: 0 for any that is free.
-        on_watcher: called when somebody has come to watch.
+        page_state: state of the page.
+        port: port of the server; 0 for any free port.
+        on_watcher: called when a client connects.
 
     Raises:
-        PortInUseError: another process has the port.
+        PortInUseError: another process uses the port.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class PageServer:
             self._app(),
             access_log=None,
             shutdown_timeout=1.0,
-            handler_cancellation=True,  # who goes is no watcher any more, at once
+            handler_cancellation=True,  # a disconnected client stops counting at once
         )
         try:
             self.port = self._loop.run_until_complete(self._begin(port))
@@ -132,8 +132,8 @@ class PageServer:
             self._loop.run_until_complete(self._runner.cleanup())
             self._loop.close()
             raise PortInUseError(
-                f"port {port} of this machine cannot be served on: {error.strerror}",
-                fix="Choose another `--port`, or leave it out.",
+                f"port {port} of this machine cannot be used: {error.strerror}",
+                fix="Choose another `--port`, or omit it.",
             ) from error
         self._thread = threading.Thread(target=self._loop.run_forever, name="page", daemon=True)
         self._thread.start()
@@ -145,16 +145,16 @@ class PageServer:
 
     @property
     def watchers(self) -> int:
-        """How many watch at this moment."""
+        """Number of connected clients."""
         return self._watchers
 
     def changed(self) -> None:
-        """Tell all who watch that the page state has changed; from any thread."""
+        """Notify all clients that the page state has changed; from any thread."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._wake)
 
     def close(self) -> None:
-        """Serve no more; a second call does nothing."""
+        """Stop serving; idempotent."""
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(timeout=30.0)
@@ -197,7 +197,7 @@ class PageServer:
             return _answer(421, "This page has another address.\n")
         has_token = request.path == "/" and guard.is_token(request.query.get("token"))
         if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            # Somebody else's page asks, or a link there was followed, as in a notebook.
+            # The request comes from a foreign page, or from a link there, as in a notebook.
             return self._let_in(over_a_page=True) if has_token else _answer(403, _REFUSED)
         given = request.cookies.get(self._cookie)
         if has_token:
@@ -211,12 +211,12 @@ class PageServer:
 
     @property
     def _cookie(self) -> str:
-        return f"geo_ray_{self.port}"  # cookies know no ports
+        return f"geo_ray_{self.port}"  # cookies are not separated by port
 
     def _let_in(self, *, over_a_page: bool = False) -> web.Response:
-        """Keep the token out of the address, where histories and screenshots would show it.
+        """Move the token from the address to a cookie, because histories would show the address.
 
-        After a redirect from elsewhere a browser would not send the cookie; from a page it does.
+        After a redirect from another site a browser would not send the cookie; from a page it does.
         """
         answer = web.Response(status=303, headers={**_HEADERS, "Location": "/"})
         if over_a_page:
@@ -231,7 +231,9 @@ class PageServer:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self._watchers >= MOST_WATCHERS:
-            return _answer(503, f"{MOST_WATCHERS} watch already.\n", {"Retry-After": "10"})
+            return _answer(
+                503, f"{MOST_WATCHERS} clients are connected already.\n", {"Retry-After": "10"}
+            )
         answer = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
         self._watchers += 1
         self._on_watcher()
@@ -239,7 +241,7 @@ class PageServer:
             await answer.prepare(request)
             await self._stream(answer)
         except (ConnectionError, TimeoutError):
-            pass  # it has gone
+            pass  # the client has disconnected
         finally:
             self._watchers -= 1
         return answer
@@ -277,7 +279,7 @@ def _file(name: str) -> str:
 
 
 def _allow_files() -> None:
-    """Each who watches is an open file; the usual limit of 1,024 is one of the shell."""
+    """Raise the limit of open files, one per client; the usual soft limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -67,7 +67,7 @@ def test_a_run_that_nobody_watches_is_saved_and_ended(
     eventually(lambda: count(run_dir, "run_failed"), "it ends")
     ended = events_of(run_dir)[-1]
     assert ended["code"] == InterruptedRunError.code
-    assert "nobody has watched" in ended["message"] and "is saved" in ended["message"]
+    assert "had no watcher" in ended["message"] and "is saved" in ended["message"]
     eventually(lambda: (run_dir / "report.html").exists(), "the report is there")
     check_nothing_left(ray_cluster)
 

@@ -105,7 +105,7 @@ def test_an_inspection_says_what_is_there_and_drafts_a_preparation(
     ages: dict[str, list[int]],
 ) -> None:
     task = {"use": "toy.py:Toy", "options": {"features": 2}}
-    with pytest.raises(errors.ConfigError, match="already there"):
+    with pytest.raises(errors.ConfigError, match="exists already"):
         inspect_data("us", READ, task=task, draft="prepare.yaml")
     with pytest.raises(errors.ConfigError, match="none is named"):
         inspect_data("us", READ, draft="new.yaml")
@@ -140,6 +140,6 @@ def test_a_task_with_data_of_its_own_is_split_as_a_configuration_says(tmp_path: 
         geo_ray.shard_data("digits", "a,b", tmp_path / "new", split="evenly")
     with pytest.raises(errors.ConfigError, match="rows_per_shard"):
         geo_ray.shard_data("digits", "a,b", tmp_path / "new", rows_per_shard=0)
-    with pytest.raises(errors.ConfigError, match="what they are for"):
+    with pytest.raises(errors.ConfigError, match="without a preparation that uses them"):
         SourceFiles(tmp_path, stats="all.json")
     assert not (tmp_path / "new").exists()

@@ -69,7 +69,7 @@ def test_certificates_are_made_listed_and_renewed(tmp_path: Path) -> None:
         issue_cert(tmp_path, "eu")
     found = certs(tmp_path)
     assert [row["state"] for row in found.table().to_pylist()] == ["good", "renew soon"]
-    assert found.bad == () and repr(found) == "<Certificates: 0 of 2 cannot be used>"
+    assert found.bad == () and repr(found) == "<Certificates: 0 of 2 not valid>"
     later = replace(found, at=found.at + timedelta(days=11))
     assert [entry.name for entry in later.bad] == ["eu"] and "EXPIRED" in later._repr_html_()
     assert renew_certs(tmp_path) == {"eu": home / "cert.pem"}

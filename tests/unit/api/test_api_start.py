@@ -33,7 +33,7 @@ def notes_of(tmp_path: Path, *, emulated: bool = False) -> list[str]:
 def test_a_run_with_a_taken_name_says_so(tmp_path: Path) -> None:
     first, second, third = notes_of(tmp_path)
     assert first == ""
-    assert second.startswith(f"this run is trial-2, as {tmp_path / 'trial'} is there")
+    assert second.startswith(f"this run is trial-2, because {tmp_path / 'trial'} exists")
     assert "--resume" not in second and "--set name=NAME" in second and "trial-3" in third
 
 
@@ -58,7 +58,7 @@ def test_a_simulation_says_so_when_it_begins_and_not_before_an_error(
     for said in (False, True):
         done = CliRunner().invoke(root, ["simulate", "trial.yaml", *SMALL])
         assert done.exit_code == 0, done.output
-        assert ("this run is trial-2, as" in done.output) == said
+        assert ("this run is trial-2, because" in done.output) == said
     wrong = ("--set", "train.target={metric: accurracy, value: 0.5, direction: at_least}")
     done = CliRunner().invoke(root, ["simulate", "trial.yaml", *SMALL, *wrong])
     assert done.exception is not None and "this run is" not in done.output

@@ -68,7 +68,7 @@ def test_they_import_neither_pytorch_nor_ray(tmp_path: Path) -> None:
     assert "eu" in said["members"] and "member" in said["members"], said
     assert "2026-01-02 03:04" in said["checkpoints"] and "healthy" in said["checkpoints"], said
     assert "nothing to stop" in said["stop"], said
-    assert "nothing was asked" in said["members drain eu"], said
+    assert "nothing was requested" in said["members drain eu"], said
     assert not set(HEAVY) & set(loaded)
 
 

@@ -52,7 +52,7 @@ def test_either_a_trace_or_made_up_jobs() -> None:
 
 
 def test_the_library_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(ScheduleInputError, match="no policy"):
+    with pytest.raises(ScheduleInputError, match="unknown policy"):
         schedule_api.schedule(["nothing"], shape=LoadShape(3, 1, 3))
     with pytest.raises(ScheduleInputError, match="no policy given"):
         schedule_api.schedule([])

@@ -125,7 +125,7 @@ def test_every_strategy_can_be_named(kind):
         ("averager.region=asia", "averager.region .*no region 'asia'; the regions are eu, us"),
         ("emulate.step_s_by_region.asia=1", "step_s_by_region.asia .*no region 'asia'"),
         ("emulate.links.0.dst=asia", "emulate.links.0.dst .*no region 'asia'"),
-        ("emulate.links.0.dst=eu", "emulate.links.0.*another region"),
+        ("emulate.links.0.dst=eu", "emulate.links.0.*must be different regions"),
         (
             "emulate.links=[{src: eu, dst: us}, {src: us, dst: eu}, {src: eu, dst: us}]",
             "emulate.links.2 .*: eu to us is given more than once",
@@ -287,7 +287,7 @@ def test_what_a_strategy_is_told_survives_the_file():
     [
         (("checkpoint.store=/somewhere",), "`store` must begin with s3://"),
         (("checkpoint.store=s3://b?colour=red",), "is not understood"),
-        (("checkpoint.region_stores={eu: s3://b/p}",), "also requires `store`"),
+        (("checkpoint.region_stores={eu: s3://b/p}",), "wants `store`, too"),
         (
             ("checkpoint.store=s3://b/p", "checkpoint.region_stores={eu: gs://b}"),
             "`region_stores.eu` must begin with s3://",

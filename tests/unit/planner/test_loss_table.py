@@ -154,15 +154,15 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"plain": (1.0, 2.0, 3.0)}, "2 seeds"),
         ({"points": ()}, "no interval without codec"),
         ({"seeds": (1,)}, "seeds"),
-        ({"seeds": (1, 1)}, "one is there twice"),
+        ({"seeds": (1, 1)}, "duplicate in"),
         ({"plain": (0.0, 1.0)}, "plain"),
         ({"plain": (-1.0, 1.0)}, "plain"),
         ({"plain": (1e-308, 1.0)}, "plain"),
         ({"plain": (1e308, 1.0)}, "plain"),
         ({"points": (point(1, None, (0.0, 1.0)),)}, "losses"),
         ({"points": (point(1, None, (1e308, 1.0)),)}, "losses"),
-        ({"points": (point(1, None), point(1, None))}, "interval 1, codec None is there twice"),
-        ({"points": (point(1, None), point(1, "zip"))}, "no plan chooses codec zip"),
+        ({"points": (point(1, None), point(1, None))}, "interval 1, codec None is duplicated"),
+        ({"points": (point(1, None), point(1, "zip"))}, "plans do not support codec zip"),
         ({"points": (point(2, None), point(1, "int8"))}, "codecs_at .*1 steps without codec"),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_file_that_makes_no_sense_is_refused(changed, words, tmp_path: Path) -
         ({"model": MODEL.model_copy(update={"source": "s"})}, "the task's file has changed"),
         ({"strategy": "sma"}, "the strategy is sma, not diloco"),
         ({"regions": ("a", "c")}, "the regions are a, c"),
-        ({"data": "e"}, "the data are others"),
+        ({"data": "e"}, "the data differ"),
     ],
 )
 def test_a_measurement_of_another_task_is_refused(other, words) -> None:

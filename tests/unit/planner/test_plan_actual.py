@@ -119,7 +119,7 @@ def test_a_pair_without_a_price_makes_money_unknown_and_never_free():
     assert found["USD", "egress"] == (0.5, None) and found["USD", "total"] == (0.63, None)
     assert found["USD", "machines"][1] > 0
     assert any("west to east" in note for note in cost.notes)
-    assert cost_line(cost).endswith("and USD not known")
+    assert cost_line(cost).endswith("and USD unknown")
     silent = wan("west", "east", 1.0, update=0)
     quiet = held_against(plan_of(**pair), spent_of([started(), silent]))
     assert table(quiet)["USD", "egress"] == (0.5, 0.0)

@@ -76,7 +76,7 @@ def test_a_dry_run_says_what_to_know_before_believing_it():
     result = run("--dry-run")
     assert result.exit_code == 0, result.output
     total, *notes = result.output.splitlines()
-    assert "USD" in total and any("speeds were given" in note for note in notes)
+    assert "USD" in total and any("speeds were configured" in note for note in notes)
 
 
 def test_a_dry_run_gives_json_to_programs():
@@ -152,7 +152,7 @@ def test_the_machines_that_there_are_have_a_price_too():
     lan_s = 2 * 2 * 32 * plan.model.num_params / 2.5e9
     assert plan.regions[0].step_s == pytest.approx(128 / 200 + lan_s)
     none = "plan.regions.us.machines=[{type: g5.xlarge, cap: 4, rows_per_s: 100}]"
-    with pytest.raises(PlanInfeasibleError, match="'us' has data and no machine is named"):
+    with pytest.raises(PlanInfeasibleError, match="'us' has data but no machines"):
         planned(*have, none, policy="fixed")
     many = none.replace("cap: 4", "cap: 4, count: 5")
     with pytest.raises(PlanInfeasibleError, match="the cap is 4"):
@@ -211,7 +211,7 @@ def test_a_policy_that_looks_at_no_limits_does_not_exceed_them(policy, limit):
         (("regions=[{name: us}, {name: mars}]",), ConfigError, "mars, eu, asia"),
         (("plan.deadline_h=0.01",), PlanInfeasibleError, "plan.deadline_h 0.01: "),
         (("plan.budget_usd=0.01",), PlanInfeasibleError, "budget 0.01 USD"),
-        ((f"{US}.machines=[]",), PlanInfeasibleError, "'us' has data and nothing to rent"),
+        ((f"{US}.machines=[]",), PlanInfeasibleError, "'us' has data but no available machines"),
         (
             (f"{US}.machines=[{{type: g5.xlarge, cap: 0, rows_per_s: 1}}]",),
             PlanInfeasibleError,

@@ -201,7 +201,7 @@ def test_other_settings_are_told() -> None:
         (("strategy={kind: sma, interval: 16}",), "the strategy is sma"),
         (
             ("data.generate={rows_per_shard: 512, split: {kind: dirichlet, alpha: 1}}",),
-            "the data are others",
+            "the data differ",
         ),
         (("task={use: digits}",), "the task is"),
     ],

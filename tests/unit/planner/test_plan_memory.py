@@ -137,7 +137,7 @@ def test_machines_that_do_not_hold_the_model_are_left_out_with_the_reason():
         note.startswith("us: no g5.xlarge: an accelerator has 1e-05 GB") for note in plan.notes
     )
     with pytest.raises(
-        PlanInfeasibleError, match=r"fit on: g5.xlarge: .*; g4dn.xlarge: the machine"
+        PlanInfeasibleError, match=r"enough memory: g5.xlarge: .*; g4dn.xlarge: the machine"
     ):
         planned((us % "host_gb: 0.00001").replace("50}", "50, host_gb: 0.00001}"))
 

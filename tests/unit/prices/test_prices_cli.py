@@ -267,7 +267,7 @@ def test_refresh_asks_tencent_for_types_and_traffic() -> None:
     # Later the same is asked without names.
     answers.items[0] = quota("ap-shanghai-2", TYPE, Status="SOLD_OUT")
     done = refresh(answers, "tencent", "--currency", "USD")
-    assert "is to be had" in done.output
+    assert "is available" in done.output
     book = load_book(Path("prices.json"))
     assert book.instance("tencent", region, TYPE).availability == "none"
     assert book.egress("tencent", region, "internet").currency == "CNY"  # the old one

@@ -414,7 +414,7 @@ def test_follow_goes_on_until_nobody_drives_the_run(run: RunDirectory) -> None:
 def test_a_run_that_has_not_begun_and_no_run(run: RunDirectory, tmp_path: Path) -> None:
     found = geo_ray.status(run.path)
     assert (found.phase, found.run_actor, found.regions) == ("not begun", None, ())
-    assert "  run actor  none is noted" in CliRunner().invoke(command, [str(run.path)]).stdout
+    assert "  run actor  none recorded" in CliRunner().invoke(command, [str(run.path)]).stdout
     with pytest.raises(RunDirectoryError, match="there is no run"):
         geo_ray.status(tmp_path / "gone")
 
@@ -423,7 +423,7 @@ def test_who_stops_a_run_that_nobody_drives_is_told(run: RunDirectory) -> None:
     with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
         answer = CliRunner().invoke(stop_command, [str(run.path)])
-        assert (answer.exit_code, answer.output[:5]) == (0, "asked")
+        assert (answer.exit_code, answer.output[:9]) == (0, "requested")
     answer = CliRunner().invoke(stop_command, [str(run.path)])
     assert (answer.exit_code, answer.output) == (
         0,
@@ -494,7 +494,7 @@ def test_a_request_that_nobody_answers(run: RunDirectory, more: list[str]) -> No
 def test_nothing_is_asked_of_a_run_that_nobody_drives(run: RunDirectory) -> None:
     with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
-    with pytest.raises(RunActorMissingError, match="\\(cut off\\): nothing was asked"):
+    with pytest.raises(RunActorMissingError, match="\\(cut off\\): nothing was requested"):
         change_members(run.path, "drain", "us")
     with EventLog(run.path / EVENTS_FILE) as log:
         log.write("run_finished", 9.0, summary={})

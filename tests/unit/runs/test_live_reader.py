@@ -52,7 +52,7 @@ def instance(number: int, **changes: object) -> ManagedInstance:
     )
     fields: dict[str, object] = {
         "paid_unix_s": NOW_S,
-        "seen_unix_s": NOW_S,
+        "observed_unix_s": NOW_S,
         "node_unix_s": NOW_S,
         "state": READY,
         "node": READY,

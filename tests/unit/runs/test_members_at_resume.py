@@ -123,7 +123,7 @@ def saved(
 def test_a_checkpoint_tells_who_was_lost_and_not_asked_to_leave(tmp_path: Path) -> None:
     whole = experiment("regions=[{name: us}, {name: eu}, {name: asia}]")
     store = CheckpointStore(tmp_path, keep=2)
-    saver = Saver(store, whole, "d" * 64, epoch=1, health=LossHealth())
+    saver = Saver(store, whole, "d" * 64, attempt=1, health=LossHealth())
     saver.forget({"eu-ps0"})
     saver.forget({"asia-ps0"})  # was asked to leave
     metas: dict[str, dict[str, object]] = {"us-ps0": {}, "averager": {}}
@@ -144,7 +144,7 @@ def test_a_checkpoint_tells_who_was_lost_and_not_asked_to_leave(tmp_path: Path) 
 def test_rows_of_who_took_no_part_are_kept_from_one_checkpoint_to_the_next(tmp_path: Path) -> None:
     whole = experiment("regions=[{name: us}, {name: eu}, {name: asia}]")
     store = CheckpointStore(tmp_path, keep=2)
-    saver = Saver(store, whole, "d" * 64, epoch=1, health=LossHealth())
+    saver = Saver(store, whole, "d" * 64, attempt=1, health=LossHealth())
     of_eu, of_asia = Ledger(cursor=40, applied=40).export(), Ledger(cursor=8, applied=8).export()
     saver.forget({"asia-ps0"})
     saver.note_lost([], {"asia": of_asia})

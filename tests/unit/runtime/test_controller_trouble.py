@@ -27,8 +27,7 @@ from geo_ray.runs.recorder import Recorder
 from geo_ray.runs.requests import MemberRequest, Verb
 from geo_ray.runtime import actor_group, checkpoints, controller, process_watch
 from geo_ray.runtime import process_watch as worker_watch
-from geo_ray.runtime.actor_group import ActorGroup, GroupWorker
-from geo_ray.runtime.actor_group import _Told as Heard
+from geo_ray.runtime.actor_group import ActorGroup, GroupWorker, _DrainReport
 from geo_ray.runtime.checkpoints import Saver
 from geo_ray.runtime.controller import Controller
 from geo_ray.runtime.launcher import GoneRegions
@@ -485,7 +484,7 @@ def _notice(run: Run, **left_s: float) -> _Places:
     run.actors.launcher = places = _Places()  # type: ignore[assignment]
     run.actors.placed |= dict.fromkeys(run.actors.primaries, "place")  # type: ignore[arg-type]
     regions = {region: time.time() + each for region, each in left_s.items()}
-    run.controller.members.notices._told = Heard(frozenset(), regions)
+    run.controller.members.notices._report = _DrainReport(frozenset(), regions)
     return places
 
 
@@ -561,7 +560,7 @@ def test_workers_of_a_region_that_leaves_are_not_sent_away_by_themselves(run: Ru
         run.actors.workers[region, 0] = GroupWorker(region, 0, 1, None, ref="work", node="n")
     notices = run.controller.workers.notices
     notices._asked_s = time.monotonic()
-    notices._told = Heard({"n"}, notices.regions)
+    notices._report = _DrainReport({"n"}, notices.regions)
     run.controller.workers._heed(time.monotonic())
     assert [call[0] for call in run.told("dismiss_worker")] == ["asia/ps"]
 
@@ -663,6 +662,6 @@ def test_all_are_lost_with_the_process_that_owns_them(
     """No region goes on without another then, and the error names what was killed."""
     monkeypatch.setattr(type(run.actors.launcher), "is_ours", lambda self: False)
     run.polls.news = [({}, {("ps", "eu"): "its owner has died"})]
-    with pytest.raises(RegionLostError, match="the process that owns the run's processes"):
+    with pytest.raises(RegionLostError, match="the process that owned the run's processes"):
         run.controller._poll()
     assert run.kinds() == []

@@ -42,18 +42,23 @@ def test_what_can_be_done_is_done(tmp_path: Path) -> None:
     [
         ("add", "sa", {}, "there is no region 'sa'; regions of this run are us, eu, ap"),
         ("add", "eu", {}, "takes part already"),
-        ("add", "ap", {"pending": ("ap",)}, "joining or leaving already"),
+        ("add", "ap", {"pending": ("ap",)}, "already joining or leaving"),
         ("add", "ap", {"is_ending": True}, "about to end"),
         ("add", "ap", {"overlay": {"kind": "binary"}, "strategy": {"kind": "bsp"}}, "overlay star"),
         ("add", "ap", {"regions": [{"name": "us", "ps_shards": 2}, *REGIONS[1:]]}, "ps_shards"),
         ("drain", "ap", {}, "'ap' does not take part"),
         ("drain", "us", {}, "hosts the averager"),
-        ("remove", "eu", {"members": {"min": 2}}, "members.min asks for 2 regions, and 2 are here"),
+        (
+            "remove",
+            "eu",
+            {"members": {"min": 2}},
+            "requires 2 regions, and 2 are present",
+        ),
         (
             "remove",
             "eu",
             {"there": ("eu",), "members": {"min": 1}},
-            "members.min asks for 1 region, and 1 is here",
+            "members.min requires 1 region, and 1 is present",
         ),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_pause_has_an_end_and_attempts_do_not_make_it_longer() -> None:
     assert missing is not None and quorum.overdue(missing, 159.0) is None
     error = quorum.overdue(missing, 160.0)
     assert isinstance(error, RegionLostError)
-    assert "members.min asks for 2; lost: eu; they were not back within" in error.message
+    assert "members.min requires 2; lost: eu; they were not back within" in error.message
     see(quorum, "us eu", now_s=161.0)
     see(quorum, "us", "eu", 162.0)
     assert quorum.overdue(missing, 200.0) is None  # another pause

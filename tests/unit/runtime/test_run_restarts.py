@@ -63,10 +63,10 @@ class Driver:
 
     def broken(self, resume: Resumption | None) -> BrokenError:
         with pytest.raises(BrokenError) as found:
-            self.stretch(resume)
+            self.segment(resume)
         return found.value
 
-    def stretch(self, resume: Resumption | None) -> Summary:
+    def segment(self, resume: Resumption | None) -> Summary:
         """Start the processes and train, as one driver of the run."""
         actors = SimpleNamespace(
             create=lambda regions: None,
@@ -124,7 +124,7 @@ def test_seconds_of_a_run_are_wall_time_across_its_restarts(run: Driver) -> None
     run.unix_s += 70.0  # each restart takes longer than training
     second = run.broken(after(first))
     run.unix_s += 60.0
-    summary = run.stretch(after(second))
+    summary = run.segment(after(second))
     assert (summary.seconds, summary.startup_s) == (165.0, 5.0)
     began = [e for e in read_events(run.run.path / EVENTS_FILE) if e.kind == "run_started"]
     assert [(e.t_s, e["startup_s"]) for e in began] == [(0.0, 5.0), (80.0, 0.0), (155.0, 0.0)]
@@ -136,7 +136,7 @@ def test_only_the_start_of_a_restart_is_tried_again(run: Driver) -> None:
 
     run.start_fails = fails
     with pytest.raises(RegionLostError):
-        run.stretch(None)
+        run.segment(None)
     clock = RunClock(BEGAN_UNIX_S, 5.0)
     broken = run.broken(Resumption(waits=True, away=frozenset({"us"}), clock=clock))
     assert broken.at_start and broken.cause is LOST

@@ -244,7 +244,7 @@ def test_an_open_checkpoint_delays_a_halt_for_a_limited_time() -> None:
     run = policy()
     run.due(110.0, is_open=False)
     run.halt(InterruptedRunError("the run was interrupted"), 112.0)
-    with pytest.raises(InterruptedRunError, match="the one before was not written"):
+    with pytest.raises(InterruptedRunError, match="the previous one was not complete"):
         run.due(112.1 + PART_S, is_open=True)
 
 
@@ -305,7 +305,7 @@ def test_a_run_that_must_stop_is_tried_to_be_saved_for_a_time() -> None:
             tries += 1
         now_s += 1.0
     assert tries > 5
-    with pytest.raises(InterruptedRunError, match="no new checkpoint was made: it was tried for"):
+    with pytest.raises(InterruptedRunError, match="no new checkpoint was made: it was retried for"):
         run.due(ends_s + 1.0, is_open=False)
     assert run.saves_until_s(ends_s) == ends_s
 

@@ -135,7 +135,7 @@ tests:
   alert_rule_test:
   - {{eval_time: 35m, alertname: GeoRayNoProgress, exp_alerts: [
       {{exp_labels: {{severity: critical, run: b}}, exp_annotations: {{
-        summary: "Run b has taken no step for a quarter of an hour.",
+        summary: "Run b has taken no step for 15 minutes.",
         description: "`geo-ray status RUN` shows whether its run actor runs and which
           regions it waits for."}}}}]}}
   - {{eval_time: 35m, alertname: GeoRayRegionStalled, exp_alerts: [

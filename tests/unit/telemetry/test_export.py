@@ -84,8 +84,8 @@ def test_one_that_hangs_holds_nobody_up() -> None:
     assert exports.lost >= len(EVENTS) * 20 - 7
     exports.close()
     assert told == [
-        "observe.export: slow did not take all events of the run in time",
-        f"observe.export: {exports.lost:,} events were lost, as they came too fast",
+        "observe.export: slow did not accept all events of the run in time",
+        f"observe.export: {exports.lost:,} events were lost, because they came too fast",
     ]
     gate.set()
     until(lambda: not [each for each in threading.enumerate() if each.name == "export"])

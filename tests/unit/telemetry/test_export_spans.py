@@ -227,5 +227,5 @@ def test_a_collector_is_sent_every_round(made: MadeRun) -> None:
 
 def test_a_collector_that_refuses_is_told(made: MadeRun) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp", reason="the extra `export` is not installed")
-    with collector(status=400) as kept, pytest.raises(ConnectionError, match="did not take"):
+    with collector(status=400) as kept, pytest.raises(ConnectionError, match="did not accept"):
         export_events(made.path, [f"{{kind: otlp, endpoint: '{kept.url}'}}"])

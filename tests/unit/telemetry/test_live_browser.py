@@ -46,7 +46,7 @@ def test_a_run_as_it_goes_in_the_browser(tmp_path: Path) -> None:
         assert not [line for line in told if "style" in line and "applied" in line], told
         page.close()
         banner = window.wait_for("return document.querySelector('#link').innerText")
-        assert "Nobody serves this page" in banner
+        assert "This page is not being served" in banner
         (tmp_path / "dark").mkdir()
     made.close()
     with geo_ray.watch(made.path) as page, browser(tmp_path / "dark", dark=True) as window:

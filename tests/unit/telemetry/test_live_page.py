@@ -237,8 +237,8 @@ def test_lines_that_are_no_events_are_told_and_passed_over(made: MadeRun) -> Non
     made.go_on(1)
     with geo_ray.watch(made.path, every_s=0.05) as page, stream(page.url) as seen:
         seen.until("facts", "<dt>round</dt><dd>4</dd>")
-        seen.until("head", "is no event")
-        assert seen.shown["head"].count("is no event") == 2
+        seen.until("head", "is not an event")
+        assert seen.shown["head"].count("is not an event") == 2
 
 
 def test_another_run_of_that_name_is_shown_from_its_beginning(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_the_terminal_shows_the_same(made: MadeRun, tmp_path: Path) -> None:
     (view,) = follow_view(made.path)
     assert isinstance(view, RunView)
     text = "\n".join(view_lines(view))
-    for part in ("finished", "us-east to us-west", "region lost: us-west", "As the plan has them"):
+    for part in ("finished", "us-east to us-west", "region lost: us-west", "According to the plan"):
         assert part in text
     first = next(follow_view(tmp_path / "nothing"))
     assert isinstance(first, GeoRayError)

@@ -122,8 +122,8 @@ def test_wait_never_covers_the_compute_before_it() -> None:
 
 
 def test_timeline_of_nothing_and_of_one_step() -> None:
-    assert "nothing was recorded" in timeline({})
-    assert "nothing was recorded" in timeline(lanes({"east": RegionRecord()}))
+    assert "no data recorded" in timeline({})
+    assert "no data recorded" in timeline(lanes({"east": RegionRecord()}))
     drawn = timeline(lanes({"east": region((2.0, 1.0, 1.0, 0.0)), "west": RegionRecord()}))
     assert drawn.count("<figure") == 1
     assert "compute 1.0 s" in drawn
@@ -152,12 +152,12 @@ def test_faint_outliers_do_not_squeeze_the_bold_curve() -> None:
 
 def test_charts_of_odd_values() -> None:
     none = np.zeros(0)
-    assert "nothing was recorded" in curves_chart("t", [Curve("a", none, none, 0)], x_label="x")
+    assert "no data recorded" in curves_chart("t", [Curve("a", none, none, 0)], x_label="x")
     one = np.array([5.0])
     assert "<circle" in curves_chart("t", [Curve("a", one, one, ALL)], x_label="x")
     span = np.array([1e-3, 10.0])
     assert ">0.01<" in curves_chart("t", [Curve("a", span, span, 9)], x_label="x", log=True)
-    assert "nothing was recorded" in bars_chart("t", {}, bytes_text)
+    assert "no data recorded" in bars_chart("t", {}, bytes_text)
     assert "0 B" in bars_chart("t", {"x": 0.0}, bytes_text)
     assert histogram(none) == ""
     assert histogram(np.array([0.0, 0.0, 2.0])).count("<rect") == 3

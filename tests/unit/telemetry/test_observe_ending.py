@@ -89,7 +89,7 @@ def test_an_interruption_is_a_stop_and_says_how_to_go_on(tmp_path: Path) -> None
     assert tag == "stopped" and "its state is saved" in box
     assert f"Resume with `geo-ray train --resume {tmp_path}`" in box
     note_failure(tmp_path, KeyboardInterrupt())
-    assert "ended at once" in told(tmp_path)[1]
+    assert "ended immediately" in told(tmp_path)[1]
 
 
 def test_what_is_no_error_of_ours_is_called_a_bug(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_is_no_error_of_ours_is_called_a_bug(tmp_path: Path) -> None:
         raise ZeroDivisionError("division by zero")
     tag, box = told(tmp_path)
     assert tag == "failed" and "INVARIANT" in box and "ZeroDivisionError: division by zero" in box
-    assert "no checkpoint was written, so it has to be started again" in box
+    assert "no checkpoint was written: start the run again" in box
 
 
 def test_a_process_that_lives_is_told_from_one_that_was_killed(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_finished_run_has_no_box_and_a_stop_on_purpose_is_told(tmp_path: Path)
     (early := tmp_path / "early").mkdir()
     run_of(early, ("stop_requested", 4.0, {"cause": "accuracy reached 0.9"}), end)
     assert told(early) == ("stopped early", "")
-    assert "Asked to stop: accuracy reached 0.9" in render_report(early)
+    assert "Requested to stop: accuracy reached 0.9" in render_report(early)
 
 
 def test_a_resumed_run_is_not_what_its_first_stretch_was(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_of_many_regions_the_silent_ones_are_named(tmp_path: Path) -> None:
     rows = [started(regions=names), *(step(n, 3, 50.0 - i) for i, n in enumerate(names))]
     write(tmp_path / "events.jsonl", rows)
     box = told(tmp_path)[1]
-    assert "r39: step 3 at 11.0 s" in box and "35 others later than these" in box
+    assert "r39: step 3 at 11.0 s" in box and "35 others after these" in box
     assert "r30" not in box
 
 

@@ -179,7 +179,7 @@ def test_a_page_of_a_hundred_regions_stays_small(tmp_path: Path) -> None:
     write(tmp_path / "events.jsonl", many_regions())
     page = render_report(tmp_path)
     assert len(page) < 2e6
-    assert "and 88 more regions" in page and "The 200 with most of" in page
+    assert "and 88 more regions" in page and "The 200 busiest of" in page
     assert 'class="scroll tall wide"' in page and ".tall { max-height" in STYLE
 
 

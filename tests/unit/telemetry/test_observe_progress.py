@@ -95,8 +95,8 @@ def test_each_kind_of_state_change_is_told_in_its_own_words() -> None:
         for how in ("changed", "unfrozen", "frozen", "a kind of a newer release")
     ]
     told = [line for line in plain_lines([started(), *rows], VirtualClock()) if "step 5" in line]
-    starts = ["state changes that nobody declared", "unfrozen but not trained"]
-    starts += ["frozen but still trained", "state changes that nobody declared"]
+    starts = ["undeclared state changes", "unfrozen but not trained"]
+    starts += ["frozen but still trained", "undeclared state changes"]
     assert [line.split(":")[0] for line in told] == starts
 
 
@@ -147,7 +147,7 @@ def test_who_leaves_where_the_averager_goes_and_who_stands_by_is_told() -> None:
         "the averager moved to west",
         "east stands by for the averager",
         "east has left",
-        "west has left: its machine will be gone, and it comes back",
+        "west has left: its machine will be terminated; it will rejoin",
         "going on",
     ]
 

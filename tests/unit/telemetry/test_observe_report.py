@@ -126,7 +126,7 @@ def test_every_beginning_of_a_run_can_be_drawn(tmp_path: Path, count: int) -> No
 def test_a_simulated_resumed_stopped_run_says_so(tmp_path: Path) -> None:
     rows = [started(simulated=True), step("east", 1, 1.0), started(simulated=True)]
     page = page_of(tmp_path, [*rows, ("stop_requested", 3.0, {"cause": "ctrl-c"})])
-    for text in ("simulated: times are virtual", "resumed", "Asked to stop: ctrl-c"):
+    for text in ("simulated: times are virtual", "resumed", "Requested to stop: ctrl-c"):
         assert text in page.text
 
 
@@ -161,7 +161,7 @@ def test_a_resumption_is_a_mark_in_the_timeline_and_over_time(tmp_path: Path) ->
 
 def test_a_long_run_stays_small_and_is_shown_as_shares(tmp_path: Path) -> None:
     page = page_of(tmp_path, small_run(3000))
-    assert "whole run: height is the share of time in each column" in page.text
+    assert "whole run: height is the fraction of time in each column" in page.text
     assert "the first " in page.text
     lines = [value for value in page.values if value.count(",") > 500]
     assert lines
@@ -176,7 +176,7 @@ def test_values_that_are_not_finite_leave_gaps(tmp_path: Path) -> None:
         step("east", n, float(n), loss=nan, start_s=nan, compute_s=nan) for n in range(1, 5)
     ]
     text = page_of(tmp_path, [*rows, evaluation(1, 2.0, loss=nan)]).text
-    assert "nothing was recorded" in text
+    assert "no data recorded" in text
     assert "nan" not in text.replace("NaN", "nan").split("Regions")[1]
 
 
@@ -195,7 +195,7 @@ def test_command_writes_and_names_the_page(tmp_path: Path) -> None:
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     done = CliRunner().invoke(report, [str(tmp_path)])
     assert isinstance(done.exception, RunDirectoryError)
-    assert f"{tmp_path} is no run: it has no events.jsonl" in str(done.exception)
+    assert f"{tmp_path} is not a run: it has no events.jsonl" in str(done.exception)
     with pytest.raises(RunDirectoryError, match="is no directory"):
         render_report(tmp_path / "missing")
 

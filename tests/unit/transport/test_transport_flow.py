@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geo_ray.transport.config import TransportConfig
-from geo_ray.transport.flow import FlowControl, StreamCount, Stretch, Window
+from geo_ray.transport.flow import BusyPeriod, FlowControl, StreamCount, Window
 
 RTT_S = 0.1
 
@@ -15,7 +15,7 @@ def _learn(count: StreamCount, rates: dict[int, float], rounds: int = 40) -> int
     for n in range(rounds):
         streams = count.target
         rate = rates[max(level for level in rates if level <= streams)]
-        count.observe(n * 0.5, Stretch(int(rate * 0.5), 0.5, streams, 0.9, is_whole=False))
+        count.observe(n * 0.5, BusyPeriod(int(rate * 0.5), 0.5, streams, 0.9, is_whole=False))
     return count.target
 
 
@@ -36,8 +36,8 @@ def test_streams_that_were_given_up_come_back_when_the_few_slow_down() -> None:
 
     def carry(mb_per_s: float) -> int:
         for _ in range(3):
-            stretch = Stretch(int(mb_per_s * 5e5), 0.5, count.target, 0.9, is_whole=False)
-            count.observe(1.0, stretch)
+            period = BusyPeriod(int(mb_per_s * 5e5), 0.5, count.target, 0.9, is_whole=False)
+            count.observe(1.0, period)
         return count.target
 
     assert [carry(10), carry(10), carry(10.5)] == [8, 16, 4]
@@ -48,20 +48,20 @@ def test_streams_that_were_given_up_come_back_when_the_few_slow_down() -> None:
 def test_streams_are_left_alone_while_nothing_waits_for_them() -> None:
     count = StreamCount(1, 96, 4)
     for n in range(10):
-        count.observe(n, Stretch(10**6, 0.5, 4, 0.0, is_whole=False))
+        count.observe(n, BusyPeriod(10**6, 0.5, 4, 0.0, is_whole=False))
     assert count.target == 4
 
 
 def test_a_stretch_while_streams_are_being_opened_says_nothing() -> None:
     count = StreamCount(1, 96, 4)
-    assert count.observe(0.0, Stretch(10**6, 0.5, 3, 1.0, is_whole=True)) == 4
+    assert count.observe(0.0, BusyPeriod(10**6, 0.5, 3, 1.0, is_whole=True)) == 4
 
 
 def test_what_was_learned_is_forgotten_after_a_minute() -> None:
     count = StreamCount(1, 96, 4)
     _learn(count, {1: 12e6})
     for _ in range(3):
-        count.observe(200.0, Stretch(10**6, 0.5, 4, 0.9, is_whole=False))
+        count.observe(200.0, BusyPeriod(10**6, 0.5, 4, 0.9, is_whole=False))
     assert count.target == 8
 
 
@@ -69,13 +69,13 @@ def test_bursts_and_long_transfers_are_learned_apart_and_the_larger_wish_counts(
     count = StreamCount(1, 96, 4)
     for n in range(40):
         streams = count.target
-        burst = Stretch(10**6, 4.0 / streams, streams, 1.0, is_whole=True)
+        burst = BusyPeriod(10**6, 4.0 / streams, streams, 1.0, is_whole=True)
         count.observe(float(n), burst)  # twice as fast with twice as many
     assert count.target == 96
     for n in range(40, 60):
-        count.observe(float(n), Stretch(10**7, 1.0, 96, 0.0, is_whole=False))
+        count.observe(float(n), BusyPeriod(10**7, 1.0, 96, 0.0, is_whole=False))
     assert count.target == 96
-    assert count.observe(200.0, Stretch(10**7, 1.0, 96, 0.0, is_whole=False)) == 4
+    assert count.observe(200.0, BusyPeriod(10**7, 1.0, 96, 0.0, is_whole=False)) == 4
 
 
 def test_streams_with_which_no_burst_is_whole_any_more_are_given_up() -> None:
@@ -91,7 +91,7 @@ def test_streams_with_which_no_burst_is_whole_any_more_are_given_up() -> None:
         seen.add(streams)
         lasted_s = 1.4 if streams >= 32 else 0.65 if n < 3 else 0.45
         size_bytes = 467_432 if streams < 32 else 200_000
-        count.observe(float(n), Stretch(size_bytes, lasted_s, streams, 1.0, streams < 32))
+        count.observe(float(n), BusyPeriod(size_bytes, lasted_s, streams, 1.0, streams < 32))
     assert max(seen) == 32, "tried"
     assert count.target < 32
 
@@ -100,8 +100,8 @@ def test_no_more_streams_than_the_window_has_first_flights() -> None:
     count = StreamCount(1, 96, 4)
     for n in range(100):
         streams = count.target
-        stretch = Stretch(10**6, 4.0 / streams, streams, 1.0, is_whole=True, most=18)
-        count.observe(float(n), stretch)
+        period = BusyPeriod(10**6, 4.0 / streams, streams, 1.0, is_whole=True, most=18)
+        count.observe(float(n), period)
     assert count.target == 16
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from geo_ray.transport.flow import StreamCount, Stretch
+from geo_ray.transport.flow import BusyPeriod, StreamCount
 
 EVERY_S = 10.0
 EXCHANGES = 180
@@ -42,11 +42,11 @@ def exchanges(size_bytes: float, mbps: float, base_s: float, queue: float) -> It
         lasted_s = burst_s(streams, size_bytes, mbps, base_s, queue)
         yield lasted_s
         if lasted_s <= longest_s:
-            count.observe(now_s, Stretch(int(size_bytes), lasted_s, streams, 1.0, is_whole=True))
+            count.observe(now_s, BusyPeriod(int(size_bytes), lasted_s, streams, 1.0, is_whole=True))
         part = int(size_bytes * longest_s / lasted_s)
         for piece in range(int(lasted_s / longest_s)):
-            stretch = Stretch(part, longest_s, streams, 0.9, is_whole=False)
-            count.observe(now_s + piece * longest_s, stretch)
+            period = BusyPeriod(part, longest_s, streams, 0.9, is_whole=False)
+            count.observe(now_s + piece * longest_s, period)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-// Shows the newest of every section. All text in them was escaped where it was made, and the
-// page's policy lets no script but this one run.
+// Shows the newest version of every section. The server escapes all text, and the page's
+// policy allows no other script.
 "use strict";
 const banner = document.getElementById("link");
 let source = null;
-let heard = null;
+let receivedAt = null;
 
 function show(name, html) {
   const place = document.getElementById(name);
@@ -20,7 +20,7 @@ function show(name, html) {
   }
 }
 
-function tell(text) {
+function notify(text) {
   banner.hidden = !text;
   banner.textContent = text;
 }
@@ -29,14 +29,14 @@ function open() {
   if (source) return;
   source = new EventSource("events");
   source.onmessage = (message) => {
-    heard = new Date();
-    tell("");
+    receivedAt = new Date();
+    notify("");
     for (const [name, html] of Object.entries(JSON.parse(message.data))) show(name, html);
     document.body.dataset.heard = "yes";
   };
   source.onerror = () => {
-    const since = heard ? ": what is shown is of " + heard.toLocaleTimeString() : "";
-    tell("Nobody serves this page at the moment" + since);
+    const since = receivedAt ? ": the content is of " + receivedAt.toLocaleTimeString() : "";
+    notify("This page is not being served" + since);
     if (source && source.readyState === EventSource.CLOSED) {
       source = null;
       setTimeout(open, 3000);
@@ -44,7 +44,7 @@ function open() {
   };
 }
 
-// A page that nobody sees costs nothing.
+// A hidden page closes its connection.
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) open();
   else if (source) {

@@ -62,7 +62,7 @@ class FakeServer(QueueJobServer):
 
 def world_of(queue: SimQueue, monkeypatch: pytest.MonkeyPatch) -> tuple[RayQueueWorld, FakeServer]:
     capacity = dict.fromkeys(queue.config.regions, (0.0, 8.0))
-    monkeypatch.setattr("geo_ray.scheduler.queue.world.room_of", lambda _: capacity)
+    monkeypatch.setattr("geo_ray.scheduler.queue.world.capacity_of", lambda _: capacity)
     server = FakeServer()
     return RayQueueWorld(queue.config, server), server
 
