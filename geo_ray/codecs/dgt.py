@@ -4,10 +4,11 @@ Idea: training tolerates that a part of a change arrives late. The vector is cut
 are ranked by their contribution. The first ones travel reliably, and the receiver continues when it
 has them. The rest follows, most important first, in datagrams that may be lost.
 
-Rule: ``c = alpha * c + (1 - alpha) * mean |g|`` per block; the largest ``share`` of all blocks is
+Rule: ``c = alpha * c + (1 - alpha) * mean |g|`` per block; the largest ``reliable_fraction`` of all
+    blocks is
 reliable, the others are lossy, in ``bands`` equal ranges of rank. Blocks of nothing but zeros are
-not sent. With ``adaptive`` the share follows the loss: ``share * loss / first loss``, but not below
-``share_min``.
+not sent. With ``adaptive`` the share follows the loss: ``reliable_fraction * loss / first loss``,
+but not below ``reliable_fraction_min``.
 
 Layout: i64 format of values, format of lossy blocks, elements of a block E, reliable blocks R,
 lossy blocks L, exponent of the values' scale; a bit per block, whether it is reliable; R x E
@@ -156,9 +157,11 @@ class Dgt(StrictModel):
         "to 1300 bytes), the default also fits into tunnels; smaller blocks suit small "
         "models",
     )
-    share: float = Field(0.5, gt=0, le=1, description="fraction of blocks that travel reliably")
+    reliable_fraction: float = Field(
+        0.5, gt=0, le=1, description="fraction of blocks that travel reliably"
+    )
     adaptive: bool = Field(False, description="let that fraction fall with the training loss")
-    share_min: float = Field(0.2, gt=0, le=1, description="adaptive: smallest fraction")
+    reliable_fraction_min: float = Field(0.2, gt=0, le=1, description="adaptive: smallest fraction")
     alpha: float = Field(0.3, ge=0, lt=1, description="weight of a block's earlier contribution")
     bands: int = Field(
         4,
@@ -223,8 +226,10 @@ class Dgt(StrictModel):
         """See `geo_ray.codecs.base`."""
         reliable = 32 if self.values == "fp32" else 16
         lossy = 8 * lossy_bytes(self.loose_values, self.elements) / self.elements
-        share = 1.0 if self.loose == "reliable" else self.share
-        bits = share * reliable + (1 - share) * lossy * (self.loose != "drop")
+        reliable_fraction = 1.0 if self.loose == "reliable" else self.reliable_fraction
+        bits = reliable_fraction * reliable + (1 - reliable_fraction) * lossy * (
+            self.loose != "drop"
+        )
         return CodecTraits(
             lossy=True,
             bits_per_value=bits,
@@ -243,11 +248,11 @@ class Dgt(StrictModel):
         smooth = _SMOOTH * now + (1.0 - _SMOOTH) * loss
         memory[_LOSSES] = torch.tensor([first, smooth], dtype=torch.float64)
 
-    def tell_share(self, memory: dict[str, Tensor], share: float) -> None:
+    def set_reliable_fraction(self, memory: dict[str, Tensor], reliable_fraction: float) -> None:
         """Use the averager's share of reliable blocks from the next vector on."""
-        memory[_TOLD] = torch.tensor([share], dtype=torch.float64)
+        memory[_TOLD] = torch.tensor([reliable_fraction], dtype=torch.float64)
 
-    def present_share(self, memory: dict[str, Tensor]) -> float:
+    def present_fraction(self, memory: dict[str, Tensor]) -> float:
         """Return the share of reliable blocks of the next vector, in (0, 1]."""
         if self.loose == "reliable":
             return 1.0
@@ -255,8 +260,8 @@ class Dgt(StrictModel):
             return float(memory[_TOLD])
         first, now = memory[_LOSSES].tolist() if _LOSSES in memory else (1.0, 1.0)
         if not self.adaptive or first <= 0.0:
-            return self.share
-        return min(1.0, max(self.share_min, self.share * now / first))
+            return self.reliable_fraction
+        return min(1.0, max(self.reliable_fraction_min, self.reliable_fraction * now / first))
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Rank the blocks; the best are reliable, the others lossy."""
@@ -264,7 +269,7 @@ class Dgt(StrictModel):
         grid_NE = cut(x_P, self.elements)
         now_N = strength(grid_NE, x_P.numel())
         ids = self._in_order(now_N, memory, seed)
-        reliable = reliable_count(self.present_share(memory), ids.numel())
+        reliable = reliable_count(self.present_fraction(memory), ids.numel())
         kept_R, rest_L = ids[:reliable].sort().values, ids[reliable:]
         data_B = self._data(grid_NE, kept_R, rest_L.numel())
         if not rest_L.numel():
@@ -398,9 +403,9 @@ def check_ids(lossy: LossyBlocks, head: DgtHeader) -> Tensor:
     return ids_L
 
 
-def reliable_count(share: float, blocks: int) -> int:
+def reliable_count(reliable_fraction: float, blocks: int) -> int:
     """Return how many of ``blocks`` blocks are reliable: the nearest number, at least one."""
-    return min(blocks, max(1, int(share * blocks + 0.5))) if blocks else 0
+    return min(blocks, max(1, int(reliable_fraction * blocks + 0.5))) if blocks else 0
 
 
 def band_of(rank: int, lossy: int, bands: int) -> int:

@@ -66,7 +66,7 @@ class Choice:
         family: the strategy.
         interval: local steps between exchanges.
         codec: codec in both directions where possible; None: none.
-        compute_share: fraction of the regions' time spent computing.
+        compute_fraction: fraction of the regions' time spent computing.
         transfer_s: seconds of one exchange.
         loss: relative loss against synchronous training without codecs.
     """
@@ -74,7 +74,7 @@ class Choice:
     family: Family
     interval: int
     codec: str | None
-    compute_share: float
+    compute_fraction: float
     transfer_s: float
     loss: float
 
@@ -99,13 +99,13 @@ def advise(situation: Situation, vetoed: Collection[tuple[Family, int]] = ()) ->
     affordable = [c for c in found if c.loss <= situation.loss_budget] or [
         min(found, key=attrgetter("loss"))
     ]
-    most = max(choice.compute_share for choice in affordable)
-    good = [choice for choice in affordable if choice.compute_share >= _AS_GOOD * most]
+    most = max(choice.compute_fraction for choice in affordable)
+    good = [choice for choice in affordable if choice.compute_fraction >= _AS_GOOD * most]
     return min(good, key=_cost)
 
 
 def _cost(choice: Choice) -> tuple[float, float, int]:
-    return choice.loss, -choice.compute_share, choice.interval
+    return choice.loss, -choice.compute_fraction, choice.interval
 
 
 def candidates(situation: Situation) -> Iterator[Choice]:
@@ -168,7 +168,7 @@ def sections(choice: Choice, situation: Situation) -> dict[str, dict[str, object
     if plainest.traits.exchange.interval is not None:
         strategy["interval"] = choice.interval
     if _follows_link(choice.family):
-        strategy["compute_share"] = min(0.95, max(0.5, round(choice.compute_share, 2)))
+        strategy["compute_fraction"] = min(0.95, max(0.5, round(choice.compute_fraction, 2)))
     if hasattr(plainest, "merge"):
         strategy["merge"] = "correct"
     momentum = situation.inner_momentum
@@ -179,7 +179,7 @@ def sections(choice: Choice, situation: Situation) -> dict[str, dict[str, object
 
 
 def _follows_link(family: Family) -> bool:
-    return hasattr(STRATEGIES[family](), "compute_share")
+    return hasattr(STRATEGIES[family](), "compute_fraction")
 
 
 def explain(choice: Choice, situation: Situation) -> str:
@@ -192,8 +192,8 @@ def explain(choice: Choice, situation: Situation) -> str:
         f"{4e-6 * situation.num_params:.3g} MB: one exchange as fp32 takes {plain_s:.3g} s on the "
         f"slowest link. With {codec} it takes {choice.transfer_s:.3g} s. "
         f"{choice.family} with {choice.interval} steps per exchange is predicted to spend "
-        f"{choice.compute_share:.0%} of the regions' time computing, at {choice.loss:.1%} of loss "
-        f"where {situation.loss_budget:.1%} is allowed."
+        f"{choice.compute_fraction:.0%} of the regions' time computing, at {choice.loss:.1%} of "
+        f"loss where {situation.loss_budget:.1%} is allowed."
     )
     if not STRATEGIES[choice.family]().traits.in_rounds:
         text += (

@@ -171,13 +171,13 @@ def _server_plan(experiment: Experiment, region: RegionConfig, attempt: int) -> 
         evaluates_outer=train.evaluate == "outer" and traits.region.eval_params is not None,
         goal=_goal(experiment),
         noise_every=train.noise_every,
-        last_round_is_last_word=traits.exchange.last != "always" and wire_plan(experiment).owes,
-        has_last_word=traits.exchange.last == "always",
+        last_round_is_final=traits.exchange.last != "always" and wire_plan(experiment).owes,
+        has_final_update=traits.exchange.last == "always",
         never_waits=traits.exchange.blocking == "never",
         round_steps=traits.round_steps,
         clip_mean_norm=train.clip_mean_norm,
         # What a codec or clipping takes away would be missing in the mean, and look like noise.
-        tells_norms=train.mode == "sync"
+        reports_norms=train.mode == "sync"
         and train.clip_mean_norm is None
         and traits.averager.mean_gradient
         and (experiment.codec.up is None or not experiment.codec.up.traits.lossy),

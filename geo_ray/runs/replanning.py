@@ -434,7 +434,7 @@ def can_follow(experiment: Experiment) -> bool:
     """
     follows = experiment.members.follow_plan and experiment.train.keep_best is None
     reports_debt = experiment.counts_total_rows and wire_plan(experiment).owes
-    return follows and not reports_debt and experiment.strategy.traits.exchange.paced
+    return follows and not reports_debt and experiment.strategy.traits.exchange.adjustable_interval
 
 
 def plan_of_members(

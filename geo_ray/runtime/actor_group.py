@@ -385,9 +385,9 @@ class ActorGroup:
 
     def send_away(self, worker: GroupWorker) -> None:
         """Let it come home with what it has computed."""
-        self.primaries[worker.region].dismiss_worker.remote(worker.rank)
+        self.primaries[worker.region].drain_worker.remote(worker.rank)
 
-    def dismiss_workers(self) -> None:
+    def drain_workers(self) -> None:
         """All are home: end them, with the memory that each shares with its shards."""
         for worker in self.workers.values():
             kill(worker.handle)

@@ -23,7 +23,7 @@ from geo_ray.runtime.state_transfer import answer_of
 from geo_ray.storage.manifest import AVERAGER_PART
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import Averager
-from geo_ray.training.command_log import Begun, ChangeMembers, ChangePace, resume_averager
+from geo_ray.training.command_log import Begun, ChangeInterval, ChangeMembers, resume_averager
 from geo_ray.training.config import wait_limit_s
 from geo_ray.training.membership import AveragerLeader, MemberChange
 from geo_ray.transport.lan import LanServer
@@ -105,7 +105,7 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
             tensors, meta = spec.resume.read(AVERAGER_PART)
             control = cast(dict[str, Any], meta["control"])
             resume_averager(averager, tensors, control)  # type: ignore[arg-type]
-            saved = control.get("beside", {})
+            saved = control.get("attachments", {})
         self._load(_LoadedBridge(secrets, averager, saved))
 
     def _make(self) -> Averager:
@@ -227,7 +227,7 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
 
     def pace(self, steps: int) -> None:
         """Ask regions to exchange after so many steps from now on."""
-        self._bridge.path.tell_members(ChangePace(steps))
+        self._bridge.path.tell_members(ChangeInterval(steps))
 
     def begun(self, region: str) -> None:
         """A region that has joined is there."""

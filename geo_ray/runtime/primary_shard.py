@@ -42,13 +42,13 @@ from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.checkpoint_parts import HeldShard, typed
 from geo_ray.training.config import exchange_s
 from geo_ray.training.effects import (
+    ActiveWorkersChanged,
     Assignment,
     Effect,
     SendUpdate,
     Snapshot,
     StateTransfer,
     StepDone,
-    TeamChanged,
 )
 from geo_ray.training.lazy_copy import Unread
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
@@ -249,10 +249,10 @@ class PrimaryShard:
                 self.server.model.pulls.heard(worker)
                 self._execute(self.server.leave(worker))
 
-    def dismiss(self, worker: int) -> None:
+    def drain(self, worker: int) -> None:
         """A worker is to go home between two steps."""
         with self._changed:
-            self._execute(self.server.dismiss(worker))
+            self._execute(self.server.drain(worker))
 
     def pause(self, is_paused: bool) -> None:
         """Let workers begin no more steps, or again."""
@@ -316,7 +316,7 @@ class PrimaryShard:
                 stats=read_stats(meta, payload),
             )
             with self._changed:
-                self.server.work.evals.told(final=fields.flag(meta, "final"))
+                self.server.work.evals.reported(final=fields.flag(meta, "final"))
                 self._go_on()
             return {}, None
         if operation == "state_changed":
@@ -444,12 +444,12 @@ class PrimaryShard:
     def _put(self, worker: int, conn: LanConnection, payload: memoryview | None) -> None:
         """Hold what a worker pushed: the model buffers after its step, then the gradient."""
         model_buffers, count = self.server.model_buffers, self._shard.params_S.numel()
-        share = self.server.share_of(worker)
+        partition = self.server.partition_of(worker)
         before = 0 if model_buffers is None else model_buffers.layout.size_floats
         pushed = pushed_gradient(conn, payload, before + count)
         if model_buffers is not None:
-            model_buffers.put(share, pushed[:before].view(torch.uint8))
-        self._shard.put(share, pushed[before:])
+            model_buffers.put(partition, pushed[:before].view(torch.uint8))
+        self._shard.put(partition, pushed[before:])
 
     def _tell(self, worker: int, *, judged: bool) -> Meta:
         """Let a worker fetch the present version, and its model buffers."""
@@ -483,8 +483,8 @@ class PrimaryShard:
                 self._exhausted |= self.server.exhausted  # remembered until somebody asks
             elif isinstance(effect, StateTransfer):  # nothing of it lies where a payload is put
                 snapshots.append(effect)
-            elif isinstance(effect, TeamChanged):
-                self._event_buffer.add("team", **effect.event())
+            elif isinstance(effect, ActiveWorkersChanged):
+                self._event_buffer.add("active_workers", **effect.event())
             else:
                 snapshots.append(self._lasting(effect))
         self._go_on()
@@ -507,8 +507,8 @@ class PrimaryShard:
             "exhausted": self._exhausted,
             "applied": self.server.work.ledger.applied,
             "rows": self.server.work.ledger.export(),
-            "here": {w: self._attempts.get(w, 1) for w in sorted(self.server.work.team.joined)},
-            "judged": self.server.work.evals.last == "told",
+            "here": {w: self._attempts.get(w, 1) for w in sorted(self.server.work.workers.joined)},
+            "judged": self.server.work.evals.last == "reported",
             "failure": self._failure,
         }
         self._changed.notify_all()

@@ -187,9 +187,9 @@ _CHECKPOINT: Request[int] = (
     lambda name, checkpoint: ({"op": name, "id": checkpoint}, None),
     lambda meta, _: (fields.count(meta, "id"),),
 )
-_SHARE: Request[int] = (
-    lambda name, share: ({"op": name, "share": share}, None),
-    lambda meta, _: (fields.count(meta, "share"),),
+_PARTITION: Request[int] = (
+    lambda name, partition: ({"op": name, "partition": partition}, None),
+    lambda meta, _: (fields.count(meta, "partition"),),
 )
 _DONE: Result[None] = (lambda _: ({}, None), lambda *_: None)
 _NORM: Result[float | None] = (
@@ -209,7 +209,7 @@ _PART: Result[PartInfo] = (
 OPERATIONS: Final = (
     _row("apply", Shard.apply, _STEP, _NORM),
     _row("mean_sq", Shard.mean_sq, _MEAN, _NORM),
-    _row("keep", Shard.keep, _SHARE, _DONE),
+    _row("keep", Shard.keep, _PARTITION, _DONE),
     _row("speak", Shard.outgoing, _NOTHING, _OUTGOING),
     _row("finish", Shard.finish, _NOTHING, _OUTGOING),
     _row("merge", Shard.merge, _REPLY, _DONE),
@@ -287,7 +287,9 @@ class ShardServer:
             if name == "put":
                 worker = self._admit(conn)
                 grad_S = pushed_gradient(conn, payload, shard.params_S.numel())
-                shard.put(fields.count(meta, "share") if "share" in meta else worker, grad_S)
+                shard.put(
+                    fields.count(meta, "partition") if "partition" in meta else worker, grad_S
+                )
                 return {}, None
             if name == "fetch":
                 pull = read_pull(self._admit(conn), meta)
@@ -341,9 +343,11 @@ class ShardLink:
         self._take(payload)
         return answer
 
-    def put(self, share: int | None) -> None:
+    def put(self, partition: int | None) -> None:
         """Push the gradient slice, of a share of the step, and wait for the receipt only."""
-        self.request({"op": "put"} if share is None else {"op": "put", "share": share}, push=True)
+        self.request(
+            {"op": "put"} if partition is None else {"op": "put", "partition": partition}, push=True
+        )
 
     def fetch(self, pull: Pull) -> None:
         """Fetch the slice of the version that the primary shard told."""
@@ -391,18 +395,18 @@ class ShardLinks:
         self._rank = rank
         self._pool = pool
 
-    def ask(self, meta: Meta, *, push: bool, share: int | None = None) -> Meta:
+    def ask(self, meta: Meta, *, push: bool, partition: int | None = None) -> Meta:
         """One request that may push the gradient, and always brings the parameters.
 
         Args:
             meta: what is asked.
             push: whether it pushes.
-            share: whose part of the step; None: the worker's own.
+            partition: whose part of the step; None: the worker's own.
         """
         if len(self._links) == 1:
             return self.primary.exchange(meta, push=push)
         if push:  # the primary shard may apply it at once, so all have it before
-            self._pool([partial(link.put, share) for link in self._links])
+            self._pool([partial(link.put, partition) for link in self._links])
         reply, _ = self.primary.request(meta, push=False)
         pull = read_pull(self._rank, reply)
         self._pool([partial(link.fetch, pull) for link in self._links])

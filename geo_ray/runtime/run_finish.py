@@ -102,7 +102,7 @@ def finish(training: Training) -> Summary:
         reporting,
         is_store_away=controller.policy.is_failing,
     )
-    actors.dismiss_workers()
+    actors.drain_workers()
     tensors, digests = _final_model(actors, places_of(run, experiment.checkpoint), run, retrying)
     if actors.upload_server is not None:  # the model was uploaded through it
         for (src, dst), count in actors.upload_server.crossed().items():

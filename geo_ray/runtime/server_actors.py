@@ -294,9 +294,9 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         """Forget an incarnation of a worker that has ended; its connection may still be open."""
         self._serving.shard.lose(worker, attempt)
 
-    def dismiss_worker(self, worker: int) -> None:
+    def drain_worker(self, worker: int) -> None:
         """Release a worker between two steps."""
-        self._serving.shard.dismiss(worker)
+        self._serving.shard.drain(worker)
 
     def cut(self, checkpoint: int, halt: bool) -> None:
         """Copy the region's state for a checkpoint that has begun."""

@@ -91,7 +91,7 @@ class WorkerLoop:
 
     def _push(self, work: Assignment, report: StepReport) -> Assignment:
         """Push the gradient; pull the next parameters and rows."""
-        answer = self._links.ask(report_meta(report), push=True, share=work.share)
+        answer = self._links.ask(report_meta(report), push=True, partition=work.partition)
         return read_answer(self._rank, answer)
 
     def _read(self, work: Assignment, span: Span) -> dict[Span, Columns]:

@@ -157,7 +157,7 @@ class SimLossy:
         held = self._held[update.region] = _Held(update, missing)
         self._scheduler.after(self._codec.grace_s, partial(self._release, held))
 
-    def beside(self, reply: ReplyMessage) -> ReplyMessage:
+    def attach(self, reply: ReplyMessage) -> ReplyMessage:
         """The reply with what is to be told of lossy blocks."""
         books = self._of(reply.to)
         if reply.dropped:

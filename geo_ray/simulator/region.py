@@ -29,13 +29,13 @@ from geo_ray.runs.data import open_readers
 from geo_ray.runs.evaluation import Candidates
 from geo_ray.simulator.clock import Scheduler
 from geo_ray.training.effects import (
+    ActiveWorkersChanged,
     Assignment,
     Effect,
     SendUpdate,
     Snapshot,
     StateTransfer,
     StepDone,
-    TeamChanged,
 )
 from geo_ray.training.membership import ShardState, region_state, shard_state
 from geo_ray.training.messages import ReplyMessage, no_buffers
@@ -234,7 +234,7 @@ class RegionHost(Protocol):
     def changed(self, name: str, step: int, change: StateChange) -> None:
         """A worker has found a state change that nobody declared."""
 
-    def team(self, name: str, changed: TeamChanged) -> None:
+    def active_workers(self, name: str, changed: ActiveWorkersChanged) -> None:
         """Other workers than before take part."""
 
 
@@ -347,10 +347,10 @@ class SimRegion:
         if not self.is_dead:
             self._execute(self.server.leave(rank))
 
-    def dismiss_worker(self, rank: int) -> None:
+    def drain_worker(self, rank: int) -> None:
         """A worker is told that its machine will be gone: it leaves between two steps."""
         if not self.is_dead:
-            self._execute(self.server.dismiss(rank))
+            self._execute(self.server.drain(rank))
 
     def replace_worker(self, rank: int) -> int:
         """A new worker of this rank is here, the one before gone, known or not; its incarnation."""
@@ -363,7 +363,7 @@ class SimRegion:
     @property
     def lacks_workers(self) -> bool:
         """Whether it stands still until a worker comes."""
-        return self.server.phase != "done" and not self.server.work.team.may_work
+        return self.server.phase != "done" and not self.server.work.workers.may_work
 
     def _new_worker(self) -> Worker | LocalStepsWorker:
         buffer = self._start.buffer()
@@ -413,8 +413,8 @@ class SimRegion:
             elif isinstance(effect, StateTransfer):
                 parts = [shard.take_snapshot(effect.snapshot.id) for shard in self._shards]
                 self._host.on_state_transfer(self.name, effect.snapshot, parts)
-            elif isinstance(effect, TeamChanged):
-                self._host.team(self.name, effect)
+            elif isinstance(effect, ActiveWorkersChanged):
+                self._host.active_workers(self.name, effect)
             else:
                 parts = [shard.take_snapshot(effect.id) for shard in self._shards]
                 self._host.saved(self.name, effect, parts)
@@ -444,7 +444,7 @@ class SimRegion:
         span = answer.span
         if span is None:
             return
-        if answer.share is None and answer.worker == min(self.server.work.team.joined):
+        if answer.partition is None and answer.worker == min(self.server.work.workers.joined):
             self._began_s = self._scheduler.now_s
         push_s = self._push_s(answer.worker, span)
         push_s *= max(1, len(answer.parts))
@@ -474,7 +474,7 @@ class SimRegion:
     def _read(self, span: Span) -> Columns:
         return self._train.read(span.start, span.count)
 
-    def _tell_changed(self, worker: Worker | LocalStepsWorker) -> None:
+    def _report_changed(self, worker: Worker | LocalStepsWorker) -> None:
         for change in worker.take_changed():
             if worker is self._workers[0]:
                 self._host.changed(self.name, self.server.version, change)
@@ -483,13 +483,13 @@ class SimRegion:
         if self._is_gone(rank, life):
             return
         result, grad_P = found()
-        share = self.server.share_of(rank)
-        self._tell_changed(self._workers[rank])
+        partition = self.server.partition_of(rank)
+        self._report_changed(self._workers[rank])
         report = StepReport(span, result.loss, push_s, result.refused, result.grad_sq)
         if self.server.model_buffers is not None:
-            self.server.model_buffers.put(share, self._workers[rank].left_B)
+            self.server.model_buffers.put(partition, self._workers[rank].left_B)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
-            shard.put(share, grad_P[start:stop])
+            shard.put(partition, grad_P[start:stop])
         self._execute(self.server.push(rank, report))
 
     def _evaluate(self, worker: Worker | LocalStepsWorker, answer: Assignment) -> None:
@@ -509,12 +509,12 @@ class SimRegion:
 
     def _judge(self, worker: Worker | LocalStepsWorker, answer: Assignment) -> None:
         totals, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
-        self._tell_changed(worker)
+        self._report_changed(worker)
         step, last, model = answer.version, answer.done, None
         if self._candidates is not None:
             buffers_B = worker.buffers_B
             model = self._candidates.note(self.name, step, worker.params_P, buffers_B, last)
-        self.server.work.evals.told(final=last)
+        self.server.work.evals.reported(final=last)
         self._host.evaluated(self.name, step, totals, rows, last, model)
 
     def _measure_step_s(self, batch_size: int) -> float:

@@ -34,7 +34,7 @@ from geo_ray.training.averager import (
 )
 from geo_ray.training.checkpoint_parts import AveragerSnapshot
 from geo_ray.training.command_log import install_snapshot, resume_averager, snapshot_of
-from geo_ray.training.effects import SendUpdate, Snapshot, StepDone, TeamChanged
+from geo_ray.training.effects import ActiveWorkersChanged, SendUpdate, Snapshot, StepDone
 from geo_ray.training.failover import next_standby
 from geo_ray.training.membership import MemberChange, ShardState, donor_of, rows_of
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
@@ -229,9 +229,9 @@ class SimNotes:
         about = {"region": name, "step": step, "how": change.how, "names": change.names}
         self.emit("state_changed", self.scheduler.now_s, **about)
 
-    def team(self, name: str, changed: TeamChanged) -> None:
+    def active_workers(self, name: str, changed: ActiveWorkersChanged) -> None:
         """A region's workers have changed."""
-        self.emit("team", self.scheduler.now_s, region=name, **changed.event())
+        self.emit("active_workers", self.scheduler.now_s, region=name, **changed.event())
 
 
 WorkerEvent = Literal["lost", "dismissed", "replaced"]
@@ -276,7 +276,7 @@ class SimWorkers:
                 region.lose_worker(rank)
             elif what == "dismissed":
                 self._emit("worker_left", now_s, cause="its machine will be gone", **about)
-                region.dismiss_worker(rank)
+                region.drain_worker(rank)
             else:
                 attempt = region.replace_worker(rank)
                 self._emit("worker_replaced", now_s, attempt=attempt, **about)
@@ -578,7 +578,7 @@ class World:
         if checkpoint.averager is not None:
             resume_averager(self.averager, checkpoint.averager.tensors, checkpoint.averager.control)
             if self._lossy is not None:
-                self._lossy.restore(checkpoint.averager.control["beside"])
+                self._lossy.restore(checkpoint.averager.control["attachments"])
         for name, region in self.regions.items():
             region.restore(*checkpoint.regions[name])
         self._rows |= checkpoint.rows_of_others(self.regions)
@@ -648,9 +648,9 @@ class World:
         """See `RegionHost`."""
         self._notes.changed(name, step, change)
 
-    def team(self, name: str, changed: TeamChanged) -> None:
+    def active_workers(self, name: str, changed: ActiveWorkersChanged) -> None:
         """See `RegionHost`."""
-        self._notes.team(name, changed)
+        self._notes.active_workers(name, changed)
 
     def ship(self, name: str, update: UpdateMessage) -> float:
         """Put an update on its way; when it arrives."""
@@ -686,8 +686,8 @@ class World:
             self._wake_s = wake_s
             self._scheduler.at(wake_s, self._on_wake)
         for snapshot in self.averager.snapshots:
-            beside = {} if self._lossy is None else self._lossy.export(self.averager.last)
-            snapshot.control["beside"] = beside
+            attachments = {} if self._lossy is None else self._lossy.export(self.averager.last)
+            snapshot.control["attachments"] = attachments
             self._saved.add_averager(snapshot)
         self.averager.snapshots.clear()
         for reading in self.averager.noise.news():
@@ -700,7 +700,7 @@ class World:
             self._overlay.answered(reply)
             return
         if self._lossy is not None:
-            reply = self._lossy.beside(reply)
+            reply = self._lossy.attach(reply)
         now_s = self._scheduler.now_s
         reply = replace(reply, held_s=now_s - self._arrived_s.get(reply.to, now_s))
         size_bytes = reply.size_bytes

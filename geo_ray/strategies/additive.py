@@ -106,10 +106,10 @@ def take_in(averager: AveragerState, update: Update, combine: Combine, weight: f
         weight: how much less it counts because it is old.
     """
     averager.version += 1
-    share = weight / len(averager.members) if combine == "mean" else weight
+    fraction = weight / len(averager.members) if combine == "mean" else weight
     for region in averager.members:
         # At home the change is already applied in full: the outbox corrects it to its share.
-        factor = share - 1.0 if region == update.region else share
+        factor = fraction - 1.0 if region == update.region else fraction
         if factor != 0.0:
             _add(averager.memory, f"outbox/{region}", update.payload_P, factor)
 
@@ -121,8 +121,8 @@ def relay_sum(
 
     Every outbox gets the sum, also those of the senders: the averager does not know the parts.
     But each sender knows its own part and removes it, because the averager marks these
-    answers. In an outbox of `take_in` the own change counts ``share - 1``; here it counts
-    ``share``, and the sender subtracts 1: the same.
+    answers. In an outbox of `take_in` the own change counts ``fraction - 1``; here it counts
+    ``fraction``, and the sender subtracts 1: the same.
 
     Args:
         averager: the averager's state.
@@ -134,9 +134,9 @@ def relay_sum(
         Answers in the order of ``parts``; equal payloads are one tensor.
     """
     averager.version += len(parts)
-    share = 1.0 / len(averager.members) if combine == "mean" else 1.0
+    fraction = 1.0 / len(averager.members) if combine == "mean" else 1.0
     for region in averager.members:
-        _add(averager.memory, f"outbox/{region}", total_P, share)
+        _add(averager.memory, f"outbox/{region}", total_P, fraction)
     replies: list[Reply] = []
     for part in parts:
         reply = answer(averager, part)

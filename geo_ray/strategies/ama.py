@@ -50,7 +50,7 @@ class Ama(OneByOne):
                 every=self.interval,
                 last="always",
                 interval=self.interval,
-                paced=True,
+                adjustable_interval=True,
             ),
             averager=AveragerTraits(
                 bound=self.staleness.bound,

@@ -54,7 +54,7 @@ class AsgdGa(Additive):
                 every=self.interval,
                 last="always",
                 interval=self.interval,
-                paced=True,
+                adjustable_interval=True,
             ),
             averager=AveragerTraits(
                 adds_up=self.combine,

@@ -55,7 +55,7 @@ class AsyncLocalSgd(LocalSteps, OneByOne):
                 last="always",
                 by_speed=self.by_speed,
                 interval=self.interval,
-                paced=not self.by_speed,
+                adjustable_interval=not self.by_speed,
             ),
             region=RegionTraits(eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(

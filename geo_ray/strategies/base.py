@@ -179,7 +179,7 @@ class Overlapped(Rounds):
         return local_steps.last_turn(region, self.merge)
 
 
-def shares_of(updates: Sequence[Update], weights: Weights) -> list[float]:
+def fractions_of(updates: Sequence[Update], weights: Weights) -> list[float]:
     """Return the weights in a mean: by region, or by each update's rows; equal without rows."""
     total = sum(update.num_samples for update in updates)
     if weights == "uniform" or total == 0:
@@ -192,21 +192,21 @@ def weighted_mean(updates: Sequence[Update], weights: Weights) -> Tensor:
 
     Args:
         updates: at least one; all payloads of one shape (P,).
-        weights: see `shares_of`.
+        weights: see `fractions_of`.
 
     Returns:
         A new fp32 tensor (P,).
     """
-    return mean_by([update.payload_P for update in updates], shares_of(updates, weights))
+    return mean_by([update.payload_P for update in updates], fractions_of(updates, weights))
 
 
 def mean_by(
-    vectors: Sequence[Tensor], shares: Sequence[float], out_P: Tensor | None = None
+    vectors: Sequence[Tensor], fractions: Sequence[float], out_P: Tensor | None = None
 ) -> Tensor:
     """Return the weighted sum of vectors (P,) in the given order; in ``out_P`` or a new tensor."""
-    mean_P = torch.mul(vectors[0], shares[0], out=out_P)
-    for vector_P, share in zip(vectors[1:], shares[1:], strict=True):
-        mean_P.add_(vector_P, alpha=share)
+    mean_P = torch.mul(vectors[0], fractions[0], out=out_P)
+    for vector_P, fraction in zip(vectors[1:], fractions[1:], strict=True):
+        mean_P.add_(vector_P, alpha=fraction)
     return mean_P
 
 
@@ -226,8 +226,8 @@ def answer_all(
     """
     averager.version += 1
     total = sum(update.num_samples for update in updates)
-    shares = [0.0] * len(updates) if weights is None else shares_of(updates, weights)
+    fractions = [0.0] * len(updates) if weights is None else fractions_of(updates, weights)
     return [
-        Reply(u.region, payload_P, total, u.final, u.fragment, share)
-        for u, share in zip(updates, shares, strict=True)
+        Reply(u.region, payload_P, total, u.final, u.fragment, fraction)
+        for u, fraction in zip(updates, fractions, strict=True)
     ]

@@ -65,7 +65,7 @@ class DcAsgd(OneByOne):
                 every=self.interval,
                 last="always",
                 interval=self.interval,
-                paced=True,
+                adjustable_interval=True,
             ),
             region=RegionTraits(rate_key="strategy.outer.lr"),
             averager=AveragerTraits(

@@ -52,19 +52,19 @@ def combined(changes: Sequence[Tensor], weights: Sequence[float], *, by_directio
     Returns:
         A new fp32 tensor (P,).
     """
-    shares = [weight / sum(weights) for weight in weights]
+    fractions = [weight / sum(weights) for weight in weights]
     norms = [float(torch.linalg.vector_norm(change_P)) for change_P in changes]
     total_P = torch.zeros_like(changes[0])
-    for change_P, share, norm in zip(changes, shares, norms, strict=True):
+    for change_P, fraction, norm in zip(changes, fractions, norms, strict=True):
         if not by_direction:
-            total_P.add_(change_P, alpha=share)
+            total_P.add_(change_P, alpha=fraction)
         elif norm > 0:
-            total_P.add_(change_P, alpha=share / norm)
+            total_P.add_(change_P, alpha=fraction / norm)
     length = float(torch.linalg.vector_norm(total_P))
     if by_direction and length < _CANCELLED:  # no direction: rounding would be blown up
         return combined(changes, weights, by_direction=False)
     if by_direction:
-        mean_norm = sum(share * norm for share, norm in zip(shares, norms, strict=True))
+        mean_norm = sum(fraction * norm for fraction, norm in zip(fractions, norms, strict=True))
         total_P.mul_(mean_norm / length)
     return total_P
 

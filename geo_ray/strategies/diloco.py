@@ -7,7 +7,7 @@ momentum. Rounds may therefore be hundreds of steps apart, at a small loss.
 Rule: ``Delta = sum_i q_i (w - w_i)``; ``m <- beta m + Delta``; ``w <- w - eta (Delta + beta m)``.
 With outer learning rate 1 and no momentum it is `sma`.
 
-``compute_share`` adapts H to the link. The averager knows from the updates how long a local step
+``compute_fraction`` adapts H to the link. The averager knows from the updates how long a local step
 and an exchange take. The next power of two that spends at least this fraction of a round computing
 becomes H, once several rounds in a row asked for the same direction (ours).
 
@@ -40,18 +40,18 @@ from geo_ray.strategies.traits import (
 )
 
 PATIENCE: Final = 3
-_INTERVAL, _VOTES = "paced/interval", "paced/votes"
+_INTERVAL, _VOTES = "adaptive/interval", "adaptive/votes"
 
 
-def paced_interval(
-    averager: AveragerState, updates: Sequence[Update], share: float, first: int
+def adaptive_interval(
+    averager: AveragerState, updates: Sequence[Update], fraction: float, first: int
 ) -> int:
     """Return the interval of the next round.
 
     Args:
         averager: stores the present interval.
         updates: of the round that was just closed.
-        share: fraction of a round that should be spent computing, in (0, 1).
+        fraction: fraction of a round that should be spent computing, in (0, 1).
         first: the interval until something was measured.
     """
     present = int(averager.numbers.setdefault(_INTERVAL, float(first)))
@@ -59,7 +59,7 @@ def paced_interval(
     exchange_s = max(update.exchange_s for update in updates)
     if step_s <= 0 or exchange_s <= 0:
         return present
-    least = share / (1.0 - share) * exchange_s / step_s
+    least = fraction / (1.0 - fraction) * exchange_s / step_s
     wanted = 2 ** max(0, math.ceil(math.log2(max(1.0, least))))
     votes = averager.numbers.get(_VOTES, 0.0)
     direction = float((wanted > present) - (wanted < present))
@@ -79,7 +79,7 @@ class DiLoCo(LocalSteps, Rounds):
         "samples",
         description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
     )
-    compute_share: float | None = Field(
+    compute_fraction: float | None = Field(
         None,
         gt=0,
         lt=1,
@@ -96,7 +96,7 @@ class DiLoCo(LocalSteps, Rounds):
     def traits(self) -> Traits:
         """See `geo_ray.strategies.traits`."""
         # A pace of its own goes by every update's measurements.
-        mean = RoundMean(weights=self.weights) if self.compute_share is None else None
+        mean = RoundMean(weights=self.weights) if self.compute_fraction is None else None
         return Traits(
             in_rounds=True,
             sends="change",
@@ -105,7 +105,7 @@ class DiLoCo(LocalSteps, Rounds):
                 every=self.interval,
                 last="rest",
                 interval=self.interval,
-                paced=self.compute_share is None,
+                adjustable_interval=self.compute_fraction is None,
             ),
             region=RegionTraits(eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain, round_mean=mean),
@@ -114,7 +114,7 @@ class DiLoCo(LocalSteps, Rounds):
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with the outer model's change once every region has reported."""
         replies = outer_round(averager, updates, self.weights, self.outer)
-        if self.compute_share is None:
+        if self.compute_fraction is None:
             return replies
-        steps = paced_interval(averager, updates, self.compute_share, self.interval)
+        steps = adaptive_interval(averager, updates, self.compute_fraction, self.interval)
         return [replace(reply, steps=steps) for reply in replies]

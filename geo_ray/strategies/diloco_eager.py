@@ -89,7 +89,7 @@ class DiLoCoEager(LocalSteps, Rounds):
                 del region.numbers[_LAST]
             return
         region.memory[_MEAN] = reply.payload_P.clone()
-        region.numbers[_SHARE] = reply.share
+        region.numbers[_SHARE] = reply.own_weight
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Send the change since the start of the run, once, for the mean of all regions."""

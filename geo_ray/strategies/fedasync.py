@@ -56,7 +56,7 @@ class FedAsync(LocalSteps, OneByOne):
                 last="always",
                 by_speed=self.by_speed,
                 interval=self.interval,
-                paced=not self.by_speed,
+                adjustable_interval=not self.by_speed,
             ),
             region=RegionTraits(eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(
@@ -70,12 +70,12 @@ class FedAsync(LocalSteps, OneByOne):
         """Mix the model into the global one; answer its sender with the global model's change."""
         global_model.note_speed(averager, update)
         if update.num_samples > 0:
-            share = self.alpha * self.staleness.factor(update.lag)
+            fraction = self.alpha * self.staleness.factor(update.lag)
             if self.weights == "samples":
-                share = min(1.0, share * global_model.relative_rows(averager, update.region))
+                fraction = min(1.0, fraction * global_model.relative_rows(averager, update.region))
             # G - w_i: what the region did, less what G has moved since the region knew it.
             away_P = update.payload_P - global_model.unheard(averager, update)
-            global_model.publish(averager, away_P.mul_(share))
+            global_model.publish(averager, away_P.mul_(fraction))
         return self.answers(averager, update)
 
     def answer(self, averager: AveragerState, update: Update) -> Reply:

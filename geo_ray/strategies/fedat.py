@@ -35,7 +35,7 @@ from torch import Tensor
 
 from geo_ray.strategies import global_model, local_steps
 from geo_ray.strategies.base import LocalSteps, mean_by
-from geo_ray.strategies.global_model import SiteWeights, site_shares
+from geo_ray.strategies.global_model import SiteWeights, site_fractions
 from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
@@ -76,7 +76,7 @@ class FedAt(LocalSteps):
                 every=self.interval,
                 last="always",
                 interval=self.interval,
-                paced=True,
+                adjustable_interval=True,
             ),
             region=RegionTraits(ends_by_total_rows=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(releases=True),
@@ -119,8 +119,8 @@ class FedAt(LocalSteps):
                 continue
             # Where each site stands, as the distance from the start of the run.
             stands = [global_model.told(averager, update).add_(update.payload_P) for update in used]
-            shares = site_shares(averager, used, self.weights)
-            averager.memory[f"tier{tier}"] = mean_by(stands, shares)
+            fractions = site_fractions(averager, used, self.weights)
+            averager.memory[f"tier{tier}"] = mean_by(stands, fractions)
             averager.numbers[f"count{tier}"] = averager.numbers.get(f"count{tier}", 0.0) + 1.0
             global_model.move_to(averager, self._mix(averager))
         return taken

@@ -32,7 +32,7 @@ from pydantic import Field
 
 from geo_ray.strategies import global_model, local_steps
 from geo_ray.strategies.base import LocalSteps, mean_by
-from geo_ray.strategies.global_model import SiteWeights, site_shares
+from geo_ray.strategies.global_model import SiteWeights, site_fractions
 from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_change
 from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
@@ -76,7 +76,7 @@ class FedAvg(LocalSteps):
                 last="always",
                 by_speed=self.by_speed,
                 interval=self.interval,
-                paced=not self.by_speed,
+                adjustable_interval=not self.by_speed,
             ),
             region=RegionTraits(ends_by_total_rows=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain, releases=True),
@@ -106,8 +106,8 @@ class FedAvg(LocalSteps):
             if update.num_samples > 0 and not averager.numbers.get(f"rests/{update.region}")
         ]
         if fresh:
-            shares = site_shares(averager, fresh, self.weights)
-            mean_P = mean_by([update.payload_P for update in fresh], shares)
+            fractions = site_fractions(averager, fresh, self.weights)
+            mean_P = mean_by([update.payload_P for update in fresh], fractions)
             global_model.publish(averager, outer_change(self.outer, averager, mean_P))
         everybody = everybody or averager.stopping or any(update.final for update in held)
         count = (

@@ -21,8 +21,8 @@ set one.
 Groups are made after the first round, which waits for all sites. Every ``regroup_every`` rounds
 each site's next update is examined again, without waiting; when all have reported, groups are
 made again, and keep the number of the group with which they have most sites in common. With
-``codec.up: dgt`` sites that close rounds send ``share_closing`` of their blocks reliably, the
-others ``share_extra``.
+``codec.up: dgt`` sites that close rounds send ``closing_fraction`` of their blocks reliably, the
+others ``extra_fraction``.
 
 Grouping: the updates of one round, all from the same parameters, are projected to a few hundred
 numbers each (signs and buckets drawn from a seed: a count sketch, which preserves angles), made
@@ -174,13 +174,13 @@ class FedGSync(LocalSteps):
         le=1,
         description="factor for the last mean of a group without updates, per round in a row",
     )
-    share_closing: float = Field(
+    closing_fraction: float = Field(
         0.8,
         gt=0,
         le=1,
         description="with codec dgt: fraction of reliable blocks of sites that close rounds",
     )
-    share_extra: float = Field(
+    extra_fraction: float = Field(
         0.2,
         gt=0,
         le=1,
@@ -203,7 +203,7 @@ class FedGSync(LocalSteps):
                 last="always",
                 by_speed=self.by_speed,
                 interval=self.interval,
-                paced=not self.by_speed,
+                adjustable_interval=not self.by_speed,
             ),
             region=RegionTraits(ends_by_total_rows=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain, releases=True, wakes=True),
@@ -280,12 +280,14 @@ class FedGSync(LocalSteps):
         total_P = torch.zeros_like(held[0].payload_P)
         reliable: dict[str, float] = {}
         for number, names in self.members_of(averager).items():
-            share = sum(rows[name] for name in names) / max(1.0, sum(rows.values()))
+            fraction = sum(rows[name] for name in names) / max(1.0, sum(rows.values()))
             reporters = [update for update in held if update.region in names]
-            total_P.add_(self._mean(averager, number, reporters, total_P), alpha=share)
+            total_P.add_(self._mean(averager, number, reporters, total_P), alpha=fraction)
             for place, update in enumerate(reporters):
                 is_closing = place < self._needed(names)
-                reliable[update.region] = self.share_closing if is_closing else self.share_extra
+                reliable[update.region] = (
+                    self.closing_fraction if is_closing else self.extra_fraction
+                )
         global_model.publish(averager, outer_change(self.outer, averager, total_P))
         return [replace(self._answer(averager, u), reliable=reliable[u.region]) for u in held]
 
@@ -303,8 +305,8 @@ class FedGSync(LocalSteps):
         if not used:
             return averager.memory.setdefault(key, torch.zeros_like(like_P)).mul_(self.absent)
         weights = [1.0 / (1.0 + lags[u.region]) for u in used]
-        shares = [max(weights) * weight / sum(weights) for weight in weights]
-        averager.memory[key] = mean_by([u.payload_P for u in used], shares)
+        fractions = [max(weights) * weight / sum(weights) for weight in weights]
+        averager.memory[key] = mean_by([u.payload_P for u in used], fractions)
         return averager.memory[key]
 
 

@@ -59,7 +59,7 @@ class Gaia(Additive):
                 every=self.interval,
                 last="always",
                 interval=self.interval,
-                paced=True,
+                adjustable_interval=True,
             ),
             averager=AveragerTraits(
                 adds_up=self.combine,

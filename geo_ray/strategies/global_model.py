@@ -34,7 +34,7 @@ from pydantic import Field
 from torch import Tensor
 
 from geo_ray.base.model import StrictModel
-from geo_ray.strategies.base import Strategy, shares_of
+from geo_ray.strategies.base import Strategy, fractions_of
 from geo_ray.strategies.state import AveragerState, Reply, Update
 
 
@@ -197,7 +197,7 @@ SiteWeights = Literal["data", "samples", "uniform"]
 rows behind the updates, ``uniform`` alike."""
 
 
-def site_shares(
+def site_fractions(
     averager: AveragerState, updates: Sequence[Update], weights: SiteWeights
 ) -> list[float]:
     """Return each update's weight in a mean; their sum is 1.
@@ -205,10 +205,10 @@ def site_shares(
     If sizes of data sets are requested and unknown, the rows behind the updates are used.
     """
     if weights != "data":
-        return shares_of(updates, weights)
+        return fractions_of(updates, weights)
     rows = [averager.data_rows.get(update.region, 0.0) for update in updates]
     if min(rows) <= 0:
-        return shares_of(updates, "samples")
+        return fractions_of(updates, "samples")
     return [each / sum(rows) for each in rows]
 
 

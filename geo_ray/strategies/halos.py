@@ -77,7 +77,7 @@ class Halos(OneByOne):
                 last="always",
                 by_speed=self.by_speed,
                 interval=self.interval,
-                paced=not self.by_speed,
+                adjustable_interval=not self.by_speed,
             ),
             region=RegionTraits(worker_steps=self.local_steps, eval_params=_GLOBAL),
             averager=AveragerTraits(

@@ -33,7 +33,7 @@ from pydantic import Field
 from torch import Tensor
 
 from geo_ray.base.model import StrictModel
-from geo_ray.strategies.base import answer_all, mean_by, shares_of
+from geo_ray.strategies.base import answer_all, fractions_of, mean_by
 from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.strategies.traits import Weights
 
@@ -131,13 +131,13 @@ def outer_round(
     key: str = "outer",
 ) -> list[Reply]:
     """Answer all updates of a round with the outer optimizer's change of their mean."""
-    shares, first_P = shares_of(updates, weights), updates[0].payload_P
+    fractions, first_P = fractions_of(updates, weights), updates[0].payload_P
     on_cpu = first_P.device.type == "cpu"
     change_P = averager.allocate(first_P.numel()) if on_cpu else torch.empty_like(first_P)
     state = _StepState.next(config, averager, first_P, key)
     for piece in _pieces(first_P):  # each goes through memory once
         parts = [update.payload_P[piece] for update in updates]
-        mean = mean_by(parts, shares, change_P[piece])
+        mean = mean_by(parts, fractions, change_P[piece])
         state.change(mean, piece, mean)
     return answer_all(averager, updates, change_P)
 

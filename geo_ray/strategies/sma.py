@@ -45,7 +45,7 @@ class Sma(Rounds):
                 every=self.interval,
                 last="rest",
                 interval=self.interval,
-                paced=True,
+                adjustable_interval=True,
             ),
             averager=AveragerTraits(round_mean=RoundMean(weights=self.weights, is_answer=True)),
         )

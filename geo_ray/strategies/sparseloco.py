@@ -57,7 +57,7 @@ class SparseLoCo(LocalSteps, Rounds):
                 every=self.interval,
                 last="rest",
                 interval=self.interval,
-                paced=True,
+                adjustable_interval=True,
             ),
             region=RegionTraits(eval_params=local_steps.ANCHOR, needs_codec="chunked_topk"),
             averager=AveragerTraits(plain_outer=self.outer.plain),

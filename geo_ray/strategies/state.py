@@ -77,7 +77,7 @@ class Reply:
         num_samples: rows behind the payload, over all regions that contributed.
         final: it answers a final update, after every region's final update is in.
         fragment: of the update that it answers.
-        share: weight of the receiver's own update in the payload; 0 if not told.
+        own_weight: weight of the receiver's own update in the payload; 0 if not told.
         steps: local steps that the receiver takes before its next update; None: as configured.
         reliable: share of the blocks of the receiver's next update that travel reliably, for
             differential transmission; None: as configured.
@@ -91,7 +91,7 @@ class Reply:
     num_samples: int = 0
     final: bool = False
     fragment: int = 0
-    share: float = 0.0
+    own_weight: float = 0.0
     steps: int | None = None
     reliable: float | None = None
     dropped: bool = False

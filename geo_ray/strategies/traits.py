@@ -55,7 +55,7 @@ class ExchangeTraits:
         hidden_steps: steps that hide an exchange where regions stand still when it is late; None:
             those until the next one.
         by_speed: whether slower regions exchange after fewer steps, in proportion to the fastest.
-        paced: whether a region exchanges after as many steps as the averager asks for
+        adjustable_interval: whether a region exchanges after as many steps as the averager asks for
             (`RegionState.is_due`), and the strategy leaves it to others to ask: then the interval
             may change in mid-run. Not in rounds whose answers come while a region trains on: each
             would hear of it at another step, and have another number of rounds.
@@ -70,7 +70,7 @@ class ExchangeTraits:
     hidden_steps: float | None = None
     by_speed: bool = False
     interval: int | None = None
-    paced: bool = False
+    adjustable_interval: bool = False
 
     def within(self, steps: int) -> int:
         """Exchanges within so many steps, if nothing is late.
@@ -86,7 +86,7 @@ class ExchangeTraits:
         return within + (self.last == "always" or (self.last == "rest" and is_rest))
 
     @property
-    def meets_by_last_words(self) -> bool:
+    def meets_by_final_updates(self) -> bool:
         """Whether all regions are equal after last words only, and not after every round."""
         return self.last == "always"
 

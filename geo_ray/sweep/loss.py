@@ -222,8 +222,8 @@ def _short(experiment: Experiment, steps: int) -> dict[str, Any]:
     """The configuration as short as it is measured, without what does not change the loss."""
     tree: dict[str, Any] = experiment.model_dump(mode="json")
     tree["name"], tree["plan"], tree["checkpoint"]["every_s"] = "loss", None, None
-    if "compute_share" in tree["strategy"]:
-        tree["strategy"]["compute_share"] = None  # an interval is what it is called
+    if "compute_fraction" in tree["strategy"]:
+        tree["strategy"]["compute_fraction"] = None  # an interval is what it is called
     tree["averager"] |= {"standby": None, "next_standbys": [], "max_divergence": 0.0}
     schedule = tree["optimizer"].get("schedule")
     if schedule is not None:  # the same curve over fewer steps

@@ -203,7 +203,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "worker_replaced": {"region": _text, "worker": _name, "attempt": _whole},  # it works
     "process_unresponsive": {"region": _text, "process": _text, "unresponsive_s": _number},
     "worker_left": {"region": _text, "worker": _name, "cause": _text},
-    "team": {  # who takes part, in regions that go on while workers are missing
+    "active_workers": {  # who takes part, in regions that go on while workers are missing
         "region": _text,
         "step": _whole,
         "workers": _whole,

@@ -33,7 +33,7 @@ _TOLD = (
     "bridge_replaced",
     "run_actor_attached",
     "worker_left",
-    "team",
+    "active_workers",
     "step_refused",
     "state_changed",
     "region_joined",
@@ -366,7 +366,7 @@ class Progress:
                 self._say(f"[green]run actor attached[/] after {downtime_s:.1f} s without one")
             case "worker_left":
                 self._say(f"[yellow]worker leaving[/]: {who}: {cause}")
-            case "team":
+            case "active_workers":
                 part = "takes part" if event["workers"] == 1 else "take part"
                 self._say(
                     f"workers of {escape(event['region'])} after step {event['step']}: "

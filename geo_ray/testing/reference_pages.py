@@ -146,7 +146,7 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         "A worker was asked to leave, because its node is being drained. Its work counts.",
         {},
     ),
-    "team": (
+    "active_workers": (
         "The set of active workers of a region changed. Only with `train.elastic`.",
         {
             "step": "last step before the change",

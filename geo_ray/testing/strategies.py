@@ -21,7 +21,7 @@ from geo_ray.testing.checks import Checks, check_options, expect
 from geo_ray.training.averager import Averager
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.optimizers import AdamW, Momentum, Sgd
-from geo_ray.training.parameters import digest, fragment_cuts, split_sizes
+from geo_ray.training.parameters import digest, fragment_bounds, split_sizes
 from geo_ray.training.shard import Contribution, RegionModel, Shard
 
 NUM_PARAMS = 67
@@ -340,7 +340,7 @@ def _expect_count(fleet: Fleet, expected: Callable[[int], int], tolerance: int) 
 def payloads_are_as_large_as_it_says(strategy: Strategy) -> None:
     """Each of one fragment, in turn; the last one of the whole model."""
     exchange, fleet = strategy.traits.exchange, _run(strategy)
-    cuts = fragment_cuts(NUM_PARAMS, exchange.fragments)
+    cuts = fragment_bounds(NUM_PARAMS, exchange.fragments)
     for name in fleet.regions:
         ordinary = [update for update in _sent(fleet, name) if not update.final]
         for update in _sent(fleet, name):

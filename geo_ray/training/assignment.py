@@ -17,7 +17,7 @@ from typing import Literal
 from geo_ray.base.errors import InvariantError
 from geo_ray.base.types import Span, StepReport
 from geo_ray.training.config import ElasticConfig
-from geo_ray.training.effects import Assignment, TeamChanged
+from geo_ray.training.effects import ActiveWorkersChanged, Assignment
 from geo_ray.training.shard import Contribution
 from geo_ray.training.stragglers import BackupWorkers, GradientCoding, Stragglers
 
@@ -47,17 +47,17 @@ class ServerPlan:
         evaluates_outer: not the live parameters are evaluated, but those that the averager knows.
         goal: what the run is to do, in words; at a resume with another goal it goes on, although it
             was told to finish.
-        last_round_is_last_word: there may be no exchange after that of the last step, which is the
+        last_round_is_final: there may be no exchange after that of the last step, which is the
             last word then: what codecs owe would be lost.
-        has_last_word: there is always an exchange after the last step: one of that step would only
-            make it later.
+        has_final_update: there is always an exchange after the last step: one of that step would
+            only make it later.
         never_waits: the region stands still for no exchange but the last.
         round_steps: steps from one exchange to the next, if all regions exchange after the same
             steps; None: they do not.
         noise_every: steps between measurements of gradient noise; None for the usual number.
         clip_mean_norm: largest norm of the mean of a step's gradients; None: any.
         elastic: whether steps go on while workers are missing; None: they wait for them.
-        tells_norms: updates are gradients as they are, whose norms the averager wants to know.
+        reports_norms: updates are gradients as they are, whose norms the averager wants to know.
     """
 
     region: str
@@ -75,11 +75,11 @@ class ServerPlan:
     evaluates_outer: bool = False
     batch_sizes: tuple[int, ...] | None = None
     elastic: ElasticConfig | None = None
-    tells_norms: bool = False
+    reports_norms: bool = False
     goal: str = ""
     noise_every: int | None = None
-    last_round_is_last_word: bool = False
-    has_last_word: bool = False
+    last_round_is_final: bool = False
+    has_final_update: bool = False
     never_waits: bool = False
     round_steps: int | None = None
     clip_mean_norm: float | None = None
@@ -197,7 +197,7 @@ class Ledger:
         )
 
 
-class Team:
+class ActiveWorkers:
     """A region's team: which workers are there, and who computes which share of the step.
 
     A step is made of *shares*, one for each rank: its rows are those that this rank is assigned.
@@ -228,7 +228,7 @@ class Team:
         self.uncopied: dict[int, int] = {}
         self.step: set[int] = set()
         self._pushed_by: dict[int, int] = {}
-        self._told = set(range(ranks))
+        self._reported = set(range(ranks))
 
     # -------------------------------------------------------------- who is there
 
@@ -250,7 +250,7 @@ class Team:
             self.awaited.discard(worker)
         return self.computes.pop(worker, None)
 
-    def goers(self) -> dict[int, int | None]:
+    def departing(self) -> dict[int, int | None]:
         """Those that wait and are to go home, with what they had lent; they are not here now."""
         going = {
             worker: self.uncopied.pop(worker, None)
@@ -272,12 +272,12 @@ class Team:
         least = 0 if self.elastic is None else self.elastic.least(self.ranks)
         return not self.awaited and len(self.present) >= least
 
-    def news(self) -> tuple[int, ...] | None:
+    def changed_ranks(self) -> tuple[int, ...] | None:
         """Who takes part, if that has changed since it was last asked."""
-        if self.elastic is None or self.awaited or self.present == self._told:
+        if self.elastic is None or self.awaited or self.present == self._reported:
             return None
-        self._told = self.present
-        return tuple(sorted(self._told))
+        self._reported = self.present
+        return tuple(sorted(self._reported))
 
     # -------------------------------------------------------------- who computes what
 
@@ -291,9 +291,9 @@ class Team:
         if not self.step:
             self.step = self.present if self.follows else set(range(self.ranks))
 
-    def give_up(self, share: int) -> None:
+    def give_up(self, partition: int) -> None:
         """The step under way does without this share."""
-        self.step.discard(share)
+        self.step.discard(partition)
 
     def is_whole(self, pushed: Collection[int]) -> bool:
         """Whether these shares make the step under way."""
@@ -309,22 +309,22 @@ class Team:
             dealt |= dict(zip(helpers, sorted(left - dealt.keys()), strict=False))
         return dealt
 
-    def take(self, worker: int, share: int) -> int | None:
+    def take(self, worker: int, partition: int) -> int | None:
         """``worker`` begins a share; the one that it had lent, whose place it needs now."""
         self.idle.discard(worker)
-        self.computes[worker] = share
+        self.computes[worker] = partition
         return self.uncopied.pop(worker, None)
 
     def pushed(self, worker: int) -> None:
         """It has pushed what it computed."""
-        share = self.computes.pop(worker)
-        self.uncopied[worker] = share
-        self._pushed_by[share] = worker
+        partition = self.computes.pop(worker)
+        self.uncopied[worker] = partition
+        self._pushed_by[partition] = worker
 
-    def applied(self, shares: Iterable[int]) -> None:
+    def applied(self, partitions: Iterable[int]) -> None:
         """A step has used these shares; whoever waited for that is idle."""
-        used = set(shares)
-        for worker in [w for w, share in self.uncopied.items() if share in used]:
+        used = set(partitions)
+        for worker in [w for w, partition in self.uncopied.items() if partition in used]:
             del self.uncopied[worker]
             self.idle |= {worker} & self.joined
         self.step.clear()
@@ -332,8 +332,8 @@ class Team:
     def compute_s(self, reports: Mapping[int, StepReport]) -> float:
         """Of the worker that computed longest for a step, by what was reported of its shares."""
         took_s: dict[int, float] = {}
-        for share, report in reports.items():
-            worker = self._pushed_by.get(share, share)
+        for partition, report in reports.items():
+            worker = self._pushed_by.get(partition, partition)
             took_s[worker] = took_s.get(worker, 0.0) + report.compute_s
         return max(took_s.values())
 
@@ -357,7 +357,7 @@ class EvalTimes:
     every: int
     rows: int | None
     by: int | None = None
-    last: Literal["owed", "open", "told"] = "owed"
+    last: Literal["owed", "open", "reported"] = "owed"
     _next: int = 0
     _open: bool = False  # one was asked for, and its result was not told yet
     _owed: bool = False
@@ -393,13 +393,13 @@ class EvalTimes:
 
     def skip_last(self) -> None:
         """There is none after the end."""
-        self.last = "told"
+        self.last = "reported"
 
-    def told(self, *, final: bool = False) -> None:
+    def reported(self, *, final: bool = False) -> None:
         """The result of the newest one is there, or of the one after the end."""
         self._open = False
         if final:
-            self.last = "told"
+            self.last = "reported"
 
     def lost(self, worker: int) -> None:
         """A worker is gone; what it was asked for and did not tell is owed by whoever comes."""
@@ -436,26 +436,26 @@ class RegionWork:
 
     Attributes:
         plan: what the region is to do.
-        keep: lets the shards copy what was pushed for a share, whose place is needed.
+        copy_partition: lets the shards copy what was pushed for a share, whose place is needed.
         ledger: the sample books.
         pushes: what was pushed and is in no step yet, by share.
-        team: the workers.
+        workers: the workers.
         evals: when somebody evaluates.
         rule: of late workers.
     """
 
     plan: ServerPlan
-    keep: Callable[[int], None]
+    copy_partition: Callable[[int], None]
     ledger: Ledger = field(default_factory=Ledger)
     pushes: dict[int, StepReport] = field(default_factory=dict)
-    team: Team = field(init=False)
+    workers: ActiveWorkers = field(init=False)
     evals: EvalTimes = field(init=False)
     rule: Stragglers = field(init=False)
     _late: dict[int, Span] = field(default_factory=dict)  # what the step was made without
 
     def __post_init__(self) -> None:
         plan = self.plan
-        self.team = Team(plan.num_workers, plan.elastic)
+        self.workers = ActiveWorkers(plan.num_workers, plan.elastic)
         self.evals = EvalTimes.of(plan)
         self.rule = Stragglers.of(plan.stragglers, plan.num_workers)
 
@@ -464,71 +464,73 @@ class RegionWork:
     def join(self, worker: int) -> None:
         """See `Server.join`."""
         self.leave(worker)
-        dropped = self.team.join(worker)
+        dropped = self.workers.join(worker)
         if dropped is not None:  # it lay in the memory of the one before
             self.pushes.pop(dropped, None)
 
     def leave(self, worker: int) -> None:
         """See `Server.leave`."""
-        share = self.team.leave(worker)
+        partition = self.workers.leave(worker)
         self._late.pop(worker, None)
         self.evals.lost(worker)
         if self.plan.elastic is None:
             return
         if self.plan.mode == "async" and worker not in self.pushes:
             self.ledger.take_back(worker)
-        elif self.team.follows and share is not None:
-            self.team.give_up(share)
-            self.ledger.take_back(share)
+        elif self.workers.follows and partition is not None:
+            self.workers.give_up(partition)
+            self.ledger.take_back(partition)
 
-    def dismiss(self, worker: int) -> None:
-        """See `Server.dismiss`."""
-        if worker in self.team.joined:
-            self.team.leaving.add(worker)
+    def drain(self, worker: int) -> None:
+        """See `Server.drain`."""
+        if worker in self.workers.joined:
+            self.workers.leaving.add(worker)
 
-    def news(self, version: int) -> TeamChanged | None:
+    def changed_ranks(self, version: int) -> ActiveWorkersChanged | None:
         """Who takes part after ``version`` steps, if that has changed."""
-        ranks = self.team.news()
+        ranks = self.workers.changed_ranks()
         if ranks is None:
             return None
-        alone = self.plan.mode == "async" or self.team.follows
+        alone = self.plan.mode == "async" or self.workers.follows
         takers = ranks if alone else range(self.plan.num_workers)
-        return TeamChanged(version, ranks, sum(map(self.plan.rows_per_push, takers)))
+        return ActiveWorkersChanged(version, ranks, sum(map(self.plan.rows_per_push, takers)))
 
     @property
     def is_computing(self) -> bool:
         """Whether anybody computes what may still count."""
-        return bool(self.team.computes)
+        return bool(self.workers.computes)
 
     @property
     def is_still(self) -> bool:
         """Whether all workers are here, and none of them computes anything."""
-        return not (self.team.awaited or self.team.computes or self._late)
+        return not (self.workers.awaited or self.workers.computes or self._late)
 
     # -------------------------------------------------------------- what they compute
 
-    def share_of(self, worker: int) -> int:
-        """See `Server.share_of`."""
-        return self.team.computes.get(worker, worker)
+    def partition_of(self, worker: int) -> int:
+        """See `Server.partition_of`."""
+        return self.workers.computes.get(worker, worker)
 
     def push(self, worker: int, report: StepReport) -> None:
         """See `Server.push`."""
         if self._late.pop(worker, None) == report.span:
-            self.team.idle.add(worker)
+            self.workers.idle.add(worker)
             return
-        share = self.share_of(worker)
-        held = self.ledger.in_flight.get(share)
-        if held != report.span or worker not in self.team.computes:
+        partition = self.partition_of(worker)
+        held = self.ledger.in_flight.get(partition)
+        if held != report.span or worker not in self.workers.computes:
             raise InvariantError(f"worker {worker} pushed {report.span}, it was assigned {held}")
-        self.team.pushed(worker)
-        self.pushes[share] = report
+        self.workers.pushed(worker)
+        self.pushes[partition] = report
 
     def ready(self) -> list[int]:
         """The shares whose gradients make the next step, lowest rank first; empty if not yet."""
         if self.plan.mode == "async":
             return sorted(self.pushes)[:1]
         waits = self.plan.stragglers is None
-        is_enough = self.team.is_whole(self.pushes) if waits else self.rule.is_enough(self.pushes)
+        is_enough = (
+            self.workers.is_whole(self.pushes) if waits else self.rule.is_enough(self.pushes)
+        )
         return sorted(self.pushes) if is_enough else []
 
     def settle(
@@ -541,15 +543,15 @@ class RegionWork:
         """
         whole = self.rule.holds_all_rows(contributions)
         samples = 0
-        for share, report in reports.items():
-            del self.pushes[share]
+        for partition, report in reports.items():
+            del self.pushes[partition]
             refused = None if whole else report.refused
-            span = self.ledger.settle(share, refused)
+            span = self.ledger.settle(partition, refused)
             samples += 0 if refused else span.count
-        self.team.applied(reports)
+        self.workers.applied(reports)
         if self.plan.mode == "sync":
             samples += self._do_without(None if whole else "late")
-        return samples, self.team.compute_s(reports)
+        return samples, self.workers.compute_s(reports)
 
     def _do_without(self, lost: str | None) -> int:
         """Book what workers hold that the step did not wait for; how many rows are in it anyway."""
@@ -557,7 +559,7 @@ class RegionWork:
         for worker in sorted(self.ledger.in_flight):
             span = self.ledger.settle(worker, lost)
             samples += 0 if lost else span.count
-            if self.team.computes.pop(worker, None) is not None:
+            if self.workers.computes.pop(worker, None) is not None:
                 self._late[worker] = span
         return samples
 
@@ -570,55 +572,63 @@ class RegionWork:
         """
         dealt, readers = self._dealt()
         rows_of = self.plan.rows_per_push
-        spans = {share: self.ledger.assign(share, rows_of(share)) for share in readers}
-        return [self._work(w, share, spans, version, seen) for w, share in dealt.items()]
+        spans = {
+            partition: self.ledger.assign(partition, rows_of(partition)) for partition in readers
+        }
+        return [self._work(w, partition, spans, version, seen) for w, partition in dealt.items()]
 
     def _dealt(self) -> tuple[dict[int, int], list[int]]:
         """Shares by who begins them now, and all shares that have rows in this step."""
-        team, stragglers = self.team, self.plan.stragglers
+        workers, stragglers = self.workers, self.plan.stragglers
         if self.plan.mode == "sync" and stragglers is None:
-            if not team.may_work:
+            if not workers.may_work:
                 return {}, []
-            team.begin()
-            for share in [held for held in self.ledger.in_flight if held not in team.step]:
-                self.ledger.take_back(share)  # of somebody who was there before a resume
-            return team.deal(self.pushes), sorted(team.step)
-        ready = team.elastic is None or team.may_work
+            workers.begin()
+            for partition in [held for held in self.ledger.in_flight if held not in workers.step]:
+                self.ledger.take_back(partition)  # of somebody who was there before a resume
+            return workers.deal(self.pushes), sorted(workers.step)
+        ready = workers.elastic is None or workers.may_work
         if stragglers is not None:
-            ready = len(team.joined) >= self.rule.needed
-        dealt = {worker: worker for worker in sorted(team.idle & team.present) if ready}
+            ready = len(workers.joined) >= self.rule.needed
+        dealt = {worker: worker for worker in sorted(workers.idle & workers.present) if ready}
         return dealt, list(self.rule.readers(list(dealt)))
 
     def _work(
-        self, worker: int, share: int, spans: Mapping[int, Span], version: int, seen: int
+        self, worker: int, partition: int, spans: Mapping[int, Span], version: int, seen: int
     ) -> Assignment:
-        uncopied = self.team.take(worker, share)
+        uncopied = self.workers.take(worker, partition)
         if uncopied is not None:
-            self.keep(uncopied)
+            self.copy_partition(uncopied)
         evaluate = self._evaluates(worker) and self.evals.is_due(version, seen)
         if evaluate:
             self.evals.by = worker
         judged = evaluate and self.plan.evaluates_outer
-        parts = self.rule.parts_of(share, spans)
-        other = None if share == worker else share
+        parts = self.rule.parts_of(partition, spans)
+        other = None if partition == worker else partition
         return Assignment(
-            worker, version, spans[share], evaluate, eval_params=judged, parts=parts, share=other
+            worker,
+            version,
+            spans[partition],
+            evaluate,
+            eval_params=judged,
+            parts=parts,
+            partition=other,
         )
 
     def _evaluates(self, worker: int) -> bool:
         """Whether it falls to ``worker`` to evaluate: the first one, or whoever is there."""
         if self.plan.elastic is None:
             return worker == 0
-        return worker == min(self.team.present or self.team.joined) or self.evals.is_owed
+        return worker == min(self.workers.present or self.workers.joined) or self.evals.is_owed
 
     # -------------------------------------------------------------- who goes home
 
-    def goers(self, version: int) -> list[Assignment]:
+    def departing(self, version: int) -> list[Assignment]:
         """Send home those that are to leave; what they pushed stays."""
-        going = self.team.goers()
+        going = self.workers.departing()
         for uncopied in going.values():
             if uncopied is not None:
-                self.keep(uncopied)
+                self.copy_partition(uncopied)
         return [Assignment(worker, version, None, done=True) for worker in going]
 
     def finish_all(self, version: int, *, done: bool) -> list[Assignment]:
@@ -629,14 +639,14 @@ class RegionWork:
             done: the region is at its end: somebody evaluates the final model.
         """
         answers = []
-        for share in sorted(self.pushes):
-            self.ledger.settle(share, "after_end")
-        for worker in sorted(self.team.waiting):
+        for partition in sorted(self.pushes):
+            self.ledger.settle(partition, "after_end")
+        for worker in sorted(self.workers.waiting):
             last = done and self._evaluates(worker) and self.evals.ask_last(worker)
             answers.append(Assignment(worker, version, None, evaluate=last, done=True))
-        self.team.joined -= self.team.waiting
-        self.team.idle.clear()
-        self.team.uncopied.clear()
+        self.workers.joined -= self.workers.waiting
+        self.workers.idle.clear()
+        self.workers.uncopied.clear()
         self.pushes.clear()
         return answers
 
@@ -647,6 +657,6 @@ class RegionWork:
         to whoever asks first.
         """
         self.ledger = Ledger.restore(ledger)
-        for share in [s for s in self.ledger.in_flight if s >= self.plan.num_workers]:
-            self.ledger.take_back(share)
+        for partition in [s for s in self.ledger.in_flight if s >= self.plan.num_workers]:
+            self.ledger.take_back(partition)
         self.evals.resume(version)

@@ -2,7 +2,7 @@
 
 A pure state machine around a strategy's `on_update`. Adds: deduplication by (region, attempt,
 sequence number), refusal of non-finite or wrongly sized updates, checkpoints, decoding, model
-buffers, a changed sync interval (`set_pace`), and the end of a run, where final updates wait
+buffers, a changed sync interval (`set_interval`), and the end of a run, where final updates wait
 for those of all regions. An exception during a change becomes `failure` and is raised by every
 later call. `stalled_regions` detects that no region can make progress.
 
@@ -33,12 +33,12 @@ from geo_ray.training.checkpoint_parts import (
     save_messages,
 )
 from geo_ray.training.lazy_copy import Unread
-from geo_ray.training.membership import MemberChange, View, follow, gathers
+from geo_ray.training.membership import MemberChange, View, flushes, follow
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.model_buffers import AVERAGER_PREFIX as _BUFFERS
 from geo_ray.training.model_buffers import AveragerBuffers
 from geo_ray.training.noise import AveragerNoise
-from geo_ray.training.parameters import fragment_cuts
+from geo_ray.training.parameters import fragment_bounds
 from geo_ray.training.payload_encoding import AveragerWire, check_payload
 
 
@@ -79,7 +79,7 @@ _STEPS: Final = "geo_ray:pace"  # no "/": what ends in "/NAME" is a region's and
 _INSTEAD: Final = "geo_ray:pace_instead"
 
 
-def set_pace(state: AveragerState, steps: int, interval: int | None) -> None:
+def set_interval(state: AveragerState, steps: int, interval: int | None) -> None:
     """Ask regions, with their next answers, to exchange after so many steps from then on.
 
     Args:
@@ -108,15 +108,15 @@ def restore_numbers(
         state.numbers.pop(_INSTEAD, None)
 
 
-def pace_of(state: AveragerState) -> int | None:
+def interval_of(state: AveragerState) -> int | None:
     """The steps that are asked for; None: those of the configuration."""
     steps = state.numbers.get(_STEPS)
     return None if steps is None else int(steps)
 
 
-def paced(reply: ReplyMessage, state: AveragerState) -> ReplyMessage:
+def with_interval(reply: ReplyMessage, state: AveragerState) -> ReplyMessage:
     """The answer, with the steps that are asked for."""
-    steps = pace_of(state)
+    steps = interval_of(state)
     if steps is None or reply.steps is not None:
         return reply
     return replace(reply, steps=steps)
@@ -127,7 +127,7 @@ OPEN: Final = "open/"
 
 
 @dataclass(slots=True)
-class AveragerBooks:
+class RequestRegistry:
     """The requests that the averager has taken in, its answers, and which regions have ended.
 
     Requests are numbered by (region, attempt, seq), and a region has one open at most. So the
@@ -185,7 +185,7 @@ class AveragerBooks:
         self.answers.pop(region, None)
 
     @property
-    def is_ending(self) -> bool:
+    def is_finishing(self) -> bool:
         """Whether a region has said its last word, or is told to, and not all have."""
         return bool(self.finals) or any(r.stop and not r.final for r in self.answers.values())
 
@@ -205,17 +205,17 @@ class AveragerBooks:
         last: Mapping[str, Sequence[int]],
         exchanges: Mapping[str, object],
         *,
-        closing: bool,
+        draining: bool,
     ) -> None:
         """Become what `live` saved.
 
-        What answers asked of regions is over, but for the end (see `keep_stops`).
+        What answers asked of regions is over, but for the end (see `filter_stops`).
 
         Args:
             tensors: by name.
             last: numbers by region.
             exchanges: the plain values.
-            closing: whether those that were told to finish with the next round still are.
+            draining: whether those that were told to finish with the next round still are.
 
         Raises:
             CheckpointCorruptError: if messages cannot be read.
@@ -225,34 +225,36 @@ class AveragerBooks:
         self.finals = {update.region: update for update in finals}
         self.answers.clear()
         for reply in load_messages(ReplyMessage, tensors, exchanges.get("answers")):
-            reply = replace(reply, checkpoint=None, halt=False, closing=reply.closing and closing)
+            reply = replace(
+                reply, checkpoint=None, halt=False, draining=reply.draining and draining
+            )
             self.answers[reply.to] = reply
 
-    def keep_stops(self, stopping: bool, *, of_last_words: bool) -> None:
+    def filter_stops(self, stopping: bool, *, of_final_updates: bool) -> None:
         """Restored answers tell regions to finish only if that is still meant.
 
         Args:
             stopping: whether it is.
-            of_last_words: whether it is also for those whose last word is answered.
+            of_final_updates: whether it is also for those whose last word is answered.
         """
         for region, reply in self.answers.items():
-            stop = reply.stop and stopping and (of_last_words or not reply.final)
+            stop = reply.stop and stopping and (of_final_updates or not reply.final)
             self.answers[region] = replace(reply, stop=stop)
 
 
 @dataclass(slots=True)
-class AveragerEnding:
+class AveragerCompletion:
     """When the averager tells regions to finish, and to which end they come first.
 
     The other side is `geo_ray.training.server`. Where codecs owe something that only the final
-    update of a round pays, regions are told one round before (`ReplyMessage.closing`). A run that
+    update of a round pays, regions are told one round before (`ReplyMessage.draining`). A run that
     is resumed with another goal first comes to the end that its regions knew, if some had sent
     their final update there.
 
     Attributes:
         state: the strategy's, which is told whether every answer tells its region to finish.
         announces: whether regions must be told of the last round, to pay in it what codecs owe.
-        has_last_words: whether there is always an exchange after the last step.
+        has_final_updates: whether there is always an exchange after the last step.
         goal: what the run is to do, in words; at a resume with another goal it goes on, although it
             was told to finish.
         enough: rows of all regions together after which they are told to finish; None: no limit.
@@ -261,27 +263,27 @@ class AveragerEnding:
 
     state: AveragerState
     announces: bool
-    has_last_words: bool
+    has_final_updates: bool
     goal: str = ""
     enough: int | None = None
     samples: int = 0
     _first: str | None = None  # the goal before this one, to whose end regions come first
-    _closing: bool = False  # the next round is to be the last
+    _draining: bool = False  # the next round is to be the last
 
     @property
     def stopping(self) -> bool:
         """Whether regions are told to finish, or to do so with their next round."""
-        return (self.state.stopping and self._first is None) or self._closing
+        return (self.state.stopping and self._first is None) or self._draining
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether a round that was announced as the last one was too short to be it."""
         return self.announces and self.enough is not None and not self.stopping
 
     def stop(self) -> None:
         """Tell every region, with its next answer, to finish, or to do so with one round more."""
         if self.announces:
-            self._closing = True
+            self._draining = True
         else:
             self.state.stopping, self._first = True, None
 
@@ -297,44 +299,46 @@ class AveragerEnding:
 
     def marked(self, reply: ReplyMessage) -> ReplyMessage:
         """The answer, with what it tells of the end, and of the way there."""
-        reply = replace(paced(reply, self.state), stop=self.state.stopping, seen=self.samples)
+        reply = replace(
+            with_interval(reply, self.state), stop=self.state.stopping, seen=self.samples
+        )
         if not self.announces or reply.final:
             return reply
         # The next round will have as many rows as this one.
         is_next = self.enough is not None and self.samples + reply.num_samples >= self.enough
-        return replace(reply, closing=self._closing or is_next)
+        return replace(reply, draining=self._draining or is_next)
 
-    def export(self, books: AveragerBooks) -> dict[str, object]:
+    def export(self, books: RequestRegistry) -> dict[str, object]:
         """Plain values for a checkpoint."""
         stops = (self._first or self.goal) if self.state.stopping else None
         found: dict[str, object] = {"samples": self.samples, "stops": stops}
-        if self._closing or any(reply.closing for reply in books.answers.values()):
-            found["closes"] = [self.goal, self._closing]
+        if self._draining or any(reply.draining for reply in books.answers.values()):
+            found["drains"] = [self.goal, self._draining]
         return found
 
-    def is_closed(self, control: Mapping[str, object]) -> bool:
+    def is_draining(self, control: Mapping[str, object]) -> bool:
         """Whether the run that was saved was closing for the same goal as this one has."""
-        closes = control.get("closes")
-        return isinstance(closes, list) and closes[0] == self.goal
+        drains = control.get("drains")
+        return isinstance(drains, list) and drains[0] == self.goal
 
-    def restore(self, control: Mapping[str, object], books: AveragerBooks) -> None:
+    def restore(self, control: Mapping[str, object], books: RequestRegistry) -> None:
         """Become what `export` saved; ``books`` are restored."""
         self.samples = int(str(control.get("samples", 0)))
-        closes = control.get("closes")
-        self._closing = isinstance(closes, list) and self.is_closed(control) and bool(closes[1])
+        drains = control.get("drains")
+        self._draining = isinstance(drains, list) and self.is_draining(control) and bool(drains[1])
         goal = control.get("stops")
-        is_earlier = goal not in {None, self.goal} and self.has_last_words
-        self._first = str(goal) if is_earlier and books.is_ending else None
+        is_earlier = goal not in {None, self.goal} and self.has_final_updates
+        self._first = str(goal) if is_earlier and books.is_finishing else None
         self.state.stopping = goal == self.goal or self._first is not None
-        books.keep_stops(self.state.stopping, of_last_words=goal == self.goal)
+        books.filter_stops(self.state.stopping, of_final_updates=goal == self.goal)
 
     def export_exact(self) -> list[object]:
         """Plain values for an averager of the same run, which begins nothing anew."""
-        return [self.state.stopping, self._first, self._closing]
+        return [self.state.stopping, self._first, self._draining]
 
     def restore_exact(self, values: Sequence[Any]) -> None:
         """Become what `export_exact` gave, after `restore`."""
-        self.state.stopping, self._first, self._closing = values
+        self.state.stopping, self._first, self._draining = values
 
     @property
     def _has_enough(self) -> bool:
@@ -377,7 +381,7 @@ class Averager:
         state: the strategy's state.
         snapshots: finished parts of checkpoints, for the shell to take and write.
         wire: decodes updates and encodes replies.
-        goal, enough: see `AveragerEnding`.
+        goal, enough: see `AveragerCompletion`.
         noise: what the regions' gradients say about each other.
         failure: what ended it; None while it works.
         model_buffers: mean of their model buffers.
@@ -395,30 +399,32 @@ class Averager:
     model_buffers: AveragerBuffers = field(default_factory=AveragerBuffers)
     failure: GeoRayError | None = None
     view: View = field(init=False)
-    _books: AveragerBooks = field(default_factory=AveragerBooks)
+    _registry: RequestRegistry = field(default_factory=RequestRegistry)
     _marks: SnapshotMarks = field(default_factory=SnapshotMarks)
-    _ending: AveragerEnding = field(init=False)
+    _completion: AveragerCompletion = field(init=False)
     _change: MemberChange | None = None  # of members, at the next border
     _clock: AveragerClock = field(default_factory=AveragerClock)
     _unread: Unread = field(default_factory=Unread)  # of the newest checkpoint
 
     def __post_init__(self, enough: int | None, goal: str) -> None:
         traits = self.strategy.traits
-        self.state.fragments = tuple(fragment_cuts(self.num_params, traits.exchange.fragments))
-        has_last_words = traits.exchange.last == "always"
-        announces = traits.in_rounds and not has_last_words and self.wire.plan.owes
-        self._ending = AveragerEnding(self.state, announces, has_last_words, goal, enough)
+        self.state.fragments = tuple(fragment_bounds(self.num_params, traits.exchange.fragments))
+        has_final_updates = traits.exchange.last == "always"
+        announces = traits.in_rounds and not has_final_updates and self.wire.plan.owes
+        self._completion = AveragerCompletion(
+            self.state, announces, has_final_updates, goal, enough
+        )
         self.view = View(self.state.members)
 
     @property
     def stopping(self) -> bool:
         """Whether regions are told to finish, or to do so with their next round."""
-        return self._ending.stopping
+        return self._completion.stopping
 
     @property
     def samples(self) -> int:
         """Rows behind all updates so far."""
-        return self._ending.samples
+        return self._completion.samples
 
     def at(self, host_s: float) -> None:
         """The present event is at ``host_s`` of its host's clock."""
@@ -457,8 +463,10 @@ class Averager:
             GeoRayError: the averager has failed, see `failure`.
         """
         self._check_works()
-        is_known = self._books.is_known(update)
-        if not (is_known and update.region in self._books.answers):  # who has left may not have it
+        is_known = self._registry.is_known(update)
+        if not (
+            is_known and update.region in self._registry.answers
+        ):  # who has left may not have it
             self.view.check(update.region, update.view)
         self._unread.secure()
         if is_known:
@@ -472,12 +480,12 @@ class Averager:
     def _take_in(self, update: UpdateMessage) -> list[ReplyMessage]:
         self.begun(update.region)
         self.model_buffers.take(update)
-        self._books.take(update)
-        self._books.answers.pop(update.region, None)
-        self._ending.count(update.num_samples)
+        self._registry.take(update)
+        self._registry.answers.pop(update.region, None)
+        self._completion.count(update.num_samples)
         if not update.final:
             return self._release_finals() + self._answer(update.content(self.state.version))
-        self._books.finals[update.region] = update
+        self._registry.finals[update.region] = update
         return self._finished()
 
     def on_sum(self, parts: Sequence[UpdateMessage], total_P: Tensor) -> list[ReplyMessage] | None:
@@ -497,14 +505,14 @@ class Averager:
             raise InvariantError(f"strategy {self.strategy} cannot take in a sum of updates")
         for part in parts:
             stranger = part.region not in self.view.members
-            if self._books.is_known(part) or stranger or part.final:
+            if self._registry.is_known(part) or stranger or part.final:
                 return None
         check_payload(total_P, self.state.fragments, f"a sum of {[part.region for part in parts]}")
         self._unread.secure()
         with self._changing():
             for part in parts:
-                self._books.take(part)
-                self._ending.count(part.num_samples)
+                self._registry.take(part)
+                self._completion.count(part.num_samples)
             replies = self._release_finals()
             contents = [part.content(self.state.version) for part in parts]
             answers = additive.relay_sum(self.state, contents, total_P, combine)
@@ -515,11 +523,11 @@ class Averager:
         self._check_works()
         self.view.check(region)
         skipped = UpdateMessage(region, attempt, seq, 0, 0, torch.empty(0))
-        if self._books.is_known(skipped):
+        if self._registry.is_known(skipped):
             return self._repeat(skipped)
         self._unread.secure()
         with self._changing():
-            self._books.take(skipped)
+            self._registry.take(skipped)
             replies = self._release_finals()
             content = skipped.content(self.state.version)
             answer = additive.refresh(self.state, content, self.num_params)
@@ -527,17 +535,17 @@ class Averager:
 
     def last(self, region: str) -> tuple[int, int]:
         """Attempt and number of the newest update of ``region`` that was taken in or given up."""
-        return self._books.newest(region)
+        return self._registry.newest(region)
 
     @property
     def unanswered(self) -> dict[str, int]:
         """The numbers of the updates that were taken in and not answered yet, by region."""
-        return self._books.unanswered(self.state.members)
+        return self._registry.unanswered(self.state.members)
 
     @property
     def is_plain(self) -> bool:
         """Whether every update is answered by itself: no final one waits for others."""
-        return not self._books.finals
+        return not self._registry.finals
 
     def change(self, change: MemberChange) -> list[ReplyMessage]:
         """Let members change at the next border, see `geo_ray.training.membership`.
@@ -555,7 +563,7 @@ class Averager:
         self._unread.secure()
         with self._changing():
             self._change = change
-            return self.release_waiting() if self._is_gathering else []
+            return self.release_waiting() if self._is_flushing else []
 
     def begun(self, region: str) -> None:
         """Who has joined is there; at the latest with what it says first."""
@@ -581,7 +589,9 @@ class Averager:
             self._enter(view)
             self._note_finished()
             replies = self.release_waiting()
-            if self._books.finals and (state.waiting or self._books.has_finals(state.members)):
+            if self._registry.finals and (
+                state.waiting or self._registry.has_finals(state.members)
+            ):
                 return replies + self._finished()
             if state.waiting and all(name in state.waiting for name in state.members):
                 # It was the last one missing: whichever is handed in again completes the round.
@@ -589,7 +599,7 @@ class Averager:
             return replies
 
     def _enter(self, view: View, donor: str = "") -> None:
-        parts = (self.wire, self.model_buffers, self._books, self._marks)
+        parts = (self.wire, self.model_buffers, self._registry, self._marks)
         follow(self.state, parts, view, donor)
         self.view = view
 
@@ -601,7 +611,7 @@ class Averager:
         donor, view = change.donor(self.view), change.after(self.view)
         self._enter(view, donor)
         marked = change.marked(replies, view, donor)
-        self._books.answers |= {reply.to: reply for reply in marked}  # it may be asked for again
+        self._registry.answers |= {reply.to: reply for reply in marked}  # it may be asked for again
         return marked
 
     def request_stop(self) -> None:
@@ -610,7 +620,7 @@ class Averager:
         Where codecs owe something that only the last word of a round pays, to do so with one round
         more.
         """
-        self._ending.stop()
+        self._completion.stop()
 
     def begin_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
         """Copy the present state for a checkpoint, and mark the next answer to every region.
@@ -653,21 +663,21 @@ class Averager:
         wire_tensors, wire = self.wire.export()
         buffers, buffer_rows = self.model_buffers.export()
         waiting, waiting_rows = save_messages(OPEN + "waiting", list(state.waiting.values()))
-        finals, answers, exchanges = self._books.live()
+        finals, answers, exchanges = self._registry.live()
         changing = state.memory | waiting | finals
         fixed = {_WIRE + k: v for k, v in wire_tensors.items()} | buffers | answers
         control: dict[str, object] = {
             "version": state.version,
             "numbers": dict(state.numbers),
             "members": list(state.members),
-            "last": {region: list(pair) for region, pair in self._books.last.items()},
+            "last": {region: list(pair) for region, pair in self._registry.last.items()},
             "wire": wire,
             "noise": self.noise.meter.export(),
             "exchanges": {"waiting": waiting_rows} | exchanges,
             "now_s": state.now_s,
             "wake_s": state.wake_s,
         }
-        control |= self._ending.export(self._books)
+        control |= self._completion.export(self._registry)
         control |= {"buffer_rows": buffer_rows} if buffers else {}
         control |= {"view": self.view.export()} if self.view.generation > 1 else {}
         return changing, fixed, control
@@ -702,8 +712,10 @@ class Averager:
         now_s, wake_s = control.get("now_s"), control.get("wake_s")
         self._clock.restore(now_s)
         state.wake_s = None if wake_s is None else float(str(wake_s))
-        self._books.restore(apart, last, exchanges, closing=self._ending.is_closed(control))
-        self._ending.restore(control, self._books)
+        self._registry.restore(
+            apart, last, exchanges, draining=self._completion.is_draining(control)
+        )
+        self._completion.restore(control, self._registry)
         self._note_finished()
 
     # ------------------------------------------------------------------ inside
@@ -733,7 +745,7 @@ class Averager:
         return update
 
     def _repeat(self, update: UpdateMessage) -> list[ReplyMessage]:
-        books = self._books
+        books = self._registry
         newest = books.newest(update.region) == (update.attempt, update.seq)
         answer, final = books.answers.get(update.region), books.finals.get(update.region)
         if newest and final is not None and not update.final:
@@ -744,7 +756,7 @@ class Averager:
         return [answer] if answer is not None and newest else []
 
     def _note_finished(self) -> None:
-        self.state.finished = frozenset(self._books.finals)
+        self.state.finished = frozenset(self._registry.finals)
 
     def _finished(self) -> list[ReplyMessage]:
         """A final update is in, or who had none has left: the last exchange, if that was all.
@@ -752,18 +764,18 @@ class Averager:
         Otherwise somebody may wait for who has finished.
         """
         self._note_finished()
-        if self._books.has_finals(self.state.members):
-            finals, self._books.finals = self._books.finals, {}
+        if self._registry.has_finals(self.state.members):
+            finals, self._registry.finals = self._registry.finals, {}
             self._note_finished()
-            self._ending.passed()
-            goes_on = self._ending.goes_on
-            updates = [replace(finals[name], final=not goes_on) for name in self.state.members]
+            self._completion.passed()
+            continues = self._completion.continues
+            updates = [replace(finals[name], final=not continues) for name in self.state.members]
             replies = [
                 reply
                 for update in updates
                 for reply in self._answer(update.content(self.state.version))
             ]
-            return replies if goes_on else self._at_barrier(replies)
+            return replies if continues else self._at_barrier(replies)
         if not self.strategy.traits.averager.frees or not self.state.waiting:
             return self._release_finals()
         return self._publish(self.strategy.on_finished(self.state))
@@ -775,11 +787,11 @@ class Averager:
         replies = self._publish(answers)
         if update.final:  # the last words are all in, and answered together
             return replies
-        if replies and self._change is not None and not self._is_gathering:  # a round is over
+        if replies and self._change is not None and not self._is_flushing:  # a round is over
             return self._at_barrier(replies)
-        if self.state.stopping or self._is_gathering:
+        if self.state.stopping or self._is_flushing:
             replies += self.release_waiting()
-        if self._books.finals and self.state.waiting:  # they may wait for who has finished
+        if self._registry.finals and self.state.waiting:  # they may wait for who has finished
             replies += self._release_finals()
         return replies
 
@@ -790,29 +802,29 @@ class Averager:
         return self._publish(self.strategy.on_release(self.state))
 
     @property
-    def _is_gathering(self) -> bool:
-        return self._change is not None and gathers(self.strategy.traits)
+    def _is_flushing(self) -> bool:
+        return self._change is not None and flushes(self.strategy.traits)
 
     def _publish(self, answers: Sequence[Reply], *, own: bool = False) -> list[ReplyMessage]:
         messages = [
             ReplyMessage.sending(
                 answer,
-                seq=self._books.newest(answer.to)[1],  # a region has one open request at most
+                seq=self._registry.newest(answer.to)[1],  # a region has one open request at most
                 version=self.state.version,
                 own=own,
             )
             for answer in answers
         ]
         replies = [
-            self._marked(reply) for reply in self.model_buffers.beside(self.wire.encode(messages))
+            self._marked(reply) for reply in self.model_buffers.attach(self.wire.encode(messages))
         ]
         for reply in replies:
-            self._books.answers[reply.to] = reply
+            self._registry.answers[reply.to] = reply
         return replies
 
     def _marked(self, reply: ReplyMessage) -> ReplyMessage:
-        view, gather = self.view.told, self._is_gathering and not reply.final
-        return self._marks.marked(replace(self._ending.marked(reply), gather=gather, view=view))
+        view, flush = self.view.told, self._is_flushing and not reply.final
+        return self._marks.marked(replace(self._completion.marked(reply), flush=flush, view=view))
 
     def _release_finals(self) -> list[ReplyMessage]:
         """Take final updates as ordinary ones, so that they are answered.
@@ -822,7 +834,7 @@ class Averager:
         """
         if not self.state.waiting or self.strategy.traits.averager.frees:
             return []
-        finals, self._books.finals = list(self._books.finals.values()), {}
+        finals, self._registry.finals = list(self._registry.finals.values()), {}
         self._note_finished()
         return [
             reply

@@ -34,7 +34,7 @@ M = TypeVar("M", Update, UpdateMessage, ReplyMessage)
 
 # Fields that are no plain values, and those that no checkpoint has: none is made while members
 # change, and all who take part at a resume begin it together.
-_APART: Final = ("payload_P", "coded", "lossy", "buffers_E", "gather", "barrier", "view")
+_APART: Final = ("payload_P", "coded", "lossy", "buffers_E", "flush", "barrier", "view")
 
 
 def save_messages(
@@ -156,7 +156,7 @@ class AveragerSnapshot:
 
 
 @dataclass(slots=True)
-class _CutMark:
+class _SnapshotMark:
     """The newest checkpoint, and which regions had an answer that is marked with it."""
 
     id: int
@@ -172,7 +172,7 @@ class SnapshotMarks:
     averager that is lost, of which this one does not know yet.
     """
 
-    _mark: _CutMark | None = None
+    _mark: _SnapshotMark | None = None
     _unsettled: set[str] = field(default_factory=set)
 
     @property
@@ -182,7 +182,7 @@ class SnapshotMarks:
 
     def begin(self, checkpoint: int, *, halt: bool) -> None:
         """Mark the next answer to every region with ``checkpoint``."""
-        self._mark = _CutMark(checkpoint, halt)
+        self._mark = _SnapshotMark(checkpoint, halt)
 
     def marked(self, reply: ReplyMessage) -> ReplyMessage:
         """The answer, with the newest checkpoint if its region has not been told of it."""
@@ -200,7 +200,9 @@ class SnapshotMarks:
     def restore(self, mark: Sequence[Any] | None) -> None:
         """Become what `export` gave, with everybody settled."""
         self._unsettled = set()
-        self._mark = None if mark is None else _CutMark(int(mark[0]), bool(mark[1]), set(mark[2]))
+        self._mark = (
+            None if mark is None else _SnapshotMark(int(mark[0]), bool(mark[1]), set(mark[2]))
+        )
 
     def join(self, region: str, donor: str) -> None:
         """A newcomer is told of no checkpoint that began before."""

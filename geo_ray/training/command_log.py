@@ -18,7 +18,7 @@ from torch import Tensor
 
 from geo_ray.base.errors import CheckpointCorruptError, GeoRayError
 from geo_ray.codecs.feedback import open_coded
-from geo_ray.training.averager import Averager, set_pace
+from geo_ray.training.averager import Averager, set_interval
 from geo_ray.training.membership import MemberChange, View
 from geo_ray.training.messages import Barrier, ReplyMessage, UpdateMessage
 
@@ -82,7 +82,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangePace:
+class ChangeInterval:
     """Ask regions to exchange after so many steps from now on."""
 
     steps: int
@@ -107,7 +107,7 @@ Op = (
     | Leave
     | ChangeMembers
     | Begun
-    | ChangePace
+    | ChangeInterval
     | Wake
     | Promote
 )
@@ -171,9 +171,9 @@ def execute(averager: Averager, op: Op) -> LogOutcome:
             case Begun(region):
                 averager.begun(region)
                 return LogOutcome([])
-            case ChangePace(steps):
+            case ChangeInterval(steps):
                 interval = averager.strategy.traits.exchange.interval
-                set_pace(averager.state, steps, interval)
+                set_interval(averager.state, steps, interval)
                 return LogOutcome([])
             case Wake():
                 return LogOutcome(averager.on_wake() if _is_due(averager) else [])
@@ -229,7 +229,7 @@ def _norm(vector_P: Tensor) -> float:
     return norm if math.isfinite(norm) else math.inf
 
 
-_ASKS = ("stop", "checkpoint", "halt", "closing", "gather", "view")  # of an answer's receiver
+_ASKS = ("stop", "checkpoint", "halt", "draining", "flush", "view")  # of an answer's receiver
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +243,13 @@ class StateSnapshot:
 def snapshot_of(averager: Averager) -> StateSnapshot:
     """Copy all of an averager's state; it works, and goes on meanwhile as it likes."""
     tensors, control = averager.export()
-    books, change, view = averager._books, averager._change, averager.view
+    books, change, view = averager._registry, averager._change, averager.view
     control["exact"] = {
         "view": {name: _plain(value) for name, value in asdict(view).items()},
         "change": None if change is None else {k: _plain(v) for k, v in asdict(change).items()},
         "asks": {region: _asked(reply) for region, reply in books.answers.items()},
         "marks": averager._marks.export(),
-        "ending": averager._ending.export_exact(),
+        "ending": averager._completion.export_exact(),
     }
     return StateSnapshot({name: value.clone() for name, value in tensors.items()}, control)
 
@@ -270,13 +270,13 @@ def install_snapshot(averager: Averager, snapshot: StateSnapshot) -> None:
         if change is not None:
             change = MemberChange(**{name: _tuples(value) for name, value in change.items()})
         averager._change = change
-        answers = averager._books.answers
+        answers = averager._registry.answers
         for region, asks in exact["asks"].items():
             barrier = None if asks["barrier"] is None else Barrier(**asks["barrier"])
             told = {name: asks[name] for name in _ASKS}
             answers[region] = replace(answers[region], barrier=barrier, **told)
         averager._marks.restore(exact["marks"])
-        averager._ending.restore_exact(exact["ending"])
+        averager._completion.restore_exact(exact["ending"])
         averager.state.now_s = float(str(snapshot.control["now_s"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointCorruptError(f"a copy of the averager cannot be read: {error!r}") from error

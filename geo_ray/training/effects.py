@@ -26,7 +26,7 @@ class Assignment:
         done: leave, after the evaluation if there is one.
         parts: rows and weights of a coded gradient, if that is what to push; the worker's own
             among them.
-        share: whose part of the step it is; None: the worker's own.
+        partition: whose part of the step it is; None: the worker's own.
         eval_params: not the live parameters are to be evaluated, but those that the averager knows.
     """
 
@@ -37,7 +37,7 @@ class Assignment:
     done: bool = False
     eval_params: bool = False
     parts: tuple[CodedPartition, ...] = ()
-    share: int | None = None
+    partition: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class StateTransfer:
 
 
 @dataclass(frozen=True, slots=True)
-class TeamChanged:
+class ActiveWorkersChanged:
     """Other workers than before take part (for the event log).
 
     Attributes:
@@ -178,4 +178,4 @@ class TeamChanged:
         return {"step": self.step, "workers": len(self.ranks), "rows": self.rows}
 
 
-Effect = Assignment | SendUpdate | StepDone | TeamChanged | Snapshot | StateTransfer
+Effect = Assignment | SendUpdate | StepDone | ActiveWorkersChanged | Snapshot | StateTransfer

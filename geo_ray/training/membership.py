@@ -2,7 +2,7 @@
 
 Rule: members change only where all regions hold the same model. Round-based strategies that
 block reach such a point at the end of every round; others are drained: the averager marks
-answers (`ReplyMessage.gather`), each region sends a final update and waits, and the answers given
+answers (`ReplyMessage.flush`), each region sends a final update and waits, and the answers given
 together (`ReplyMessage.barrier`) are the point. A joining region starts from a donor region's state
 there. No checkpoint begins while a change is pending. Source: ours.
 """
@@ -224,9 +224,9 @@ class MemberChange:
         ]
 
 
-def gathers(traits: Traits) -> bool:
+def flushes(traits: Traits) -> bool:
     """Whether a border needs last words."""
-    return not traits.in_rounds or traits.exchange.meets_by_last_words
+    return not traits.in_rounds or traits.exchange.meets_by_final_updates
 
 
 def donor_of(steps: Mapping[str, int], leader: str) -> str:
@@ -272,14 +272,14 @@ def follow(state: AveragerState, parts: Sequence[KeepsRegions], view: View, dono
             part.leave(region)
 
 
-def _drop(books: dict[str, V], region: str) -> None:
-    for name in [name for name in books if name.endswith(f"/{region}")]:
-        del books[name]
+def _drop(values: dict[str, V], region: str) -> None:
+    for name in [name for name in values if name.endswith(f"/{region}")]:
+        del values[name]
 
 
-def _copy(books: dict[str, V], donor: str, joining: str, copied: Callable[[V], V]) -> None:
-    for name in [name for name in books if name.endswith(f"/{donor}")]:
-        books[name.removesuffix(donor) + joining] = copied(books[name])
+def _copy(values: dict[str, V], donor: str, joining: str, copied: Callable[[V], V]) -> None:
+    for name in [name for name in values if name.endswith(f"/{donor}")]:
+        values[name.removesuffix(donor) + joining] = copied(values[name])
 
 
 ShardState = tuple[dict[str, Tensor], dict[str, float]]

@@ -136,7 +136,7 @@ class ReplyMessage:
         lossy: which lossy blocks of the receiver's updates were taken in; None if nobody keeps
             books of them.
         fragment: of the update that it answers.
-        share: weight that the receiver's own update has in the payload; 0 if not told.
+        own_weight: weight that the receiver's own update has in the payload; 0 if not told.
         steps: local steps that the receiver is to take before it speaks again; None: as configured.
         seen: rows behind all updates that the averager has taken in.
         reliable: share of the blocks of the receiver's next update that are to travel reliably, for
@@ -144,8 +144,8 @@ class ReplyMessage:
         held_s: how long the averager had the update before it answered; told by its shell.
         buffers_E: the regions' mean of the model buffers, uint8 (E,).
         buffers_weight: the receiver's weight in it.
-        closing: the receiver's next update is its last word: the run ends with that round.
-        gather: say the last word after the step that is being computed, as at the end of a run:
+        draining: the receiver's next update is its last word: the run ends with that round.
+        flush: say the last word after the step that is being computed, as at the end of a run:
             once all have, members change, and then training goes on.
         barrier: the answer with which members change; None: they do not.
         view: generation of the view in which it was given; 0: the first.
@@ -166,15 +166,15 @@ class ReplyMessage:
     own: bool = False
     lossy: LossyReport | None = None
     fragment: int = 0
-    share: float = 0.0
+    own_weight: float = 0.0
     steps: int | None = None
     seen: int = 0
     reliable: float | None = None
     held_s: float = 0.0
     buffers_E: Tensor = field(default_factory=no_buffers)
     buffers_weight: float = 0.0
-    closing: bool = False
-    gather: bool = False
+    draining: bool = False
+    flush: bool = False
     barrier: Barrier | None = None
     view: int = 0
 
@@ -201,7 +201,7 @@ class ReplyMessage:
             reply.payload_P,
             reply.final,
             fragment=reply.fragment,
-            share=reply.share,
+            own_weight=reply.own_weight,
             steps=reply.steps,
             reliable=reply.reliable,
             own=own,
@@ -216,7 +216,7 @@ class ReplyMessage:
             self.num_samples,
             self.final,
             self.fragment,
-            self.share,
+            self.own_weight,
             self.steps,
             self.reliable,
             self.dropped,

@@ -71,10 +71,10 @@ class RegionBuffers:
             )
         self._pushed[worker] = left_B
 
-    def keep(self, share: int) -> None:
+    def keep(self, partition: int) -> None:
         """Copy what was pushed for a share; its place is needed before the step uses it."""
-        if share in self._pushed:
-            self._pushed[share] = self._pushed[share].clone()
+        if partition in self._pushed:
+            self._pushed[partition] = self._pushed[partition].clone()
 
     def apply(self, contributions: Sequence[Contribution], *, synchronous: bool) -> None:
         """Take in one step.
@@ -244,7 +244,7 @@ class AveragerBuffers:
         self._newest.pop(region, None)
         self._rows.pop(region, None)
 
-    def beside(self, replies: Sequence[ReplyMessage]) -> list[ReplyMessage]:
+    def attach(self, replies: Sequence[ReplyMessage]) -> list[ReplyMessage]:
         """The answers with the mean."""
         if not self.size_bytes or not self._newest or not replies:
             return list(replies)
@@ -252,8 +252,10 @@ class AveragerBuffers:
         least = min(self._rows.values(), default=1.0)
         weights = [self._rows.get(name, least) for name in names]
         mean_E = self.layout.combine([self._newest[name] for name in names], weights)
-        shares = {n: w / sum(weights) for n, w in zip(names, weights, strict=True)}
-        return [replace(r, buffers_E=mean_E, buffers_weight=shares.get(r.to, 0.0)) for r in replies]
+        fractions = {n: w / sum(weights) for n, w in zip(names, weights, strict=True)}
+        return [
+            replace(r, buffers_E=mean_E, buffers_weight=fractions.get(r.to, 0.0)) for r in replies
+        ]
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Tensors and plain values for a checkpoint; the tensors never change."""

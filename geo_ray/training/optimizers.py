@@ -229,8 +229,8 @@ class InnerOptimizer:
                 ),
                 parts,
             )
-            for rate, decay, share in factors
-            if (parts := [p for p in self._parts if p.piece.factors == (rate, decay, share)])
+            for rate, decay, fraction in factors
+            if (parts := [p for p in self._parts if p.piece.factors == (rate, decay, fraction)])
         ]
         self._rates = [(config.lr * rate, schedule) for rate, _, schedule in factors]
         self._schedule = config.schedule
@@ -243,8 +243,10 @@ class InnerOptimizer:
         if self._schedule is not None:
             factor = self._schedule.factor(self.taken)
             self.taken += 1
-        for (group, _), (lr, share) in zip(self._groups, self._rates, strict=True):
-            group.lr = lr * (factor if share == 1.0 else 1.0 + share * (factor - 1.0)) * self.rate
+        for (group, _), (lr, fraction) in zip(self._groups, self._rates, strict=True):
+            group.lr = (
+                lr * (factor if fraction == 1.0 else 1.0 + fraction * (factor - 1.0)) * self.rate
+            )
         with torch.no_grad():
             for group, parts in self._groups:
                 self._config.step(group, [part.take(grad_S) for part in parts])

@@ -113,7 +113,7 @@ def split_sizes(num_params: int, num_shards: int) -> list[tuple[int, int]]:
     return list(pairwise([0, *inner, num_params]))
 
 
-def fragment_cuts(num_params: int, fragments: int) -> list[tuple[int, int]]:
+def fragment_bounds(num_params: int, fragments: int) -> list[tuple[int, int]]:
     """Where the fragments of a model lie, as ``(start, stop)``.
 
     With several, one more follows that is the whole: the last exchange is about all of it.
@@ -133,10 +133,10 @@ def fragments_in(
         piece: the slice, as (start, stop).
 
     Returns:
-        ``(start, stop)`` per entry of `fragment_cuts`, counted from the slice's start.
+        ``(start, stop)`` per entry of `fragment_bounds`, counted from the slice's start.
     """
     start, stop = piece
-    cuts = fragment_cuts(num_params, fragments)
+    cuts = fragment_bounds(num_params, fragments)
     return tuple(
         (min(max(a, start), stop) - start, max(min(b, stop), start) - start) for a, b in cuts
     )
@@ -309,22 +309,22 @@ class BufferLayout:
         if len(vectors) == 1:
             return first_B
         total = sum(weights)
-        shares = [weight / total for weight in weights]
+        fractions = [weight / total for weight in weights]
         stop = 4 * self.num_floats
         floats = [vector[:stop].view(torch.float32) for vector in vectors]
-        mean_F = torch.mul(floats[0], shares[0])
-        for each_F, share in zip(floats[1:], shares[1:], strict=True):
-            mean_F.add_(each_F, alpha=share)
+        mean_F = torch.mul(floats[0], fractions[0])
+        for each_F, fraction in zip(floats[1:], fractions[1:], strict=True):
+            mean_F.add_(each_F, alpha=fraction)
         count = sum(entry.count for entry in self._variances)
         if count:
             mean_M = mean_F[:count]
-            for each_F, share in zip(floats, shares, strict=True):
-                mean_F[count : 2 * count].add_((each_F[:count] - mean_M).square(), alpha=share)
+            for each_F, fraction in zip(floats, fractions, strict=True):
+                mean_F[count : 2 * count].add_((each_F[:count] - mean_M).square(), alpha=fraction)
         first_B[:stop].view(torch.float32).copy_(mean_F)
         self._take_largest(first_B, vectors[1:])
         return first_B
 
-    def renewed(self, mean_E: Tensor, share: float, sent_E: Tensor, now_B: Tensor) -> Tensor:
+    def renewed(self, mean_E: Tensor, fraction: float, sent_E: Tensor, now_B: Tensor) -> Tensor:
         """A region's vector after an exchange during which it has gone on.
 
         Its own part in the mean is as old as its request. It is replaced by what is there now, with
@@ -332,7 +332,7 @@ class BufferLayout:
 
         Args:
             mean_E: the averager's answer.
-            share: the region's weight in it.
+            fraction: the region's weight in it.
             sent_E: what the region had sent.
             now_B: what it has now.
         """
@@ -343,7 +343,7 @@ class BufferLayout:
             return new_B
         stop = 4 * self.num_floats
         new_F = new_B[:stop].view(torch.float32)
-        new_F.add_(now[:stop].view(torch.float32) - sent[:stop].view(torch.float32), alpha=share)
+        new_F.add_(now[:stop].view(torch.float32) - sent[:stop].view(torch.float32), alpha=fraction)
         count = sum(entry.count for entry in self._variances)
         new_F[count : 2 * count].clamp_(min=0)  # not below by rounding
         self._take_largest(new_B, [now_B])

@@ -28,7 +28,7 @@ from geo_ray.codecs.feedback import Encoder, all_finite, open_coded
 from geo_ray.strategies.traits import Sends
 from geo_ray.training.lossy_blocks import LossySender
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
-from geo_ray.training.parameters import fragment_cuts
+from geo_ray.training.parameters import fragment_bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class RegionWire:
     def __post_init__(self) -> None:
         stream = f"{self.plan.seed}/up/{self.region}"
         self._encoder = Encoder(self.plan.up, stream)
-        self._cuts = fragment_cuts(self.num_params, self.plan.fragments)
+        self._cuts = fragment_bounds(self.num_params, self.plan.fragments)
         if len(self._cuts) > 1:
             self._parts = [Encoder(self.plan.up, f"{stream}/{i}") for i in range(len(self._cuts))]
         differential = None if self.plan.up is None else self.plan.up.traits.differential
@@ -244,7 +244,7 @@ class RegionWire:
         if self._lossy is not None:
             self._put_back_all(self._lossy.settle(reply.seq, reply.lossy))
             if reply.reliable is not None:
-                self._lossy.codec.tell_share(self._encoder.memory, reply.reliable)
+                self._lossy.codec.set_reliable_fraction(self._encoder.memory, reply.reliable)
         self._open = self._owed_before_P = None
         return reply
 
@@ -415,7 +415,7 @@ class AveragerWire:
             ReferenceLostError: if it is a difference from something that is not here.
         """
         if update.coded is not None:
-            cuts = fragment_cuts(num_params, self.plan.fragments)
+            cuts = fragment_bounds(num_params, self.plan.fragments)
             if update.fragment >= len(cuts):
                 raise wrong(update.coded.kind, f"there is no fragment {update.fragment}")
             start, stop = cuts[update.fragment]
@@ -459,7 +459,7 @@ class AveragerWire:
     def _owed_by_fragments(self, key: str, payload_P: Tensor) -> Tensor:
         """The whole model's answer with what is owed of its fragments."""
         whole_P = payload_P.clone()
-        cuts = fragment_cuts(payload_P.numel(), self.plan.fragments)[:-1]
+        cuts = fragment_bounds(payload_P.numel(), self.plan.fragments)[:-1]
         for i, (start, stop) in enumerate(cuts):
             whole_P[start:stop] = self._encoder(f"{key}#{i}").in_full(whole_P[start:stop])
         return whole_P
@@ -561,7 +561,7 @@ def check_payload(
 
     Args:
         vector_P: decoded.
-        fragments: where those of the model lie, see `fragment_cuts`.
+        fragments: where those of the model lie, see `fragment_bounds`.
         what: of whom it is, in words.
         fragment: which one it is about.
 

@@ -4,7 +4,7 @@ Calls are events and return effects (`training.effects`), carried out over socke
 virtual clock. A region has at most one request open at the averager (`RegionRequests`). A
 checkpoint copies the state, its open request included, and blocks nobody. The final update pays
 what codecs owe; where rounds are blocking and codecs owe something, the last round is the final
-update (`RegionEnding`). At a membership change all regions send an interim final update and
+update (`RegionCompletion`). At a membership change all regions send an interim final update and
 then continue.
 """
 
@@ -171,7 +171,7 @@ def load_request(tensors: Mapping[str, Tensor], request: Mapping[str, object]) -
 
 
 @dataclass(slots=True)
-class RegionEnding:
+class RegionCompletion:
     """When a region's run ends, and which of its requests is the last word.
 
     The last word says all that is left to say, and pays what codecs owe. So a request that could
@@ -192,14 +192,14 @@ class RegionEnding:
     Attributes:
         plan: what the server is to do.
         stopped: whether it was told to finish.
-        closing: whether the next request is to be the last word.
+        draining: whether the next request is to be the last word.
     """
 
     plan: ServerPlan
     stopped: bool = False
-    closing: bool = False
+    draining: bool = False
     _ends: list[float] = field(init=False)  # steps: of goals before this one, then of this one
-    _goes_on: bool = False  # what it is told to finish may be a goal before this one
+    _continues: bool = False  # what it is told to finish may be a goal before this one
 
     def __post_init__(self) -> None:
         self._ends = [self._own_end]
@@ -223,7 +223,7 @@ class RegionEnding:
         self._ends[0] = min(self.total_steps, version + (1 if computing else 0))
         self.stopped = True
 
-    def gather(self, version: int, sent_at: int, *, computing: bool) -> None:
+    def flush(self, version: int, sent_at: int, *, computing: bool) -> None:
         """Come to a border: as `stop`, and then go on.
 
         Where rounds have the same steps in all regions, after those: they are to stay in step.
@@ -236,9 +236,9 @@ class RegionEnding:
         end = version + (1 if computing else 0)
         if self.plan.round_steps is not None:
             end = max(version, sent_at + self.plan.round_steps)
-        if not self.stopped and not self.closing and end < self.total_steps:
+        if not self.stopped and not self.draining and end < self.total_steps:
             self._ends.insert(0, end)
-            self.stopped = self._goes_on = True
+            self.stopped = self._continues = True
 
     def passed(self, version: int, *, told: bool) -> bool:
         """The last word is said and answered, or there was none to say; whether that was all.
@@ -247,11 +247,11 @@ class RegionEnding:
             version: steps applied.
             told: whether regions are still told to finish.
         """
-        if not self._goes_on or told:
+        if not self._continues or told:
             return True
         self.stopped = False
         self._ends = [end for end in self._ends[1:] if end > version] or [self._own_end]
-        self._goes_on = len(self._ends) > 1
+        self._continues = len(self._ends) > 1
         return self.is_over(version)
 
     def may_speak(self, version: int, step_s: float, exchange_s: float) -> bool:
@@ -264,16 +264,16 @@ class RegionEnding:
         """
         if self.stopped:  # all regions send their final update next, or rounds would not match
             return False
-        if not self.plan.has_last_word:
+        if not self.plan.has_final_update:
             return True
         pushes_at_once = 1 if self.plan.mode == "sync" else self.plan.num_workers
         left_s = (self.total_steps - version) * step_s / pushes_at_once
         too_late = self.plan.never_waits and left_s < exchange_s
         return not (self.is_over(version) or too_late)
 
-    def is_last_word(self, version: int) -> bool:
+    def is_final_update(self, version: int) -> bool:
         """Whether a round's request after ``version`` steps is the last word."""
-        return self.plan.last_round_is_last_word and (self.closing or self.is_over(version))
+        return self.plan.last_round_is_final and (self.draining or self.is_over(version))
 
     def has_more(self, version: int) -> bool:
         """Whether there are steps left, as far as is known."""
@@ -284,8 +284,8 @@ class RegionEnding:
         goal, steps = self.plan.goal, [end for end in self._ends if math.isfinite(end)]
         return {
             "stops": [goal, self.total_steps] if self.stopped else None,
-            "closes": goal if self.closing else None,
-            "ends": {"goal": goal, "steps": steps, "goes_on": self._goes_on},
+            "drains": goal if self.draining else None,
+            "ends": {"goal": goal, "steps": steps, "continues": self._continues},
         }
 
     def restore(self, data: Mapping[str, object], version: int, *, done: bool) -> None:
@@ -306,12 +306,12 @@ class RegionEnding:
         kept = {end for end in known if end < own_end and not (done and end <= version)}
         if isinstance(stops, list):
             for_this = stops[0] == self.plan.goal
-            self.stopped = for_this or (self.plan.has_last_word and not done)
+            self.stopped = for_this or (self.plan.has_final_update and not done)
             kept |= {stops[1]} if self.stopped and stops[1] < own_end else set()
         self._ends = [*sorted(kept), own_end]
-        self.closing = data.get("closes") == self.plan.goal
-        was_to_go_on = isinstance(ends, Mapping) and bool(ends["goes_on"])
-        self._goes_on = was_to_go_on if is_same else (not done or len(kept) > 0)
+        self.draining = data.get("drains") == self.plan.goal
+        was_to_go_on = isinstance(ends, Mapping) and bool(ends["continues"])
+        self._continues = was_to_go_on if is_same else (not done or len(kept) > 0)
 
 
 @dataclass(slots=True)
@@ -358,14 +358,14 @@ class Server:
     work: RegionWork = field(init=False)
     loss: float | None = None
     _seen: int = 0
-    _ending: RegionEnding = field(init=False)
-    _newest_cut: int = -1
+    _completion: RegionCompletion = field(init=False)
+    _newest_snapshot: int = -1
     _at_halt: dict[str, object] = field(default_factory=dict)  # what was exported then
 
     def __post_init__(self) -> None:
         self.noise = RegionNoise(self.plan.noise_every)
         self.work = RegionWork(self.plan, self._keep)
-        self._ending = RegionEnding(self.plan)
+        self._completion = RegionCompletion(self.plan)
 
     @classmethod
     def over(
@@ -395,18 +395,18 @@ class Server:
         self.work.push(worker, report)
         return self._advance()
 
-    def share_of(self, worker: int) -> int:
+    def partition_of(self, worker: int) -> int:
         """Under which share the shards are to hold what ``worker`` pushes next."""
-        return self.work.share_of(worker)
+        return self.work.partition_of(worker)
 
     def leave(self, worker: int) -> list[Effect]:
         """A worker is gone. The step waits for its replacement, or others compute its share."""
         self.work.leave(worker)
         return [] if self.plan.elastic is None else self._advance()
 
-    def dismiss(self, worker: int) -> list[Effect]:
+    def drain(self, worker: int) -> list[Effect]:
         """A worker is to go home once what it computes counts: its machine may be gone soon."""
-        self.work.dismiss(worker)
+        self.work.drain(worker)
         return self._advance()
 
     def on_reply(self, reply: ReplyMessage, took_s: float = 0.0) -> list[Effect]:
@@ -426,12 +426,14 @@ class Server:
         self.model.merge(replace(reply, buffers_E=no_buffers()))
         self.averager_version, self._seen = reply.version, reply.seen
         self.requests.view = max(self.requests.view, reply.view)
-        told = reply.stop or self._ending.closing
-        self._ending.closing = reply.closing
+        told = reply.stop or self._completion.draining
+        self._completion.draining = reply.draining
         if reply.stop:
             self.stop()
-        elif reply.gather:
-            self._ending.gather(self.version, self.requests.sent_at, computing=self._is_computing)
+        elif reply.flush:
+            self._completion.flush(
+                self.version, self.requests.sent_at, computing=self._is_computing
+            )
         if self.phase == "waiting":
             self.phase = "training"
         elif self.phase == "finishing":
@@ -459,7 +461,7 @@ class Server:
         A region that stands still for an answer finishes with it: one step more in one region
         would wait for the others for ever.
         """
-        self._ending.stop(self.version, computing=self._is_computing)
+        self._completion.stop(self.version, computing=self._is_computing)
 
     @property
     def _is_computing(self) -> bool:
@@ -476,9 +478,9 @@ class Server:
             checkpoint: its id, larger than those before.
             halt: stand still afterwards.
         """
-        if checkpoint <= self._newest_cut:
+        if checkpoint <= self._newest_snapshot:
             return []
-        self._newest_cut = checkpoint
+        self._newest_snapshot = checkpoint
         self.model.snapshot(checkpoint)
         control = self.export()
         if self.phase == "halted":  # rows that came back since then are still to be computed
@@ -544,8 +546,8 @@ class Server:
                 *effects,
                 *self.work.finish_all(self.version, done=self.phase == "done"),
             ]
-        effects += self.work.goers(self.version)
-        changed = self.work.news(self.version)
+        effects += self.work.departing(self.version)
+        changed = self.work.changed_ranks(self.version)
         if changed is not None:
             effects.append(changed)
             if self.model_buffers is not None:
@@ -557,18 +559,18 @@ class Server:
         """The one thing to do next, or None if the region must wait for an event."""
         if self.phase == "must_send" and not self.link_busy:
             self.phase = "training"
-            if not self._ending.stopped:
+            if not self._completion.stopped:
                 return self._outgoing()
-            return self._finish() if self._ending.is_over(self.version) else []
+            return self._finish() if self._completion.is_over(self.version) else []
         if self.phase != "training":
             return None
-        if self._ending.is_over(self.version):
+        if self._completion.is_over(self.version):
             return self._finish()
         ready = self.work.ready()
         return self._step(ready) if ready else None
 
-    def _step(self, shares: list[int]) -> list[Effect]:
-        reports = {share: self.work.pushes[share] for share in shares}
+    def _step(self, partitions: list[int]) -> list[Effect]:
+        reports = {partition: self.work.pushes[partition] for partition in partitions}
         contributions = self.work.rule.contributions(reports)
         noise = self._apply(contributions, reports)
         samples, compute_s = self.work.settle(reports, contributions)
@@ -594,14 +596,14 @@ class Server:
         )
         return self.noise.take(step, norms, mean_sq)
 
-    def _keep(self, share: int) -> None:
-        self.model.keep(share)
+    def _keep(self, partition: int) -> None:
+        self.model.keep(partition)
         if self.model_buffers is not None:
-            self.model_buffers.keep(share)
+            self.model_buffers.keep(partition)
 
     def _outgoing(self) -> list[Effect]:
         requests = self.requests
-        if not self._ending.may_speak(self.version, requests.step_s, requests.exchange_s):
+        if not self._completion.may_speak(self.version, requests.step_s, requests.exchange_s):
             return []
         out = self.model.outgoing()
         if isinstance(out, Wait):
@@ -609,7 +611,7 @@ class Server:
             return []
         if out is None:
             return []
-        final = self._ending.is_last_word(self.version)
+        final = self._completion.is_final_update(self.version)
         sent = self._send(out, final=final)
         if final:
             self.phase = "finishing"
@@ -621,14 +623,14 @@ class Server:
             return []
         out = self.model.finish()
         if out is None:
-            self._pass_end(told=self._ending.stopped)
+            self._pass_end(told=self._completion.stopped)
             return []
         sent = self._send(out, final=True)
         self.phase = "finishing"
         return [sent]
 
     def _pass_end(self, *, told: bool, at_barrier: bool = False) -> None:
-        is_over = self._ending.passed(self.version, told=told)
+        is_over = self._completion.passed(self.version, told=told)
         # At a border others may go on: the last word is said again, and means it.
         self.phase = "done" if is_over and (told or not at_barrier) else "training"
 
@@ -646,7 +648,7 @@ class Server:
             final=final,
             fragment=out.fragment,
             loss=self.loss,
-            grad_sq=self.noise.mean_sq(samples) if self.plan.tells_norms else None,
+            grad_sq=self.noise.mean_sq(samples) if self.plan.reports_norms else None,
             buffers_E=no_buffers() if self.model_buffers is None else self.model_buffers.outgoing(),
         )
         return self.requests.send(update, version=self.version, blocking=out.wait)
@@ -665,7 +667,7 @@ class Server:
             "noise": self.noise.meter.export(),
             "open": self.requests.export_request(self.wire.open_update)[1],
             **self.requests.export(),
-        } | self._ending.export()
+        } | self._completion.export()
 
     def restore(
         self, data: Mapping[str, object], tensors: Mapping[str, Tensor] | None = None
@@ -705,9 +707,9 @@ class Server:
         """Phase and open request as they were saved, by the steps that the present plan has."""
         self.phase = "must_send" if data["must_speak"] else "training"
         phase = str(data.get("phase", self.phase))
-        self._ending.restore(data, self.version, done=phase == "done")
-        is_closed = self._ending.closing and phase == "finishing"
-        has_more = self._ending.has_more(self.version) and not is_closed
+        self._completion.restore(data, self.version, done=phase == "done")
+        is_draining = self._completion.draining and phase == "finishing"
+        has_more = self._completion.has_more(self.version) and not is_draining
         if phase == "waiting" or (phase == "done" and not has_more):
             self.phase = "waiting" if phase == "waiting" else "done"
         request = data.get("open")

@@ -437,12 +437,12 @@ class Shard:
         if len(used) == 1 and used[0].weight is None:
             return self._grads[used[0].worker]  # no copy, and the very bits of plain training
         total = sum(c.num_samples for c in used)
-        shares = [c.num_samples / total if c.weight is None else c.weight for c in used]
+        fractions = [c.num_samples / total if c.weight is None else c.weight for c in used]
         if self._mean_S.shape != self.params_S.shape:
             self._mean_S = torch.empty_like(self.params_S)
-        torch.mul(self._grads[used[0].worker], shares[0], out=self._mean_S)
-        for c, share in zip(used[1:], shares[1:], strict=True):
-            self._mean_S.add_(self._grads[c.worker], alpha=share)
+        torch.mul(self._grads[used[0].worker], fractions[0], out=self._mean_S)
+        for c, fraction in zip(used[1:], fractions[1:], strict=True):
+            self._mean_S.add_(self._grads[c.worker], alpha=fraction)
         return self._mean_S
 
     def _sent(self, out: Outgoing | Wait | None) -> Outgoing | Wait | None:
@@ -537,9 +537,9 @@ class RegionModel:
         known = [mean_sq for mean_sq in found if mean_sq is not None]
         return sum(known) if len(known) == len(found) else None
 
-    def keep(self, share: int) -> None:
+    def keep(self, fraction: int) -> None:
         """Every shard copies what was pushed for a share, whose place is needed."""
-        self._all(Shard.keep, share)
+        self._all(Shard.keep, fraction)
 
     def outgoing(self) -> Outgoing | Wait | None:
         """What the region sends after a step, its payload joined to (P,)."""

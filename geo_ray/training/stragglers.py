@@ -114,12 +114,12 @@ class Stragglers:
             ]
         alive = [worker for worker, report in pushes.items() if not report.refused]
         weights, error = self.code.decode(alive) if alive else ((), 1.0)
-        share = dict(zip(alive, weights, strict=True)) if error < _EXACT else {}
+        weight_of = dict(zip(alive, weights, strict=True)) if error < _EXACT else {}
         return [
             Contribution(
                 worker,
-                report.span.count if worker in share else 0,
-                share.get(worker, 0.0) / self.num_workers,
+                report.span.count if worker in weight_of else 0,
+                weight_of.get(worker, 0.0) / self.num_workers,
             )
             for worker, report in pushes.items()
         ]

@@ -21,7 +21,7 @@ CALLBACKS = {
     "geo_ray.runtime.remote_shard:Operation.run",
     "geo_ray.runs.evaluation:EvalSetting.note",
     "geo_ray.simulator.world:SimNotes.emit",
-    "geo_ray.training.assignment:RegionWork.keep",
+    "geo_ray.training.assignment:RegionWork.copy_partition",
     "geo_ray.training.failover:Caller.opener",
     "geo_ray.transport.overlay.coordinator:Coordinator.out",
     "geo_ray.transport.overlay.node:Node.out",

@@ -18,7 +18,13 @@ from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.training.assignment import ServerPlan
 from geo_ray.training.averager import Averager
 from geo_ray.training.config import ElasticConfig
-from geo_ray.training.effects import Assignment, SendUpdate, Snapshot, StepDone, TeamChanged
+from geo_ray.training.effects import (
+    ActiveWorkersChanged,
+    Assignment,
+    SendUpdate,
+    Snapshot,
+    StepDone,
+)
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.optimizers import Momentum, Sgd
 from geo_ray.training.parameters import digest, split_sizes
@@ -210,8 +216,8 @@ class Plane:
             attempt=self.attempt,
             goal=str(self.setup.steps),
             elastic=self.setup.elastic,
-            last_round_is_last_word=exchange.last != "always" and self.setup.wire.owes,
-            has_last_word=exchange.last == "always",
+            last_round_is_final=exchange.last != "always" and self.setup.wire.owes,
+            has_final_update=exchange.last == "always",
             never_waits=exchange.blocking == "never",
         )
         return Region(Server.over(shards, NUM_PARAMS, plan, self.setup.wire), shards)
@@ -237,8 +243,8 @@ class Plane:
         region.memory.pop(rank, None)
         self._take(name, region.server.leave(rank))
 
-    def dismiss(self, name: str, rank: int) -> None:
-        self._take(name, self.regions[name].server.dismiss(rank))
+    def drain_worker(self, name: str, rank: int) -> None:
+        self._take(name, self.regions[name].server.drain(rank))
 
     def push(self, name: str, rank: int) -> None:
         region = self.regions[name]
@@ -250,11 +256,11 @@ class Plane:
         if refused:
             grad_P = torch.full_like(grad_P, float("nan"))
         slices = split_sizes(NUM_PARAMS, self.setup.num_shards)
-        share = region.server.share_of(rank)
+        partition = region.server.partition_of(rank)
         place_P = region.memory.setdefault(rank, torch.empty(NUM_PARAMS))  # as if it were shared
         place_P.copy_(grad_P)
         for shard, (i, j) in zip(region.shards, slices, strict=True):
-            shard.put(share, place_P[i:j])
+            shard.put(partition, place_P[i:j])
         self._take(name, region.server.push(rank, StepReport(span, 1.0, 0.0, refused)))
 
     # ---------------------------------------------------------------- network
@@ -368,7 +374,7 @@ class Plane:
                 state = [shard.take_snapshot(effect.id) for shard in region.shards]
                 self.saves[effect.id].regions[name] = (effect.control, effect.tensors, state)
             else:
-                assert isinstance(effect, StepDone | TeamChanged)
+                assert isinstance(effect, StepDone | ActiveWorkersChanged)
 
     # ---------------------------------------------------------------- what must hold
 

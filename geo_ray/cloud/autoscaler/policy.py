@@ -445,7 +445,7 @@ class AutoscalePolicy:
             if reached < speed * ENOUGH and math.isfinite(least):
                 break
             reached = min(reached, max(most, pace.speed))
-            time = target.compute_share / max(reached, 1e-9) + 1.0 - target.compute_share
+            time = target.compute_fraction / max(reached, 1e-9) + 1.0 - target.compute_fraction
             usd = time * sum(usd for (usd, _), _ in costs)
             if usd < least * (1 - 1e-6):
                 best, least = speed, usd

@@ -115,7 +115,7 @@ class ClusterTarget:
         preemptions_per_h: prior preemptions of a spot machine per hour.
         lost_s: seconds of the work of all machines that a preemption costs.
         head: machine of the head whose cost counts; None: none.
-        compute_share: fraction of the job's time that faster machines shorten.
+        compute_fraction: fraction of the job's time that faster machines shorten.
     """
 
     regions: tuple[RegionTarget, ...]
@@ -124,7 +124,7 @@ class ClusterTarget:
     preemptions_per_h: float = 0.05
     lost_s: float = 180.0
     head: HeadTarget | None = None
-    compute_share: float = 1.0
+    compute_fraction: float = 1.0
 
     def region(self, name: str) -> RegionTarget | None:
         """Return a region by its name in the run."""

@@ -79,7 +79,7 @@ def target_of(
         section.budget_usd,
         section.spot.preemptions_per_h,
         section.spot.lost_s,
-        compute_share=_compute_share(plan),
+        compute_fraction=_compute_share(plan),
     )
 
 

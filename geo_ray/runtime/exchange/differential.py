@@ -266,7 +266,7 @@ class DifferentialReceiver:
         else:
             go_on(update)
 
-    def beside(self, reply: ReplyMessage) -> ReplyMessage:
+    def attach(self, reply: ReplyMessage) -> ReplyMessage:
         """The reply with the lossy blocks that were taken in."""
         with self._lock:
             received = self._of(reply.to)
@@ -395,9 +395,9 @@ class Differential(UpdateStage):
         """See `UpdateStage`."""
         self._receiver.arrive(update, take)
 
-    def beside(self, reply: ReplyMessage) -> ReplyMessage:
+    def attach(self, reply: ReplyMessage) -> ReplyMessage:
         """See `UpdateStage`."""
-        return self._receiver.beside(reply)
+        return self._receiver.attach(reply)
 
     def export(self, averager: Averager) -> dict[str, object]:
         """See `UpdateStage`."""

@@ -40,12 +40,12 @@ from geo_ray.runtime.exchange.messages import (
 )
 from geo_ray.storage.places import PartPlaces
 from geo_ray.telemetry.event_buffer import EventBuffer
-from geo_ray.training.averager import Averager, open_requests, pace_of
+from geo_ray.training.averager import Averager, interval_of, open_requests
 from geo_ray.training.checkpoint_parts import AveragerSnapshot, typed, write_averager_part
 from geo_ray.training.command_log import (
     Begun,
+    ChangeInterval,
     ChangeMembers,
-    ChangePace,
     Leave,
     LogOutcome,
     Op,
@@ -281,7 +281,7 @@ class UpdateStage:
         """
         take(update)
 
-    def beside(self, reply: ReplyMessage) -> ReplyMessage:
+    def attach(self, reply: ReplyMessage) -> ReplyMessage:
         """Return an answer that leaves the averager's region with all that accompanies it."""
         return reply
 
@@ -350,7 +350,7 @@ class UpdatePath(Protocol):
                 moves, and the region is waited for.
         """
 
-    def tell_members(self, op: ChangeMembers | Begun | ChangePace) -> None:
+    def tell_members(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
         """What the controller has to tell the averager, which is here, of its members.
 
         Raises:
@@ -488,7 +488,7 @@ class AveragerOutput:
         """Take what ``averager`` has left; call under the lock that guards it."""
         snapshots, averager.snapshots = averager.snapshots, []
         for snapshot in snapshots:  # disks are slow, and this may be the link's receiving thread
-            snapshot.control["beside"] = {} if path is None else path.stage.export(averager)
+            snapshot.control["attach"] = {} if path is None else path.stage.export(averager)
             threading.Thread(target=self._write, args=(snapshot,), daemon=True).start()
         for reading in averager.noise.news():  # of all regions together
             self._event_buffer.add("noise", **{**reading.fields(), "region": None})
@@ -538,7 +538,7 @@ class LocalAverager:
     @property
     def pace(self) -> int | None:
         """Steps between exchanges that it asks for; None: it asks for none."""
-        return pace_of(self._averager.state)
+        return interval_of(self._averager.state)
 
     @property
     def view(self) -> View:
@@ -664,7 +664,7 @@ class DirectPath:
         log.warning("the run goes on without region '%s': its data are missing", region)
         self._tell(Leave(region))
 
-    def tell_members(self, op: ChangeMembers | Begun | ChangePace) -> None:
+    def tell_members(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
         """See `UpdatePath`."""
         self._tell(op)
 
@@ -750,7 +750,7 @@ class DirectPath:
         arrived_s = self._arrived_s.get(reply.to)
         if arrived_s is not None:
             reply = replace(reply, held_s=time.monotonic() - arrived_s)
-        reply = self.stage.beside(reply)
+        reply = self.stage.attach(reply)
         if reply.to == self._region:
             self.give(reply)
             return

@@ -226,10 +226,10 @@ UPDATE: Final = Record(
 )
 REPLY: Final = Record(
     ReplyMessage,
-    "to seq version num_samples final stop checkpoint halt dropped=skipped own fragment share",
+    "to seq version num_samples final stop checkpoint halt dropped=skipped own fragment own_weight",
     "steps held_s seen reliable",
-    Field("closing", flag, default=False),
-    Field("gather", flag, default=False),
+    Field("draining", flag, default=False),
+    Field("flush", flag, default=False),
     Field("barrier", Record(Barrier, "view=barrier is_donor leaves"), default=None),
     Field("view", count, default=0),
     Field("lossy", LOSSY, default=None),
@@ -251,7 +251,7 @@ _ASSIGNMENT: Final = Record(
     "evaluate eval_params=judged",
     Field("parts", Rows(_SHARE)),
     "done",
-    Field("share", optional_count, default=None),
+    Field("partition", optional_count, default=None),
 )
 _PULL: Final = Record(Pull, Known("worker"), "ticket version=pull_version judged=pull_judged")
 _REPORT: Final = Record(StepReport, Field("span", _SPAN), "loss compute_s refused grad_sq")

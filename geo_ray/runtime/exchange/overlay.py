@@ -42,7 +42,7 @@ from geo_ray.runtime.exchange.messages import (
 )
 from geo_ray.strategies.base import Strategy
 from geo_ray.training.averager import Averager
-from geo_ray.training.command_log import Begun, ChangeMembers, ChangePace
+from geo_ray.training.command_log import Begun, ChangeInterval, ChangeMembers
 from geo_ray.training.config import UNREACHABLE_S
 from geo_ray.training.membership import AveragerLeader
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
@@ -495,7 +495,7 @@ class OverlayPath:
     def report_dead(self, region: str, *, comes_back: bool = False) -> None:
         """Nobody takes over."""
 
-    def tell_members(self, op: ChangeMembers | Begun | ChangePace) -> None:
+    def tell_members(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
         """Members do not change here."""
         raise InvariantError(f"nobody can join or leave here: {op}")
 

@@ -34,12 +34,12 @@ from geo_ray.runtime.exchange.messages import (
 from geo_ray.runtime.exchange.upload_scheduling import PARTS, headers_of
 from geo_ray.storage.parts import aligned, check_header, encode_header, header_bytes
 from geo_ray.telemetry.event_buffer import EventBuffer
-from geo_ray.training.averager import open_requests, pace_of
+from geo_ray.training.averager import interval_of, open_requests
 from geo_ray.training.command_log import (
     BeginCheckpoint,
     Begun,
+    ChangeInterval,
     ChangeMembers,
-    ChangePace,
     Leave,
     LogEntry,
     Op,
@@ -182,7 +182,7 @@ _OPS: Final = OneOf[Any](
         "leave": Record(Leave, "region"),
         "members": Record(ChangeMembers, Field("change", _CHANGE)),
         "begun": Record(Begun, "region"),
-        "pace": Record(ChangePace, "steps"),
+        "pace": Record(ChangeInterval, "steps"),
         "wake": Record(Wake),
         "promote": Record(Promote),
     },
@@ -397,7 +397,7 @@ class StandbyPath:
         with self._changed:
             self._execute(self._node.on_report_dead(region, comes_back=comes_back))
 
-    def tell_members(self, op: ChangeMembers | Begun | ChangePace) -> None:
+    def tell_members(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
         """See `UpdatePath`; it is carried out once the standby has it."""
         with self._changed:
             averager = self._node.averager
@@ -423,7 +423,7 @@ class StandbyPath:
                 "ahead": primary.ahead,
                 "open": open_requests(averager),
                 "view": averager.view,
-                "pace": pace_of(averager.state),
+                "pace": interval_of(averager.state),
                 "is_standby": False,
             }
 

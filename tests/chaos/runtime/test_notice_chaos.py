@@ -80,7 +80,7 @@ def test_a_worker_leaves_the_machine_that_is_taken_back(short_tmp: Path, tmp_pat
     check_whole(done, simulate(experiment, tmp_path))
     assert noticed and len(done.of("worker_left")) == 1
     assert not done.of("worker_lost")
-    assert done.of("team")[0]["workers"] == 1
+    assert done.of("active_workers")[0]["workers"] == 1
 
 
 def wait_for_nodes(address: str, count: int) -> None:

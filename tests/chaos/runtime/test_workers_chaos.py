@@ -63,7 +63,7 @@ def test_one_is_killed_and_comes_back_another_is_killed_for_good(
             killed.append(first[0])
             os.kill(first[0], signal.SIGKILL)
         # The one before is back: now the other one of the start.
-        if event.kind == "team" and event["workers"] == 2 and len(killed) == 1:
+        if event.kind == "active_workers" and event["workers"] == 2 and len(killed) == 1:
             killed.append(first[1])
             os.kill(first[1], signal.SIGKILL)
 
@@ -73,8 +73,8 @@ def test_one_is_killed_and_comes_back_another_is_killed_for_good(
     lost = [event["worker"] for event in done.of("worker_lost")]
     (replaced,) = done.of("worker_replaced")
     assert sorted(lost) == [0, 1] and replaced["worker"] == lost[0] and replaced["attempt"] == 2
-    assert [event["workers"] for event in done.of("team")] == [1, 2, 1]
-    thin, whole, last = (event["step"] for event in done.of("team"))
+    assert [event["workers"] for event in done.of("active_workers")] == [1, 2, 1]
+    thin, whole, last = (event["step"] for event in done.of("active_workers"))
     assert thin < whole <= last < STEPS, "steps went on meanwhile"
     assert {e["samples"] for e in done.of("step") if e["region"] == "us-east"} == {32}
 
@@ -115,7 +115,7 @@ def test_a_worker_leaves_the_node_that_will_be_gone_and_nothing_is_lost(
     check_whole(done, simulate(experiment, tmp_path))
     assert done.of("worker_left")[0]["worker"] in (0, 1)
     assert not done.of("worker_lost")
-    thin = done.of("team")[0]
+    thin = done.of("active_workers")[0]
     assert thin["workers"] == 1 and 3 <= thin["step"] < 60
 
 

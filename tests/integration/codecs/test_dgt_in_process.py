@@ -11,7 +11,7 @@ import torch
 from geo_ray.experiment.experiment import Experiment
 from tests.support.region_support import Gate, InProcess, Site, eventually, experiment_of
 
-SMALL = {"kind": "dgt", "block_bytes": 64, "share": 0.4}
+SMALL = {"kind": "dgt", "block_bytes": 64, "reliable_fraction": 0.4}
 REGIONS = [{"name": "us-east"}, {"name": "eu-west"}, {"name": "ap-south", "ps_shards": 2}]
 LINK = {"rate_mbps": 20.0, "delay_s": 0.005}
 

@@ -16,13 +16,13 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.transport.wire import sockets
 from tests.support.region_support import InProcess, experiment_of
 
-DGT = {"kind": "dgt", "block_bytes": 64, "share": 0.4}
+DGT = {"kind": "dgt", "block_bytes": 64, "reliable_fraction": 0.4}
 TRAIN = {"steps": 12, "eval_every": 0}
 STAYS: dict[str, dict[str, Any]] = {  # what a bridge keeps that is not replaced
     "turns": {"strategy": {"kind": "asgd"}, "transfers": {"small_bytes": 0}},
     "dgt": {
         "strategy": {"kind": "asgd"},
-        "codec": {"up": {"kind": "dgt", "block_bytes": 64, "share": 0.4}},
+        "codec": {"up": {"kind": "dgt", "block_bytes": 64, "reliable_fraction": 0.4}},
     },
 }
 

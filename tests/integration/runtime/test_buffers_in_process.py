@@ -85,7 +85,7 @@ def test_regions_end_with_what_they_share(tmp_path: Path, strategy: dict[str, An
 
 
 def test_lossy_blocks_leave_it_whole(tmp_path: Path) -> None:
-    codec = {"up": {"kind": "dgt", "block_bytes": 64, "share": 0.4}}
+    codec = {"up": {"kind": "dgt", "block_bytes": 64, "reliable_fraction": 0.4}}
     config = config_of(strategy={"kind": "bsp"}, codec=codec, regions=SHARDS)
     with InProcess(config, tmp_path) as world:
         world.run()

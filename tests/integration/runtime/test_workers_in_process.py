@@ -85,12 +85,14 @@ def test_one_that_dies_in_mid_step_is_stood_in_for_and_comes_back(
             client.close()
         eventually(lambda: site.server.version >= 1, "the others go on")
         workers["eu-west", 2] = site.start(2, attempt=2)
-        eventually(lambda: 2 in site.server.work.team.joined, "it is back")
+        eventually(lambda: 2 in site.server.work.workers.joined, "it is back")
         gate.open()
         assert sum(worker.result() for worker in workers.values()) == 12 + 18
         world.check_books()
         assert [s.digest for s in world.sites.values()] == [undisturbed] * 2
-        sizes = [e["workers"] for e in site.event_buffer.take(1000) if e["kind"] == "team"]
+        sizes = [
+            e["workers"] for e in site.event_buffer.take(1000) if e["kind"] == "active_workers"
+        ]
         assert sizes == [2, 3]
 
 
@@ -102,7 +104,7 @@ def test_one_that_is_told_to_leave_does_so_and_nothing_is_lost(
         site = world.sites["eu-west"]
         workers = others(world, [])
         eventually(lambda: gate.reached == set(world.sites), "all work")
-        site.primary.dismiss(0)
+        site.primary.drain(0)
         gate.open()
         assert workers.pop(("eu-west", 0)).result() < 6
         workers["eu-west", 0] = site.start(0, attempt=2)

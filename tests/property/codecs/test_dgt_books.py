@@ -93,7 +93,7 @@ class Link:
 options = st.fixed_dictionaries(
     {
         "block_bytes": st.sampled_from([4, 8, 20]),
-        "share": st.sampled_from([0.1, 0.5, 0.9]),
+        "reliable_fraction": st.sampled_from([0.1, 0.5, 0.9]),
         "loose_values": st.sampled_from(["fp32", "fp16", "int4"]),
         "order": st.sampled_from(["ranked", "random"]),
     }
@@ -126,7 +126,7 @@ def test_taken_in_plus_owed_is_produced(chosen: dict[str, object], data: st.Data
 
 @pytest.mark.parametrize("late", ["merge", "put_back"])
 def test_without_loss_a_lossless_share_is_all_there_one_update_later(late: str) -> None:
-    link = Link(Dgt.model_validate({"block_bytes": 8, "share": 0.3, "late": late}))
+    link = Link(Dgt.model_validate({"block_bytes": 8, "reliable_fraction": 0.3, "late": late}))
     total_P = torch.zeros(NUM)
     for _ in range(5):
         x_P = torch.randint(-9, 9, (NUM,)).float()
@@ -143,7 +143,7 @@ def test_without_loss_a_lossless_share_is_all_there_one_update_later(late: str) 
 
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_the_first_blocks_of_a_sender_may_outrun_its_first_update(attempt: int) -> None:
-    codec = Dgt.model_validate({"block_bytes": 8, "share": 0.3})
+    codec = Dgt.model_validate({"block_bytes": 8, "reliable_fraction": 0.3})
     books, others = LossyReceiver(codec, NUM), 0
     if attempt > 1:  # one before it was here, and something of it still flies about
         books.complete(UpdateMessage("here", 1, 7, 0, 1, torch.zeros(NUM), False))

@@ -123,7 +123,7 @@ class TrainingPlane(RuleBasedStateMachine):
     @precondition(lambda self: self._present())
     @rule(data=st.data())
     def worker_is_told_to_leave(self, data: st.DataObject) -> None:
-        self.plane.dismiss(*self._pick(data, self._present()))
+        self.plane.drain_worker(*self._pick(data, self._present()))
 
     @precondition(lambda self: self.plane.updates)
     @rule(data=st.data())

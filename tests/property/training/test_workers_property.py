@@ -24,7 +24,7 @@ NUM_PARAMS = 6
 BATCHES = (3, 5, 2, 4)
 OPTIMIZER = Momentum(lr=0.05, momentum=0.5)
 EVENTS = st.sampled_from(
-    ["push"] * 6 + ["gather", "join", "join", "die", "die", "dismiss", "save", "crash"]
+    ["push"] * 6 + ["gather", "join", "join", "die", "die", "drain", "save", "crash"]
 )
 
 
@@ -97,13 +97,13 @@ class Home:
         span, params_P = self.busy.pop(rank)
         place_P = self.memory.setdefault(rank, torch.empty(NUM_PARAMS))
         place_P.copy_(gradient(params_P, span))
-        share = self.server.share_of(rank)
+        partition = self.server.partition_of(rank)
         for shard, (i, j) in zip(
             self.shards, split_sizes(NUM_PARAMS, self.num_shards), strict=True
         ):
-            shard.put(share, place_P[i:j])
+            shard.put(partition, place_P[i:j])
         pushes = self.server.work.pushes
-        self.pushed = {k: report.span for k, report in pushes.items()} | {share: span}
+        self.pushed = {k: report.span for k, report in pushes.items()} | {partition: span}
         before = self.server.version
         effects = self.server.push(rank, StepReport(span, 1.0, 0.0))
         if self.server.version > before:
@@ -147,8 +147,8 @@ class Home:
                 self.join(rank)
         elif what == "die" and self.here:
             self.gone(pick(self.here))
-        elif what == "dismiss" and self.here:
-            self.take(self.server.dismiss(pick(self.here)))
+        elif what == "drain" and self.here:
+            self.take(self.server.drain(pick(self.here)))
         elif what == "save":
             self.saves += 1
             self.take(self.server.cut(self.saves, halt=False))

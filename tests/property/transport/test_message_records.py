@@ -103,12 +103,12 @@ def replies(draw: Any) -> ReplyMessage:
         own=draw(FLAG),
         lossy=draw(maybe(REPORT)),
         fragment=draw(COUNT),
-        share=draw(NUMBER),
+        own_weight=draw(NUMBER),
         steps=draw(maybe(COUNT)),
         seen=draw(COUNT),
         reliable=draw(maybe(NUMBER)),
         held_s=draw(NUMBER),
-        closing=draw(st.booleans()),
+        draining=draw(st.booleans()),
     )
 
 
@@ -391,23 +391,31 @@ OLD: list[tuple[str, Any, bytes]] = [
             0.5,
             0.125,
         ),
-        b"\xde\x00\x12\xa2to\xa2eu\xa3seq\x02\xa7version\x03\xabnum_samples"
-        b"\x04\xa5final\xc3\xa4stop\xc3\xaacheckpoint\x05\xa4halt\xc3\xa7skip"
-        b"ped\xc3\xa3own\xc3\xa8fragment\x03\xa5share\xcb?\xd0\x00\x00\x00"
-        b"\x00\x00\x00\xa5steps\x06\xa6held_s\xcb?\xc0\x00\x00\x00\x00\x00"
-        b"\x00\xa4seenc\xa8reliable\xcb?\xe0\x00\x00\x00\x00\x00\x00\xa5coded"
-        b"\xc0\xa7against\xc0",
+        b"\xde\x00\x12\xa2to\xa2eu\xa3seq\x02\xa7versi"
+        b"on\x03\xabnum_samples\x04\xa5fin"
+        b"al\xc3\xa4stop\xc3\xaacheckpoint"
+        b"\x05\xa4halt\xc3\xa7skipped\xc3\xa3own"
+        b"\xc3\xa8fragment\x03\xaaown_weig"
+        b"ht\xcb?\xd0\x00\x00\x00\x00\x00\x00\xa5steps\x06\xa6h"
+        b"eld_s\xcb?\xc0\x00\x00\x00\x00\x00\x00\xa4seenc"
+        b"\xa8reliable\xcb?\xe0\x00\x00\x00\x00\x00\x00\xa5c"
+        b"oded\xc0\xa7against\xc0",
     ),
     (
         "reply",
         ReplyMessage("eu", 2, 3, 4, torch.ones(1), lossy=OLD_REPORT),
-        b"\xde\x00\x15\xa2to\xa2eu\xa3seq\x02\xa7version\x03\xabnum_samples"
-        b"\x04\xa5final\xc2\xa4stop\xc2\xaacheckpoint\xc0\xa4halt\xc2\xa7skip"
-        b"ped\xc2\xa3own\xc2\xa8fragment\x00\xa5share\xcb\x00\x00\x00\x00\x00"
-        b"\x00\x00\x00\xa5steps\xc0\xa6held_s\xcb\x00\x00\x00\x00\x00\x00\x00"
-        b"\x00\xa4seen\x00\xa8reliable\xc0\xa9loose_now\xc4\nx\x9c\x9b\xe0"
-        b"\x00\x00\x01b\x00\xd1\xaeloose_late_seq\x04\xaaloose_late\xc4\tx"
-        b"\x9cs\x00\x00\x00A\x00A\xa5coded\xc0\xa7against\xc0",
+        b"\xde\x00\x15\xa2to\xa2eu\xa3seq\x02\xa7versi"
+        b"on\x03\xabnum_samples\x04\xa5fin"
+        b"al\xc2\xa4stop\xc2\xaacheckpoint"
+        b"\xc0\xa4halt\xc2\xa7skipped\xc2\xa3own"
+        b"\xc2\xa8fragment\x00\xaaown_weig"
+        b"ht\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xa5steps\xc0\xa6h"
+        b"eld_s\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xa4seen\x00"
+        b"\xa8reliable\xc0\xa9loose_now"
+        b"\xc4\nx\x9c\x9b\xe0\x00\x00\x01b\x00\xd1\xaeloose_l"
+        b"ate_seq\x04\xaaloose_late\xc4"
+        b"\tx\x9cs\x00\x00\x00A\x00A\xa5coded\xc0\xa7ag"
+        b"ainst\xc0",
     ),
     (
         "work",

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.world_support import BASE, Run
 
-SMALL = {"kind": "dgt", "block_bytes": 64, "share": 0.4}
+SMALL = {"kind": "dgt", "block_bytes": 64, "reliable_fraction": 0.4}
 LINK = {"rate_mbps": 0.4, "delay_s": 0.03}
 TRAIN = BASE["train"] | {"steps": 12}
 
@@ -99,6 +99,6 @@ def test_the_share_follows_the_loss(simulated) -> None:
     run = simulated(**(sections(adaptive=True, share_min=0.1) | learning))
     memory = run.world.regions["b"].server.wire._encoder.memory
     codec = run.config.codec.up
-    assert 0.1 <= codec.present_share(memory) < 0.35
+    assert 0.1 <= codec.present_fraction(memory) < 0.35
     sizes = [event["bytes_sent"] for event in run.of("exchange", "b")]
     assert len(sizes) == 60

@@ -202,7 +202,7 @@ MEETINGS: dict[str, dict[str, Any]] = {
     "codecs": {
         "codec": {"up": {"kind": "topk", "ratio": 0.2}, "down": {"kind": "topk", "ratio": 0.3}}
     },
-    "lossy blocks": {"codec": {"up": {"kind": "dgt", "block_bytes": 64, "share": 0.4}}},
+    "lossy blocks": {"codec": {"up": {"kind": "dgt", "block_bytes": 64, "reliable_fraction": 0.4}}},
 }
 
 

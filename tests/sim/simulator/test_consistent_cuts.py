@@ -182,9 +182,11 @@ def test_over_an_overlay_regions_hear_of_a_checkpoint_by_their_answers(data_dir,
 
 
 MEETINGS = {
-    "lossy blocks": {"codec": {"up": {"kind": "dgt", "block_bytes": 64, "share": 0.4}}},
+    "lossy blocks": {"codec": {"up": {"kind": "dgt", "block_bytes": 64, "reliable_fraction": 0.4}}},
     "lossy blocks with grace": {
-        "codec": {"up": {"kind": "dgt", "block_bytes": 64, "share": 0.4, "grace_s": 0.2}}
+        "codec": {
+            "up": {"kind": "dgt", "block_bytes": 64, "reliable_fraction": 0.4, "grace_s": 0.2}
+        }
     },
     "turns": {"transfers": {"order": "shortest_first", "small_bytes": 0, "averager_mbps": 0.4}},
     "turns that give updates up": {

@@ -31,7 +31,7 @@ UP = [
     {"kind": "powersgd"},
     {"kind": "identity"},
     {"kind": "bisparse"},
-    {"kind": "dgt", "block_bytes": 64, "share": 0.4},
+    {"kind": "dgt", "block_bytes": 64, "reliable_fraction": 0.4},
 ]
 DOWN = [None, {"kind": "int8"}, {"kind": "topk", "ratio": 0.05}, {"kind": "nonzeros"}]
 

@@ -110,7 +110,10 @@ def test_shards_end_with_the_bits_of_one(simulated, shards):
 
 def test_lossy_blocks_end_reliably(simulated):
     """The last word of differential transmission goes in full, and no part may be lost."""
-    codec = {"up": {"kind": "dgt", "block_bytes": 64, "share": 0.4}, "down": {"kind": "int8"}}
+    codec = {
+        "up": {"kind": "dgt", "block_bytes": 64, "reliable_fraction": 0.4},
+        "down": {"kind": "int8"},
+    }
     run = simulated(**sections("diloco", codec))
     a_P, b_P = run.result.params_P.values()
     assert torch.equal(a_P, b_P)

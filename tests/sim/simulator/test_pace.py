@@ -11,8 +11,8 @@ from test_lost_regions import check_members_ended, sections_of
 
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.training.averager import pace_of
-from geo_ray.training.command_log import ChangePace, execute
+from geo_ray.training.averager import interval_of
+from geo_ray.training.command_log import ChangeInterval, execute
 from tests.support.world_support import Run, experiment
 
 REGIONS = ("a", "b", "c", "d")
@@ -48,7 +48,7 @@ KINDS = [
 
 def pace_at(run: Run, when_s: float, steps: int) -> None:
     world = run.world
-    world._scheduler.at(when_s, lambda: execute(world.averager, ChangePace(steps)))
+    world._scheduler.at(when_s, lambda: execute(world.averager, ChangeInterval(steps)))
 
 
 def spacings(run: Run, region: str, from_s: float) -> list[int]:
@@ -63,7 +63,7 @@ def test_all_that_can_be_paced_are_here() -> None:
     found = []
     for kind in sorted(STRATEGIES):
         options = {"by_speed": False} if "by_speed" in STRATEGIES[kind].model_fields else {}
-        if STRATEGIES[kind].model_validate(options).traits.exchange.paced:
+        if STRATEGIES[kind].model_validate(options).traits.exchange.adjustable_interval:
             found.append(kind)
     assert found == KINDS
 
@@ -95,7 +95,7 @@ def test_a_newcomer_and_a_resumed_run_have_it(data_dir: Path, kind: str) -> None
     run.world.checkpoint_at(0.6 * whole_s, 1)
     run.go()
     check_members_ended(run, set(REGIONS))
-    assert pace_of(run.world.averager.state) == THEN
+    assert interval_of(run.world.averager.state) == THEN
     saved = run.world.checkpoints.get(1)
     if saved is None or not saved.is_whole:
         pytest.skip("the checkpoint met the border")
@@ -103,7 +103,7 @@ def test_a_newcomer_and_a_resumed_run_have_it(data_dir: Path, kind: str) -> None
     resumed.world.restore(saved)
     resumed.go()
     check_members_ended(resumed, set(REGIONS))
-    assert pace_of(resumed.world.averager.state) == THEN
+    assert interval_of(resumed.world.averager.state) == THEN
     found = spacings(resumed, "a", 0.0)
     assert min(found, default=THEN) >= THEN
 
@@ -118,7 +118,7 @@ def test_who_resumes_with_another_interval_means_it(data_dir: Path, interval: in
     changed = config.strategy.model_copy(update={"interval": interval})
     resumed = Run(config.model_copy(update={"strategy": changed}), data_dir)
     resumed.world.restore(run.world.checkpoints[1])
-    assert pace_of(resumed.world.averager.state) == (THEN if interval == FIRST else None)
+    assert interval_of(resumed.world.averager.state) == (THEN if interval == FIRST else None)
     resumed.go()
     check_members_ended(resumed, set(REGIONS))
 

@@ -73,7 +73,7 @@ def test_with_a_fixed_batch_a_run_ends_as_if_all_had_been_there(
     unrest(run, f"{kind}/{seed}", 2 * quiet.result.seconds)
     run.go()
     check_ended(run)
-    assert run.of("worker_lost") and run.of("worker_replaced") and run.of("team")
+    assert run.of("worker_lost") and run.of("worker_replaced") and run.of("active_workers")
     traits = run.config.strategy.traits
     by_time = traits.exchange.blocking != "always" or traits.region.ends_by_total_rows
     if traits.in_rounds and not by_time:
@@ -134,7 +134,7 @@ def test_without_the_section_a_region_waits_for_each_worker(data_dir: Path) -> N
     run.world.workers.at(0.25, "a", 1, "lost")
     run.world.workers.at(50.0, "a", 1, "replaced")
     run.go()
-    assert run.digests() == quiet.digests() and not run.of("team")
+    assert run.digests() == quiet.digests() and not run.of("active_workers")
     assert run.result.seconds > 50.0
 
 
@@ -147,7 +147,7 @@ def test_a_region_of_too_few_stands_still_until_one_comes(data_dir: Path) -> Non
     run.go()
     assert run.digests() == quiet.digests()
     assert run.result.seconds > 60.0
-    sizes = [(e["region"], e["workers"], e["rows"]) for e in run.of("team")]
+    sizes = [(e["region"], e["workers"], e["rows"]) for e in run.of("active_workers")]
     assert sizes == [("a", 2, 12), ("b", 1, 8), ("b", 2, 8)]
 
 

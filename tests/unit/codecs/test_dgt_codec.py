@@ -38,13 +38,13 @@ def lossy_of(coded: Coded) -> LossyBlocks:
 
 
 def test_the_strongest_blocks_are_reliable_and_the_others_follow_by_rank() -> None:
-    coded = small(share=0.4).encode(vector(3, 1, 5, 2, 4), {}, 0)
+    coded = small(reliable_fraction=0.4).encode(vector(3, 1, 5, 2, 4), {}, 0)
     assert DgtHeader(coded).ids_R.tolist() == [2, 4]
     assert lossy_of(coded).ids_L.tolist() == [0, 3, 1]
 
 
 def test_a_contribution_remembers_with_weight_alpha() -> None:
-    codec, memory = small(alpha=0.3, share=0.5), {}
+    codec, memory = small(alpha=0.3, reliable_fraction=0.5), {}
     codec.encode(vector(1, 4), memory, 0)
     codec.encode(vector(2, 1), memory, 0)
     want = torch.tensor([0.3 * 0.7 * 1 + 0.7 * 2, 0.3 * 0.7 * 4 + 0.7 * 1])
@@ -52,7 +52,7 @@ def test_a_contribution_remembers_with_weight_alpha() -> None:
 
 
 def test_what_was_strong_stays_ahead_for_a_while() -> None:
-    codec, memory = small(alpha=0.9, share=0.5), {}
+    codec, memory = small(alpha=0.9, reliable_fraction=0.5), {}
     codec.encode(vector(1, 9), memory, 0)
     coded = codec.encode(vector(2, 1), memory, 0)
     assert DgtHeader(coded).ids_R.tolist() == [1]
@@ -65,7 +65,7 @@ def test_the_last_block_is_measured_without_its_filling() -> None:
 
 
 def test_zeros_are_not_sent() -> None:
-    coded = small(share=0.5).encode(vector(0, 3, 0, 1), {}, 0)
+    coded = small(reliable_fraction=0.5).encode(vector(0, 3, 0, 1), {}, 0)
     assert DgtHeader(coded).ids_R.tolist() == [1]
     assert lossy_of(coded).ids_L.tolist() == [3]
     nothing = small().encode(torch.zeros(7), {}, 0)
@@ -73,13 +73,13 @@ def test_zeros_are_not_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "blocks", "want"),
+    ("reliable_fraction", "blocks", "want"),
     [(0.5, 0, 0), (0.01, 1, 1), (0.5, 1, 1), (0.5, 5, 3), (0.8, 10, 8), (1.0, 10, 10)],
 )
 def test_the_share_is_rounded_and_one_block_is_always_reliable(
-    share: float, blocks: int, want: int
+    reliable_fraction: float, blocks: int, want: int
 ) -> None:
-    assert reliable_count(share, blocks) == want
+    assert reliable_count(reliable_fraction, blocks) == want
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,15 @@ def test_bands_are_equally_long_ranges_of_rank(loose: int, bands: int, want: lis
 
 
 def test_there_are_no_more_bands_than_loose_blocks() -> None:
-    assert lossy_of(small(bands=7, share=0.5).encode(vector(3, 2, 1, 0.5), {}, 0)).bands == 2
+    assert (
+        lossy_of(small(bands=7, reliable_fraction=0.5).encode(vector(3, 2, 1, 0.5), {}, 0)).bands
+        == 2
+    )
 
 
 def test_random_order_is_the_seeds_and_ignores_strength() -> None:
     x_P = vector(*range(1, 41))
-    codec = small(order="random", share=0.5)
+    codec = small(order="random", reliable_fraction=0.5)
     first, again, other = (codec.encode(x_P, {}, seed) for seed in (1, 1, 2))
     assert torch.equal(first.data_B, again.data_B)
     assert not torch.equal(first.data_B, other.data_B)
@@ -109,12 +112,12 @@ def test_random_order_is_the_seeds_and_ignores_strength() -> None:
 
 
 def test_the_share_follows_the_loss_down_to_a_floor() -> None:
-    codec, memory = small(share=0.8, adaptive=True, share_min=0.2), {}
-    assert codec.present_share(memory) == 0.8
+    codec, memory = small(reliable_fraction=0.8, adaptive=True, reliable_fraction_min=0.2), {}
+    assert codec.present_fraction(memory) == 0.8
     shares = []
     for loss in (2.0, 2.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0):
         codec.observe(memory, loss)
-        shares.append(codec.present_share(memory))
+        shares.append(codec.present_fraction(memory))
     assert shares[1] == pytest.approx(0.8)
     assert shares == sorted(shares, reverse=True) and shares[-1] == 0.2
     # One step of 0.5 after 2.0 counts a fifth: 0.8 * (0.8 * 2.0 + 0.2 * 0.5) / 2.0
@@ -122,22 +125,22 @@ def test_the_share_follows_the_loss_down_to_a_floor() -> None:
 
 
 def test_a_loss_that_grows_never_asks_for_more_than_all() -> None:
-    codec, memory = small(share=0.8, adaptive=True), {}
+    codec, memory = small(reliable_fraction=0.8, adaptive=True), {}
     for loss in (1.0, 9.0, 9.0, 9.0):
         codec.observe(memory, loss)
-    assert codec.present_share(memory) == 1.0
+    assert codec.present_fraction(memory) == 1.0
 
 
 def test_without_adaptive_the_loss_changes_nothing() -> None:
-    codec, memory = small(share=0.8), {}
+    codec, memory = small(reliable_fraction=0.8), {}
     codec.observe(memory, 1.0)
     codec.observe(memory, 0.0)
-    assert not memory and codec.present_share(memory) == 0.8
+    assert not memory and codec.present_fraction(memory) == 0.8
 
 
 def test_all_reliable_is_the_vector_itself() -> None:
     x_P = torch.randn(1001)
-    for codec in (small(loose="reliable"), small(share=1.0)):
+    for codec in (small(loose="reliable"), small(reliable_fraction=1.0)):
         coded = codec.encode(x_P, {}, 0)
         assert coded.lossy is None and torch.equal(codec.decode(coded), x_P)
 
@@ -153,9 +156,9 @@ def test_lossy_formats_read_back_for_odd_lengths_and_the_largest_value(
     grid_LE[2, 0] = -1e-30
     back_LE = unpack_lossy(form, pack_lossy(form, grid_LE), elements)  # type: ignore[arg-type]
     top_L1 = grid_LE.abs().amax(dim=1, keepdim=True)
-    share = {"fp32": 0.0, "fp16": 2.0**-11, "int4": 1 / 14 + 1e-6}[form]
+    reliable_fraction = {"fp32": 0.0, "fp16": 2.0**-11, "int4": 1 / 14 + 1e-6}[form]
     assert back_LE.shape == grid_LE.shape
-    assert bool(((back_LE - grid_LE).abs() <= share * top_L1 + 1e-37).all())
+    assert bool(((back_LE - grid_LE).abs() <= reliable_fraction * top_L1 + 1e-37).all())
     assert back_LE[1, -1] == pytest.approx(1e4, rel=1e-3)
     assert bool((back_LE[0] == 0).all())
 
@@ -170,7 +173,7 @@ def test_four_bits_hold_every_level_in_its_place() -> None:
 @pytest.mark.parametrize("values", ["fp32", "fp16"])
 def test_reliable_values_in_both_formats(values: str) -> None:
     x_P = torch.randn(999) * 1e6  # beyond what a half can hold
-    codec = Dgt.model_validate({"block_bytes": 64, "share": 0.5, "values": values})
+    codec = Dgt.model_validate({"block_bytes": 64, "reliable_fraction": 0.5, "values": values})
     coded = codec.encode(x_P, {}, 0)
     back_P = codec.decode(replace(coded, lossy=None))
     sent = back_P != 0
@@ -179,7 +182,7 @@ def test_reliable_values_in_both_formats(values: str) -> None:
 
 
 def test_any_part_of_the_loose_blocks_decodes_and_the_parts_add_up() -> None:
-    x_P, codec = torch.randn(101), small(share=0.3)
+    x_P, codec = torch.randn(101), small(reliable_fraction=0.3)
     coded = codec.encode(x_P, {}, 0)
     count = lossy_of(coded).ids_L.numel()
     odd = torch.arange(1, count, 2)
@@ -231,7 +234,7 @@ def bad_lossy(coded: Coded, **changes: torch.Tensor) -> Coded:
 
 
 def test_bytes_that_make_no_sense_are_refused() -> None:
-    codec = small(share=0.5)
+    codec = small(reliable_fraction=0.5)
     coded = codec.encode(vector(4, 3, 2, 1), {}, 0)
     lossy = lossy_of(coded)
     wrong = [

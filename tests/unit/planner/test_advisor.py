@@ -55,7 +55,7 @@ def test_a_slower_link_makes_rounds_longer_or_payloads_smaller():
         choice = advise(situation(mbps=mbps))
         losses.append(choice.loss)
         assert choice.loss <= 0.05
-        assert choice.compute_share > 0.9
+        assert choice.compute_fraction > 0.9
     assert losses == sorted(losses) and losses[0] < losses[-1], "it is paid for in loss"
 
 
@@ -72,7 +72,7 @@ def test_equal_regions_work_in_rounds():
 def test_a_smaller_loss_budget_is_kept_and_costs_time():
     wide, narrow = advise(situation(mbps=5, budget=0.05)), advise(situation(mbps=5, budget=0.004))
     assert narrow.loss <= 0.004 < wide.loss
-    assert narrow.compute_share < wide.compute_share
+    assert narrow.compute_fraction < wide.compute_fraction
 
 
 def test_a_budget_that_nothing_fits_gets_the_least_loss():
@@ -84,8 +84,10 @@ def test_the_choice_is_the_best_of_all_candidates_within_budget():
     choice = advise(where)
     rest = [c for c in candidates(where) if c.loss <= where.loss_budget]
     assert choice in rest
-    assert choice.compute_share >= 0.97 * max(c.compute_share for c in rest)
-    assert not [c for c in rest if c.compute_share >= choice.compute_share and c.loss < choice.loss]
+    assert choice.compute_fraction >= 0.97 * max(c.compute_fraction for c in rest)
+    assert not [
+        c for c in rest if c.compute_fraction >= choice.compute_fraction and c.loss < choice.loss
+    ]
 
 
 def test_what_was_not_measured_is_named():

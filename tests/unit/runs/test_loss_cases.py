@@ -46,7 +46,7 @@ def test_by_default_usual_intervals_without_codec_then_codecs_at_the_configured_
     assert (found.codecs_at, found.left_out, found.steps) == (32, (), 200)
     for case in found.all[1:]:
         strategy = case.experiment.strategy
-        assert strategy.interval == case.key[0] and strategy.compute_share is None
+        assert strategy.interval == case.key[0] and strategy.compute_fraction is None
         up = case.experiment.codec.up
         assert (None if up is None else up.kind) == case.key[1]
 

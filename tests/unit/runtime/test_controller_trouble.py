@@ -562,7 +562,7 @@ def test_workers_of_a_region_that_leaves_are_not_sent_away_by_themselves(run: Ru
     notices._asked_s = time.monotonic()
     notices._report = _DrainReport({"n"}, notices.regions)
     run.controller.workers._heed(time.monotonic())
-    assert [call[0] for call in run.told("dismiss_worker")] == ["asia/ps"]
+    assert [call[0] for call in run.told("drain_worker")] == ["asia/ps"]
 
 
 def test_a_worker_that_never_got_a_place_holds_up_nobody_who_leaves(run: Run) -> None:

@@ -74,7 +74,7 @@ def test_a_vector_is_as_before() -> None:
 
 
 def test_loose_blocks_of_differential_transmission() -> None:
-    codec = Dgt(block_bytes=16, share=0.25)
+    codec = Dgt(block_bytes=16, reliable_fraction=0.25)
     x_P = torch.randn(100, generator=torch.Generator().manual_seed(0))
     coded = codec.encode(x_P, {}, 0)
     update = replace(UPDATE, coded=coded)

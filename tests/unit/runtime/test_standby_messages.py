@@ -24,8 +24,8 @@ from geo_ray.runtime.exchange.upload_scheduling import (
 from geo_ray.training.command_log import (
     BeginCheckpoint,
     Begun,
+    ChangeInterval,
     ChangeMembers,
-    ChangePace,
     Leave,
     LogEntry,
     Promote,
@@ -69,7 +69,7 @@ WORDS: list[StandbyMessage] = [
     LogAppend(3, LogEntry(12, Leave("b"))),
     LogAppend(3, LogEntry(12, ChangeMembers(MemberChange(("d", "e"), ("b",), "a")))),
     LogAppend(3, LogEntry(12, Begun("d"))),
-    LogAppend(3, LogEntry(13, ChangePace(7))),
+    LogAppend(3, LogEntry(13, ChangeInterval(7))),
     LogAppend(3, LogEntry(12, Wake(), now_s=4.25)),
     LogAppend(3, LogEntry(12, Promote())),
     InstallSnapshot(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from geo_ray.strategies.diloco import PATIENCE, paced_interval
+from geo_ray.strategies.diloco import PATIENCE, adaptive_interval
 from geo_ray.strategies.state import AveragerState, Update
 
 
@@ -19,7 +19,7 @@ def after(
     averager: AveragerState, rounds: int, *times: tuple[float, float], share: float = 0.9
 ) -> int:
     for _ in range(rounds):
-        found = paced_interval(averager, round_of(*times), share, first=8)
+        found = adaptive_interval(averager, round_of(*times), share, first=8)
     return found
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from geo_ray.strategies.fedat import FedAt
 from geo_ray.strategies.fedavg import FedAvg
 from geo_ray.strategies.fedgsync import FedGSync, matched
-from geo_ray.strategies.global_model import site_shares
+from geo_ray.strategies.global_model import site_fractions
 from geo_ray.strategies.state import AveragerState, Reply, Update
 
 
@@ -71,7 +71,7 @@ def test_fedavg_weighs_sites_by_the_rows_that_they_stand_for(weights: str, first
 def test_the_rows_of_a_round_stand_in_where_nobody_knows_the_data() -> None:
     updates = [Update(name, torch.ones(1), rows) for name, rows in (("a", 6), ("b", 2))]
     for known in ({}, {"a": 5.0}):
-        assert site_shares(AveragerState(("a", "b"), data_rows=known), updates, "data") == [
+        assert site_fractions(AveragerState(("a", "b"), data_rows=known), updates, "data") == [
             0.75,
             0.25,
         ]

@@ -35,7 +35,7 @@ def test_options_change_what_a_strategy_says():
              for wait in ("always", "when_busy", "never")}  # fmt: skip
     assert waits == {"always": "always", "when_busy": "when_late", "never": "never"}
     assert traits_of("diloco").averager.round_mean is not None
-    assert traits_of("diloco", compute_share=0.8).averager.round_mean is None
+    assert traits_of("diloco", compute_fraction=0.8).averager.round_mean is None
     assert traits_of("hfa", k1=3, k2=5).region.worker_steps == 3
     assert traits_of("gaia", staleness={"bound": None}).averager.bound is None
     assert traits_of("bsp").averager.mean_gradient

@@ -66,7 +66,11 @@ def test_a_progress_that_was_never_fed_prints_nothing() -> None:
 
 def test_one_worker_takes_part_and_two_take_part() -> None:
     teams: list[Row] = [
-        ("team", 1.0 + workers, {"region": "eu", "step": 1, "workers": workers, "rows": rows})
+        (
+            "active_workers",
+            1.0 + workers,
+            {"region": "eu", "step": 1, "workers": workers, "rows": rows},
+        )
         for workers, rows in ((1, 1), (2, 16))
     ]
     lines = plain_lines([started(), *teams], VirtualClock())

@@ -200,15 +200,15 @@ def test_a_region_without_rows_keeps_its_weight_and_one_that_left_has_none() -> 
             net.norm.running_mean.fill_(value)
         vector_E = layout.read(net)[: layout.exchanged_bytes]
         model_buffers.take(UpdateMessage(region, 1, 1, 0, rows, torch.zeros(1), buffers_E=vector_E))
-    (reply,) = model_buffers.beside([ReplyMessage("a", 1, 1, 0, torch.zeros(1))])
+    (reply,) = model_buffers.attach([ReplyMessage("a", 1, 1, 0, torch.zeros(1))])
     assert reply.buffers_weight == 0.25
     assert reply.buffers_E[:12].view(torch.float32).tolist() == [0.25 * 3.0 + 0.75 * 5.0] * 3
     restored = AveragerBuffers(layout)
     restored.restore(*model_buffers.export())
-    (again,) = restored.beside([ReplyMessage("a", 1, 1, 0, torch.zeros(1))])
+    (again,) = restored.attach([ReplyMessage("a", 1, 1, 0, torch.zeros(1))])
     assert torch.equal(again.buffers_E, reply.buffers_E)
     restored.leave("b")
-    (alone,) = restored.beside([ReplyMessage("a", 1, 1, 0, torch.zeros(1))])
+    (alone,) = restored.attach([ReplyMessage("a", 1, 1, 0, torch.zeros(1))])
     assert alone.buffers_weight == 1.0 and alone.buffers_E[:4].view(torch.float32).item() == 3.0
 
 

@@ -401,7 +401,7 @@ def test_only_the_open_update_can_be_dropped_and_none_of_a_round() -> None:
 
 def test_blocks_that_were_lost_on_the_way_are_owed_again() -> None:
     num = 12
-    codec = Dgt(block_bytes=8, share=0.5)
+    codec = Dgt(block_bytes=8, reliable_fraction=0.5)
     pair = Pair(Bsp(), codec, num=num)
     values = [float(i + 1) for i in range(num)]
     update = pair.say("a", *values)

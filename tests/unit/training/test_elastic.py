@@ -14,7 +14,7 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.strategies.sma import Sma
 from geo_ray.training.assignment import ServerPlan
 from geo_ray.training.config import ElasticConfig
-from geo_ray.training.effects import Assignment, Effect, StepDone, TeamChanged
+from geo_ray.training.effects import ActiveWorkersChanged, Assignment, Effect, StepDone
 from geo_ray.training.optimizers import AdamW, InnerOptimizer, RateSchedule, Sgd
 from geo_ray.training.payload_encoding import WirePlan
 from geo_ray.training.server import Server
@@ -44,9 +44,9 @@ class Region:
         return given(effects)
 
     def push(self, worker: int, value: float = 1.0, compute_s: float = 1.0) -> list[Effect]:
-        share = self.server.share_of(worker)
-        span = self.server.ledger.in_flight[share]
-        self.shard.put(share, torch.full((2,), value))
+        partition = self.server.partition_of(worker)
+        span = self.server.ledger.in_flight[partition]
+        self.shard.put(partition, torch.full((2,), value))
         return self.server.push(worker, StepReport(span, 0.5, compute_s))
 
 
@@ -59,8 +59,8 @@ def done(effects: list[Effect]) -> StepDone:
     return found
 
 
-def team(effects: list[Effect]) -> TeamChanged:
-    (found,) = (e for e in effects if isinstance(e, TeamChanged))
+def workers(effects: list[Effect]) -> ActiveWorkersChanged:
+    (found,) = (e for e in effects if isinstance(e, ActiveWorkersChanged))
     return found
 
 
@@ -69,14 +69,14 @@ def test_whoever_is_free_computes_the_share_of_one_that_is_gone() -> None:
     region.gather()
     assert given(region.push(0)) == {}
     effects = region.server.leave(1)
-    assert team(effects) == TeamChanged(0, (0, 2), 24)
-    assert given(effects)[0].span == Span(8, 8) and given(effects)[0].share == 1
+    assert workers(effects) == ActiveWorkersChanged(0, (0, 2), 24)
+    assert given(effects)[0].span == Span(8, 8) and given(effects)[0].partition == 1
     region.push(2)
     effects = region.push(0)
     step = done(effects)
     assert step.samples == 24
     assert step.compute_s == 2.0, "one worker after the other share"
-    assert {w: (a.span.start, a.share) for w, a in given(effects).items()} == {
+    assert {w: (a.span.start, a.partition) for w, a in given(effects).items()} == {
         0: (24, None),
         2: (40, None),
     }
@@ -109,7 +109,7 @@ def test_nobody_waits_for_one_that_never_came() -> None:
 def test_the_one_that_is_sent_away_leaves_its_gradient_and_memory() -> None:
     region = Region(2)
     region.gather()
-    assert given(region.server.dismiss(0)) == {}
+    assert given(region.server.drain(0)) == {}
     effects = region.push(0, value=3.0)
     assert given(effects)[0] == Assignment(0, 0, None, done=True)
     region.shard._grads[1] = torch.zeros(2)
@@ -145,9 +145,9 @@ def test_whoever_takes_the_rows_of_the_one_that_evaluated_evaluates(told: bool) 
     assert given(region.push(0))[0].evaluate
     region.push(1)
     if told:
-        region.server.work.evals.told()
+        region.server.work.evals.reported()
     again = given(region.server.leave(0))[1]
-    assert (again.share, again.version, again.evaluate) == (0, 1, not told)
+    assert (again.partition, again.version, again.evaluate) == (0, 1, not told)
 
 
 def test_the_final_model_is_evaluated_once_whoever_is_there() -> None:
@@ -160,7 +160,7 @@ def test_the_final_model_is_evaluated_once_whoever_is_there() -> None:
     assert not given(region.server.join(0))[0].evaluate, "somebody does already"
     region.server.leave(1)  # without a word
     assert given(region.server.join(1))[1].evaluate
-    region.server.work.evals.told(final=True)
+    region.server.work.evals.reported(final=True)
     region.server.leave(1)
     assert not given(region.server.join(1))[1].evaluate
 

@@ -15,8 +15,8 @@ from geo_ray.strategies.state import AveragerState
 from geo_ray.training.averager import Averager
 from geo_ray.training.command_log import (
     Begun,
+    ChangeInterval,
     ChangeMembers,
-    ChangePace,
     TakeIn,
     execute,
     install_snapshot,
@@ -102,7 +102,7 @@ class World:
                 return
         if self.seqs[name] < MOST:
             step = self.queues.setdefault((name, name), deque())  # it computes first
-            step.append({"final": reply.gather, "view": reply.view})
+            step.append({"final": reply.flush, "view": reply.view})
 
     def deliver(self) -> bool:
         able = [p for p, q in self.queues.items() if q and not {*p} & self.dead]
@@ -231,7 +231,7 @@ def test_a_copy_answers_as_the_averager_does(kind: str) -> None:
                 assert len(set(begun)) == 1
             if number == 6:
                 for each in [hub, *copies]:
-                    execute(each, ChangePace(3))
+                    execute(each, ChangeInterval(3))
             if number == 8:
                 for each in [hub, *copies]:
                     execute(each, ChangeMembers(MemberChange(joins=("d",), preferred_donor="a")))
@@ -254,5 +254,5 @@ def same(a: Any, b: Any) -> bool:
 def told(reply: ReplyMessage) -> tuple[Any, ...]:
     return (
         *(reply.to, reply.seq, reply.version, reply.final, reply.stop, reply.checkpoint),
-        *(reply.gather, reply.barrier, reply.view, reply.steps, reply.closing),
+        *(reply.flush, reply.barrier, reply.view, reply.steps, reply.draining),
     )

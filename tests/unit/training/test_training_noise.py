@@ -127,7 +127,7 @@ class Region:
         self.slices = split_sizes(NUM_PARAMS, num_shards)
         rule = strategy or Bsp()
         self.shards = [Shard(torch.zeros(b - a), Sgd(lr=0.1), rule) for a, b in self.slices]
-        settings = {"num_workers": 3, "steps": None, "tells_norms": True} | plan
+        settings = {"num_workers": 3, "steps": None, "reports_norms": True} | plan
         settings["batch_sizes"] = BATCHES[: settings["num_workers"]]
         todo = ServerPlan("eu", batch_size=4, **settings)
         self.server = Server.over(self.shards, NUM_PARAMS, todo, WirePlan())

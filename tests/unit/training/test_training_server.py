@@ -331,11 +331,11 @@ def test_an_evaluation_that_was_lost_with_its_worker_is_made_again(told):
         given = answers(push(server, shard, 1))
     assert given[0].evaluate
     if told:
-        server.work.evals.told()
+        server.work.evals.reported()
     server.leave(0)
     again = answers(server.join(0))[0]
     assert (again.evaluate, again.version) == (not told, 2)
-    server.work.evals.told()
+    server.work.evals.reported()
     server.leave(0)
     assert not answers(server.join(0))[0].evaluate
 

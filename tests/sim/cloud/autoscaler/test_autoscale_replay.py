@@ -109,7 +109,7 @@ def test_speed_beyond_what_is_needed_counts_as_far_as_it_shortens_the_job() -> N
     # Where only one of the regions could be faster, or rows are little of the time, it buys none.
     for target in (
         _two_regions((160.0, 200.0)),
-        _two_regions((160.0, 160.0), compute_share=0.2),
+        _two_regions((160.0, 160.0), compute_fraction=0.2),
     ):
         least = sum(0.7 if region.rows_per_s == 160.0 else 0.8 for region in target.regions)
         hours = 4 + (CONFIG.start_s + 5 + 2 * CONFIG.every_s) / 3600
