@@ -46,23 +46,34 @@ CLOUD: Final = "needs an account of a cloud; "
 RULES: Final[list[tuple[str, str | None, str]]] = [
     # (pattern, what is run instead or None, why)
     (r"(\w+=\S+ )?scripts/(quickstart|test)\b.*", None, "makes the environment of a bare clone"),
-    (r"source .*|export .*|PORTS=.*|--.*", None, "sets up a shell"),
-    (r"git clone .*|pip install .*|pre-commit .*", None, "downloads"),
+    (r"(export PYTHONPATH=.)", r"\1", "for this process"),
+    (r"(source|export|cd|cp|for|done|PORTS=|--).*", None, "sets up a shell or copies files"),
+    (r"(git clone|pip install|pre-commit) .*", None, "downloads"),
     (r"mkdocs .*", None, "scripts/test builds the site"),
+    (r"(terraform|aws|tccli|wg|scp|ssh|cloud-init|/opt/geo_ray\S*) .*", None, CLOUD),
+    (r"python3? -(m venv|c) .*", None, "makes an image or a secret"),
     (r"ray (start|job) .*", None, f"{CLUSTER}test_job_submit.py, tests/chaos/runtime"),
-    (r"(geo-ray train (?!--resume|.*--plan).*)", r"\1 --dry-run", f"{CLUSTER}test_api_train.py"),
-    (r"geo-ray train .*", None, f"{CLUSTER}tests/chaos/runtime, tests/integration/runtime"),
-    (r"(geo-ray up .*--provider local.*?)( --yes)?", r"\1 --dry-run", "test_clusters_local.py"),
+    (r"geo-ray .*s3://.*", None, f"{CLOUD}tests/integration/runs, tests/contract/cloud"),
+    (r"(geo-ray train .*) --dry-run", r"\1 --dry-run", "as it stands"),
+    (r"geo-ray train (--resume|.*--plan|runs/longer/) ?.*", None, f"{CLUSTER}tests/chaos/runtime"),
+    (r"(geo-ray train .*)", r"\1 --dry-run", f"{CLUSTER}test_api_train.py"),
+    (r"(geo-ray up .*--provider local.*)", r"\1 --dry-run", "test_clusters_local.py"),
     (r"geo-ray (up|down|status clusters|inventory) ?.*", None, f"{CLOUD}tests/contract/cloud"),
-    (r"geo-ray probe .*", None, "needs two hosts; tests/integration/transport"),
-    (r"geo-ray (watch|dashboards|lab) .*", None, "runs until Ctrl-C; tests/integration/telemetry"),
+    (r"geo-ray queue (start|submit|list|show|move|cancel) .*", None, f"{CLUSTER}scheduler/queue"),
+    (r"geo-ray members \S+ (add|drain|remove) .*", None, f"{CLUSTER}test_members_chaos.py"),
+    (r"geo-ray (watch|lab) .*", None, "runs until Ctrl-C; telemetry/live and tests/*/lab"),
     (r"geo-ray (tune|compare) .*", None, "many runs; tests/integration/sweep"),
     (r"geo-ray profile .*", None, "measures for minutes; tests/integration/sweep"),
+    (
+        r"geo-ray plan .* --from runs/.*",
+        None,
+        "needs a run of a plan; tests/sim/planner",
+    ),
+    (r"geo-ray probe .*", None, "needs two hosts; tests/integration/transport"),
     (r"geo-ray prices refresh .*", None, f"{CLOUD}tests/contract/cloud"),
-    (r"geo-ray .*s3://.*", None, f"{CLOUD}tests/integration/runs/test_store_troubles.py"),
-    (r"(terraform|aws|tccli|wg|scp|ssh|cloud-init|docker|sudo|kubectl) .*", None, CLOUD),
-    (r"(for|done|cd|cp|/opt/geo_ray).*", None, "prepares an image or a host"),
-    (r"python(3)? -(m venv|c) .*|python3 -m .*", None, "prepares an image or a host"),
+    (r"geo-ray schedule cluster_job_log .*", None, "needs a published trace; tests/unit/scheduler"),
+    (r"(geo-ray .*) --(open|follow)", r"\1", "opens a browser, or follows a run"),
+    (r"torchrun (.*)", r"python -m torch.distributed.run \1", "the same program"),
 ]
 
 
@@ -99,7 +110,7 @@ def blocks(page: str) -> list[Block]:
     for match in re.finditer(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", text, flags=re.M | re.S):
         indent, language, body = match.groups()
         before = text[: match.start()].rstrip().rpartition("\n\n")[2]
-        names = re.findall(r"\bas `([\w./-]+\.\w+)`", before)
+        names = re.findall(r"\bas\s+`([\w./-]+\.\w+)`", before)
         names = names or re.findall(r"\A# ([\w/-]+\.\w+)$", body, flags=re.M)
         found.append(
             Block(language, names[-1] if names else "", re.sub(rf"^{indent}", "", body, flags=re.M))
@@ -137,7 +148,9 @@ def instead(command: str) -> str | None:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with the configurations of the repository, a finished run and shards."""
     folder = tmp_path_factory.mktemp("project")
-    shutil.copytree(ROOT / "configs", folder / "configs")
+    for name in ("configs", "examples"):
+        shutil.copytree(ROOT / name, folder / name)
+    shutil.copy(folder / "configs" / "quickstart.yaml", folder / "configs" / "my_job.yaml")
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -154,40 +167,77 @@ def workspace(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     shutil.copytree(project, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
 
 
 TASK: Final = """\
+import geo_ray
 import torch
-from geo_ray import Task
+from geo_ray.data.tasks import classification
 
 
-class MyTask(Task):
-    x = "float32[2]"
-    y = "float32"
+class MyTask:
+    Options = geo_ray.Options
+    columns = {"a": "float32", "y": "int64"}
+    label_column = "y"
+    loss = staticmethod(classification.classification_loss)
+    evaluate = staticmethod(classification.classification_stats)
+    metrics = staticmethod(classification.classification_metrics)
 
-    def build_model(self):
-        return torch.nn.Linear(2, 1)
+    def __init__(self, options):
+        pass
 
-    def loss(self, model, batch):
-        return ((model(batch["x"])[:, 0] - batch["y"]) ** 2).mean()
+    def model(self, seed):
+        return torch.nn.Linear(1, 2)
+
+    def collate(self, columns, device):
+        a, y = (torch.from_numpy(columns[name].copy()).to(device) for name in self.columns)
+        return classification.Labelled(a[:, None], y)
 """
 
 
 def write_rows(folder: str, seed: int) -> None:
-    """A CSV file with columns of a task of two numbers."""
+    """A CSV file with the columns of `TASK`."""
     rng = random.Random(seed)
-    rows = [f"{rng.random()},{rng.random()},{rng.random()}" for _ in range(200)]
+    rows = [f"{rng.random()},{rng.randint(0, 1)}" for _ in range(200)]
     Path(folder).mkdir(parents=True, exist_ok=True)
-    Path(folder, "rows.csv").write_text("\n".join(["x_0,x_1,y", *rows]) + "\n")
+    Path(folder, "rows.csv").write_text("\n".join(["a,y", *rows]) + "\n")
 
 
 def prepare(page: str) -> None:
     """Make what a page says its reader has."""
+    if page == "docs/guides/data.md":
+        Path("my_task.py").write_text(TASK)
+        write_rows("my_files", 0)
+        for region in ("us", "eu"):
+            write_rows(f"{region}_files", ord(region[0]))
+            run(
+                f"geo-ray data shard --task my_task.py:MyTask --input {region}_files "
+                f"--regions {region}-east --out {region}"
+            )
+        run("geo-ray data merge us/manifest.json eu/manifest.json --out mine.json")
+    elif page == "docs/guides/preparation.md":
+        Path("prepare.yaml").write_text(sources(page, "yaml")[0])
+        Path("countries.txt").write_text("DE\nFR\n")
+        for region in ("us", "eu"):
+            Path(f"{region}_files").mkdir()
+            rows = [f"{n},2026-01-{n % 28 + 1:02d},DE,tv,{['no', 'yes'][n % 2]}" for n in range(40)]
+            text = "\n".join(["age,joined,country,device,bought", *rows])
+            Path(f"{region}_files", "rows.csv").write_text(text)
+    elif page == "docs/guides/custom-strategies.md":
+        run("geo-ray init own --from own")
+        for name in ("own_strategy.py", "own_codec.py"):
+            shutil.copy(Path("own", name), name)
+    elif page == "docs/operations/terraform.md":
+        shutil.copy("configs/planned.yaml", "configs/my_job.yaml")
 
 
 def run(command: str) -> None:
     words = shlex.split(command)
+    if command == "export PYTHONPATH=.":
+        sys.path.insert(0, str(Path.cwd()))
+        return
     if words[0] == "geo-ray":
         done = CliRunner().invoke(root, words[1:])
         assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception}"
@@ -238,9 +288,18 @@ def wrong_in(model: type[BaseModel], document: dict[str, Any]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if sources(page, "yaml")])
+YAML_TESTS: Final = {
+    "docs/guides/preparation.md": "tests/unit/data/test_data_prepare.py",
+    "docs/guides/prices.md": "tests/unit/prices/test_prices_book.py",
+}
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if sources(page, "yaml") and page not in YAML_TESTS]
+)
 def test_the_yaml_of_a_page_is_valid(page: str, workspace: Path) -> None:
     save(page)
+    prepare(page)
     for text in sources(page, "yaml"):
         document = yaml.safe_load(text)
         assert isinstance(document, dict), text
@@ -254,6 +313,8 @@ PYTHON_TESTS: Final = {
     "docs/guides/custom-strategies.md": "tests/arch/test_own_page.py",
     "docs/guides/tasks.md": "tests/contract/data/test_tasks.py",
     "docs/guides/python.md": "tests/unit/api/test_api_documents.py",
+    "docs/guides/preparation.md": "tests/unit/data/test_data_prepare.py",
+    "docs/design/transport.md": "shows signatures; tests/contract/transport",
 }
 
 
@@ -264,6 +325,7 @@ def test_the_python_of_a_page_runs(page: str, workspace: Path) -> None:
     save(page)
     prepare(page)
     names: dict[str, object] = {"__name__": "page"}
-    for number, source in enumerate(sources(page, "python"), 1):
-        code = compile(source, f"{page}, block {number}", "exec")
-        exec(code, names)
+    for number, block in enumerate(each for each in blocks(page) if each.language == "python"):
+        code = compile(block.body, f"{page}, block {number}", "exec")
+        if not block.saved_as and "geo_ray.tune(" not in block.body:
+            exec(code, names)  # a file is run by the commands of the page
