@@ -24,7 +24,7 @@ PLOTS = REPOSITORY / "docs" / "results" / "plots"
 TEXT = "#75828f"
 INSIDE = "#22303c"  # on a bar
 COLORS = ("#4c8bc9", "#cc7722", "#3f9a63", "#9070c4")
-WIDTH_IN = 7.2
+WIDTH_IN = 5.8
 BAR_IN = 0.17
 
 XEON_20, XEON_21 = "2026-11-20-2-core-xeon", "2026-11-21-2-core-xeon"
@@ -182,7 +182,7 @@ def charts() -> list[Chart]:
     return [
         Chart(
             "training-other-systems",
-            "time to the same loss over that of geo_ray (below 1: faster than geo_ray)",
+            "time to the same loss over that of geo_ray",
             ("torchft", "hivemind"),
             [
                 _peers("10 Mbit/s", f"{XEON_22}/peers_10mbps"),
@@ -208,7 +208,7 @@ def charts() -> list[Chart]:
         ),
         Chart(
             "strategies-real-actors",
-            "time of asgd (not padded) to the target over that of the strategy",
+            "time of asgd to the target over that of the strategy",
             ("speed",),
             [
                 _cloudless("sma, interval 4, 3 seeds", "sma_f4"),
@@ -223,16 +223,16 @@ def charts() -> list[Chart]:
             "time saved against a reliable transfer, %",
             ("saving",),
             [
-                _dgt("VGG, default options, no loss", "vgg_loss_0_put_back"),
-                _dgt("VGG, chosen options, no loss", "vgg_loss_0"),
-                _dgt("VGG, chosen options, 1 % loss", "vgg_loss_0.01"),
-                _dgt("VGG, chosen options, 3 % loss", "vgg_loss_0.03"),
-                _dgt("AlexNet, chosen options, no loss", "alexnet_loss_0"),
-                _dgt("AlexNet, chosen options, 1 % loss", "alexnet_loss_0.01"),
-                _dgt("AlexNet, chosen options, 3 % loss", "alexnet_loss_0.03"),
-                _dgt("GoogLeNet, chosen options, no loss", "googlenet_loss_0"),
-                _dgt("GoogLeNet, chosen options, 1 % loss", "googlenet_loss_0.01"),
-                _dgt("GoogLeNet, chosen options, 3 % loss", "googlenet_loss_0.03"),
+                _dgt("VGG, no loss, default options", "vgg_loss_0_put_back"),
+                _dgt("VGG, no loss", "vgg_loss_0"),
+                _dgt("VGG, 1 % loss", "vgg_loss_0.01"),
+                _dgt("VGG, 3 % loss", "vgg_loss_0.03"),
+                _dgt("AlexNet, no loss", "alexnet_loss_0"),
+                _dgt("AlexNet, 1 % loss", "alexnet_loss_0.01"),
+                _dgt("AlexNet, 3 % loss", "alexnet_loss_0.03"),
+                _dgt("GoogLeNet, no loss", "googlenet_loss_0"),
+                _dgt("GoogLeNet, 1 % loss", "googlenet_loss_0.01"),
+                _dgt("GoogLeNet, 3 % loss", "googlenet_loss_0.03"),
             ],
             digits=0,
         ),
@@ -286,7 +286,7 @@ def charts() -> list[Chart]:
         ),
         Chart(
             "recovery-seconds",
-            "seconds until full rate after SIGKILL: median, line to the worst",
+            "seconds until full rate: median, line to the worst",
             ("median",),
             [
                 _recovery("worker of two, train.elastic", "worker"),
@@ -377,7 +377,8 @@ def draw(chart: Chart, folder: Path) -> Path:
                 axes.plot([least, value], [y, y], color=INSIDE, linewidth=1.2)
                 axes.plot([value, most], [y, y], color=TEXT, linewidth=1.2)
             end = ends[row, series]
-            if chart.reference is not None and 0 < chart.reference[0] - end < 0.07 * right:
+            width = (5 + 5.4 * len(chart.label(bar))) / 270 * right
+            if chart.reference is not None and 0 < chart.reference[0] - end < width:
                 end = chart.reference[0]  # the label begins behind the line, not on it
             note = axes.annotate(
                 chart.label(bar), (end, y), (4, 0), textcoords="offset points", va="center",
@@ -392,8 +393,8 @@ def draw(chart: Chart, folder: Path) -> Path:
                 axes.barh(0, 0, color=COLORS[series], label=name)
         if len(chart.series) > 1 or chart.reference is not None:
             drawing.legend(
-                loc="outside upper left", ncols=4, frameon=False, fontsize=8.5, handlelength=1.4,
-                columnspacing=1.2, borderpad=0.1,
+                loc="outside upper left", ncols=3 if len(chart.series) < 3 else 2, frameon=False,
+                fontsize=8.5, handlelength=1.4, columnspacing=1.2, borderpad=0.1,
             )  # fmt: skip
         axes.set_yticks(centers, [label for label, _ in chart.rows])
         axes.set_ylim(height - 0.4, -0.7)

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from benchmarks.common import support
 from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
-from geo_ray.cloud.backtest.markets import DayKind, MarketTrace, made_up_day
+from geo_ray.cloud.backtest.markets import DayKind, MarketTrace, generated_day
 from geo_ray.cloud.backtest.replay import ALTERNATIVES, FAILOVER, ON_DEMAND, OURS, SPOT, replay
 from geo_ray.cloud.backtest.simulated_cloud import SimJob
 from geo_ray.cloud.provider import Pool
@@ -53,7 +53,7 @@ def scenario(
     """What a job wants, and the markets of its day."""
     rng = random.Random(f"job/{seed}")
     zones = {at: tuple(f"{at}{letter}" for letter in "abc") for at in REGIONS.values()}
-    markets = made_up_day(book, "aws", zones, (*SPEED, SERVER), seed, kind)
+    markets = generated_day(book, "aws", zones, (*SPEED, SERVER), seed, kind)
     kinds = tuple(MachineKind(name, speed, 12) for name, speed in SPEED.items())
     server = MachineKind(SERVER, 1.0, 2)
     regions = tuple(
@@ -108,7 +108,7 @@ def compared(
         if others:
             over.append(ours.usd / min(each.usd for each in others))
             missed += not ours.in_time
-        errors.append(abs((ours.booked_usd or 0.0) / ours.usd - 1))
+        errors.append(abs((ours.ledger_usd or 0.0) / ours.usd - 1))
         for strategy in ALTERNATIVES:
             bills[strategy].append(found[strategy].usd)
         support.say(

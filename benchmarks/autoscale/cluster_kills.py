@@ -40,7 +40,7 @@ from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler
 from geo_ray.cloud.cluster import down, providers, up
 from geo_ray.cloud.cluster.head import find_head, head_address
-from geo_ray.cloud.cluster.spec import AskedCluster
+from geo_ray.cloud.cluster.spec import ClusterSpec
 from geo_ray.cloud.cluster.state import ClusterState
 from geo_ray.cloud.local import LocalProvider, write_catalog
 from geo_ray.cloud.provider import MachineProvider, MachineState
@@ -99,7 +99,7 @@ class KilledCluster:
     """
 
     world: CloudWorld
-    asked: AskedCluster
+    asked: ClusterSpec
     reaper: Reaper = field(default_factory=Reaper)
     epoch: int = 0
     loop: Reconciler | None = None

@@ -23,8 +23,8 @@ from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTa
 from geo_ray.cloud.backtest.markets import MarketTrace
 from geo_ray.cloud.backtest.replay import MemoryStore
 from geo_ray.cloud.backtest.simulated_cloud import (
+    SimCloudBehavior,
     SimJob,
-    SimTemper,
     SimulatedCloud,
     SimWorld,
     forever,
@@ -232,11 +232,14 @@ class MortalCluster:
 
     @classmethod
     def made(
-        cls, temper: SimTemper, seed: int = 0, markets: dict[Pool, MarketTrace] | None = None
+        cls,
+        behavior: SimCloudBehavior,
+        seed: int = 0,
+        markets: dict[Pool, MarketTrace] | None = None,
     ) -> MortalCluster:
         """Return one with a job that takes for ever."""
         clock = VirtualClock(1_000_000.0)
-        cloud = SimulatedCloud(markets or calm_markets(), clock.now_s, temper, seed)
+        cloud = SimulatedCloud(markets or calm_markets(), clock.now_s, behavior, seed)
         world = SimWorld(TARGET, SimJob(1e12, join_s=10.0), cloud, clock)
         return cls(cloud, clock, world)
 
@@ -318,8 +321,8 @@ def random_kills(
         job was over; and the most that ever ran at once beyond those wanted.
     """
     rng = random.Random(seed)
-    temper = SimTemper(30.0, 60.0, unlisted_s=90.0, outage=0.1, refusal=0.1)
-    cluster = MortalCluster.made(temper, seed)
+    behavior = SimCloudBehavior(30.0, 60.0, unlisted_s=90.0, outage=0.1, refusal=0.1)
+    cluster = MortalCluster.made(behavior, seed)
     most = 0
     while cluster.reaper.kills < kills:
         cluster.reaper.calls_left = rng.randrange(16)

@@ -43,9 +43,14 @@ from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler
 from geo_ray.cloud.autoscaler.state import decode_memory
 from geo_ray.cloud.autoscaler.target import REGION_LABEL, ClusterTarget, MachineKind, RegionTarget
-from geo_ray.cloud.backtest.markets import DayKind, MarketTrace, made_up_day
+from geo_ray.cloud.backtest.markets import DayKind, MarketTrace, generated_day
 from geo_ray.cloud.backtest.replay import MemoryStore
-from geo_ray.cloud.backtest.simulated_cloud import SimJob, SimTemper, SimulatedCloud, SimWorld
+from geo_ray.cloud.backtest.simulated_cloud import (
+    SimCloudBehavior,
+    SimJob,
+    SimulatedCloud,
+    SimWorld,
+)
 from geo_ray.cloud.cluster.local_program import RayMachineProgram
 from geo_ray.cloud.local import LocalCatalog, LocalProvider
 from geo_ray.cloud.provider import (
@@ -100,7 +105,7 @@ class Day:
 def squeezed_day(seed: int, start_s: float) -> Day:
     """Make a day up, and squeeze it."""
     zones = {at: (f"{at}a", f"{at}b") for at in REGIONS.values()}
-    wide = made_up_day(bundled_book(), "aws", zones, tuple(SPEED), seed, DayKind(hours=24))
+    wide = generated_day(bundled_book(), "aws", zones, tuple(SPEED), seed, DayKind(hours=24))
     markets = {
         pool: MarketTrace(
             tuple((at / TIMES, usd * TIMES) for at, usd in market.prices),
@@ -132,7 +137,7 @@ def simulated(day: Day, start_s: float, end_s: float) -> tuple[float, float, int
     """Return the bill, how long the job took, machines taken and launched."""
     clock = VirtualClock(_BEGINS_S - 4 * start_s - 60.0)
     markets = {pool: _later(market, _BEGINS_S) for pool, market in day.markets.items()}
-    cloud = SimulatedCloud(markets, clock.now_s, SimTemper(start_s=0.0, notice_s=NOTICE_S))
+    cloud = SimulatedCloud(markets, clock.now_s, SimCloudBehavior(start_s=0.0, notice_s=NOTICE_S))
     times = {"join_s": start_s, "change_s": 0.0, "lost_s": 0.0, "leave_s": LEAVE_S}
     world = SimWorld(day.target, SimJob(day.work_s, **times), cloud, clock)
 
@@ -291,21 +296,21 @@ def _played(
             for line in actions_text(ray.get(actor.status.remote()).actions):
                 support.say(line)
             ray.kill(actor)
-    booked_usd = _booked(store) - before_usd
+    ledger_usd = _booked(store) - before_usd
     took_s = (job.finished_unix_s or 0.0) - began_s
     bill_usd = market.bill_usd(began_s, ended_s)
     sim_usd, sim_s, sim_taken, sim_launches = simulated(day, start_s, end_s)
     support.say(
-        f"seed {seed}: real {booked_usd:.2f} USD booked, {bill_usd:.2f} seen, {took_s:.1f} s, "
+        f"seed {seed}: real {ledger_usd:.2f} USD booked, {bill_usd:.2f} seen, {took_s:.1f} s, "
         f"{len(market.taken)} of {market.launches} taken; simulated {sim_usd:.2f} USD, "
         f"{sim_s:.1f} s, {sim_taken} of {sim_launches} taken"
     )
     return {
-        "usd_real": booked_usd,
+        "usd_real": ledger_usd,
         "usd_simulated": sim_usd,
-        "usd_real_over_sim": booked_usd / sim_usd,
-        "error": abs(booked_usd / sim_usd - 1.0),
-        "books_error": abs(booked_usd / bill_usd - 1.0),
+        "usd_real_over_sim": ledger_usd / sim_usd,
+        "error": abs(ledger_usd / sim_usd - 1.0),
+        "books_error": abs(ledger_usd / bill_usd - 1.0),
         "took_real": took_s,
         "took_simulated": sim_s,
         "taken_real": float(len(market.taken)),

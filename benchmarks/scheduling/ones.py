@@ -26,7 +26,7 @@ from geo_ray.scheduler.policies.registry import POLICIES
 from geo_ray.scheduler.replay import outcome_of, replay_jobs
 from geo_ray.scheduler.schedule import check_schedule
 from geo_ray.scheduler.traces import cluster_jobs, read_trace
-from geo_ray.scheduler.workload import LoadShape, made_up_cluster
+from geo_ray.scheduler.workload import LoadShape, generated_cluster
 
 MIX = {"cifar10": 0.38, "ncf": 0.34, "bert": 0.10, "deepspeech2": 0.12, "yolov3": 0.05,
        "imagenet": 0.01}  # fmt: skip
@@ -54,7 +54,7 @@ def main() -> None:
     for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
             traced = read_trace(written(Path(folder) / "trace.csv", jobs, seed), "pollux")
-        cluster = made_up_cluster(LoadShape(max(4, jobs // 10), jobs, 20_000, slot_s=60.0), seed)
+        cluster = generated_cluster(LoadShape(max(4, jobs // 10), jobs, 20_000, slot_s=60.0), seed)
         for name in (*TARGETS, "ones", "pollux"):
             done = replay_jobs(cluster, cluster_jobs(traced, cluster, seed), POLICIES[name]())
             check_schedule(done)

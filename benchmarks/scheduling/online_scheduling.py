@@ -30,7 +30,7 @@ from geo_ray.scheduler.policies.registry import POLICIES
 from geo_ray.scheduler.policy import SchedulingPolicy
 from geo_ray.scheduler.replay import replay_jobs
 from geo_ray.scheduler.schedule import check_schedule
-from geo_ray.scheduler.workload import LoadShape, made_up_cluster, made_up_jobs
+from geo_ray.scheduler.workload import LoadShape, generated_cluster, generated_jobs
 
 OTHERS = ("fifo", "drf", "dorm", "oasis", "optimus")
 SIZES = ((10, 10), (10, 50), (10, 100), (50, 50), (100, 100))
@@ -51,7 +51,7 @@ def compare(shape: LoadShape, policies: dict[str, SchedulingPolicy], seeds: rang
     """Values by policy, one for each seed; the longest decision; bounds with what is below them."""
     values, longest, bounds = defaultdict(list), 0.0, []
     for seed in seeds:
-        cluster, jobs = made_up_cluster(shape, seed), made_up_jobs(shape, seed)
+        cluster, jobs = generated_cluster(shape, seed), generated_jobs(shape, seed)
         for name, policy in policies.items():
             done = replay_jobs(cluster, jobs, policy, seed=seed)
             check_schedule(done)

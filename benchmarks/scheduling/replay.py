@@ -14,14 +14,14 @@ from benchmarks.common import support
 from geo_ray.scheduler.policies.pd_ors import PdOrsPolicy
 from geo_ray.scheduler.replay import replay_jobs
 from geo_ray.scheduler.schedule import check_schedule
-from geo_ray.scheduler.workload import LoadShape, made_up_cluster, made_up_jobs
+from geo_ray.scheduler.workload import LoadShape, generated_cluster, generated_jobs
 
 
 def main() -> None:
     options = support.parse(__doc__)
     machine = support.hardware()
     shape = LoadShape(200, 300, 100) if options.quick else LoadShape(1000, 10_000, 400)
-    cluster, jobs = made_up_cluster(shape, 0), made_up_jobs(shape, 0)
+    cluster, jobs = generated_cluster(shape, 0), generated_jobs(shape, 0)
     began_s = time.perf_counter()
 
     def message(slot: int) -> None:

@@ -126,7 +126,7 @@ def serve(parent: Connection, num_params: int, count: int, index: int, key: byte
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     piece = split_sizes(num_params, count)[index]
-    shard = Shard.cut(torch.zeros(num_params), piece, Sgd(lr=0.1), Asgd(), alone=True)
+    shard = Shard.from_slice(torch.zeros(num_params), piece, Sgd(lr=0.1), Asgd(), alone=True)
     held = HeldShard(shard, "here", index, str(Path.cwd()))
     if index:
         lan = LanServer("127.0.0.1", key, ShardServer(held).handle)

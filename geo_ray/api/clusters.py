@@ -22,7 +22,7 @@ from geo_ray.cloud.cluster.down import end_cluster
 from geo_ray.cloud.cluster.offer import ClusterOffer as ClusterOffer
 from geo_ray.cloud.cluster.offer import cluster_offer
 from geo_ray.cloud.cluster.providers import LOCAL, open_clouds, secret_command, token_path
-from geo_ray.cloud.cluster.spec import AskedCluster, asked_cluster, state_asked
+from geo_ray.cloud.cluster.spec import ClusterSpec, cluster_spec, state_asked
 from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState
 from geo_ray.cloud.cluster.status import ClusterReport as ClusterReport
 from geo_ray.cloud.cluster.status import report_of
@@ -242,7 +242,7 @@ def _asked(
     *,
     stack: TerraformStack | None = None,
     dry: bool = False,
-) -> AskedCluster:
+) -> ClusterSpec:
     with preserving_threads():
         source = source_of(config, base_dir)
         experiment = load_tree(source, override_items(overrides), Experiment)
@@ -265,7 +265,7 @@ def _asked(
             check_model(found, experiment, source.parent)
         _notify_plan(found, notify)
         book = known_book(sources.prices or own_files())
-    return asked_cluster(experiment, found, book, cloud, time.time(), stack)
+    return cluster_spec(experiment, found, book, cloud, time.time(), stack)
 
 
 def _stack(provider: str | None, from_terraform: FilePath | None) -> TerraformStack | None:

@@ -58,11 +58,11 @@ class QueueAnswer:
 
     Attributes:
         id: id of the request.
-        is_taken: whether the queue has processed it; otherwise it is in the tenant's inbox.
+        is_processed: whether the queue has processed it; otherwise it is in the tenant's inbox.
     """
 
     id: str
-    is_taken: bool
+    is_processed: bool
 
 
 def submit_job(

@@ -24,7 +24,7 @@ from geo_ray.scheduler.replay import (
 )
 from geo_ray.scheduler.schedule import ClusterSchedule, check_schedule
 from geo_ray.scheduler.traces import cluster_jobs, read_trace
-from geo_ray.scheduler.workload import LoadShape, book_offers, made_up_cluster, made_up_jobs
+from geo_ray.scheduler.workload import LoadShape, book_offers, generated_cluster, generated_jobs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,15 +105,15 @@ def schedule(
         shape = replace(shape, regions=len(at))
     chosen = {name: policy_named(name) for name in dict.fromkeys(policies)}
     if trace is None:
-        cluster, title = made_up_cluster(shape, seed, offers), f"{shape.jobs} generated jobs"
-        jobs = made_up_jobs(shape, seed)
+        cluster, title = generated_cluster(shape, seed, offers), f"{shape.jobs} generated jobs"
+        jobs = generated_jobs(shape, seed)
     else:
         traced = read_trace(Path(trace), trace_format)[: shape.jobs]
         span_s = traced[-1].submit_s - traced[0].submit_s
         rest_s = 4 * max(job.duration_s for job in traced)
         shape = replace(shape, slots=max(shape.slots, round((span_s + rest_s) / shape.slot_s) + 1))
         cluster, title = (
-            made_up_cluster(shape, seed, offers),
+            generated_cluster(shape, seed, offers),
             f"{len(traced)} jobs of {Path(trace).name}",
         )
         jobs = cluster_jobs(traced, cluster, seed)

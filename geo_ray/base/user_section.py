@@ -257,12 +257,14 @@ class OwnLoader:
         except Exception as error:
             where = error_place(error, source_of(kind) or Path(use))
             raise ConfigError(
-                f"{self.wanted.what} {use}: {where}: {error_summary(error)}"
+                f"{self.wanted.what} {use}: {where}: {error_summary(error)}",
+                fix="Correct this line; docs/reference/strategy-interface.md lists all traits.",
             ) from error
         if not isinstance(traits, self.traits_class):
             raise ConfigError(
                 f"{self.wanted.what} {use}: `traits` gives {type(traits).__name__}, not "
-                f"{self.traits_class.__module__}.{self.traits_class.__name__}"
+                f"{self.traits_class.__module__}.{self.traits_class.__name__}",
+                fix="Correct `traits`; docs/reference/strategy-interface.md lists all of them.",
             )
         if not isinstance(name, str) or not name or name in self.taken:
             raise ConfigError(

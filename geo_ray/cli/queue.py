@@ -102,15 +102,15 @@ def job_lines(report: QueueReport, row: QueueJobRow) -> list[str]:
         f"starts   {row.attempts}",
     ]
     for each in row.segments:
-        since_s = each.since_unix_s - row.came_unix_s
+        since_s = each.since_unix_s - row.submitted_unix_s
         until = "now" if each.until_unix_s is None else duration_text(
-            each.until_unix_s - row.came_unix_s
+            each.until_unix_s - row.submitted_unix_s
         )  # fmt: skip
         lines.append(f"had      {duration_text(since_s)} to {until}: {workers_text(each.workers)}")
     for each in row.planned:
-        since_s = each.since_unix_s - row.came_unix_s
+        since_s = each.since_unix_s - row.submitted_unix_s
         until = "later" if each.until_unix_s is None else duration_text(
-            each.until_unix_s - row.came_unix_s
+            each.until_unix_s - row.submitted_unix_s
         )  # fmt: skip
         lines.append(f"will     {duration_text(since_s)} to {until}: {workers_text(each.workers)}")
     if report.is_served is False and row.state != "ended":
@@ -135,7 +135,7 @@ def _deadline_text(row: QueueJobRow) -> str:
         return "none"
     if row.ended_unix_s is not None:
         return f"after {duration_text(row.deadline_s)}"
-    left_s = row.came_unix_s + row.deadline_s - time.time()
+    left_s = row.submitted_unix_s + row.deadline_s - time.time()
     return f"in {coarse_text(left_s)}" if left_s > 0 else "over"
 
 
@@ -386,7 +386,7 @@ def move(
         wait_s=wait_s,
     )
     _show(answer, "moved; effective from the next slot")
-    row = queue_report(queue).job(job) if answer.is_taken and change else None
+    row = queue_report(queue).job(job) if answer.is_processed and change else None
     if row is not None:
         click.echo(value_line(row))
 
@@ -414,7 +414,7 @@ def _said(value: float | None, deadline_s: float | None, urgency: float | None) 
 
 
 def _show(answer: QueueAnswer, text: str) -> None:
-    if answer.is_taken:
+    if answer.is_processed:
         click.echo(text)
     else:
         click.echo("stored in the tenant's inbox: the queue is not being served")

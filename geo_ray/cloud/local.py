@@ -110,9 +110,9 @@ def read_catalog(root: Path) -> LocalCatalog:
 def write_catalog(root: Path, catalog: LocalCatalog) -> None:
     """Create a local cloud or change its catalog; running machines stay."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    beside = root / f".{_NAME}.{os.getpid()}"
-    beside.write_text(catalog.model_dump_json(indent=1))
-    beside.replace(catalog_path(root))
+    temporary = root / f".{_NAME}.{os.getpid()}"
+    temporary.write_text(catalog.model_dump_json(indent=1))
+    temporary.replace(catalog_path(root))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +221,9 @@ class LocalMachineFolder:
 
 def put(path: Path, content: Mapping[str, Any]) -> None:
     """Write a file atomically."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(content))
-    beside.replace(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content))
+    temporary.replace(path)
 
 
 _REMEMBERED_S: Final = 86400.0

@@ -21,7 +21,7 @@ from typing import Any
 _TICK_S = 0.05
 
 
-class LocalMachineKeeper:
+class LocalMachineEmulator:
     """Keeper of a local machine; see the module.
 
     Args:
@@ -103,7 +103,7 @@ def main(folder: Path) -> None:
     scratch.mkdir(mode=0o700, exist_ok=True)
     if scratch.stat().st_uid != os.getuid():
         sys.exit(f"{scratch} belongs to another user")
-    LocalMachineKeeper(folder, ProcessSupervisor(scratch)).run()
+    LocalMachineEmulator(folder, ProcessSupervisor(scratch)).run()
 
 
 if __name__ == "__main__":

@@ -68,10 +68,12 @@ class FileSecrets:
         """Create a secret or add a new value."""
         path = self._path(name)
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        with os.fdopen(os.open(beside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        with os.fdopen(
+            os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w"
+        ) as file:
             file.write(value)
-        beside.replace(path)
+        temporary.replace(path)
 
     def delete(self, name: str) -> None:
         """Delete a secret."""

@@ -1,14 +1,14 @@
 """The codec interface: `Codec` encodes a vector as `Coded` and decodes it again.
 
-A codec is a frozen configuration with two pure methods. State between calls, such as the last
-basis of PowerSGD, lies in the `memory` that the caller keeps and checkpoints. Error feedback is
-not part of a codec unless its traits say so: `geo_ray.codecs.feedback` adds what the last
-encoding lost to the next vector, for every codec alike.
+A codec is a frozen configuration with two pure methods. State between calls, such as the last basis
+of PowerSGD, is in the `memory` that the caller stores and checkpoints. Error feedback is not part
+of a codec unless its traits say so: `geo_ray.codecs.feedback` adds the loss of the last encoding to
+the next vector, for every codec alike.
 
-`CodecTraits` describes a codec to the rest of the system, so a codec outside this library has
-the same rights as one in it. `DifferentialCodec` is the interface of codecs whose blocks may be
-lost on the way; a `LossyReport` tells the sender which of these blocks the averager has
-received, as a compressed bit per rank in sending order.
+`CodecTraits` describes a codec to the rest of the system, so custom codecs are equal to those of
+this library. `DifferentialCodec` is the interface of codecs whose blocks may be lost in transit; a
+`LossyReport` tells the sender which of these blocks the averager has received, as a compressed bit
+per rank in sending order.
 
 Shape legend: P = elements of the vector; B = bytes; L = lossy blocks; K = bytes of one block.
 """
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LossyBlocks:
-    """Blocks of a vector that may be lost on the way, most important first.
+    """Blocks of a vector that may be lost in transit, most important first.
 
     Attributes:
         ids_L: int32, number of each block within the vector.
         blocks_LK: uint8, their bytes.
-        bands: how many rank bands they are sent in, one after the other.
+        bands: number of rank bands, which are sent one after the other.
     """
 
     ids_L: Tensor
@@ -74,7 +74,7 @@ Ranks = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LossyReport:
-    """The fate of lossy blocks, as far as it is final.
+    """Final state of lossy blocks.
 
     Attributes:
         now: ranks of the answered update that were applied with it, packed.
@@ -154,7 +154,7 @@ class DifferentialCodec(Protocol):
 
     @property
     def late_scaled(self) -> bool:
-        """Whether late blocks count less."""
+        """Whether late blocks have a smaller weight."""
 
     @property
     def grace_s(self) -> float:
@@ -178,12 +178,11 @@ class DifferentialCodec(Protocol):
         """Use the training loss in the next `encode`."""
 
     def set_reliable_fraction(self, memory: dict[str, Tensor], share: float) -> None:
-        """Use the averager's ``share`` of reliable blocks from the next vector on."""
+        """Use the averager's ``reliable_fraction`` from the next vector on."""
 
 
 Sends = Literal["change", "model"]
-"""What a strategy's payloads are; codecs make differences of models small, and changes as they
-are."""
+"""Kind of a strategy's payloads; codecs encode differences of models, and changes directly."""
 
 FP32_BITS: Final = 32.0
 

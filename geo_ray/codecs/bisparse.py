@@ -78,7 +78,7 @@ class BiSparse(StrictModel):
         u_P[at_K] = 0.0
         if self.values == "fp32":
             v_P[at_K] = 0.0
-        else:  # what rounding has lost is not sent
+        else:  # the rounding error is not sent
             v_P[at_K] -= self.decode(coded)[at_K.cpu()].to(v_P.device)
         return coded
 

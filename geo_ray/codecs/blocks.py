@@ -26,11 +26,11 @@ def blocks_in(num: int, block: int) -> int:
 
 
 def cut(x: Tensor, whole: int, unit: int, rows: int) -> list[Tensor]:
-    """Cut a row into pieces of whole blocks; a shorter last block is a separate piece.
+    """Split a row into pieces of whole blocks; a shorter last block is a separate piece.
 
     Args:
         x: 1-D.
-        whole: how many blocks are whole.
+        whole: number of whole blocks.
         unit: entries of ``x`` per block.
         rows: blocks per piece.
     """
@@ -44,13 +44,13 @@ def rows_of(block: int, device: torch.device) -> int:
 
 
 def quantised(x_P: Tensor, scales_S: Tensor, block: int, top: int) -> Iterator[Tensor]:
-    """Round ``x / scale`` to whole numbers of -top..top, piece by piece as `cut` makes them.
+    """Round ``x / scale`` to whole numbers of -top..top, in the pieces of `cut`.
 
     Args:
         x_P: contiguous fp32, any device.
         scales_S: on the same device; written.
         block: elements that share a scale.
-        top: the largest whole number.
+        top: largest whole number.
 
     Yields:
         The rounded values (fp32) of each piece; overwritten by the next.

@@ -26,7 +26,7 @@ PIECE = 1 << 16
 """Elements worked on at a time on a CPU: a few fp32 rows of this length fit a core's cache."""
 
 PIECE_ELSEWHERE = 1 << 24
-"""The same on an accelerator, where it bounds the memory that is needed meanwhile."""
+"""Elements of a piece on an accelerator, which bound the temporary memory."""
 
 MAX_ELEMENTS = (1 << 31) - 1
 """The longest vector; positions are 32 bits at most."""
@@ -87,7 +87,7 @@ def piece_of(device: torch.device) -> int:
 
 
 def split(x: Tensor, step: int) -> list[Tensor]:
-    """Cut a row into pieces of ``step`` entries, the last one shorter; views."""
+    """Split a row into pieces of ``step`` entries, the last one shorter; views."""
     return list(torch.split(x, step)) if x.numel() else []
 
 
@@ -203,7 +203,7 @@ def widen(kind: str, half_N: Tensor, exponent: int, out_N: Tensor) -> Tensor:
         raise wrong(kind, f"a scale of 2^{exponent}")
     for half_K, out_K in zip(split(half_N, PIECE), split(out_N, PIECE), strict=True):
         out_K.copy_(half_K).mul_(2.0**-exponent)
-    if exponent == _EXPONENTS[0]:  # the largest fp32 numbers round up to what is none any more
+    if exponent == _EXPONENTS[0]:  # the largest fp32 numbers would round up to infinity
         out_N.clamp_(-_MAX, _MAX)
     return out_N
 

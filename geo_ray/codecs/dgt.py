@@ -1,14 +1,13 @@
 """Differential gradient transmission: important blocks reliably and first, the others best-effort.
 
-Idea: training tolerates that a part of a change arrives late. The vector is cut into blocks, which
-are ranked by their contribution. The first ones travel reliably, and the receiver continues when it
-has them. The rest follows, most important first, in datagrams that may be lost.
+Idea: training tolerates that a part of a change arrives late. The vector is split into blocks,
+which are ranked by their contribution. The first ones travel reliably, and the receiver continues
+when it has them. The rest follows, most important first, in datagrams that may be lost.
 
-Rule: ``c = alpha * c + (1 - alpha) * mean |g|`` per block; the largest ``reliable_fraction`` of all
-    blocks is
-reliable, the others are lossy, in ``bands`` equal ranges of rank. Blocks of nothing but zeros are
-not sent. With ``adaptive`` the share follows the loss: ``reliable_fraction * loss / first loss``,
-but not below ``reliable_fraction_min``.
+Rule: ``c = alpha * c + (1 - alpha) * mean |g|`` per block. The ``reliable_fraction`` of all blocks
+with the largest c is reliable; the others are lossy, in ``bands`` equal ranges of rank. Blocks of
+zeros are not sent. With ``adaptive`` the fraction follows the loss: ``reliable_fraction * loss /
+first loss``, but not below ``reliable_fraction_min``.
 
 Layout: i64 format of values, format of lossy blocks, elements of a block E, reliable blocks R,
 lossy blocks L, exponent of the values' scale; a bit per block, whether it is reliable; R x E
@@ -19,7 +18,7 @@ values in the order of the blocks. A lossy block is decoded separately:
     int4   fp32 scale, E codes of 4 bit, two per byte, low half first; value = (code - 8) * scale
 
 When: slow links and models with many more bytes than seconds of computing, whose changes add up
-(`asgd`, `asgd_ga`, `bsp`). The fate of lossy blocks: docs/reference/codecs.md.
+(`asgd`, `asgd_ga`, `bsp`). Lossy blocks in detail: docs/reference/codecs.md.
 
 Source: DGT (Zhou et al., FGCS 121, 2021), reconstructed from its abstract and its released code.
 Blocks of the whole vector instead of single tensors, the return of blocks that did not arrive, and
@@ -55,7 +54,7 @@ from geo_ray.codecs.buffers import (
 FORMATS: Final[tuple[BlockFormat, ...]] = ("fp32", "fp16", "int4")
 
 LARGEST_LOSSY_BYTES: Final = 1300
-"""What a lossy block may have, so that a datagram of 1400 bytes holds it."""
+"""Largest size of a lossy block, so that a datagram of 1400 bytes holds it."""
 
 _LEVELS = 7  # int4: -7 to 7 around code 8
 
@@ -140,7 +139,7 @@ def _quotient(grid_LE: Tensor, scale_L1: Tensor) -> Tensor:
 
 _HEADER = 6
 _CONTRIBUTION = "contribution_N"
-_TOLD = "told"  # a share chosen by the averager
+_TOLD = "told"  # a fraction chosen by the averager
 _LOSSES = "losses"  # the first, and the present one, smoothed
 _SMOOTH = 0.8  # weight of the loss so far; a batch's loss jumps
 
@@ -249,11 +248,11 @@ class Dgt(StrictModel):
         memory[_LOSSES] = torch.tensor([first, smooth], dtype=torch.float64)
 
     def set_reliable_fraction(self, memory: dict[str, Tensor], reliable_fraction: float) -> None:
-        """Use the averager's share of reliable blocks from the next vector on."""
+        """Use the averager's fraction of reliable blocks from the next vector on."""
         memory[_TOLD] = torch.tensor([reliable_fraction], dtype=torch.float64)
 
     def present_fraction(self, memory: dict[str, Tensor]) -> float:
-        """Return the share of reliable blocks of the next vector, in (0, 1]."""
+        """Return the fraction of reliable blocks of the next vector, in (0, 1]."""
         if self.loose == "reliable":
             return 1.0
         if _TOLD in memory:
@@ -270,8 +269,8 @@ class Dgt(StrictModel):
         now_N = strength(grid_NE, x_P.numel())
         ids = self._in_order(now_N, memory, seed)
         reliable = reliable_count(self.present_fraction(memory), ids.numel())
-        kept_R, rest_L = ids[:reliable].sort().values, ids[reliable:]
-        data_B = self._data(grid_NE, kept_R, rest_L.numel())
+        chosen_R, rest_L = ids[:reliable].sort().values, ids[reliable:]
+        data_B = self._data(grid_NE, chosen_R, rest_L.numel())
         if not rest_L.numel():
             return Coded(self.kind, x_P.numel(), data_B)
         blocks_LK = pack_lossy(self.loose_values, grid_NE[rest_L]).cpu()

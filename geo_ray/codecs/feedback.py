@@ -92,7 +92,7 @@ def _norm(x_P: Tensor) -> float:
 
 _RESIDUAL = "residual"
 _MEMORY = "memory/"
-_MANY = 1 << 14  # values, to tell how exact a codec is
+_MANY = 1 << 14  # number of values that measure how exact a codec is
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ from geo_ray.codecs.buffers import (
     largest,
 )
 
-_WORTH = 2  # a part must become this much smaller, or it is sent as it is
+_WORTH = 2  # a part that does not become this much smaller is sent unchanged
 _WIDTHS_TRIED = 64
 
 
@@ -84,12 +84,12 @@ class MatrixPart:
 
 
 def parts_of(num: int, shapes: Sequence[Sequence[int]], rank: int) -> list[MatrixPart]:
-    """Cut a vector of ``num`` elements.
+    """Split a vector of ``num`` elements into matrices.
 
     Args:
         num: elements of the vector.
-        shapes: of its tensors in order; none for one nearly square matrix and a short rest.
-        rank: of every matrix.
+        shapes: shapes of its tensors in order; none for one nearly square matrix and a short rest.
+        rank: rank of every matrix.
 
     Raises:
         ValueError: the tensors have another number of elements.

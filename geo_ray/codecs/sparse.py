@@ -44,7 +44,7 @@ from geo_ray.codecs.buffers import (
 )
 
 _SAMPLE = 1 << 16
-_SMALL = 1 << 18  # up to here an exact selection costs no more than a sample
+_SMALL = 1 << 18  # up to this size an exact selection costs no more than a sample
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 Floats = NDArray[np.float32]
@@ -92,8 +92,8 @@ def _estimate(x_P: Floats, count: int) -> float:
     """Estimate a magnitude that slightly more than ``count`` elements reach."""
     if x_P.size <= _SMALL:
         return max(_kth(np.abs(x_P), count), _SMALLEST)
-    share = count / x_P.size * _SAMPLE
-    rank = int(share + 4 * share**0.5 + 4)  # four standard deviations on the safe side
+    fraction = count / x_P.size * _SAMPLE
+    rank = int(fraction + 4 * fraction**0.5 + 4)  # four standard deviations on the safe side
     if rank >= _SAMPLE // 2:
         return max(_kth(np.abs(x_P), count), _SMALLEST)
     return max(_kth(_sample(x_P), rank), _SMALLEST)
@@ -155,15 +155,15 @@ _WORDS: dict[int, tuple[torch.dtype, type[np.unsignedinteger]]] = {
 }
 
 
-def bits_per_position(share: float) -> float:
+def bits_per_position(fraction: float) -> float:
     """Return about the bits of a position if this fraction of all elements, in (0, 1], is sent."""
-    if share >= 1:
+    if fraction >= 1:
         return 0.0
     gaps = [
-        8 * dtype.itemsize / -math.expm1(-share * np.iinfo(word).max)
+        8 * dtype.itemsize / -math.expm1(-fraction * np.iinfo(word).max)
         for dtype, word in _WORDS.values()
     ]
-    return min(1 / share, _PLAIN_BITS, *gaps)
+    return min(1 / fraction, _PLAIN_BITS, *gaps)
 
 
 def write_positions(at_K: Tensor | None, num: int) -> Tensor:
@@ -262,9 +262,9 @@ BITS: Final[Mapping[Values, int]] = {"fp32": 32, "fp16": 16}
 """Of a value."""
 
 
-def sparse_bits(share: float, values: Values) -> float:
+def sparse_bits(fraction: float, values: Values) -> float:
     """Return about the bits per element of a long vector at this ratio."""
-    return share * (BITS[values] + bits_per_position(share))
+    return fraction * (BITS[values] + bits_per_position(fraction))
 
 
 def write_sparse(kind: str, x_P: Tensor, at_K: Tensor | None, values: Values) -> Coded:

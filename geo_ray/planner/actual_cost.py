@@ -121,7 +121,7 @@ class Spent:
         )
 
 
-def held_against(plan: Plan, spent: Spent) -> Cost:
+def compare_cost(plan: Plan, spent: Spent) -> Cost:
     """Return estimated and actual terms; money at the plan's prices.
 
     Traffic without a price makes the egress, and hence the total, unknown.

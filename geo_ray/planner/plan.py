@@ -113,7 +113,7 @@ class Plan(StrictModel):
     """A plan with its predicted time and cost."""
 
     version: Literal[1] = 1
-    policy: str = Field(description="who made it")
+    policy: str = Field(description="planning policy")
     regions: tuple[RegionPlan, ...] = Field(min_length=1)
     averager: str = Field(description="region of the averager")
     interval: int = Field(ge=1, description="local steps between exchanges")

@@ -368,16 +368,16 @@ def fetch_transfer(aws: Aws, region: str) -> list[PriceRecord]:
     Raises:
         CloudError: see `Aws.listed`.
     """
-    dearest: dict[str, PriceRecord] = {}
+    highest: dict[str, PriceRecord] = {}
     with making_sense(f"aws pricing of transfers from {region}"):
         for kind in (_REGIONS, _OUTSIDE):
             filters = {"fromRegionCode": region, "transferType": kind}
             for product in products(aws, region, "AWSDataTransfer", filters):
                 record = _record(product, region, kind)
                 if record is not None and record.to is not None:
-                    old = dearest.get(record.to, record)
-                    dearest[record.to] = max(old, record, key=attrgetter("amount"))
-    return list(dearest.values())
+                    old = highest.get(record.to, record)
+                    highest[record.to] = max(old, record, key=attrgetter("amount"))
+    return list(highest.values())
 
 
 def _record(product: dict[str, Any], region: str, kind: str) -> PriceRecord | None:

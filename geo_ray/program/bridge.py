@@ -36,7 +36,7 @@ from geo_ray.transport.wire.sockets import Address
 
 _LOGGER = logging.getLogger(__name__)
 _CALL, _ANSWER = "call", "answer"
-_CALLS: Final = 2**40  # of one bridge, more than it will ever have
+_CALLS: Final = 2**40  # more calls than one bridge will ever have
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class NodeBridge:
             number = next(self._numbers)
             self._open[number] = (region, answer)
         call = CrossRegionCall(number, fields.text(meta, "target"), fields.text(meta, "method"))
-        request = b"" if payload is None else bytes(payload)  # kept until it is acknowledged
+        request = b"" if payload is None else bytes(payload)  # retained until acknowledged
         try:
             self._endpoint.send(region, Message(_CALL, CALL.write(call), request, _CALL))
         except GeoRayError:
@@ -203,7 +203,7 @@ class NodeBridge:
             answer = CrossRegionAnswer(call.number, error.code, error.message, error.fix)
         try:
             self._send_answer(region, answer, result)
-        except GeoRayError as error:  # too large, say; who has asked must hear of it
+        except GeoRayError as error:  # for example too large; reported to the caller
             failure = CrossRegionAnswer(call.number, error.code, error.message, error.fix)
             with suppress(LinkDownError):  # this bridge ends
                 self._send_answer(region, failure, b"")

@@ -31,7 +31,7 @@ from geo_ray.program.graph import NodeEdge, NodeHandle
 from geo_ray.program.serialization import pack, unpack
 
 FRAME_BYTES: Final = 256
-"""What headers add to a message between regions, about."""
+"""Approximate size of the headers of a message between regions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def traffic_of(
 
 
 Send = Callable[[str, str, bytes], bytes | memoryview]
-"""Carries a call, (instance, method, arguments), and waits for what comes back."""
+"""Sends a call, (instance, method, arguments), and waits for the answer."""
 
 RETURN_S: Final = 300.0
 """Time for which a call waits for a restarting node."""
@@ -175,7 +175,7 @@ class OutgoingCalls:
         Raises:
             ValueUnshippableError: an argument cannot be sent.
         """
-        request = _request(target, method, given, named)  # now: the caller may change them later
+        request = _request(target, method, given, named)  # now: the caller may modify them later
         future: Future[Any] = Future()
 
         def execute() -> None:
@@ -234,7 +234,7 @@ class NodeCaller:
 
 
 class FutureCaller:
-    """Calls that return a `CallFuture` at once."""
+    """Calls that return a `CallFuture` immediately."""
 
     def __init__(self, turns: itertools.cycle[str], calls: OutgoingCalls) -> None:
         self._turns, self._calls = turns, calls
@@ -268,7 +268,7 @@ def filled(value: Any, calls: OutgoingCalls, names: Mapping[str, tuple[str, ...]
 F = TypeVar("F", bound=Callable[..., Any])
 MARK: Final = "_geo_ray_batch"
 MOST_CALLS: Final = 64
-"""How many calls can wait at one instance for each other."""
+"""Maximum number of calls in a batch."""
 
 
 def batched_handler(batch_size: int, timeout_s: float) -> Callable[[F], F]:
@@ -287,7 +287,7 @@ def batched_handler(batch_size: int, timeout_s: float) -> Callable[[F], F]:
     if not 1 <= batch_size <= MOST_CALLS or not 0 <= timeout_s < threading.TIMEOUT_MAX:
         raise ProgramInvalidError(
             f"a batch of {batch_size} calls within {timeout_s:g} s: 1 to {MOST_CALLS} calls, and "
-            "at least 0 s and not for ever"
+            "at least 0 s, finite"
         )
 
     def marked(method: F) -> F:
@@ -331,7 +331,7 @@ class CallBatch:
             self._waiting.append((request, mine))
             is_first = len(self._waiting) == 1
             batch, full = self._waiting, self._full
-            if len(batch) >= self._size:  # whoever comes now begins the next one
+            if len(batch) >= self._size:  # later calls start the next batch
                 self._waiting, self._full = [], Future()
         if len(batch) >= self._size and not full.done():
             full.set_result(None)
@@ -361,7 +361,7 @@ class CallBatch:
                 future.set_result(value)
 
 
-_MOST_CHARS: Final = 8000  # of a traceback, which passes in the head of a message
+_MOST_CHARS: Final = 8000  # of a traceback, which is sent in the header of a message
 
 
 class CallSemaphore:
@@ -428,18 +428,18 @@ class NodeHost:
         return callable(getattr(self._node, "run", None))
 
     def stand(self) -> None:
-        """Make the node.
+        """Create the node.
 
         Raises:
-            NodeFailedError: it raised.
+            NodeFailedError: its factory raised.
         """
         try:
             with in_context(self._context):
                 self._node = self._make(*self._args)
         except NodeStopped:
             raise
-        except BaseException as error:  # `sys.exit`, too: the node ends, and not who has started it
-            raise self._failed("while it was made", error) from error
+        except BaseException as error:  # including `sys.exit`: only the node ends
+            raise self._failed("while it was created", error) from error
 
     def run(self) -> bytes:
         """Run its ``run`` and return the packed result.
@@ -507,12 +507,12 @@ class NodeHost:
         node = self._node
         found = None if method.startswith("_") or method == "run" else getattr(node, method, None)
         if not callable(found):
-            kind = type(node)  # whose properties are not computed by this
+            kind = type(node)  # so that properties of the instance are not computed
             there = [
                 n for n in dir(kind) if n[0] != "_" and n != "run" and callable(getattr(kind, n))
             ]
             raise NodeCallError(
-                f"node {self._context.name!r} has no method {method!r} to be called"
+                f"node {self._context.name!r} has no public method {method!r}"
                 f"{or_meant(method, there)}",
                 fix="Call a public method of the node; `run` is started by the launcher.",
             )
@@ -532,7 +532,7 @@ class NodeHost:
 
 def _only(given: list[Any], named: dict[str, Any]) -> Any:
     if len(given) != 1 or named:
-        raise TypeError("a batched handler takes one argument of each call, without its name")
+        raise TypeError("a batched handler takes one positional argument of each call")
     return given[0]
 
 
@@ -540,7 +540,7 @@ def _said(error: BaseException) -> str:
     """Return a user's error and its traceback as text."""
     try:
         what = f"{error!r:.2000}"
-    except Exception:  # the error's own fault, which is not to hide it
+    except Exception:  # an error in `repr` must not hide the error
         what = type(error).__name__
     trace = "".join(traceback.format_exception(error)).rstrip()[-_MOST_CHARS:]
     return f"{what}\n{trace}".encode(errors="backslashreplace").decode()

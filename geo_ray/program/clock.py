@@ -1,7 +1,7 @@
 """Clock, threads and context of a program's nodes, on real or virtual time.
 
-With `VirtualThreads` one thread runs at a time until it waits, then time advances. So nodes are
-written as for threads, and events happen in one order on every machine: by time, then by start.
+With `VirtualThreads` one thread runs at a time until it waits, then time advances. Nodes use
+ordinary threads, and events happen in the same order on every machine: by time, then by start.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ProgramClock(Protocol):
     is_virtual: bool
 
     def now_s(self) -> float:
-        """Seconds since an arbitrary, fixed origin."""
+        """Return seconds since an arbitrary, fixed origin."""
 
     def sleep_s(self, duration_s: float) -> None:
         """Return after that many seconds.
@@ -205,9 +205,9 @@ class _VirtualThread:
 
     def __init__(self) -> None:
         self.turn = threading.Semaphore(0)
-        self.waits = 0  # how often it has waited; an earlier wait's wake-up counts no more
+        self.waits = 0  # number of waits; the wake-up of an earlier wait is ignored
         self.is_waiting = False
-        self.node = ""  # whose code waits
+        self.node = ""  # node whose code waits
 
 
 class VirtualThreads:
@@ -217,12 +217,12 @@ class VirtualThreads:
 
     def __init__(self) -> None:
         self._scheduler = Scheduler()
-        self._back = threading.Semaphore(0)  # the turn, back at whoever drives
+        self._back = threading.Semaphore(0)  # returns the turn to the scheduling thread
         self._mine = threading.local()
         self._living: set[_VirtualThread] = set()
         self._threads: list[threading.Thread] = []
         self._ended = False
-        self._last_s = 0.0  # something happened; nobody may wait any more for what comes later
+        self._last_s = 0.0  # time of the last event
 
     def now_s(self) -> float:
         """See `ProgramClock.now_s`."""
@@ -318,8 +318,8 @@ class VirtualThreads:
         mine: _VirtualThread | None = getattr(self._mine, "thread", None)
         if mine is None:
             raise ProgramError(
-                "a thread that a node has made itself waits on the virtual clock",
-                fix="Let nodes do several things at once by futures, not by threads of their own.",
+                "a thread that a node created itself waits on the virtual clock",
+                fix="Use futures instead of threads for concurrent work in a node.",
             )
         return mine
 

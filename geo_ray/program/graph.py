@@ -1,6 +1,6 @@
 """A program as a value: groups of nodes, handles between them, and links between their regions.
 
-Includes its checks, its text form and `load_program`, which finds the program in a file.
+Contains its validation, its text form, and `load_program`, which loads a program from a file.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class NodeHandle:
 
     def __getattr__(self, name: str) -> object:
         raise AttributeError(
-            f"the handle of {self.node!r} has no {name!r}: a handle is called where a node runs, "
-            "so give it to a node"
+            f"the handle of {self.node!r} has no {name!r}: a handle can be called only inside a "
+            "node that received it as an argument"
         )
 
 
 class NodeFactory(Protocol):
-    """Makes a node: a class, or a function that returns an object."""
+    """Creates a node: a class, or a function that returns an object."""
 
     def __call__(self, *args: Any) -> object:
-        """Make it from the arguments of the `ProgramNode`."""
+        """Create it from the arguments of the `ProgramNode`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ProgramNode:
 
     @property
     def handle(self) -> NodeHandle:
-        """A reference to give to other nodes."""
+        """A reference to pass to other nodes."""
         return NodeHandle(self.name)
 
 
@@ -130,7 +130,7 @@ class NodeInstance:
             InvariantError: another node creates it.
         """
         if self.node.make is None:
-            raise InvariantError(f"{self.name} is not started by itself")
+            raise InvariantError(f"{self.name} is started by another node")
         return self.node.make
 
 
@@ -201,13 +201,13 @@ def check_groups(program: str, groups: Sequence[NodeGroup]) -> None:
         raise ProgramInvalidError(f"program {program!r} has no nodes")
     for name, count in names.items():
         if count > 1 or not name or "/" in name:
-            raise ProgramInvalidError(f"node {name!r}: names are unique, and without '/'")
+            raise ProgramInvalidError(f"node {name!r}: names must be unique and without '/'")
     for group in groups:
         _check_group(group)
         for node in group.nodes:
             if not isinstance(node.args, tuple):
                 raise ProgramInvalidError(
-                    f"args of node {node.name!r} are no tuple, but {type(node.args).__name__}",
+                    f"args of node {node.name!r} is not a tuple, but {type(node.args).__name__}",
                     fix="A single argument needs a comma: (argument,).",
                 )
     _check_handles(groups)
@@ -268,12 +268,12 @@ def _check_handles(groups: Sequence[NodeGroup]) -> None:
     for source, target in edges_of(groups):
         if target not in nodes:
             raise ProgramInvalidError(
-                f"node {source!r} holds a handle of {target!r}, which is not there"
+                f"node {source!r} holds a handle of {target!r}, which does not exist"
                 f"{or_meant(target, nodes)}"
             )
         if nodes[source].make is not None and nodes[target].make is None:
             raise ProgramInvalidError(
-                f"node {source!r} holds a handle of {target!r}, which another node brings up"
+                f"node {source!r} holds a handle of {target!r}, which another node starts"
             )
         callees[source].add(target)
     try:
@@ -281,9 +281,9 @@ def _check_handles(groups: Sequence[NodeGroup]) -> None:
     except CycleError as error:
         circle = " -> ".join(reversed(error.args[1]))
         raise ProgramInvalidError(
-            f"handles lead in a circle: {circle}",
+            f"handles form a cycle: {circle}",
             fix="Let one of them return what the other needs instead of calling it: then no two "
-            "nodes can ever wait for each other.",
+            "nodes can wait for each other.",
         ) from None
 
 
@@ -406,13 +406,13 @@ def load_program(where: str, base_dir: Path | None = None) -> Program:
     file, _, name = where.partition(".py:")
     path = (base_dir or Path.cwd()) / (f"{file}.py" if name else where)
     if path.suffix != ".py":
-        raise ProgramLoadError(f"{where} is no FILE.py or FILE.py:NAME")
+        raise ProgramLoadError(f"{where} is not of the form FILE.py or FILE.py:NAME")
     module = import_file(path, "program", ProgramLoadError)
     own = _programs(module)
     if not name:
         if len(own) != 1:
             listed = ", ".join(own) or "none"
-            raise ProgramLoadError(f"{path.name} has not one program but {len(own)}: {listed}")
+            raise ProgramLoadError(f"{path.name} has {len(own)} programs instead of one: {listed}")
         (name,) = own
     found: Any = vars(module).get(name)
     if found is None:
@@ -427,7 +427,9 @@ def load_program(where: str, base_dir: Path | None = None) -> Program:
                 f"{error_place(error, path)}: {name}(): {error_summary(error)}"
             ) from error
     if not isinstance(found, Program):
-        raise ProgramLoadError(f"{name} of {path.name} is no program, but {type(found).__name__}")
+        raise ProgramLoadError(
+            f"{name} of {path.name} is not a program, but {type(found).__name__}"
+        )
     return found
 
 

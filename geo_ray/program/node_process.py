@@ -61,7 +61,7 @@ class HeldPart:
             server = NodeServer(SerializedNode.of_plain(order["node"]), on, host, key)
             self._held, self.addresses = server, (server.address,)
             return
-        from geo_ray.program.bridge import NodeBridge  # nodes are spared what it imports
+        from geo_ray.program.bridge import NodeBridge  # nodes do not need its imports
 
         region = order["region"]
         specs = {(a, b): LinkSpec.model_validate(spec) for a, b, spec in order["links"]}
@@ -79,7 +79,7 @@ class HeldPart:
             GeoRayError: the error that the method raised.
         """
         if what not in _REQUESTS or not hasattr(self._held, what):
-            raise FrameError(f"a process of a program cannot {what!r:.40}")
+            raise FrameError(f"a process of a program has no operation {what!r:.40}")
         if what == "use":
             return self._held.use(NodeTable.of_plain(*given))
         return getattr(self._held, what)(*given)

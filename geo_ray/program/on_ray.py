@@ -26,14 +26,14 @@ from geo_ray.ray_cluster.labels import REGION_LABEL, in_region
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.wire.sockets import Address
 
-_THREADS: Final = 8  # calls of the launcher at the same time: one waits for the node's end
+_THREADS: Final = 8  # concurrent calls of the launcher: one of them waits for the node's end
 _BRIDGE_CPUS: Final = 0.01
 _ASK_S: Final = 300.0
 _PLACE_S: Final = 120.0
 
 
 class ProgramActor:
-    """Holds an instance or a region's bridge; see `HeldPart`.
+    """Hosts an instance or a region's bridge; see `HeldPart`.
 
     Args:
         region: where it runs.
@@ -137,7 +137,7 @@ class RayActors:
         """
         program = self._program
         regions = program.regions
-        cpus = dict.fromkeys(regions, 1.0)  # also for what nodes bring up
+        cpus = dict.fromkeys(regions, 1.0)  # also for processes that nodes start
         for group in program.groups:
             cpus[group.region] += group.cpus * group.replicas * len(group.nodes)
         cluster = connect(
@@ -175,7 +175,7 @@ class RayActors:
         try:
             self._kill_all()
             self._threads.close()
-            self._kill_all()  # an actor whose creation was under way
+            self._kill_all()  # an actor whose creation was in progress
         finally:
             self._stack.close()
 
@@ -208,7 +208,7 @@ class RayActors:
             if time.monotonic() - began_s < _PLACE_S:
                 raise
             raise ProgramError(
-                f"{started.what} has no place in region {region} after {_PLACE_S:g} s",
+                f"{started.what} was not placed in region {region} within {_PLACE_S:g} s",
                 fix="Let the group ask for fewer cpus and gpus, or add machines there.",
             ) from error
         return introduction

@@ -70,10 +70,10 @@ class Launcher(Protocol):
         """Start everything that the processes need."""
 
     def start(self, name: str, region: str, order: dict[str, Any]) -> NodeProcess:
-        """Start a process that holds what ``order`` describes; see `HeldPart`.
+        """Start a process that hosts the part of ``order``; see `HeldPart`.
 
         Raises:
-            GeoRayError: it does not start.
+            GeoRayError: it cannot be started.
         """
 
     def end(self) -> None:
@@ -98,7 +98,7 @@ class ProcessBackend:
         self._nodes: dict[str, NodeProcess] = {}
         self._bridges: dict[str, NodeProcess] = {}
         self._counts: dict[str, list[dict[str, list[int]]]] = defaultdict(list)
-        self._lock = threading.RLock()  # guards the table and all above
+        self._lock = threading.RLock()  # guards the table and all attributes above
         self._table = NodeTable(1, {name: each.region for name, each in self._serialized.items()})
         self._bridged_regions = sorted(
             {r for e in program.edges if e.crosses for r in (e.source_region, e.target_region)}
@@ -112,7 +112,7 @@ class ProcessBackend:
         made: dict[str, Future[NodeProcess]] = {
             region: Future() for region in self._bridged_regions
         }
-        for region, future in made.items():  # at the same time: each is a process to be started
+        for region, future in made.items():  # concurrently: each starts a process
             self._clock.start(partial(_settle, future, partial(self._bridge, region, 1)))
         for region, future in made.items():
             self._clock.wait(future)
@@ -134,7 +134,7 @@ class ProcessBackend:
             table = self._table
         with self._dropped_if_lost(name):
             node.ask("use", table.plain())
-            runs = bool(node.ask("stand", forever=True))  # it hears of others meanwhile
+            runs = bool(node.ask("stand", forever=True))  # it receives newer tables meanwhile
         self._tell(nodes={name: node.addresses[0]})
         return runs
 
@@ -229,10 +229,10 @@ class ProcessBackend:
             if self._has_ended():
                 return
             if not restarts.take(self._clock.now_s()):
-                # Calls to its region would wait for ever.
+                # Calls to its region would wait forever.
                 alarm(NodeFailedError(f"the bridge of {region} ended: {cause}\n({restarts})"))
                 return
-            _LOGGER.warning("the bridge of %s has ended; another one is started", region)
+            _LOGGER.warning("the bridge of %s has ended; restarting it", region)
             attempt += 1
             try:
                 with suppress(GeoRayError):
@@ -262,7 +262,7 @@ class ProcessBackend:
 def _settle(future: Future[NodeProcess], make: Callable[[], NodeProcess]) -> None:
     try:
         future.set_result(make())
-    except BaseException as error:  # it belongs to who waits
+    except BaseException as error:  # raised by the waiting thread
         future.set_exception(error)
 
 
@@ -271,19 +271,19 @@ _KEY_BYTES: Final = 32
 _START_S: Final = 300.0
 _LOOK_S: Final = 0.01
 _LOG_BYTES: Final = 4000
-_ASK_S: Final = 300.0  # that a process is gone is seen at once; a busy one is slow
+_ASK_S: Final = 300.0  # for a busy process; a lost one is detected at once
 
 
 class StartedProcess:
     """A `NodeProcess` on this machine.
 
     Args:
-        name: of the node or bridge.
-        control: address of its launcher's requests.
+        name: name of the node or bridge.
+        control: address of its control server.
         addresses: see `NodeProcess`.
-        key: of the control.
+        key: key of the control server.
         made: its launcher.
-        process: its name there.
+        process: its name at the process supervisor.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class StartedProcess:
     ) -> None:
         self.addresses = addresses
         self._name, self._made, self._process = name, made, process
-        # Two from the start: an open connection shows at once that the process has ended.
+        # Both are opened now: an open connection shows at once that the process has ended.
         self._client, self._waiting = (
             LanClient(control, key, {"peer": "launcher"}, connect_timeout_s=_ASK_S)
             for _ in range(2)
@@ -332,7 +332,7 @@ class LocalProcesses:
         self._keys = {region: secrets.token_bytes(_KEY_BYTES) for region in program.regions}
         self._wan_key = secrets.token_bytes(_KEY_BYTES)
         self._run_id = secrets.token_hex(8)
-        self._lock = threading.Lock()  # one at a time talks to the keeper
+        self._lock = threading.Lock()  # serializes requests to the process supervisor
         self._supervised: SupervisedProcesses | None = None
         self._logs: dict[str, Path] = {}
         self._names: dict[str, str] = {}
@@ -350,7 +350,7 @@ class LocalProcesses:
             secret |= {"wan_key": self._wan_key}
         with self._lock:
             if self._supervised is None:
-                raise NodeLostError(f"{name} is not started: the program ends")
+                raise NodeLostError(f"{name} is not started: the program has ended")
             self._count += 1
             process = f"{self._count}"
             path = self._supervised.root / f"{process}.order"

@@ -125,7 +125,7 @@ class ProgramCost:
         return sum(sum(part.values()) for part in parts)
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return JSON values."""
         pairs = {f"{a} => {b}": usd for (a, b), usd in self.egress_usd.items()}
         sizes = {f"{a} => {b}": size for (a, b), size in self.cross_region_bytes.items()}
         return {
@@ -193,7 +193,7 @@ def cost_of(
 
 
 def cross_region_bytes(result: ProgramResult) -> dict[tuple[str, str], int]:
-    """Bytes by pair of regions, with headers."""
+    """Return the bytes by pair of regions, headers included."""
     found: dict[tuple[str, str], int] = {}
     for each in result.traffic:
         if each.edge.crosses:
@@ -207,7 +207,7 @@ def cross_region_bytes(result: ProgramResult) -> dict[tuple[str, str], int]:
 def _place(program: Program, region: str) -> tuple[str, str]:
     if region not in program.places:
         raise ProgramInvalidError(
-            f"region {region} has no place, so nothing can be priced there",
+            f"region {region} has no place, so it cannot be priced",
             fix=f"Give the program places, say places={{{region!r}: 'aws:eu-central-1'}}.",
         )
     cloud, _, name = program.places[region].partition(":")

@@ -1,4 +1,4 @@
-"""Addresses of a program's processes, how they reach each other, and the server of one node.
+"""Calls between the processes of a program: addresses, connections, and the server of one node.
 
 Calls within a region are direct; calls to other regions go through the region's bridge.
 """
@@ -47,7 +47,7 @@ class NodeTable:
     bridges: Mapping[str, Address] = field(default_factory=dict)
 
     def plain(self) -> list[Any]:
-        """For `pack`."""
+        """Return plain values for `pack`."""
         return [self.number, dict(self.regions), dict(self.nodes), dict(self.bridges)]
 
     @classmethod
@@ -55,13 +55,13 @@ class NodeTable:
         """The inverse of `plain`.
 
         Raises:
-            FrameError: it is none.
+            FrameError: the value is invalid.
         """
         try:
             number, regions, nodes, bridges = plain
             return cls(int(number), dict(regions), _addresses(nodes), _addresses(bridges))
         except (TypeError, ValueError) as error:
-            raise FrameError(f"what was to be a table of nodes is none: {error}") from error
+            raise FrameError(f"not a table of nodes: {error}") from error
 
 
 def _addresses(plain: Any) -> dict[str, Address]:
@@ -69,9 +69,9 @@ def _addresses(plain: Any) -> dict[str, Address]:
 
 
 FOREVER_S: Final = 365 * 86400.0
-"""How long a call goes on is up to the node; that its process is gone, sockets see."""
+"""No time limit: a node may answer at any time, and sockets detect the end of its process."""
 
-_CONNECT_S: Final = (0.5, 10.0)  # the first attempt, after which the table may be another; the last
+_CONNECT_S: Final = (0.5, 10.0)  # first attempt, after which the table may change; last one
 _RETRY_S: Final = 0.2
 
 
@@ -151,7 +151,8 @@ class NodeStubs:
                     address, self._key, {"peer": self._name}, connect_timeout_s=patience_s
                 )
             except TransportError as error:
-                # Who is being started anew is told of; a busy machine may only be slow to answer.
+                # A restart is announced by a newer table; a busy machine may only be slow to
+                # answer.
                 if time.monotonic() > deadline_s:
                     raise NodeLostError(f"{target}: {error.message}") from error
                 patience_s = min(2 * patience_s, most_s)
@@ -193,13 +194,13 @@ class NodeStubs:
 
 
 class NodeServer:
-    """Holds an instance, answers calls of its region over sockets, and runs it.
+    """Hosts an instance, answers calls of its region over sockets, and runs it.
 
     Args:
         serialized: the instance.
         on: processes or ray.
         host: address of this machine to listen on.
-        key: of its region.
+        key: key of its region.
     """
 
     def __init__(self, serialized: SerializedNode, on: str, host: str, key: bytes) -> None:
@@ -253,7 +254,7 @@ class NodeServer:
         return self._standing().run()
 
     def attend(self) -> None:
-        """Return at the end."""
+        """Return when the server is closed."""
         self._ended.wait()
 
     def counts(self) -> dict[str, list[int]]:
@@ -280,12 +281,12 @@ class NodeServer:
         self, connection: LanConnection, meta: Meta, payload: memoryview | None
     ) -> tuple[Meta, Buffer | None]:
         target = fields.text(meta, "target")
-        if target != self._serialized.name:  # that one had this address before, and is gone
+        if target != self._serialized.name:  # the caller has an outdated address
             raise NodeLostError(f"{target} is gone; {self._serialized.name} has its address")
         request = b"" if payload is None else payload
         return {}, self.answer(fields.text(meta, "method"), request)
 
     def _standing(self) -> NodeHost:
         if self._host is None:
-            raise NodeLostError(f"node {self._serialized.name!r} does not stand yet")
+            raise NodeLostError(f"node {self._serialized.name!r} is not created yet")
         return self._host

@@ -152,7 +152,7 @@ class NodeBackend(Protocol):
         """
 
     def counts(self) -> Mapping[str, list[dict[str, list[int]]]]:
-        """Calls and bytes by the calling node; see `traffic_of`."""
+        """Return calls and bytes by the calling node; see `traffic_of`."""
 
     def end(self) -> None:
         """End everything; called once, in every case."""
@@ -230,7 +230,7 @@ def _look_after(
         backend.attend(instance.name)
     except NodeStopped:
         raise
-    except BaseException as error:  # it belongs to who waits
+    except BaseException as error:  # handled by `execute`
         inbox.put("failed", instance.name, error)
 
 
@@ -257,7 +257,7 @@ class ThreadBackend:
         self._links = build_links(program.both_ways, program.seed)
         self._names = {name: instance_names(*both) for name, both in program.nodes.items()}
         self._regions = {each.name: each.group.region for each in program.instances}
-        # Of those that stand; whoever calls one that is being made anew waits for it.
+        # Hosts of running instances; calls to a restarting one wait.
         self._hosts: dict[str, Future[NodeHost]] = {name: Future() for name in self._regions}
         self._counters: dict[str, list[TrafficCounter]] = defaultdict(list)
         self._ended: Future[None] = Future()
@@ -274,7 +274,7 @@ class ThreadBackend:
         self._counters[instance.node.name].append(counter)
         calls = OutgoingCalls(self._clock, partial(self._send, region), counter)
         place = NodeContext(instance.name, region, instance.replica, self._on, self._clock)
-        # As elsewhere, each instance has arguments of its own.
+        # As in other backends, each instance has its own arguments.
         args = unpack(pack(instance.node.args))
         host = NodeHost(instance.make, args, group.calls_at_once, place, calls, self._names)
         host.stand()

@@ -29,7 +29,7 @@ from geo_ray.base.user_code import error_summary, import_advice, import_file
 from geo_ray.program.graph import NodeHandle, NodeInstance, Program, instance_names
 
 _TUPLE, _ARRAY, _SCALAR, _TENSOR, _HANDLE = 1, 2, 3, 4, 5
-_NUMBERS: Final = "biufc"  # kinds of NumPy types that are numbers and nothing else
+_NUMBERS: Final = "biufc"  # kinds of numeric NumPy types
 _TENSOR_TYPES: Final = frozenset(
     [
         *("float64", "float32", "float16", "bfloat16", "complex128", "complex64"),
@@ -37,9 +37,9 @@ _TENSOR_TYPES: Final = frozenset(
     ]
 )
 _MOST_BYTES: Final = 2**32 - 1
-_HEAD_BYTES: Final = 2  # that tell how long the head of an array is
+_HEAD_BYTES: Final = 2  # size of the length of an array's header
 _MOST_TUPLES: Final = 64
-"""In each other: msgpack needs 40 kB of the thread's stack for each, and crashes without them."""
+"""Maximum nesting: msgpack needs 40 kB of the thread's stack per level, and crashes otherwise."""
 
 
 def pack(value: object) -> bytes:
@@ -64,7 +64,7 @@ def _pack(value: object, tuples: int) -> bytes:
     """Pack a value at this depth of tuples."""
     try:
         if tuples > _MOST_TUPLES:
-            raise ValueError(f"more than {_MOST_TUPLES} tuples lie in each other")
+            raise ValueError(f"more than {_MOST_TUPLES} nested tuples")
         packed: bytes = msgpack.packb(
             value, default=partial(_packed, tuples=tuples), strict_types=True
         )
@@ -76,7 +76,7 @@ def _pack(value: object, tuples: int) -> bytes:
 def _unpack(data: bytes | bytearray | memoryview, tuples: int) -> Any:
     """Unpack a value at this depth of tuples."""
     if tuples > _MOST_TUPLES:
-        raise FrameError(f"a value has more than {_MOST_TUPLES} tuples in each other")
+        raise FrameError(f"a value has more than {_MOST_TUPLES} nested tuples")
     try:
         return msgpack.unpackb(
             data,
@@ -87,7 +87,7 @@ def _unpack(data: bytes | bytearray | memoryview, tuples: int) -> Any:
         )
     except FrameError:
         raise
-    except Exception as error:  # msgpack documents no closed list of what it raises
+    except Exception as error:  # msgpack documents no complete list of its errors
         raise FrameError(f"a value is malformed: {type(error).__name__}: {error}") from error
 
 
@@ -100,10 +100,10 @@ def _packed(value: object, tuples: int) -> msgpack.ExtType:
         return msgpack.ExtType(_SCALAR, _array_bytes(np.asarray(value)))
     if type(value) is np.ndarray and value.dtype.kind in _NUMBERS:
         return msgpack.ExtType(_ARRAY, _array_bytes(value))
-    torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+    torch = sys.modules.get("torch")  # imported if the value is a tensor
     if torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
         return msgpack.ExtType(_TENSOR, _tensor_bytes(torch, value))
-    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is no plain value")
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is not a plain value")
 
 
 def _unpacked(code: int, data: bytes, tuples: int) -> Any:
@@ -116,7 +116,7 @@ def _unpacked(code: int, data: bytes, tuples: int) -> Any:
         return array if code == _ARRAY else array[()]
     if code == _TENSOR:
         return _tensor(data)
-    raise FrameError(f"a value is of the unknown kind {code}")
+    raise FrameError(f"a value has the unknown kind {code}")
 
 
 def _framed(name: str, shape: Sequence[int], raw: memoryview) -> bytes:
@@ -126,7 +126,7 @@ def _framed(name: str, shape: Sequence[int], raw: memoryview) -> bytes:
 
 
 def _parted(data: bytes) -> tuple[str, list[int], memoryview]:
-    """The inverse of `_framed`; the numbers are a view."""
+    """The inverse of `_framed`; the data is a view."""
     size = int.from_bytes(data[:_HEAD_BYTES], "big")
     name, shape = msgpack.unpackb(data[_HEAD_BYTES : _HEAD_BYTES + size])
     if not isinstance(name, str) or any(type(n) is not int or n < 0 for n in shape):
@@ -143,8 +143,8 @@ def _array(data: bytes) -> np.ndarray[Any, Any]:
     name, shape, raw = _parted(data)
     kind = np.dtype(name)
     if kind.kind not in _NUMBERS:
-        raise FrameError(f"an array of {name!r:.40}, which are no numbers")
-    # A copy: what a node is given is its own to write to.
+        raise FrameError(f"an array of {name!r:.40}, which is not numeric")
+    # A copy: the receiving node may write to it.
     return np.frombuffer(raw, kind).reshape(shape).copy()
 
 
@@ -152,9 +152,9 @@ def _tensor_bytes(torch: Any, tensor: Any) -> bytes:
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _TENSOR_TYPES or tensor.layout is not torch.strided:
         raise TypeError(f"a tensor of {tensor.dtype} and {tensor.layout}")
-    # A conjugate or negative view has the numbers of another tensor, and a mark.
+    # A conjugate or negative view has the data of another tensor, and a flag.
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    flat = plain.reshape(-1).as_strided((plain.numel(),), (1,))  # a single number keeps any stride
+    flat = plain.reshape(-1).as_strided((plain.numel(),), (1,))  # a scalar may have any stride
     return _framed(name, plain.shape, flat.view(torch.uint8).numpy().data)
 
 
@@ -171,22 +171,22 @@ def _tensor(data: bytes) -> Any:
 
 
 _IMPORTING: ContextVar[bool] = ContextVar("geo_ray program importing", default=False)
-_USER_FILE: Final = "geo_ray_user_"  # modules that `import_file` has made
+_USER_FILE: Final = "geo_ray_user_"  # prefix of modules created by `import_file`
 
 
 @dataclass(frozen=True, slots=True)
 class SerializedNode:
-    """An instance for another process.
+    """An instance, serialized for another process.
 
     Attributes:
-        name: of the instance.
+        name: name of the instance.
         region: where it runs.
         replica: its number.
-        where: the module that has its function, or the path of a file.
-        what: the function's name there.
-        args: packed.
+        where: module of its factory, or the path of a file.
+        what: name of the factory there.
+        args: packed arguments.
         calls_at_once: see `NodeGroup`.
-        names: of the instances of every node.
+        names: names of the instances of every node.
     """
 
     name: str
@@ -199,7 +199,7 @@ class SerializedNode:
     names: Mapping[str, tuple[str, ...]]
 
     def plain(self) -> dict[str, Any]:
-        """For `pack`."""
+        """Return plain values for `pack`."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
@@ -207,12 +207,12 @@ class SerializedNode:
         """The inverse of `plain`.
 
         Raises:
-            FrameError: it is none.
+            FrameError: the value is invalid.
         """
         try:
             return cls(**plain)
         except TypeError as error:
-            raise FrameError(f"what was to be a node is none: {error}") from error
+            raise FrameError(f"not a serialized node: {error}") from error
 
     def made_by(self) -> Callable[..., object]:
         """Find the factory in this process.
@@ -226,7 +226,7 @@ class SerializedNode:
                 found = getattr(found, part)
         except AttributeError as error:
             raise NodeUnshippableError(
-                f"node {self.name!r}: {self.where} has no {self.what} where the node is to run",
+                f"node {self.name!r}: {self.where} has no {self.what} in the node's process",
                 fix="Run the same version of the code everywhere.",
             ) from error
         except GeoRayError as error:
@@ -237,12 +237,12 @@ class SerializedNode:
                 fix=import_advice(error),
             ) from error
         if not callable(found):
-            raise NodeUnshippableError(f"node {self.name!r}: {self.what} is no function")
+            raise NodeUnshippableError(f"node {self.name!r}: {self.what} is not callable")
         made: Callable[..., object] = found
         return made
 
     def given(self) -> tuple[object, ...]:
-        """The arguments."""
+        """Return the arguments."""
         return tuple(unpack(self.args))
 
 
@@ -284,21 +284,23 @@ def _serialized(instance: NodeInstance, names: Mapping[str, tuple[str, ...]]) ->
 def _name_of(make: Any) -> tuple[str, str]:
     what, module = getattr(make, "__qualname__", None), getattr(make, "__module__", None)
     if not isinstance(what, str) or not isinstance(module, str):
-        raise NodeUnshippableError(f"{type(make).__name__} is no function or class with a name")
+        raise NodeUnshippableError(f"{type(make).__name__} is not a named function or class")
     if "<lambda>" in what:
-        raise NodeUnshippableError("a lambda has no name by which another process could find it")
+        raise NodeUnshippableError("a lambda cannot be imported by name in another process")
     if "<locals>" in what:
-        raise NodeUnshippableError(f"{what} is defined inside a function: only that can find it")
+        raise NodeUnshippableError(f"{what} is defined inside a function: it cannot be imported")
     found: Any = sys.modules.get(module)
     for part in what.split("."):
         found = getattr(found, part, None)
     if found is not make:
-        raise NodeUnshippableError(f"{what} of {module} is another one: it was replaced or wrapped")
+        raise NodeUnshippableError(
+            f"{what} of {module} is not that object: it was replaced or wrapped"
+        )
     file = getattr(sys.modules.get(module), "__file__", None)
     if module != "__main__" and not module.startswith(_USER_FILE):
         return module, what
     if file is None or not Path(file).is_file():
-        raise NodeUnshippableError(f"{what} was typed in, and lies in no file")
+        raise NodeUnshippableError(f"{what} is not defined in a file")
     return str(Path(file).absolute()), what
 
 

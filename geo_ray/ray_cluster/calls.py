@@ -1,9 +1,9 @@
 """Calls to actors: deadlines, polling, failure classes, and threads that call Ray.
 
-Decide about a failure by `failure_of` only: `OutOfMemoryError` and `NodeDiedError`, for
-instance, are not `RayActorError`. After ``ray.shutdown()`` a Ray call from another thread
-reconnects or aborts the process, so every thread that calls Ray is started by a `RayThreads`,
-which is closed first; waits check `check_not_closing`.
+Classify failures only by `failure_of`: for example, `OutOfMemoryError` and `NodeDiedError` are not
+`RayActorError`. After ``ray.shutdown()`` a Ray call from another thread reconnects or aborts the
+process, so every thread that calls Ray is started by a `RayThreads`, which is closed first; waits
+call `check_not_closing`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from geo_ray.base.user_code import error_summary
 
 
 class FailureKind(Enum):
-    """What a failed call says about the process that was called."""
+    """What a failed call implies for the called process."""
 
     RAISED = "raised"
-    """It runs, and the call raised an error of geo_ray."""
+    """It is running, and the call raised an error of geo_ray."""
     PROCESS_DIED = "process died"
     OUT_OF_MEMORY = "out of memory"
-    """Ray ended it because its node ran out of memory, or there is no room for its answer."""
+    """Ray ended it because its node ran out of memory, or its answer did not fit in memory."""
     NODE_GONE = "node gone"
     NOT_STARTED = "not started"
-    """Its place does not exist any more, or its environment could not be made."""
+    """Its place no longer exists, or its environment could not be created."""
     NO_ANSWER = "no answer"
     """It did not answer in time; it may be running."""
     CLUSTER_GONE = "cluster gone"
@@ -60,7 +60,7 @@ _LOST: Final = frozenset(
     }
 )
 
-# The nearest class of an error's class counts. Classes that are not listed are bugs.
+# The nearest listed class of an error counts. Other classes are bugs.
 KINDS: Final[dict[type[exceptions.RayError], FailureKind]] = {
     exceptions.RayActorError: FailureKind.PROCESS_DIED,
     exceptions.ActorDiedError: FailureKind.PROCESS_DIED,
@@ -103,10 +103,10 @@ KINDS: Final[dict[type[exceptions.RayError], FailureKind]] = {
     exceptions.ActorAlreadyExistsError: FailureKind.BUG,
     exceptions.ActorHandleNotFoundError: FailureKind.BUG,
 }
-_NOT_CONNECTED: Final = "Ray has not been started yet"  # said to a process that has shut Ray down
+_NOT_CONNECTED: Final = "Ray has not been started yet"  # raised after Ray was shut down
 _MAY_KILL: Final = "Some common causes include"
 _EXIT_TYPE: Final = re.compile(r"Worker exit type: \w+ Worker exit detail: ")
-_NODE_DIED: Final = "node has died"  # in Ray's text about an actor whose node is gone
+_NODE_DIED: Final = "node has died"  # in Ray's message about an actor whose node is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ class RayFailure:
     """A failed call.
 
     Attributes:
-        kind: what it says about the process that was called.
-        cause: why, as a part of a sentence.
-        raised: the error of geo_ray that the call raised; None unless it raised one.
+        kind: what it implies for the called process.
+        cause: the cause, as a part of a sentence.
+        raised: the error of geo_ray that the call raised, if any.
     """
 
     kind: FailureKind
@@ -125,11 +125,11 @@ class RayFailure:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the process is gone, or has to be treated so: another one can take its place."""
+        """Whether the process is gone or must be treated as gone: it can be replaced."""
         return self.kind in _LOST
 
     def as_error(self) -> GeoRayError:
-        """The error that ends whoever cannot do without the process."""
+        """The error that ends the run if the process cannot be replaced."""
         if self.raised is not None:
             return self.raised
         if self.kind is FailureKind.CLUSTER_GONE:
@@ -140,7 +140,7 @@ class RayFailure:
 
 
 def failure_of(error: exceptions.RayError) -> RayFailure:
-    """Classify what Ray raised for a call."""
+    """Classify an error that Ray raised for a call."""
     if isinstance(error, exceptions.RayTaskError):
         return _raised_by_call(error.cause)
     kind = next((KINDS[each] for each in type(error).__mro__ if each in KINDS), FailureKind.BUG)
@@ -148,7 +148,7 @@ def failure_of(error: exceptions.RayError) -> RayFailure:
     if isinstance(error, exceptions.RaySystemError) and _NOT_CONNECTED in text:
         kind = FailureKind.BUG
     if isinstance(error, exceptions.RayActorError):
-        if error.actor_init_failed:  # an actor's constructor only keeps its arguments
+        if error.actor_init_failed:  # an actor's constructor only stores its arguments
             return RayFailure(FailureKind.BUG, f"an actor could not be made: {_last_line(text)}")
         if _NODE_DIED in text:
             kind = FailureKind.NODE_GONE
@@ -164,7 +164,7 @@ def failure_of(error: exceptions.RayError) -> RayFailure:
 def _raised_by_call(cause: BaseException | None) -> RayFailure:
     if isinstance(cause, GeoRayError):
         return RayFailure(FailureKind.RAISED, cause.message, cause)
-    if isinstance(cause, exceptions.RayError):  # what a call was given came to nothing
+    if isinstance(cause, exceptions.RayError):  # an argument of the call could not be computed
         return failure_of(cause)
     if isinstance(cause, MemoryError):
         return RayFailure(FailureKind.OUT_OF_MEMORY, "an actor raised MemoryError")
@@ -173,7 +173,7 @@ def _raised_by_call(cause: BaseException | None) -> RayFailure:
 
 
 def _actor_cause(text: str) -> str:
-    """The line in which Ray says why an actor died, without its list of what may kill processes.
+    """Return the line in which Ray states why an actor died, without its list of common causes.
 
     The lines before it name the actor.
     """
@@ -198,12 +198,12 @@ _log = logging.getLogger(__name__)
 
 
 class RayThreads:
-    """Threads of this process that call Ray. They all end before this process disconnects from Ray.
+    """Threads of this process that call Ray. All of them end before it disconnects from Ray.
 
-    After ``ray.shutdown()`` a call of Ray's from another thread connects the process to a cluster
-    again, or aborts it in C++. So a thread that calls Ray is started by a `RayThreads`, and whoever
-    ends a run closes that first. Waits of such a thread end early then: `collect` and `place` look
-    with `check_not_closing`. Any thread may start others; the owner closes it.
+    After ``ray.shutdown()`` a Ray call from another thread connects the process to a cluster again,
+    or aborts it in C++. So a thread that calls Ray is started by a `RayThreads`, which is closed
+    first at the end of a run. Waits of such threads then end early: `collect` and `place` call
+    `check_not_closing`. Any thread may start others; the owner closes it.
     """
 
     def __init__(self) -> None:
@@ -212,11 +212,11 @@ class RayThreads:
         self._is_closing = threading.Event()
 
     def submit(self, name: str, work: Callable[[], T]) -> Future[T]:
-        """Do ``work`` on a thread of its own.
+        """Run ``work`` on a separate thread.
 
         Returns:
-            Its result. Callbacks of it are called by that thread, or by the one that adds them. If
-            this is closed, ``work`` is not done, and the result is a `RegionLostError`.
+            Its result. Callbacks run in that thread, or in the thread that adds them. After
+            `close`, ``work`` is not run, and the result is a `RegionLostError`.
         """
         future: Future[T] = Future()
         thread = threading.Thread(
@@ -231,10 +231,10 @@ class RayThreads:
         return future
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """Start no more threads, and wait for those that run; may be called again.
+        """Start no more threads, and wait for the running ones; may be called again.
 
         Args:
-            timeout_s: longest wait. Threads that take longer are logged and left.
+            timeout_s: longest wait. Threads that take longer are logged and abandoned.
         """
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
@@ -246,10 +246,10 @@ class RayThreads:
                 _log.warning("thread %s does not end: it waits for Ray", thread.name)
 
     def check(self) -> None:
-        """Return unless this is being closed.
+        """Raise if this is being closed.
 
         Raises:
-            RegionLostError: it is.
+            RegionLostError: it is being closed.
         """
         if self._is_closing.is_set():
             raise _closing()
@@ -261,7 +261,7 @@ class RayThreads:
                 return
             try:
                 result = work()
-            except BaseException as error:  # whatever it is: who asks for the result gets it
+            except BaseException as error:  # of any class: passed to the result
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -271,15 +271,15 @@ class RayThreads:
 
 
 def is_ray_thread() -> bool:
-    """Whether the calling thread was started by a `RayThreads`."""
+    """Return whether the calling thread was started by a `RayThreads`."""
     return getattr(_of_thread, "owner", None) is not None
 
 
 def check_not_closing() -> None:
-    """Return unless the calling thread was started by a `RayThreads` that is being closed.
+    """Raise if the calling thread was started by a `RayThreads` that is being closed.
 
     Raises:
-        RegionLostError: it was.
+        RegionLostError: it is being closed.
     """
     owner: RayThreads | None = getattr(_of_thread, "owner", None)
     if owner is not None:
@@ -290,36 +290,36 @@ def _closing() -> RegionLostError:
     return RegionLostError("the run ends")
 
 
-Handle = Any  # a Ray actor handle; Ray gives it no useful type
+Handle = Any  # a Ray actor handle, for which Ray has no useful type
 Ref = Any
 Tell = Callable[[str, int, int, Sequence[str]], None]
-"""``tell(phase, done, total, names of those that are awaited)``, again and again in a wait."""
+"""``tell(phase, done, total, names of those awaited)``, called repeatedly during a wait."""
 Heard = Callable[[int, int, Sequence[str]], None]
 """A `Tell` of one phase."""
 Wait = Callable[[Sequence[Ref], float], Iterable[Ref]]
-"""``wait(calls, seconds)``: those that are done after so many seconds, or as soon as all are."""
+"""``wait(calls, seconds)``: the calls done after that time, or as soon as all are done."""
 _TELL_EVERY_S = 0.5
 
 
 def tell_nobody(phase: str, done: int, total: int, names: Sequence[str]) -> None:
-    """A `Tell` that shows nothing."""
+    """Show nothing, as a `Tell`."""
 
 
 def collect(
     refs: Mapping[Any, Ref], timeout_s: float, heard: Heard | None = None
 ) -> dict[Any, Any]:
-    """The values of several calls, by the same keys.
+    """Return the values of several calls, by the same keys.
 
     Args:
         refs: the calls.
         timeout_s: longest wait.
-        heard: hears how many are done, of how many, and the keys of the others.
+        heard: receives the number done, the total, and the keys of the others.
 
     Raises:
         GeoRayError: the one that an actor raised.
-        RegionLostError: if an actor died or did not answer in time.
-        HeadLostError: if Ray itself does not answer.
-        InvariantError: for every other failure of a call.
+        RegionLostError: an actor died or did not answer in time.
+        HeadLostError: Ray itself does not answer.
+        InvariantError: a call failed for another reason.
     """
     late: list[str] = []
     try:
@@ -337,7 +337,7 @@ def collect(
 def watch(
     refs: Mapping[Any, Ref], timeout_s: float, heard: Heard, wait: Wait, clock: Clock
 ) -> list[str]:
-    """Wait for calls, telling every so often which are awaited.
+    """Wait for calls, reporting periodically which are awaited.
 
     In a thread of a `RayThreads` the wait ends early when that is closed.
 
@@ -345,7 +345,7 @@ def watch(
         refs: the calls by key.
         timeout_s: longest wait.
         heard: see `collect`.
-        wait: how to wait for calls.
+        wait: waits for calls.
         clock: measures the wait.
 
     Returns:
@@ -364,11 +364,11 @@ def watch(
 
 
 def _show_nobody(done: int, total: int, names: Sequence[str]) -> None:
-    """A `Heard` that shows nothing."""
+    """Show nothing, as a `Heard`."""
 
 
 def _ended(refs: Sequence[Ref], timeout_s: float) -> Sequence[Ref]:
-    """Those that have ended in this time; an error that one ended with is raised."""
+    """Return the calls that end in this time; raises the error of a failed call."""
     done: Sequence[Ref]
     done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
     ray.get(list(done))
@@ -376,12 +376,12 @@ def _ended(refs: Sequence[Ref], timeout_s: float) -> Sequence[Ref]:
 
 
 def kill(handle: Handle) -> None:
-    """End an actor; it may be dead already, and None is nobody."""
+    """End an actor, which may be dead already; None is ignored."""
     if handle is None:
         return
     try:
         ray.kill(handle, no_restart=True)
-    except Exception:  # dead actors, dead clusters: gone is what we want
+    except Exception:  # dead actors and dead clusters are gone already
         return
 
 
@@ -398,12 +398,12 @@ class _Question:
 
 @dataclass(slots=True)
 class Polls:
-    """One open question per actor.
+    """Polls actors, with at most one open call per actor.
 
     Attributes:
-        timeout_s: who has not answered for that long is lost.
-        clock: measures it.
-        token: who asks: epoch of the run actor's lease.
+        timeout_s: an actor without an answer for this long is lost.
+        clock: measures the time.
+        token: fencing token of the run actor's lease.
     """
 
     timeout_s: float
@@ -414,15 +414,15 @@ class Polls:
     def ask(
         self, handles: Mapping[Key, Handle], wait_s: float
     ) -> tuple[dict[Key, dict[str, Any]], dict[Key, str]]:
-        """Ask everybody who is not asked yet, and take the answers that come within ``wait_s``.
+        """Call every actor without an open call, and collect answers within ``wait_s``.
 
         Returns:
-            Answers, and why somebody is lost, by (role, region), in the order of ``handles``.
+            Answers, and the causes of lost actors, by (role, region), in the order of ``handles``.
 
         Raises:
-            LeaseLostError: they listen to another run actor by now.
+            LeaseLostError: the actors obey another run actor.
             HeadLostError: Ray itself does not answer.
-            InvariantError: for every other failure of a call.
+            InvariantError: a call failed for another reason.
         """
         now_s = self.clock.now_s()
         open_calls = {k: q for k, q in self._open.items() if handles.get(k) is q.handle}
@@ -454,6 +454,6 @@ class Polls:
         return answers, lost
 
     def unresponsive_s(self) -> dict[Key, float]:
-        """For how many seconds who is asked has not answered, by (role, region)."""
+        """Return the seconds for which called actors have not answered, by (role, region)."""
         now_s = self.clock.now_s()
         return {key: now_s - question.asked_s for key, question in self._open.items()}

@@ -1,4 +1,4 @@
-"""The near end of a keeper: starts nodes through it and hears when they end."""
+"""Client of the process supervisor: starts nodes through it and detects when they end."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class SupervisedProcesses:
     """Child processes that cannot outlive this one, and a private directory (mode 0700) for them.
 
     Args:
-        base: directory in which the private directory is made.
+        base: parent of the private directory.
 
     Raises:
-        ClusterStartError: if the keeper does not start.
+        ClusterStartError: the process supervisor does not start.
     """
 
     def __init__(self, base: Path) -> None:
         self._buffer = b""
         self.exit_codes: dict[str, int] = {}
         self.pids: dict[str, int] = {}
-        # -I -S: the keeper starts in 30 ms and cannot be broken by the user's environment.
+        # -I -S: the supervisor starts in 30 ms and is independent of the user's environment.
         self._supervisor = subprocess.Popen(
             [sys.executable, "-I", "-S", process_supervisor.__file__, str(base), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in the terminal must not reach it
+            start_new_session=True,  # Ctrl-C in the terminal does not reach it
         )
         try:
             self.root = self._wait_ready(base)
@@ -49,10 +49,10 @@ class SupervisedProcesses:
             raise
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> Path:
-        """Start a process; its output goes to the returned file.
+        """Start a process; return its output file.
 
         Args:
-            name: how the process is called in `pids` and `exit_codes`.
+            name: name of the process in `pids` and `exit_codes`.
             argv: the program and its arguments.
             env: its whole environment.
         """
@@ -61,18 +61,18 @@ class SupervisedProcesses:
         return log
 
     def keep(self, name: str) -> None:
-        """Have a process started again whenever it ends by itself from now on."""
+        """Restart a process from now on whenever it ends by itself."""
         self._send(do="keep", name=name)
 
     def kill(self, name: str) -> None:
-        """Kill a process for good, and all that it started with it. For fault tests."""
+        """Kill a process and its descendants permanently. For fault tests."""
         self._send(do="kill", name=name)
 
     def poll(self) -> None:
-        """Bring `pids` and `exit_codes` up to date, without waiting.
+        """Update `pids` and `exit_codes`, without waiting.
 
         Raises:
-            ClusterStartError: if the keeper itself is gone.
+            ClusterStartError: the process supervisor is gone.
         """
         self._read(0.0)
 
@@ -80,11 +80,11 @@ class SupervisedProcesses:
         """End every process and remove the directory. May be called again, and interrupted."""
         if self._supervisor.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._supervisor.stdin.close()  # this alone makes the keeper take everything down
+                self._supervisor.stdin.close()  # the supervisor then ends everything
         try:
             self._supervisor.wait(_DOWN_S)
         except subprocess.TimeoutExpired:
-            self._supervisor.kill()  # its children are set to die with it
+            self._supervisor.kill()  # its children die with it
             self._supervisor.wait(_DOWN_S)
         for stream in (self._supervisor.stdout, self._supervisor.stderr):
             if stream is not None:
@@ -96,7 +96,7 @@ class SupervisedProcesses:
             for event in self._read(0.1):
                 if event["event"] == "ready":
                     return Path(event["root"])
-        raise ClusterStartError(f"the keeper of the local cluster did not start below {base}")
+        raise ClusterStartError(f"the process supervisor did not start below {base}")
 
     def _send(self, **command: Any) -> None:
         stream = self._supervisor.stdin
@@ -133,5 +133,5 @@ class SupervisedProcesses:
         said = b"" if self._supervisor.stderr is None else self._supervisor.stderr.read()
         tail = said.decode(errors="replace").strip().splitlines()[-1:]
         raise ClusterStartError(
-            f"the keeper of the local cluster ended: {''.join(tail) or self._supervisor.returncode}"
+            f"the process supervisor ended: {''.join(tail) or self._supervisor.returncode}"
         )

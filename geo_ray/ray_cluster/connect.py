@@ -1,9 +1,9 @@
 """Connects to the Ray cluster of a run, existing or local, and watches its head.
 
 ``ray.init`` tries a dead address for minutes, so the address is checked first. Ray ends all
-processes of a node that cannot reach the head for some time: `HeadWatch` tells when to save
-before that; a head that returns in time is no event. `keep_logs` copies the actors' output of a
-failed run.
+processes of a node that cannot reach the head for some time: `HeadWatch` decides to save before
+that; a head that returns in time has no effect. `keep_logs` copies the actors' output of a failed
+run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from geo_ray.ray_cluster.settings import (
     worker_environment,
 )
 
-# What a client of HTTP/2, and so of gRPC, says first: the preface and empty settings.
+# The first message of an HTTP/2 client, and so of gRPC: the preface and empty settings.
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _SETTINGS_FRAME = 4
 _FRAME_HEADER_BYTES = 9
@@ -50,7 +50,7 @@ def find_address(configured: str) -> str:
             the cluster that ``ray start`` has started on this machine.
 
     Raises:
-        RayUnreachableError: if ``auto`` finds none, or the address has another form.
+        RayUnreachableError: ``auto`` finds none, or the address has another form.
     """
     address = configured
     if configured == "auto":
@@ -59,7 +59,7 @@ def find_address(configured: str) -> str:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
         raise RayUnreachableError(
-            f"'{address}' is no address of a Ray head",
+            f"'{address}' is not the address of a Ray head",
             fix="Give the address as host:port of the head (default port 6379); "
             "ray:// and http:// addresses are for other clients.",
         )
@@ -67,14 +67,14 @@ def find_address(configured: str) -> str:
 
 
 def wait_for_ray(address: str, longest_s: float) -> None:
-    """Return once a gRPC server, as a Ray head is one, answers at ``address``.
+    """Wait until a gRPC server, such as a Ray head, answers at ``address``.
 
     Args:
         address: host:port.
-        longest_s: how long to try; also the longest that this takes, name look-up aside.
+        longest_s: time limit, excluding name resolution.
 
     Raises:
-        RayUnreachableError: if none does.
+        RayUnreachableError: none answers.
     """
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + longest_s
@@ -101,17 +101,17 @@ def _started_here() -> str:
 
 
 def _probe(host: str, port: int, timeout_s: float) -> str | None:
-    """Why no gRPC server answers, or None if one does."""
+    """Return why no gRPC server answers, or None if one does."""
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as connection:
             if os.environ.get("RAY_USE_TLS", "0") in ("1", "true", "True"):
-                return None  # an encrypted port says nothing before the handshake
+                return None  # an encrypted port sends nothing before the handshake
             connection.sendall(_HTTP2_HELLO)
             header = b""
             while len(header) < _FRAME_HEADER_BYTES:
                 read = connection.recv(_FRAME_HEADER_BYTES - len(header))
                 if not read:
-                    return "the port is open but whoever listens there hangs up"
+                    return "the port is open but the server closes the connection"
                 header += read
     except TimeoutError:
         return "no answer in time"
@@ -121,23 +121,21 @@ def _probe(host: str, port: int, timeout_s: float) -> str | None:
 
 
 RAY_MESSAGES = "ray-messages.out"
-"""File of the local cluster with what Ray told the driver about its nodes."""
+"""File of the local cluster with Ray's messages about its nodes."""
 
 _MAX_FILES = 40
 _MAX_BYTES = 1_000_000
 
 
 def keep_logs(cluster_root: Path, target: Path) -> list[Path]:
-    """Copy the ends of all actors' output below ``cluster_root`` that is not empty.
-
-    And what Ray told the driver.
+    """Copy the ends of all actors' nonempty output below ``cluster_root``, and Ray's messages.
 
     Args:
         cluster_root: directory of the local cluster.
-        target: directory to make and fill.
+        target: directory to create and fill.
 
     Returns:
-        The copies; empty if nobody printed anything or it cannot be copied.
+        The copies; empty if there is no output or it cannot be copied.
     """
     told = cluster_root / RAY_MESSAGES
     found = [told] if told.exists() else []
@@ -153,14 +151,14 @@ def keep_logs(cluster_root: Path, target: Path) -> list[Path]:
             target.mkdir(exist_ok=True)
             copy = target / path.name
             copy.write_bytes(path.read_bytes()[-_MAX_BYTES:])
-        except OSError:  # the run's own error matters more than its logs
+        except OSError:  # the run's own error is more important than its logs
             break
         kept.append(copy)
     return kept
 
 
 def _says_something(path: Path) -> bool:
-    """Whether there is more than the lines that Ray itself begins every file with."""
+    """Return whether a file has more than the lines that Ray begins every file with."""
     with path.open(errors="replace") as file:
         return any(line.strip() and not line.startswith(":") for line in file)
 
@@ -175,21 +173,21 @@ _log = logging.getLogger(__name__)
 
 
 class HeadState(Enum):
-    """How it stands with the head."""
+    """Observed state of the head."""
 
     THERE = "there"
     UNRESPONSIVE = "unresponsive"
     """It may come back."""
     GONE = "gone"
-    """The run has to be saved now."""
+    """The run must be saved now."""
 
 
 @dataclass(slots=True)
 class HeadWatch:
-    """Judges what a look at the head, every few seconds, has found. Pure.
+    """Evaluates periodic checks of the head. Pure.
 
     Attributes:
-        patience_s: after so many seconds Ray ends its processes.
+        patience_s: time after which Ray ends its processes.
     """
 
     patience_s: float
@@ -197,15 +195,15 @@ class HeadWatch:
 
     @property
     def stops_after_s(self) -> float:
-        """Seconds of silence after which the run is saved and ended."""
+        """Seconds without an answer after which the run is saved and ended."""
         return _STOPS_AT * self.patience_s
 
     def see(self, now_s: float, *, answers: bool) -> HeadState:
-        """Judge.
+        """Evaluate a check.
 
         Args:
-            now_s: of the own clock.
-            answers: whether the head has answered just now.
+            now_s: monotonic time.
+            answers: whether the head answers now.
         """
         if answers or self._answered_s is None:
             self._answered_s = now_s
@@ -217,7 +215,7 @@ class HeadWatch:
 
 
 def patience_s(environ: Mapping[str, str] | None = None) -> float:
-    """For how long Ray waits for a head, as this node was told."""
+    """Return how long Ray waits for a head, as configured on this node."""
     text = (os.environ if environ is None else environ).get(_VARIABLE, "")
     try:
         return max(1.0, float(text))
@@ -329,18 +327,18 @@ def connect(
 ) -> Iterator[ConnectedCluster]:
     """Start the cluster if it is a local one, connect to it, and undo both at the end.
 
-    A process that is connected already, such as a notebook or a task of Ray's, stays so: an
-    ``existing`` cluster is then the one it is connected to.
+    A process that is already connected, such as a notebook or a Ray task, stays connected: an
+    ``existing`` cluster is then that one.
 
     Args:
         config: the ``cluster`` section.
         regions: names of the run's regions.
         namespace: Ray namespace, the run's name.
-        cpus_per_region: what the run asks for in its largest region; the size of a local region.
-        env_vars: more environment variables for the run's actors.
+        cpus_per_region: resources of the run's largest region; the size of a local region.
+        env_vars: additional environment variables for the run's actors.
 
     Raises:
-        ClusterStartError: the local cluster does not come up.
+        ClusterStartError: the local cluster does not start.
         PortInUseError: the local cluster's port is taken.
         RayUnreachableError: no Ray answers at the address within ``connect_timeout_s``, or it
             refuses this process.
@@ -372,7 +370,7 @@ def connect(
 
 
 def _connected_already(config: ClusterConfig, regions: Sequence[str]) -> ConnectedCluster:
-    """The cluster that this process is connected to, if that is the one that is wanted."""
+    """Return the cluster that this process is connected to, if it is the configured one."""
     context = ray.get_runtime_context()
     address = context.gcs_address
     if isinstance(config, LocalClusterConfig):
@@ -411,11 +409,10 @@ def _init(address: str, namespace: str, env_vars: Mapping[str, str]) -> None:
 
 
 def _note_message(kept: Path | None, text: str) -> None:
-    """Keep a message of Ray's from the terminal, which shows the run.
+    """Write a message of Ray to a file instead of the terminal, which shows the run.
 
     Args:
-        kept: a file of the local cluster, which knows of its nodes by itself; None: the log has
-            the first line.
+        kept: a file of the local cluster, whose nodes are supervised; None: log the first line.
         text: often many lines: the end of a log.
     """
     if kept is None:
@@ -443,6 +440,6 @@ def _wait_for_regions(regions: Sequence[str]) -> None:
         if time.monotonic() > deadline:
             raise ClusterStartError(
                 f"no node of region {', '.join(missing)} registered with the local head",
-                fix="Start again when the machine is less busy, or with fewer regions.",
+                fix="Start again when the machine is less busy, or use fewer regions.",
             )
         time.sleep(0.05)

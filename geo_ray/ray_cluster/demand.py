@@ -1,4 +1,4 @@
-"""What a run asks of each region, as plain values; placement and preflight both read them."""
+"""Resources that a run requests in each region, as plain values, for placement and preflight."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from geo_ray.ray_cluster.labels import check_region_name
 
 Role = Literal["ps", "bridge", "worker"]
 
-_MIN_CPUS = 0.001  # Ray's smallest amount; a bundle of nothing is refused
+_MIN_CPUS = 0.001  # Ray's smallest amount; it refuses an empty bundle
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What one process reserves, or some that belong on one machine.
+    """Resources of one process, or of several on one machine.
 
     Attributes:
-        role: what the process is.
-        cpus: logical CPUs of each, a count only. 0 reserves the smallest amount that Ray knows.
+        role: role of the process.
+        cpus: logical CPUs of each, a count only; 0 reserves Ray's smallest amount.
         gpus: GPUs of each.
         memory_bytes: memory of each; 0 reserves none.
-        node_type: of the machine; empty: any.
-        processes: of it that belong together.
+        node_type: required machine type; empty: any.
+        processes: number of processes on one machine.
     """
 
     role: Role
@@ -69,11 +69,11 @@ class RegionDemand:
         check_region_name(self.region)
         check_region_name(self.node_label)
         if not self.bundles:
-            raise ConfigError(f"region '{self.region}' asks for nothing")
+            raise ConfigError(f"region '{self.region}' requests nothing")
 
     @property
     def node_label(self) -> str:
-        """The region of the nodes that it wants."""
+        """The region label of its nodes."""
         return self.label or self.region
 
     def total(self) -> dict[str, float]:
@@ -95,11 +95,11 @@ class RegionDemand:
 
     @property
     def spreads(self) -> bool:
-        """Whether workers have machines of their own, no two bundles on one."""
+        """Whether each worker has a separate machine."""
         return any(bundle.node_type for bundle in self.bundles if bundle.role == "worker")
 
     def groups(self) -> list[tuple[Bundle, ...]]:
-        """Bundles that are placed together; the workers come second if they have own machines."""
+        """Bundles that are placed together; separately placed workers are the second group."""
         if not self.spreads:
             return [self.bundles]
         workers = tuple(bundle for bundle in self.bundles if bundle.role == "worker")
@@ -112,7 +112,7 @@ class RegionDemand:
 
 
 def by_label(demands: Sequence[RegionDemand]) -> list[RegionDemand]:
-    """One demand per region of nodes: sites that share one are added up."""
+    """Return one demand per region of nodes: the demands of sites that share one are added."""
     bundles: dict[str, tuple[Bundle, ...]] = {}
     for demand in demands:
         bundles[demand.node_label] = (*bundles.get(demand.node_label, ()), *demand.bundles)
@@ -131,5 +131,5 @@ def _amount(name: str, amount: float) -> str:
 
 
 def describe_amounts(resources: dict[str, float]) -> str:
-    """CPUs, GPUs and memory for a reader; other resources are left out."""
+    """Format CPUs, GPUs and memory; other resources are omitted."""
     return _amounts({k: v for k, v in resources.items() if k in ("CPU", "GPU", "memory")})

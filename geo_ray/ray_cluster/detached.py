@@ -1,7 +1,7 @@
 """Detached actors on the head node, which outlive the process that started them.
 
-`end_queues` ends those of all queues; `served_regions` asks the autoscaler actor for which
-regions it rents nodes.
+`end_queues` ends those of all queues; `served_regions` asks the autoscaler actor for the regions
+that it rents machines for.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ def end_queues() -> list[str]:
 
 
 def end_actor(actor: Handle) -> None:
-    """Have a queue's actor close, and end it."""
-    with suppress(RayError):  # it is being started anew, or stands still
+    """Let a queue's actor close, then end it."""
+    with suppress(RayError):  # it is restarting or hangs
         ray.get(actor.close.remote(), timeout=CLOSE_ANSWER_S)
     ray.kill(actor)
 
 
-Handle = Any  # a Ray actor handle; Ray gives it no useful type
+Handle = Any  # a Ray actor handle, for which Ray has no useful type
 
 
 def detached_actor(
     kind: type, order: object, name: str, namespace: str, node_id: str | None = None
 ) -> Handle:
-    """Start a detached actor that Ray starts anew when it dies; the one that is there, if any.
+    """Start a detached actor that Ray restarts after its death, or return the existing one.
 
     Args:
         kind: its class.
-        order: what it is to do, all that it is made of.
-        name: of it.
-        namespace: where the name counts.
-        node_id: of its node; None: this process's.
+        order: its constructor argument.
+        name: its name.
+        namespace: Ray namespace of the name.
+        node_id: its node; None: this process's.
     """
     node = node_id or ray.get_runtime_context().get_node_id()
     return (
@@ -80,11 +80,11 @@ _STATUS_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServedRegions:
-    """What an autoscaler rents machines for.
+    """Regions that an autoscaler rents machines for.
 
     Attributes:
-        regions: of runs.
-        longest_s: that a machine may take from its launch to a node.
+        regions: the regions.
+        longest_s: longest time from the launch of a machine to its node.
     """
 
     regions: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class ServedRegions:
 
 
 def served_regions() -> ServedRegions:
-    """Ask the autoscalers of the connected cluster, if it has any."""
+    """Ask the autoscalers of the connected cluster, if any."""
     query: Any = list_named_actors
     named: list[dict[str, str]] = query(all_namespaces=True)
     names = [
@@ -108,7 +108,7 @@ def _asked(name: str) -> ServedRegions:
     try:
         actor = find(name, namespace=NAMESPACE)
         found: Any = ray.get(actor.served.remote(), timeout=_STATUS_TIMEOUT_S)
-    except (ValueError, RayError):  # it has ended, or starts anew
+    except (ValueError, RayError):  # it has ended or is restarting
         return ServedRegions()
     return found if isinstance(found, ServedRegions) else ServedRegions()
 

@@ -1,7 +1,7 @@
 """Keys and certificates of a run and how its processes obtain them.
 
-Ray's calls are authenticated but not encrypted. So keys are made where they are used; a key
-that several processes share is sealed for one of them at a time. The keys of a run stay in the
+Ray's calls are authenticated but not encrypted. So keys are created where they are used, and a key
+shared by several processes is sealed for one of them at a time. The keys of a run stay in the
 memory of one process (`RunKeys`).
 """
 
@@ -31,11 +31,11 @@ WAN_KEY = "wan"
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What a process tells before it is given keys.
+    """What a process sends before it receives keys.
 
     Attributes:
         public: see `SecretReceiver.public`.
-        request_pem: for a certificate of the run's CA; None if it needs none.
+        request_pem: request for a certificate of the run's CA; None if it needs none.
     """
 
     public: bytes
@@ -44,12 +44,12 @@ class Introduction:
 
 @dataclass(frozen=True, slots=True)
 class BridgeKeys:
-    """What a bridge is given.
+    """The keys of a bridge.
 
     Attributes:
         wan: the key that all bridges of the run share, sealed.
-        lan: the key of its region, sealed; None where nothing inside the region is connected.
-        signed: its certificate, if it has asked for one.
+        lan: the key of its region, sealed; None if there are no connections inside the region.
+        signed: its certificate, if it requested one.
     """
 
     wan: bytes
@@ -58,11 +58,11 @@ class BridgeKeys:
 
 
 class BridgeSecrets:
-    """The private keys of a process that talks to other regions.
+    """The private keys of a process that connects to other regions.
 
     Args:
         region: its region.
-        config: whether there is TLS, and where certificates lie.
+        config: whether TLS is used, and where certificates are.
     """
 
     def __init__(self, region: str, config: TransportConfig) -> None:
@@ -73,7 +73,7 @@ class BridgeSecrets:
         self._own = OwnCertificate(region) if wants_certificate(config) else None
 
     def introduce(self) -> Introduction:
-        """Return what the run actor must know."""
+        """Return the introduction for the run actor."""
         request = None if self._own is None else self._own.request()
         return Introduction(self._receiver.public, request)
 
@@ -84,20 +84,20 @@ class BridgeSecrets:
     def lan_key(self, keys: BridgeKeys) -> bytes:
         """Return the key of connections inside the region."""
         if keys.lan is None:
-            raise InvariantError(f"the bridge of region {self._region} was given no LAN key")
+            raise InvariantError(f"the bridge of region {self._region} received no LAN key")
         return self._receiver.open(keys.lan, LAN_KEY)
 
     def certificate(self, signed: SignedCertificate | None) -> TlsSource | None:
-        """Return the certificate to use: of the run's CA, else the one that lies on this host.
+        """Return the certificate to use: of the run's CA, else the one on this host.
 
         Raises:
-            CertificateError: the one on this host cannot be used, with TLS or without.
+            CertificateError: the one on this host cannot be used, with or without TLS.
         """
         if self._own is None:
             if self._directory is None:
                 return None
             here = Path(self._directory)
-            if self._has_tls:  # also where all links turn out to be loopback
+            if self._has_tls:  # even if all links turn out to be loopback
                 check_certificates(here, (self._region,))
             return files_of(here, self._region)
         return None if signed is None else self._own.accept(signed)
@@ -107,23 +107,23 @@ class BridgeSecrets:
         return None if self._own is None else self._own.accept(signed)
 
     def renewal(self) -> bytes | None:
-        """Return a request for the next certificate once it is time, else None."""
+        """Return a request for the next certificate when it is due, else None."""
         return None if self._own is None else self._own.renewal()
 
 
 def wants_certificate(config: TransportConfig) -> bool:
-    """Whether bridges ask the run's own CA for certificates."""
+    """Return whether bridges request certificates from the run's own CA."""
     return config.tls != "off" and config.certs is None
 
 
 _KEY_BYTES: Final = 32
-_CERTIFICATE_DAYS: Final = 2.0  # renewed daily while the run goes on
+_CERTIFICATE_DAYS: Final = 2.0  # renewed daily during the run
 
 
 class RunKeys:
     """One key for all bridges, one for each region's own sockets, and a CA if TLS needs one.
 
-    Nothing of this is stored: a run that is resumed makes new keys. It cannot be pickled.
+    Nothing of this is stored: a resumed run creates new keys. It cannot be pickled.
 
     Args:
         run_id: the run.
@@ -138,10 +138,10 @@ class RunKeys:
         self._authority = Authority.create(name) if wants_certificate(config) else None
 
     def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
-        """Return what the bridge of a region is given.
+        """Return the keys of the bridge of a region.
 
         Raises:
-            CertificateError: its request makes no sense.
+            CertificateError: its request is invalid.
         """
         signed = None
         if introduction.request_pem is not None:
@@ -154,10 +154,10 @@ class RunKeys:
         return seal_secret(self._lan[region], introduction.public, LAN_KEY)
 
     def sign(self, region: str, request_pem: bytes) -> SignedCertificate | None:
-        """Answer a region's request for a certificate; None if this run has no CA of its own.
+        """Answer a region's request for a certificate; None if this run has no CA.
 
         Raises:
-            CertificateError: the request makes no sense.
+            CertificateError: the request is invalid.
         """
         if self._authority is None:
             return None
@@ -165,4 +165,4 @@ class RunKeys:
         return SignedCertificate(self._authority.cert_pem, cert_pem)
 
     def __reduce__(self) -> str:
-        raise TypeError("the keys of a run do not leave the run actor")
+        raise TypeError("the keys of a run cannot be pickled")

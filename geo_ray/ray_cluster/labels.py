@@ -1,7 +1,7 @@
-"""The one place that builds label selectors.
+"""The only module that builds label selectors.
 
-Ray accepts blanks inside ``in(a, b)`` but never trims them, so that only the first value matches;
-nobody else in the project writes a selector by hand.
+Ray accepts blanks inside ``in(a, b)`` but does not trim them, so that only the first value would
+match. Therefore no other module writes a selector.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ REGION_LABEL = "ray.io/availability-region"
 TYPE_LABEL = "ray.io/node-group"
 NODE_LABEL = "ray.io/node-id"
 MACHINE_LABEL = "geo-ray/machine"
-"""The cloud's name of the machine that a node runs on, so that nodes and machines are matched."""
+"""The cloud's name of a node's machine; used to match nodes and machines."""
 
 Selector = dict[str, str]
 
@@ -27,7 +27,7 @@ def check_region_name(name: str) -> str:
     """Return ``name`` if it can be the value of a node label.
 
     Raises:
-        ConfigError: if it cannot.
+        ConfigError: it cannot.
     """
     if len(name) > _MAX_VALUE or not _VALUE.fullmatch(name):
         raise ConfigError(
@@ -39,40 +39,40 @@ def check_region_name(name: str) -> str:
 
 
 def in_region(region: str) -> Selector:
-    """Selects the nodes of one region."""
+    """Select the nodes of one region."""
     return {REGION_LABEL: check_region_name(region)}
 
 
 def of_type(region: str, kind: str) -> Selector:
-    """Selects the nodes of one type in one region; Ray's own label names a group of like nodes."""
+    """Select the nodes of one type in one region; Ray's own label names a group of like nodes."""
     return {**in_region(region), TYPE_LABEL: check_region_name(kind)}
 
 
 def in_regions(regions: Iterable[str]) -> Selector:
-    """Selects the nodes of any of ``regions``.
+    """Select the nodes of any of ``regions``.
 
     Raises:
-        ConfigError: if there are none, or a name cannot be a label value.
+        ConfigError: there are none, or a name cannot be a label value.
     """
     return {REGION_LABEL: f"in({_listed(regions)})"}
 
 
 def outside_regions(regions: Iterable[str]) -> Selector:
-    """Selects the nodes of no region of ``regions``; nodes without any region count.
+    """Select the nodes of no region of ``regions``, including nodes without a region.
 
     Raises:
-        ConfigError: if there are none, or a name cannot be a label value.
+        ConfigError: there are none, or a name cannot be a label value.
     """
     return {REGION_LABEL: f"!in({_listed(regions)})"}
 
 
 def on_node(node_id: str) -> Selector:
-    """Selects one node by its id in hexadecimal."""
+    """Select one node by its id in hexadecimal."""
     return {NODE_LABEL: node_id}
 
 
 def label_flag(region: str) -> str:
-    """The value of ``ray start --labels`` that puts a node into ``region``."""
+    """Return the value of ``ray start --labels`` that assigns a node to ``region``."""
     return f"{REGION_LABEL}={check_region_name(region)}"
 
 

@@ -1,8 +1,8 @@
 """A real Ray cluster on this machine: a head and one node per region, gone when its owner is.
 
 Every node has its own loopback address (127.0.0.2 is the head) and its own directory, so that all
-can start at the same time and no change of the machine's network hurts them. All of Ray's ports
-are chosen by the system, the head runs no work, and a fresh token guards the cluster.
+can start at the same time and changes of the machine's network do not affect them. The system
+chooses all of Ray's ports, the head runs no work, and a new token protects the cluster.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _TAIL_LINES = 15
 _NATIVE_FRAME = re.compile(r"^\s*$|^\s*/\S+\(.*\+0x[0-9a-f]+\) \[0x[0-9a-f]+\]")
 _SYSTEMS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT, _TRIES = 10_000, 100
-_SLOW_S = 20.0  # a node that ends sooner has another reason
+_SLOW_S = 20.0  # a node that ends sooner was not too slow
 
 
 class LocalCluster:
-    """Starts on entry, is down after exit; a killed owner leaves nothing behind either.
+    """A context manager that starts the cluster and ends it; it also ends if its owner is killed.
 
-    Within `cluster.start_timeout_s` it is started again if a node was too slow for Ray.
+    A node that was too slow for Ray is restarted within `cluster.start_timeout_s`.
 
     Args:
         config: the ``cluster`` section.
         regions: names of the regions, one node each.
-        cpus_per_region: logical CPUs of each node, used if the configuration names none. They are
-            only a count: a machine with 2 cores may well offer 12.
+        cpus_per_region: logical CPUs of each node, unless configured. They are only a count: a
+            machine with 2 cores may offer 12.
 
     Raises:
-        ClusterStartError: on entry, if a node does not come up.
-        PortInUseError: on entry, if the port that was asked for is taken.
+        ClusterStartError: on entry, if a node does not start.
+        PortInUseError: on entry, if the configured port is taken.
     """
 
     def __init__(
@@ -101,18 +101,18 @@ class LocalCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a driver needs in its environment to connect, RAY_ADDRESS included."""
+        """Environment of a process that connects to it, including RAY_ADDRESS."""
         return {"RAY_ADDRESS": self.address, **token_environment(self._token_path)}
 
     def kill_region(self, region: str) -> None:
-        """Kill a region's node and all that runs there without notice, as a power cut would.
+        """Kill a region's node and all its processes, as a power cut would.
 
-        It is not started again, unlike one that ends by itself.
+        It is not restarted, unlike one that ends by itself.
         """
         self._supervised.kill(_node_name(self.regions.index(region)))
 
     def actor_pids(self, region: str | None, *classes: str) -> list[int]:
-        """Ids of the processes of living actors of some classes, in a region or on the head."""
+        """Return the process ids of running actors of some classes, in a region or on the head."""
         node = _HEAD if region is None else _node_name(self.regions.index(region))
         self._supervised.poll()
         titles = tuple(f"ray::{name}" for name in classes)
@@ -123,7 +123,7 @@ class LocalCluster:
         ]
 
     def close(self) -> None:
-        """Take everything down; may be called again."""
+        """End everything; may be called again."""
         if self._processes is not None:
             self._processes.close()
 
@@ -143,7 +143,7 @@ class LocalCluster:
         self._token_path.touch(mode=0o600)
         self._token_path.write_text(secrets.token_hex(32))
         self._start_node(_HEAD, _HEAD_IP, self._head_flags())
-        # Region nodes may start as soon as the head's port is open, long before it is complete.
+        # Region nodes may start as soon as the head's port is open, before it is complete.
         self._wait(self._head_port, _HEAD, deadline)
         self.address = f"{_HEAD_IP}:{self._head_port()}"
         for index, region in enumerate(self.regions):
@@ -195,7 +195,7 @@ class LocalCluster:
         for path in self._home(_HEAD).glob("session_2*/gcs_server_port_*"):
             try:
                 text = path.read_text().strip()
-            except FileNotFoundError:  # Ray writes the port beside it and renames that file
+            except FileNotFoundError:  # Ray writes the port to another file and renames it
                 continue
             if text.isdigit():
                 return int(text)
@@ -275,10 +275,10 @@ def _check_port_free(port: int) -> None:
 
 
 def _free_port() -> int:
-    """A port that is free, and stays so until Ray takes it.
+    """Return a port that stays free until Ray takes it.
 
-    None of those that the system gives to whoever asks for any: the cluster's own processes do,
-    before the one that this is for starts.
+    Ports that the system assigns are not used: other processes of the cluster, which start before
+    Ray takes this one, would be assigned them.
     """
     with suppress(OSError, ValueError):
         first = int(_SYSTEMS_PORTS.read_text().split()[0])

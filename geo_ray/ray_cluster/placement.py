@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PlacedRegion:
-    """A region whose processes have their places.
+    """A region whose processes have places.
 
     Attributes:
         region: name of the region.
         pg: its placement group.
-        workers_pg: that of its workers: another one if they have machines of their own.
+        workers_pg: placement group of its workers; a separate one if they have separate machines.
         bundle_index: bundle indices of each role, in the order of the demand.
     """
 
@@ -46,11 +46,11 @@ class PlacedRegion:
 
     @property
     def groups(self) -> tuple[PlacementGroup, ...]:
-        """Each of its placement groups."""
+        """All its placement groups."""
         return tuple({pg.id: pg for pg in (self.pg, self.workers_pg)}.values())
 
     def strategy(self, role: Role, rank: int = 0) -> PlacementGroupSchedulingStrategy:
-        """The ``scheduling_strategy`` of process ``rank`` of ``role``."""
+        """Return the ``scheduling_strategy`` of process ``rank`` of ``role``."""
         return PlacementGroupSchedulingStrategy(
             placement_group=self.workers_pg if role == "worker" else self.pg,
             placement_group_bundle_index=self.bundle_index[role][rank],
@@ -59,9 +59,9 @@ class PlacedRegion:
 
 
 def place(demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, PlacedRegion]:
-    """Reserve everything that ``demands`` ask for, or nothing.
+    """Reserve all of ``demands``, or nothing.
 
-    All groups are asked for at once, so that an autoscaler sees the whole demand, and share one
+    All groups are requested at once, so that an autoscaler sees the whole demand, and share one
     deadline.
 
     Args:
@@ -69,7 +69,7 @@ def place(demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, Placed
         timeout_s: longest wait for all regions together.
 
     Raises:
-        PlacementError: if a region cannot be placed in time; nothing stays reserved.
+        PlacementError: a region cannot be placed in time; nothing is reserved.
         RegionLostError: the run ends, in a thread of a `RayThreads`.
     """
     deadline = time.monotonic() + timeout_s
@@ -82,7 +82,7 @@ def place(demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, Placed
             )
         for demand in demands:
             for group in placed[demand.region].groups:
-                # Ray waits whole seconds, so this may take up to one second longer than asked for.
+                # Ray waits whole seconds, so this may take up to one second longer.
                 while not group.wait(timeout_seconds=1):
                     check_not_closing()
                     if time.monotonic() >= deadline:
@@ -99,17 +99,17 @@ def place(demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, Placed
 def bundles_of(
     demands: Sequence[RegionDemand],
 ) -> list[tuple[dict[str, float], Selector]]:
-    """What demands reserve where, for one group that somebody else makes; see `placed_in`.
+    """Return the bundles of demands for one group that the caller creates; see `placed_in`.
 
     Raises:
-        PlacementError: workers want machines of their own, which one group cannot give.
+        PlacementError: workers need separate machines, which one group cannot provide.
     """
     found = []
     for demand in demands:
         if demand.spreads:
             raise PlacementError(
-                f"region '{demand.region}' names machines for its workers, which are reserved in "
-                "groups of their own",
+                f"region '{demand.region}' names machines for its workers, which need separate "
+                "placement groups",
                 fix="Leave out `regions.*.nodes`, or run it by itself.",
             )
         found += [
@@ -121,10 +121,10 @@ def bundles_of(
 def placed_in(
     group: PlacementGroup, demands: Sequence[RegionDemand], first: int
 ) -> dict[str, PlacedRegion]:
-    """The places of demands in one group that has their `bundles_of`, and is ready.
+    """Return the places of demands in a ready group that has their `bundles_of`.
 
     Args:
-        group: made by somebody else, who also removes it.
+        group: created, and later removed, by the caller.
         demands: one per region.
         first: index of the first of their bundles.
     """
@@ -139,28 +139,28 @@ def placed_in(
 
 
 def server_nodes(placed: PlacedRegion) -> set[str]:
-    """Ids of the nodes on which a region's servers and its bridge have their places."""
+    """Return the ids of the nodes on which a region's servers and bridge are placed."""
     nodes: Mapping[int, str] = placement_group_table(placed.pg)["bundles_to_node_id"]
     indices = [i for role, each in placed.bundle_index.items() if role != "worker" for i in each]
     return {nodes[index] for index in indices if nodes.get(index)}
 
 
 def remove(placed: Mapping[str, PlacedRegion]) -> bool:
-    """Give all reservations back; processes in them die. Groups that are gone are passed over.
+    """Release all reservations; processes in them end. Missing groups are ignored.
 
-    A head that does not answer is not waited for: if it comes back, it ends what has no run actor.
+    An unresponsive head is not waited for: when it returns, it ends everything without a run actor.
 
     Returns:
-        Whether the head was there to take them back.
+        Whether the head was available.
     """
     if placed and not head_answers():
-        log.warning("the run's reservations are not given back: the Ray head does not answer")
+        log.warning("the run's reservations are not released: the Ray head does not answer")
         return False
     for region in placed.values():
         for group in region.groups:
             try:
                 remove_placement_group(group)
-            except Exception as error:  # whatever Ray has against one group, the others must go too
+            except Exception as error:  # of any class: the other groups must be removed, too
                 log.warning("placement group of region %s not removed: %s", region.region, error)
     return True
 

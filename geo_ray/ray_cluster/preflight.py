@@ -1,8 +1,8 @@
 """Checks whether a cluster fits a run, before any process starts.
 
-`problems_of` is pure and works on a snapshot of facts. Where an autoscaler serves a region,
-nodes may be missing: pending placement is the demand they are rented for, and new nodes are
-checked once they are there.
+`problems_of` is pure and evaluates a snapshot of facts. Where an autoscaler serves a region, nodes
+may be missing: pending placement is the demand that machines are rented for, and new nodes are
+checked when they arrive.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from geo_ray.ray_cluster.settings import AUTH_MODE
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node as Ray tells of it.
+    """One node as reported by Ray.
 
     Attributes:
         node_id: Ray's id in hexadecimal.
         address: its IP address.
         labels: its labels.
-        resources: what it has in all, by Ray's names.
-        alive: whether Ray counts on it.
+        resources: total resources, by Ray's names.
+        alive: whether Ray considers it alive.
         versions: versions found there by name (python, ray, torch, geo_ray); empty if not asked.
         fault: why a process could not be started there; None if it could, or was not tried.
     """
@@ -58,8 +58,8 @@ class ClusterFacts:
     """A snapshot of a cluster.
 
     Attributes:
-        nodes: every node, dead ones too.
-        versions: the driver's versions, by the names of `NodeFacts.versions`.
+        nodes: every node, including dead ones.
+        versions: this process's versions, by the names of `NodeFacts.versions`.
         dashboard: host:port of the dashboard, or None.
         auth_mode: ``token`` or ``disabled``.
     """
@@ -70,18 +70,18 @@ class ClusterFacts:
     auth_mode: str
 
     def of_region(self, region: str) -> tuple[NodeFacts, ...]:
-        """The living nodes of one region."""
+        """The running nodes of one region."""
         return tuple(n for n in self.nodes if n.alive and n.labels.get(REGION_LABEL) == region)
 
     def regions(self) -> tuple[str, ...]:
-        """Regions that living nodes carry, sorted."""
+        """Regions of running nodes, sorted."""
         found = {n.labels[REGION_LABEL] for n in self.nodes if n.alive and REGION_LABEL in n.labels}
         return tuple(sorted(found))
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, and what to do about it."""
+    """A problem and its fix."""
 
     what: str
     fix: str
@@ -93,17 +93,17 @@ class Problem:
 def problems_of(
     demands: Sequence[RegionDemand], facts: ClusterFacts, served: Collection[str] = ()
 ) -> list[Problem]:
-    """Everything that keeps ``demands`` from running on the cluster, at once.
+    """Return everything that prevents ``demands`` from running on the cluster.
 
-    What is free at the moment is not looked at: it may change until the processes are placed.
+    Resources in use are ignored: they may be free when the processes are placed.
 
     Args:
         demands: one per region of nodes.
-        facts: of the cluster.
-        served: regions for which machines are rented when something waits: they may lack nodes.
+        facts: facts about the cluster.
+        served: regions for which machines are rented on demand: they may lack nodes.
     """
     if not any(node.alive for node in facts.nodes):
-        return [Problem("the cluster has no living node", "start one with `ray start`")]
+        return [Problem("the cluster has no running node", "start one with `ray start`")]
     problems: list[Problem] = []
     for demand in demands:
         nodes = facts.of_region(demand.region)
@@ -199,11 +199,11 @@ def _unfit(nodes: Sequence[NodeFacts], expected: Mapping[str, str]) -> Iterator[
 def _comparable(name: str, version: str) -> str:
     if name == "python":
         return ".".join(version.split(".")[:2])
-    return version.partition("+")[0]  # 2.13.0+cpu and 2.13.0+cu128 are one release
+    return version.partition("+")[0]  # 2.13.0+cpu and 2.13.0+cu128 are the same release
 
 
 def _unauthenticated(facts: ClusterFacts) -> Iterator[Problem]:
-    """Ray's own ports are open to other hosts whatever the dashboard listens at."""
+    """Report missing authentication: Ray's own ports are reachable from other hosts in any case."""
     alive = [node.address for node in facts.nodes if node.alive]
     hosts = {"loopback" if _is_loopback(address) else address for address in alive}
     if facts.auth_mode != "token" and len(hosts) > 1:
@@ -216,7 +216,7 @@ def _unauthenticated(facts: ClusterFacts) -> Iterator[Problem]:
 
 
 def _is_loopback(address: str) -> bool:
-    """Whether an address is of its own machine only."""
+    """Return whether an address is a loopback address."""
     try:
         return ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:
@@ -234,16 +234,16 @@ def preflight(
 
     Args:
         demands: one per region.
-        ask_nodes: also start a process on each node of these regions to learn its versions; not
-            needed where all nodes are of this machine.
+        ask_nodes: also start a process on each node of these regions to query its versions; not
+            needed if all nodes are on this machine.
         timeout_s: longest wait for those processes.
-        served: regions for which machines are rented when something waits.
+        served: regions for which machines are rented on demand.
 
     Returns:
-        The facts that the verdict rests on.
+        The facts behind the verdict.
 
     Raises:
-        PreflightError: listing every problem.
+        PreflightError: lists every problem.
     """
     demands = by_label(demands)
     facts = gather_facts([d.region for d in demands] if ask_nodes else [], timeout_s)
@@ -274,11 +274,11 @@ def gather_facts(ask_regions: Sequence[str] = (), timeout_s: float = 60.0) -> Cl
 
 
 def versions() -> dict[str, str]:
-    """Versions of what both ends of a run must share, in this process."""
+    """Return the versions, in this process, of what both ends of a run must share."""
     return {
         "python": platform.python_version(),
         "ray": ray.__version__,
-        "torch": metadata.version("torch"),  # without the seconds that importing it takes
+        "torch": metadata.version("torch"),  # importing it would take seconds
         "geo_ray": __version__,
     }
 
@@ -294,7 +294,7 @@ def _node(node: Mapping[str, Any]) -> NodeFacts:
 
 
 def _ask(nodes: Sequence[NodeFacts], timeout_s: float) -> dict[str, NodeFacts]:
-    """The same nodes with versions or fault filled in, by node id."""
+    """Return the nodes with versions or fault filled in, by node id."""
     task = ray.remote(num_cpus=0, max_retries=0)(versions)
     asked = [(node, task.options(label_selector=on_node(node.node_id)).remote()) for node in nodes]
     deadline = time.monotonic() + timeout_s
@@ -317,12 +317,12 @@ def _ask(nodes: Sequence[NodeFacts], timeout_s: float) -> dict[str, NodeFacts]:
 
 @dataclass(frozen=True, slots=True)
 class CheckedCluster:
-    """A cluster that is fit, as far as it is there.
+    """A checked cluster, which may still lack machines.
 
     Attributes:
-        served: the regions for which machines come.
+        served: regions that an autoscaler serves.
         waited: those of the run among them.
-        nodes: that were there of these.
+        nodes: nodes present in these.
     """
 
     served: ServedRegions = field(default_factory=ServedRegions)
@@ -331,30 +331,30 @@ class CheckedCluster:
 
     @property
     def longest_s(self) -> float:
-        """That machines may take until they are there; 0: all are."""
+        """Longest time until all machines are present; 0: all are."""
         return self.served.longest_s if self.waited else 0.0
 
     def check_joining(self, demands: Sequence[RegionDemand], status: Callable[[str], None]) -> None:
-        """Check nodes that came while the run was placed.
+        """Check nodes that arrived while the run was placed.
 
         Args:
             demands: one per region.
-            status: told that they are checked.
+            status: receives the phase.
 
         Raises:
-            PreflightError: one is not fit.
+            PreflightError: a node is not fit.
         """
         if self.waited and _nodes(self.waited) - self.nodes:
-            status("checking the machines that came")
+            status("checking the new machines")
             preflight(demands, ask_nodes=True, served=self.served.regions)
 
 
 def check_cluster(demands: Sequence[RegionDemand], status: Callable[[str], None]) -> CheckedCluster:
-    """Check what is there.
+    """Check the present nodes.
 
     Args:
         demands: one per region.
-        status: told that machines are waited for.
+        status: receives a note on awaited machines.
 
     Raises:
         PreflightError: the cluster is not fit.

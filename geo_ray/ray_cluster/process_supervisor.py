@@ -1,16 +1,16 @@
-"""A small process that owns the processes of a local cluster and outlives nobody.
+"""A small process that owns the processes of a local cluster, and ends with its parent.
 
 It runs alone (``python -I -S supervisor.py BASE``), imports only the standard library, and is the
-parent of every node. It makes a private directory below BASE, starts what it is told to, and takes
-everything down (first politely, then by force, then the directory) as soon as its standard input
-ends. That happens when its own parent closes it and also when the parent dies, of whatever cause.
-It is a *subreaper*: processes whose parents died become its children, so none can hide.
+parent of every node. It creates a private directory below BASE, starts processes on command, and
+ends everything (SIGTERM, then SIGKILL, then the directory) when its standard input ends. That
+happens when its parent closes it, and also when the parent dies for any reason. It is a
+*subreaper*: processes whose parents died become its children, so none can escape.
 
 Commands, one JSON object per line on standard input::
 
     {"do": "start", "name": NAME, "argv": [...], "env": {...}, "log": PATH}
-    {"do": "keep", "name": NAME}   if it ends by itself from now on, it is started again
-    {"do": "kill", "name": NAME}   and it is not started again
+    {"do": "keep", "name": NAME}   restart it from now on when it ends by itself
+    {"do": "kill", "name": NAME}   end it without a restart
 
 Events, one per line on standard output::
 
@@ -40,7 +40,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _POLITE_S = 3.0
 _FORCE_S = 20.0
 _TICK_S = 0.1
-_AGAIN_S = 1.0  # before a process is started again; twice as long each time
+_AGAIN_S = 1.0  # before a restart; doubles each time
 _LONGEST_AGAIN_S = 60.0
 
 
@@ -49,7 +49,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def begin_supervising() -> None:
-    """Ignore the terminal's signals, end by SIGTERM, and adopt processes whose parents die."""
+    """Ignore the terminal's signals, end on SIGTERM, and adopt processes whose parents die."""
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit)
@@ -65,19 +65,19 @@ def _die_with_supervisor() -> None:
 
 
 def _parents() -> dict[int, int]:
-    """Parent of every process that can be seen, by process id."""
+    """Return the parent of every visible process, by process id."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 stat = (entry / "stat").read_text()
-                # the name in brackets may hold blanks and brackets itself
+                # the name in brackets may contain blanks and brackets
                 found[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
     return found
 
 
 def descendants(pid: int) -> set[int]:
-    """Every living process below ``pid``."""
+    """Return every running process below ``pid``."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents().items():
         children.setdefault(parent, []).append(child)
@@ -96,17 +96,17 @@ class ProcessSupervisor:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._pids: dict[str, int] = {}
-        self._orders: dict[str, dict[str, Any]] = {}  # with which they were started
-        self._ends: dict[str, int] = {}  # of processes that are kept: how often they ended
-        self._due_s: dict[str, float] = {}  # when to start them again
+        self._orders: dict[str, dict[str, Any]] = {}  # start commands
+        self._ends: dict[str, int] = {}  # number of ends of restarted processes
+        self._due_s: dict[str, float] = {}  # when to restart them
 
     @property
     def running(self) -> frozenset[str]:
-        """Names of the processes that were started and have not ended."""
+        """Names of started processes that have not ended."""
         return frozenset(self._pids)
 
     def obey(self, command: dict[str, Any]) -> None:
-        """Carry out one command."""
+        """Execute one command."""
         name = command["name"]
         if command["do"] == "keep":
             self._ends[name] = 0
@@ -135,7 +135,7 @@ class ProcessSupervisor:
         tell({"event": "started", "name": name, "pid": process.pid})
 
     def reap(self) -> None:
-        """Collect what has ended, and tell of nodes among it."""
+        """Reap ended processes, and report those that were started by command."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -153,14 +153,14 @@ class ProcessSupervisor:
                     self._due_s[name] = time.monotonic() + wait_s
 
     def start_again(self) -> None:
-        """Start processes that are kept, have ended, and have waited for long enough."""
+        """Restart processes whose restart is due."""
         now_s = time.monotonic()
         for name in [name for name, due_s in self._due_s.items() if now_s >= due_s]:
             del self._due_s[name]
             self.obey(self._orders[name])
 
     def kill_all(self) -> None:
-        """Kill every process below this one without notice, as a power cut would."""
+        """Kill every process below this one, as a power cut would."""
         for pid in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -187,13 +187,13 @@ class ProcessSupervisor:
 
 
 def tell(event: dict[str, Any]) -> None:
-    """Write one event; nobody may be listening any more."""
+    """Write one event, unless the parent has closed the pipe."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, (json.dumps(event) + "\n").encode())
 
 
 def serve(supervisor: ProcessSupervisor, parent: int) -> None:
-    """Obey until standard input ends or the parent is gone."""
+    """Execute commands until standard input ends or the parent is gone."""
     pending = b""
     while os.getppid() == parent:
         if select.select([0], [], [], _TICK_S)[0]:
@@ -208,11 +208,11 @@ def serve(supervisor: ProcessSupervisor, parent: int) -> None:
 
 
 def main(base: str, parent: int) -> None:
-    """Run until told to stop.
+    """Run until ended.
 
     Args:
-        base: directory in which the private directory is made.
-        parent: process id of whoever started this.
+        base: parent of the private directory.
+        parent: process id of the parent.
     """
     begin_supervising()
     root = Path(tempfile.mkdtemp(prefix="geo-ray-", dir=base))

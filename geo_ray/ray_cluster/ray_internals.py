@@ -1,4 +1,4 @@
-"""The only place that calls what Ray does not promise to keep; tests call each of these."""
+"""The only module that uses unstable parts of Ray; tests call each of these functions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _untyped: Any = _raylet  # a compiled module without type information
 
 
 def reread_authentication() -> None:
-    """Make Ray see RAY_AUTH_MODE and the token anew; it keeps those of its import otherwise."""
+    """Make Ray read RAY_AUTH_MODE and the token again; it caches those of its import otherwise."""
     _untyped.Config.initialize("")
     _untyped.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def nodes() -> list[dict[str, Any]]:
-    """All nodes that the connected cluster ever had, with ``Alive``, ``Labels``, ``Resources``."""
+    """Return all nodes that the cluster ever had, with ``Alive``, ``Labels``, ``Resources``."""
     query: Any = ray.nodes
     return list(query())
 
@@ -36,9 +36,9 @@ def free_resources() -> dict[str, dict[str, float]]:
 
 @contextmanager
 def messages_to(take: Callable[[str], None]) -> Iterator[None]:
-    """Give what Ray tells this driver about its nodes to ``take``, instead of printing it.
+    """Pass Ray's messages about nodes to ``take``, instead of printing them.
 
-    Ray prints that on standard output whatever ``log_to_driver`` says: of a raylet that died, the
+    Ray prints them on standard output regardless of ``log_to_driver``: for a raylet that died, the
     last lines of its log, one or two times.
     """
     untyped: Any = worker
@@ -54,23 +54,23 @@ def messages_to(take: Callable[[str], None]) -> Iterator[None]:
 
 
 def draining_nodes() -> dict[str, int]:
-    """When nodes that are being drained will be gone, in unix ms, by node id (hexadecimal)."""
+    """Return when draining nodes will be gone, in unix ms, by node id (hexadecimal)."""
     query: Any = state.state.get_draining_nodes
     return dict(query())
 
 
 WantedLabel = tuple[str, tuple[str, ...], bool]
-"""A label's key, values, and whether it must be one of them, or none."""
+"""A label's key and values, and whether the label must have one of them, or none."""
 
 WantedBundle = tuple[dict[str, float], tuple[WantedLabel, ...], int]
-"""Resources, labels of the node, and how many are like this."""
+"""Resources, labels of the node, and the number of such bundles."""
 
 
 def pending_bundles() -> list[tuple[str, list[WantedBundle]]]:
-    """What waits for a place on the connected cluster: bundles of one placement group together.
+    """Return pending bundles of the connected cluster, grouped by placement group.
 
-    With each group its strategy (PACK, SPREAD, STRICT_PACK, STRICT_SPREAD), with a task or an actor
-    none. What waits for a place within a placement group waits for that group, and is left out.
+    Each group has its strategy (PACK, SPREAD, STRICT_PACK, STRICT_SPREAD), a task or an actor has
+    none. Tasks and actors that wait for a placement group are omitted.
     """
     resource_state = _resource_state()
     found = []
@@ -87,11 +87,11 @@ def pending_bundles() -> list[tuple[str, list[WantedBundle]]]:
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """What is done with a node.
+    """Use of a node.
 
     Attributes:
-        is_busy: whether anything runs there, is reserved there, or is kept there for others.
-        resources: in all.
+        is_busy: whether anything runs there, is reserved there, or is stored there for others.
+        resources: total resources.
     """
 
     is_busy: bool
@@ -99,10 +99,10 @@ class NodeUse:
 
 
 def node_uses() -> dict[str, NodeUse]:
-    """How living nodes are used, drained ones included, by id (hexadecimal).
+    """Return the use of running nodes, including drained ones, by id (hexadecimal).
 
-    Ray counts a node as idle that has neither resources in use nor workers at work, such as actors
-    that reserve nothing; one that is drained it counts as such, whatever runs there.
+    Ray considers a node idle that has neither resources in use nor workers at work, such as actors
+    without reservations; it considers a draining node idle in any case.
     """
     found = {}
     for node in _resource_state().node_states:
@@ -123,16 +123,16 @@ def node_uses() -> dict[str, NodeUse]:
 def drain_node(
     node_id: str, message: str, deadline_unix_ms: int, *, only_idle: bool = False
 ) -> bool:
-    """Tell a node that it will be taken away; nothing new is started there.
+    """Notify a node that it will be reclaimed; nothing new is started there.
 
     Args:
-        node_id: which (hexadecimal).
-        message: why.
+        node_id: its id (hexadecimal).
+        message: the reason, for logs.
         deadline_unix_ms: when it will be gone.
-        only_idle: not while anything runs there; then it ends at once.
+        only_idle: only if nothing runs there; it then ends at once.
 
     Returns:
-        Whether Ray took note; it does not of a node that it does not know.
+        Whether Ray accepted; it refuses for unknown nodes.
     """
     # DRAIN_NODE_REASON_IDLE_TERMINATION and DRAIN_NODE_REASON_PREEMPTION.
     reason = 1 if only_idle else 2
@@ -148,8 +148,8 @@ def _resource_state() -> Any:
 
 
 def _gcs() -> Any:
-    if not ray.is_initialized():  # else the next line would start a cluster
-        raise RuntimeError("this process is not connected to a cluster of Ray's")
+    if not ray.is_initialized():  # the next line would start a cluster
+        raise RuntimeError("this process is not connected to a Ray cluster")
     return _untyped.GcsClient(address=ray.get_runtime_context().gcs_address)
 
 
@@ -164,7 +164,7 @@ def _wanted(request: Any) -> tuple[dict[str, float], tuple[WantedLabel, ...]]:
 
 
 def dashboard_address() -> str | None:
-    """host:port of the connected cluster's dashboard; None if it has none."""
+    """Return host:port of the connected cluster's dashboard; None if it has none."""
     query: Any = worker.get_dashboard_url
     return query() or None
 
@@ -172,18 +172,18 @@ def dashboard_address() -> str | None:
 def drain_nodes_labelled(
     address: str, key: str, value: str, deadline_unix_s: float, why: str, longest_s: float
 ) -> list[str]:
-    """Tell Ray that the living nodes with a label will be gone; needs no connected driver.
+    """Notify Ray that the running nodes with a label will be gone; needs no connection.
 
     Args:
         address: host:port of the head.
-        key: of the label.
-        value: of the label.
+        key: key of the label.
+        value: value of the label.
         deadline_unix_s: when they will be gone; Ray itself ends nothing then.
-        why: for people.
+        why: the reason, for logs.
         longest_s: longest wait for each answer.
 
     Returns:
-        Ids (hexadecimal) of those that Ray drains now; empty if there are none yet.
+        Ids (hexadecimal) of the nodes that Ray drains now; empty if there are none yet.
     """
     autoscaler: Any = import_module("ray.core.generated.autoscaler_pb2")
     gcs: Any = import_module("ray.core.generated.gcs_pb2")
@@ -201,5 +201,5 @@ def drain_nodes_labelled(
 
 
 def actor_id(handle: Any) -> str:
-    """The id of an actor (hexadecimal), whoever has the handle."""
+    """Return the id of an actor (hexadecimal), from any of its handles."""
     return str(handle._actor_id.hex())

@@ -18,29 +18,30 @@ AUTH_TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - names of variables, not secrets
 AUTH_TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
-# Libraries report nothing to those who make them. Ray Tune imports MLflow where it is installed.
+# No usage reports to the libraries' authors. Ray Tune imports MLflow where it is installed.
 _NOTHING_REPORTED = {"RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 _LOCAL_NODE = {
-    # By default a raylet whose agent is not up after 30 s ends: a busy machine starts no cluster.
-    # `cluster.start_timeout_s` limits the start; a dead agent ends its raylet at once.
+    # By default a raylet ends if its agent is not up after 30 s: a cluster could not start on a
+    # busy machine. `cluster.start_timeout_s` limits the start; a dead agent ends its raylet at
+    # once.
     "RAY_agent_register_timeout_ms": "600000",
     **_NOTHING_REPORTED,
-    # A raylet that does not answer is dead after 5 checks, one a second, each at most 10 s long.
+    # An unresponsive raylet is dead after 5 checks, one a second, each at most 10 s long.
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "10000",
     "RAY_health_check_failure_threshold": "5",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "60",
-    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # nobody waits for a cluster that goes away
-    "DASHBOARD_METRIC_PORT": "0",  # otherwise 44227, which two clusters would fight over
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # an ending cluster is not waited for
+    "DASHBOARD_METRIC_PORT": "0",  # the default, 44227, would conflict between clusters
 }
 
 _WORKER = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # Large tensors in large pages, where the system leaves it to programs: fresh ones cost a third.
+    # Large tensors in huge pages, where the system allows it: allocating them costs a third.
     "THP_MEM_ALLOC_ENABLE": "1",
-    # Do not hide the GPUs from processes that reserve none; Ray warns unless this is said.
+    # Do not hide the GPUs from processes that reserve none; avoids a warning of Ray.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
@@ -48,35 +49,35 @@ _QUIET_DRIVER = {
     "RAY_DEDUP_LOGS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     **_NOTHING_REPORTED,
-    # A failed call that nobody waits for is printed with its traceback otherwise; that its actor is
-    # lost is heard when that is polled.
+    # Otherwise a failed call whose result is not awaited is printed with its traceback; lost actors
+    # are detected by polling.
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
 }
 
 
 def local_node_environment(token_path: Path) -> dict[str, str]:
-    """The whole environment of a node of the local cluster.
+    """Return the whole environment of a node of the local cluster.
 
-    Variables of Ray that the user has set for other clusters are left out.
+    Ray's variables that the user has set for other clusters are omitted.
 
     Args:
-        token_path: file that holds the cluster's token.
+        token_path: file with the cluster's token.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    # What actors need they inherit. With an environment of their own they could not use the idle
-    # workers that Ray starts for every driver, and would wait for new ones beside those.
+    # Actors inherit their environment. With a separate one they could not use the idle workers that
+    # Ray starts for every driver, and would wait for new ones.
     return inherited | _LOCAL_NODE | _WORKER | token_environment(token_path)
 
 
 def token_environment(token_path: Path) -> dict[str, str]:
-    """What a process needs to talk to a cluster with the token in ``token_path``."""
+    """Return the environment for connecting to a cluster with the token in ``token_path``."""
     return {AUTH_MODE: "token", AUTH_TOKEN_PATH: str(token_path)}
 
 
 def existing_driver_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The authentication that a driver on an existing cluster uses, made explicit.
+    """Return the explicit authentication settings of a driver on an existing cluster.
 
-    Left alone, Ray may write a token file into the home directory and switch its mode.
+    By default, Ray may write a token file into the home directory and switch its mode.
 
     Args:
         environ: the process's environment.
@@ -94,12 +95,12 @@ def existing_driver_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def worker_environment(
     extra: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The variables of every actor of a run.
+    """Return the environment variables of every actor of a run.
 
     Args:
-        extra: variables to add; they win over the defaults.
-        environ: the driver's environment; default: the process's. Variables that the submitted
-            job already sets are left out, because Ray refuses two values for one name.
+        extra: variables to add; they override the defaults.
+        environ: the driver's environment; default: the process's. Variables that the submitted job
+            sets are omitted, because Ray refuses two values for one name.
     """
     job = json.loads((os.environ if environ is None else environ).get(_JOB_CONFIG) or "{}")
     taken = (job.get("runtime_env") or {}).get("env_vars") or {}
@@ -108,10 +109,10 @@ def worker_environment(
 
 @contextmanager
 def driver_environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set the driver's variables, and put back what was there afterwards.
+    """Set the driver's variables in the block, and restore the previous ones.
 
     Args:
-        changes: variables beside those that keep Ray quiet.
+        changes: variables besides those that keep Ray quiet.
     """
     wanted = _QUIET_DRIVER | dict(changes)
     before = {name: os.environ.get(name) for name in wanted}
@@ -144,9 +145,9 @@ def node_command(
     """Return ``ray start`` in the foreground, with ports that the system chooses.
 
     Args:
-        flags: of this node: the head's, or the address to join, labels and resources.
-        ip: loopback address of its own.
-        home: directory of its own, so that two nodes may start at the same time.
+        flags: flags of this node: the head's, or the address to join, labels and resources.
+        ip: its loopback address.
+        home: its directory, so that two nodes may start at the same time.
         object_store_bytes: shared memory of its object store.
     """
     return [
@@ -170,12 +171,12 @@ _DAYS: Final = 30.0
 def tls_environment(
     folder: Path, addresses: Sequence[str], authority: Authority | None = None
 ) -> dict[str, str]:
-    """Make a certificate, and return what Ray's processes need to use it.
+    """Create a certificate, and return the variables that Ray's processes need to use it.
 
     Args:
-        folder: where it is put, with its key, for the owner only.
-        addresses: of the nodes that use it; those of this machine are added.
-        authority: that issues it; None: one that is forgotten again.
+        folder: directory for the certificate and its key, readable by the owner only.
+        addresses: addresses of the nodes that use it; those of this machine are added.
+        authority: issuing CA; None: a temporary one.
     """
     authority = authority or Authority.create("geo_ray cluster", _DAYS)
     hosts = tuple(dict.fromkeys((*addresses, "127.0.0.1", "localhost")))

@@ -1,4 +1,4 @@
-"""Build the state machines of a run from its configuration, the same for runtime and simulator."""
+"""Builds the state machines of a run from its configuration, for runtime and simulator."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ from geo_ray.training.stragglers import GradientCoding
 from geo_ray.training.worker import LocalStepsWorker, Worker
 
 _INNER_RATE: Final = "optimizer.lr"
-_LEAST_REGIONS: Final = 2  # that a run begins with, if it does not say
+_LEAST_REGIONS: Final = 2  # default minimum at the start of a run
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStart:
-    """What every region starts from.
+    """The initial state of every region.
 
     Attributes:
-        params_P: the parameters, fp32 (P,).
-        layout: of what the model carries beside them.
-        buffers_B: that, uint8 (B,).
-        constants: digests of all that is not trained.
-        groups: of parameters that have rates or decays of their own; empty if all are alike.
+        params_P: parameters, fp32 (P,).
+        layout: layout of the model buffers.
+        buffers_B: model buffers, uint8 (B,).
+        constants: digests of everything that is not trained.
+        groups: parameter groups with separate rates or decays; empty if there are none.
     """
 
     params_P: Tensor
@@ -65,23 +65,23 @@ class ModelStart:
     groups: tuple[GroupRun, ...] = ()
 
     def without_parameters(self) -> Self:
-        """The same for who needs them no more."""
+        """Return the outline, without the parameters."""
         return replace(self, params_P=torch.empty(0))
 
     def buffer(self) -> Tensor:
-        """A worker's buffer: a copy of the model buffers, then of the parameters, fp32."""
+        """Return a worker's buffer: a copy of the model buffers, then of the parameters, fp32."""
         return torch.cat([self.buffers_B.view(torch.float32), self.params_P])
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutline:
-    """The same without parameters, for who only tells others of the model.
+    """The initial state of every region without its values.
 
     Attributes:
         num_params: P.
-        layout: of what the model carries beside its parameters.
-        constants: digests of all that is not trained.
-        groups: of parameters.
+        layout: layout of the model buffers.
+        constants: digests of everything that is not trained.
+        groups: parameter groups.
     """
 
     num_params: int
@@ -91,16 +91,16 @@ class ModelOutline:
 
     @classmethod
     def of(cls, task: Task, module: nn.Module) -> Self:
-        """The outline of a task's module."""
+        """Return the outline of a task's module."""
         check_module(module)
         layout, groups = BufferLayout.of(task, module), group_runs(task, module)
         return cls(count_parameters(module), layout, constants_of(module), groups)
 
 
 def model_outline(task: Task, seed: int) -> ModelOutline:
-    """What every region starts from, without its parameters.
+    """Return the initial state of every region, without its parameters.
 
-    A task of the library makes its model only if that has frozen parameters or buffers, for their
+    A built-in task builds its model only if the model has frozen parameters or buffers, for their
     digests.
 
     Raises:
@@ -114,7 +114,7 @@ def model_outline(task: Task, seed: int) -> ModelOutline:
 
 
 def model_start(task: Task, seed: int) -> ModelStart:
-    """What every region starts from.
+    """Return the initial state of every region.
 
     Raises:
         TaskOutputError: if the model cannot be trained as one flat fp32 vector.
@@ -129,7 +129,7 @@ def model_start(task: Task, seed: int) -> ModelStart:
 
 
 def initial_parameters(task: Task, seed: int) -> Tensor:
-    """The parameters that every region starts from, fp32 (P,).
+    """Return the initial parameters of every region, fp32 (P,).
 
     Raises:
         TaskOutputError: if the model cannot be trained as one flat fp32 vector.
@@ -140,7 +140,7 @@ def initial_parameters(task: Task, seed: int) -> Tensor:
 
 
 def parameter_count(task: Task, seed: int) -> int:
-    """P, the number of parameters that are trained; see `outlined_model`.
+    """Return P, the number of trained parameters; see `outlined_model`.
 
     Raises:
         TaskOutputError: if the model cannot be trained as one flat fp32 vector.
@@ -151,7 +151,7 @@ def parameter_count(task: Task, seed: int) -> int:
 
 
 def _server_plan(experiment: Experiment, region: RegionConfig, attempt: int) -> ServerPlan:
-    """What the parameter server of ``region`` is to do."""
+    """Return the plan of the parameter server of ``region``."""
     train, traits = experiment.train, experiment.strategy.traits
     return ServerPlan(
         region=region.name,
@@ -176,7 +176,7 @@ def _server_plan(experiment: Experiment, region: RegionConfig, attempt: int) -> 
         never_waits=traits.exchange.blocking == "never",
         round_steps=traits.round_steps,
         clip_mean_norm=train.clip_mean_norm,
-        # What a codec or clipping takes away would be missing in the mean, and look like noise.
+        # Losses of codecs or clipping would be missing in the mean, and look like noise.
         reports_norms=train.mode == "sync"
         and train.clip_mean_norm is None
         and traits.averager.mean_gradient
@@ -193,10 +193,10 @@ def build_shard(
     *,
     given: bool = False,
 ) -> Shard:
-    """Shard ``index`` of ``region``, over its slice of ``params_P``; see `Shard.cut`."""
+    """Return shard ``index`` of ``region``, over its slice of ``params_P``; see `Shard.cut`."""
     train = experiment.train
     steps = train.steps * (region.workers if train.mode == "async" else 1)
-    return Shard.cut(
+    return Shard.from_slice(
         params_P,
         split_sizes(params_P.numel(), region.ps_shards)[index],
         lasting(experiment.optimizer, steps),
@@ -216,15 +216,15 @@ def build_server(
     in_parallel: Concurrently = in_turn,
     start: ModelStart | None = None,
 ) -> Server:
-    """The parameter server of ``region`` over its shards in order, wherever they live.
+    """Return the parameter server of ``region`` over its local or remote shards in order.
 
     Args:
         experiment: the run.
-        region: which region.
+        region: name of the region.
         shards: in order.
         num_params: P.
         attempt: incarnation of this server.
-        in_parallel: asks shards at the same time.
+        in_parallel: runs calls of several shards.
         start: parameters and model buffers at the start.
     """
     plan = _server_plan(experiment, region, attempt)
@@ -242,9 +242,9 @@ def build_worker(
     grad_P: Tensor,
     module: nn.Module | None = None,
 ) -> Worker | LocalStepsWorker:
-    """A worker of ``region`` over its buffers, fp32 each: model buffers, then (P,).
+    """Return a worker of ``region`` over its buffers, fp32 each: model buffers, then (P,).
 
-    Its replica is ``module``, fresh from the task, or made now.
+    Its replica is ``module``, newly built by the task; None: built here.
     """
     worker = Worker(
         task,
@@ -271,18 +271,18 @@ def build_averager(
     data_rows: Mapping[str, float],
     layout: BufferLayout | None = None,
 ) -> Averager:
-    """The averager over the regions that are there.
+    """Return the averager over the present regions.
 
     Args:
         experiment: the run.
         num_params: P.
-        data_rows: of all regions' data sets (`job.data.data_rows`).
-        layout: of what the model carries.
+        data_rows: rows by region (`job.data.data_rows`).
+        layout: layout of the model buffers.
     """
     members = tuple(sorted(experiment.present_names))
     wire = AveragerWire(wire_plan(experiment))
     enough = experiment.rows if experiment.counts_total_rows else None
-    reused, goal = ReusedMemory(), _goal(experiment)  # an answer lies where the one before lay
+    reused, goal = ReusedMemory(), _goal(experiment)  # answers reuse the memory of previous ones
     state = AveragerState(members, allocate=reused.tensor, data_rows=dict(data_rows))
     model_buffers = AveragerBuffers() if layout is None else AveragerBuffers(layout)
     return Averager(
@@ -297,9 +297,9 @@ def build_averager(
 
 
 def check_absent(experiment: Experiment) -> None:
-    """Refuse regions that are to join later where none can, or too many of them.
+    """Reject absent regions if none can join later, or too many of them.
 
-    Fewer than two train only where `members.min` says so: nobody's update would meet another's.
+    Fewer than two regions train only if `members.min` allows it, because nothing is exchanged.
 
     Raises:
         ConfigError: naming the key.
@@ -313,17 +313,17 @@ def check_absent(experiment: Experiment) -> None:
     why = why or why_nobody_joins(shards)
     least, present = members.min or _LEAST_REGIONS, len(experiment.present)
     if why is None and present < least:
-        why = f"{present} of {', '.join(names)} would be there: leave at least {least}"
+        why = f"{present} of {', '.join(names)} would be present: leave at least {least}"
         why += "" if members.min is not None else ", or set members.min"
     if why is not None:
         raise ConfigError(f"members.absent: {why}", fix="Change the named key.")
 
 
 def check_start(experiment: Experiment, start: ModelStart | ModelOutline) -> None:
-    """Refuse what a model asks for where it cannot be had.
+    """Reject options that a model does not support.
 
-    Model buffers cannot be exchanged where updates are summed on their way, or rows are coded; and
-    there are no groups where the averager trains, which knows none.
+    Model buffers cannot be exchanged where updates are summed in transit or rows are coded.
+    Strategies that train in the averager do not support parameter groups.
 
     Raises:
         TaskStateError: naming the key.
@@ -332,7 +332,7 @@ def check_start(experiment: Experiment, start: ModelStart | ModelOutline) -> Non
     if start.groups and len(experiment.regions) > 1 and traits.region.rate_key != _INNER_RATE:
         raise TaskStateError(
             f"strategy.kind: '{experiment.strategy.kind}' trains with {traits.region.rate_key} in "
-            "the averager, which knows no groups of parameters, but the task has some",
+            "the averager, which does not support parameter groups, but the task has some",
             fix="Take another strategy, or let `groups` return none.",
         )
     if not layout.entries:
@@ -354,14 +354,14 @@ def check_start(experiment: Experiment, start: ModelStart | ModelOutline) -> Non
 
 
 def _goal(experiment: Experiment) -> str:
-    """When the run is at its end, in words; see `ServerPlan.goal`."""
+    """Return the goal of the run in words; see `ServerPlan.goal`."""
     train = experiment.train
     target = "none" if train.target is None else train.target.model_dump_json()
     return f"steps {train.steps}, target {target}"
 
 
 def wire_plan(experiment: Experiment) -> WirePlan:
-    """How payloads are coded, for both ends of every exchange."""
+    """Return how payloads are encoded, for both ends of every exchange."""
     codec, traits = experiment.codec, experiment.strategy.traits
     return WirePlan(
         codec.up,
@@ -375,16 +375,16 @@ def wire_plan(experiment: Experiment) -> WirePlan:
 
 
 def last_errors(experiment: Experiment) -> tuple[float, float]:
-    """Relative errors that updates and answers of the last exchange may have, if a codec is lossy.
+    """Return the relative errors of updates and answers of the last exchange, if a codec is lossy.
 
-    Whatever codecs the run has, for who would choose others.
+    Independent of the run's codecs, for choosing codecs.
     """
     plan = wire_plan(experiment)
     return plan.last_error, plan.last_reply_error
 
 
 def build_evals(experiment: Experiment, task: Task) -> EvalCollector:
-    """What combines the regions' evaluations; those of asynchronous regions are near, not equal."""
+    """Return the collector of evaluations; steps of asynchronous regions match approximately."""
     train = experiment.train
     per_step = {r.name: 1 if train.mode == "sync" else r.workers for r in experiment.regions}
     intervals = {name: train.eval_every * pushes for name, pushes in per_step.items()}
@@ -395,18 +395,18 @@ def build_evals(experiment: Experiment, task: Task) -> EvalCollector:
 
 
 def use_one_thread() -> None:
-    """Let torch compute on one thread, so that processes do not fight over cores.
+    """Limit torch to one thread, so that processes do not compete for cores.
 
-    It also fixes the order of sums, which bit-equality between runs rests on.
+    This also fixes the order of sums, which bit-equality between runs requires.
     """
     torch.set_num_threads(1)
 
 
 def use_cpus(experiment: Experiment, cpus: float) -> None:
-    """Let torch compute on as many threads as the process has CPUs reserved.
+    """Limit torch to the number of CPUs reserved for the process.
 
-    One for less than two, and in emulated runs on this machine: what is reserved there does not
-    exist, and the simulator, which computes on one thread, is to find the same bits.
+    One thread for less than two CPUs, and in emulated runs on this machine: their reserved CPUs do
+    not exist, and the simulator, which computes on one thread, must produce the same bits.
 
     Args:
         experiment: the run.
@@ -417,7 +417,7 @@ def use_cpus(experiment: Experiment, cpus: float) -> None:
 
 
 def check_device(experiment: Experiment) -> None:
-    """Refuse a device that this machine does not have; for runs that compute on it.
+    """Reject a device that this machine does not have; for runs that compute on it.
 
     Raises:
         ConfigError: naming the key.
@@ -433,15 +433,15 @@ def check_device(experiment: Experiment) -> None:
     found = f"GPUs 0 to {count - 1}" if count else f"no GPU{build}"
     raise ConfigError(
         f"device: {device}, but PyTorch finds {found} on this machine",
-        fix="Compute on the CPU: `--set device=cpu`; or start it on a machine with a GPU.",
+        fix="Compute on the CPU: `--set device=cpu`; or use a machine with a GPU.",
     )
 
 
 def with_shapes(experiment: Experiment, task: Task) -> Experiment:
-    """The experiment, with the shapes of the task's model where a codec was given none.
+    """Return the experiment with the model's shapes for codecs without shapes.
 
     Raises:
-        ConfigError: if a codec was given shapes of another model.
+        ConfigError: a codec has shapes of another model.
     """
     both = {"up": experiment.codec.up, "down": experiment.codec.down}
     rules = {
@@ -459,6 +459,6 @@ def with_shapes(experiment: Experiment, task: Task) -> Experiment:
         except ValueError as error:
             raise ConfigError(
                 f"codec.{direction}.{error}",
-                fix="Leave `shapes` out: they are taken from the model.",
+                fix="Omit `shapes`: they are derived from the model.",
             ) from error
     return experiment.model_copy(update={"codec": experiment.codec.model_copy(update=filled)})

@@ -1,4 +1,4 @@
-"""Where the checkpoints of a run lie, by its configuration: in its directory, or in stores."""
+"""Location of a run's checkpoints by its configuration: its directory, or stores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from geo_ray.storage.uri import join
 
 
 def places_of(run: RunDirectory, config: CheckpointConfig) -> CheckpointPlaces:
-    """Where checkpoints of ``run`` go; in a store, in a folder of the name of its directory."""
+    """Return the places of checkpoints of ``run``; in a store, a folder of its name."""
     if config.store is None and run.address is not None:
         return CheckpointPlaces(join(run.address, "checkpoints"))
     if config.store is None:
@@ -27,14 +27,14 @@ def places_of(run: RunDirectory, config: CheckpointConfig) -> CheckpointPlaces:
 
 
 def store_of(run: RunDirectory, config: CheckpointConfig) -> CheckpointStore:
-    """The checkpoints of ``run``."""
+    """Return the checkpoints of ``run``."""
     return CheckpointStore(places_of(run, config).root(), config.keep)
 
 
 def regions_in(parts: Collection[str], regions: Sequence[RegionConfig]) -> list[str]:
-    """The regions all of whose parts are among those of a checkpoint.
+    """Return the regions whose parts are complete in a checkpoint.
 
-    A region that was lost before the checkpoint has none in there.
+    A region that was lost before the checkpoint has no parts in it.
     """
     return [
         region.name
@@ -44,7 +44,7 @@ def regions_in(parts: Collection[str], regions: Sequence[RegionConfig]) -> list[
 
 
 def check_unused(store: CheckpointStore) -> None:
-    """Refuse to begin a run where another has saved.
+    """Reject a new run if another run has saved checkpoints there.
 
     Raises:
         CheckpointError: there are checkpoints.
@@ -53,17 +53,17 @@ def check_unused(store: CheckpointStore) -> None:
     ids = store.ids()
     if ids:
         raise CheckpointError(
-            f"{store} has {len(ids)} checkpoints of another run, and this one would remove them",
+            f"{store} has {len(ids)} checkpoints of another run, which this one would remove",
             fix="Resume that run, or choose another `name` or `checkpoint.store`.",
         )
 
 
 def has_checkpoint(run_dir: Path) -> bool:
-    """Whether there is one to resume from; True where a store does not tell."""
+    """Return whether a checkpoint exists; True if the store does not answer."""
     try:
         run, config = recorded_run(run_dir)
         store = store_of(run, config.checkpoint)
-    except GeoRayError:  # no run, or none that can be read
+    except GeoRayError:  # no run, or an unreadable one
         store = CheckpointStore(run_dir / "checkpoints")
     try:
         return bool(store.ids())

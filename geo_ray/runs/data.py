@@ -1,4 +1,4 @@
-"""The data of a run: the manifest that the user named, or shards written at the start."""
+"""Data of a run: a given manifest, or shards generated at the start."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def prepare_manifest(
     Args:
         experiment: the run.
         task: the loaded task.
-        base_dir: where a relative manifest path starts.
-        data_dir: where generated shards go, one directory per region; may be in a bucket.
-        goes_on: whether the run began before: then regions without which it began, or goes on, are
-            told only.
+        base_dir: base of a relative manifest path.
+        data_dir: destination of generated shards, one directory per region; may be in a bucket.
+        goes_on: whether the run is resumed; regions that are left out are then only logged.
 
     Returns:
         The manifest and its address.
 
     Raises:
         ConfigError: if data must be generated and the task has none.
-        SchemaMismatchError: if the shards have other columns than the task.
-        ShardEmptyError: if a region of the run has no training or held-out rows.
-        RegionsOmittedError: if there are rows of a region that the run neither has nor leaves out.
+        SchemaMismatchError: the shards have other columns than the task.
+        ShardEmptyError: a region of the run has no training or held-out rows.
+        RegionsOmittedError: the manifest has rows of a region that the run neither lists nor
+            leaves out.
     """
     generate = experiment.data.generate
     if generate is None:
@@ -80,8 +80,8 @@ def _generate(
 ) -> Manifest:
     if not isinstance(task, SelfContained):
         raise ConfigError(
-            f"data.generate: task '{experiment.task.use}' brings no data of its own",
-            fix="Shard your data with `geo-ray data shard` and name the manifest in data.manifest.",
+            f"data.generate: task '{experiment.task.use}' is not self-contained",
+            fix="Shard your data with `geo-ray data shard` and set data.manifest.",
         )
     dataset = checked_dataset(task, experiment.seed)
     return write_shards(
@@ -107,13 +107,13 @@ def _is_there(address: str) -> bool:
 
 
 def check_manifest(experiment: Experiment, task: Task, manifest: Manifest) -> None:
-    """Refuse a manifest that does not fit the task or lacks a region's data; see above."""
+    """Reject a manifest that does not fit the task or lacks a region's data; see above."""
     if dict(manifest.columns) != dict(task.columns):
         raise SchemaMismatchError(
             f"the manifest has columns {dict(manifest.columns)}, task '{experiment.task.use}' "
             f"wants {dict(task.columns)}",
-            fix="Use the task and the task.options that the data was written for, or write it anew "
-            "with `geo-ray data shard`.",
+            fix="Use the task and the task.options of the data, or write the data again with "
+            "`geo-ray data shard`.",
         )
     for config in experiment.regions:
         region = data_region(config, manifest)
@@ -124,22 +124,22 @@ def check_manifest(experiment: Experiment, task: Task, manifest: Manifest) -> No
                     f"region '{region}' has no {split} rows in the manifest; "
                     f"it has regions {list(manifest.stores)}"
                     + (f"; did you mean {near}?" if near else ""),
-                    fix="Write the data anew, with --heldout above 0."
+                    fix="Write the data again, with --heldout above 0."
                     if region in manifest.stores and split == "heldout"
-                    else "Name the regions as the manifest does, or write this one's data and "
+                    else "Use the region names of the manifest, or write this region's data and "
                     "add it with `geo-ray data merge`.",
                 )
 
 
 def _check_all_used(experiment: Experiment, manifest: Manifest, *, goes_on: bool) -> None:
-    """Rows that nobody trains on are left out on purpose, or not at all."""
+    """Check that unused rows are left out explicitly."""
     left_out = set(experiment.data.leave_out)
     unknown = sorted(left_out - set(manifest.stores))
     if unknown:
         raise ConfigError(
             f"data.leave_out: the manifest has no region {', '.join(unknown)}; it has "
             f"{', '.join(manifest.stores)}",
-            fix="Name regions of the manifest, or leave the key out.",
+            fix="List regions of the manifest, or omit the key.",
         )
     used = {data_region(region, manifest) for region in experiment.regions} | left_out
     rest = {name: manifest.rows(name, "train") for name in manifest.stores if name not in used}
@@ -148,25 +148,25 @@ def _check_all_used(experiment: Experiment, manifest: Manifest, *, goes_on: bool
         rows = sum(rest.values())
         what = f"the manifest has {rows} training rows of {', '.join(unused)}"
         if goes_on:
-            _log.warning("%s, which the run goes on without", what)
+            _log.warning("%s, which the run does not use", what)
             return
         raise RegionsOmittedError(
-            f"{what}, of which the configuration says nothing: nobody would train on them",
-            fix=f"Add them to `regions`, or say that this is meant: --set data.leave_out="
+            f"{what}, which the configuration does not list, so they would not be used",
+            fix=f"Add them to `regions`, or leave them out explicitly: --set data.leave_out="
             f"[{','.join(unused)}].",
         )
 
 
 def data_region(region: RegionConfig, manifest: Manifest) -> str:
-    """Whose rows ``region`` reads: its own, or, as one of several sites, those of its region."""
+    """Return the region whose rows ``region`` reads; several sites may share one."""
     return region.name if region.name in manifest.stores else region.label
 
 
 def data_rows(experiment: Experiment, manifest: Manifest) -> dict[str, float]:
-    """Rows of the training data that each region stands for.
+    """Return the training rows that each region represents.
 
-    Sites that share the rows of a region have equal parts of them, so that all add up to the rows
-    that there are.
+    Sites that share the rows of a region represent equal parts of them, so that the sum is the
+    total number of rows.
     """
     sources = {region.name: data_region(region, manifest) for region in experiment.regions}
     readers = Counter(sources.values())
@@ -177,9 +177,9 @@ def data_rows(experiment: Experiment, manifest: Manifest) -> dict[str, float]:
 def open_readers(
     experiment: Experiment, manifest: Manifest, region: str, here: str | None = None
 ) -> tuple[RegionReader, RegionReader]:
-    """The training stream and the held-out rows of ``region``, for a process in region ``here``.
+    """Return the training stream and the held-out rows of ``region``, for a process in ``here``.
 
-    Sites that share the rows of a region read them in an order of their own each.
+    Sites that share the rows of a region read them in different orders.
     """
     cache, seed = experiment.data.cache_shards, experiment.seed
     config = next(r for r in experiment.regions if r.name == region)

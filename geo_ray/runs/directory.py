@@ -43,9 +43,9 @@ class RunDirectory:
     """Paths of one run.
 
     Attributes:
-        path: the directory, absolute; of a run in a bucket, this machine's copy.
-        base_dir: where relative paths of the configuration start.
-        address: of a run whose directory is in a bucket, as it was named; None: it is not.
+        path: the absolute directory; for a run in a bucket, this machine's copy.
+        base_dir: base of relative paths in the configuration.
+        address: address of a run in a bucket; None for a directory.
     """
 
     path: Path
@@ -54,22 +54,22 @@ class RunDirectory:
 
     @property
     def shown(self) -> str:
-        """What users call it."""
+        """The user's name of the run."""
         return str(self.path) if self.address is None else self.address
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints go."""
+        """Directory of checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def data(self) -> str:
-        """Where generated data go: a directory, or an address."""
+        """Directory or address of generated data."""
         return str(self.path / "data") if self.address is None else join(self.address, "data")
 
     @property
     def links(self) -> Path:
-        """What was learned about the links between regions."""
+        """Measured links between regions."""
         return self.path / "links.json"
 
     @property
@@ -79,7 +79,7 @@ class RunDirectory:
 
     @property
     def best_model(self) -> Path:
-        """The best evaluated model, if `train.keep_best` asks for it; a file like `model`."""
+        """The best evaluated model, with `train.keep_best`; a file like `model`."""
         return self.path / BEST_FILE
 
 
@@ -91,20 +91,20 @@ def create(
     *,
     exact: bool = False,
 ) -> RunDirectory:
-    """Make the directory of a new run: ``run.dir/name``, or ``name-2`` and so on if that is taken.
+    """Create the directory of a new run: ``run.dir/name``, or ``name-2`` and so on if that exists.
 
-    In a bucket the name is taken, and the directory is this machine's copy.
+    In a bucket the name is reserved, and the directory is this machine's copy.
 
     Args:
         experiment: the run.
-        base_dir: where relative paths of its configuration start.
-        reason: why strategy and codec are what they are, if they were chosen by `auto`.
-        followed: the plan of `geo-ray plan` that the experiment follows; kept beside it.
-        exact: ``run.dir/name`` or nothing. One whose making was interrupted is completed; two
-            processes that make it at once are told apart by its lease.
+        base_dir: base of relative paths in its configuration.
+        reason: reason for strategy and codec, if `auto` chose them.
+        followed: the plan that the experiment follows; stored in the directory.
+        exact: use only ``run.dir/name``. An incomplete directory is completed; the lease decides
+            between two processes that create it at the same time.
 
     Raises:
-        RunDirectoryError: if it cannot be written.
+        RunDirectoryError: the directory cannot be written.
         StoreError: the bucket does not answer or refuses.
     """
     run = _begin(experiment, base_dir.absolute(), exact=exact)
@@ -120,24 +120,24 @@ def create(
 
 
 def local_root(experiment: Experiment) -> Path:
-    """Where this machine keeps what is of no single run, such as profiles."""
+    """Return this machine's directory for shared files, such as profiles."""
     return Path("runs" if is_s3(experiment.run.dir) else experiment.run.dir)
 
 
 def lease_of(run: RunDirectory) -> ConditionalStore | None:
-    """Where the lease of a run in a bucket lies; None: in its directory."""
+    """Return the store of the lease of a run in a bucket; None: in its directory."""
     return None if run.address is None else RunObjects(run.address).lease()
 
 
 def discard(run: RunDirectory) -> None:
-    """Remove a run that did not begin: its name is free again."""
+    """Remove a run that did not begin, to free its name."""
     if run.address is not None:
         RunObjects(run.address).discard()
     shutil.rmtree(run.path, ignore_errors=True)
 
 
 def is_run(place: Path | str) -> bool:
-    """Whether there is a run in a directory or at an address, made to the end.
+    """Return whether a complete run exists in a directory or at an address.
 
     Raises:
         StoreError: the bucket does not answer or refuses.
@@ -168,8 +168,8 @@ def _begin(experiment: Experiment, base_dir: Path, *, exact: bool) -> RunDirecto
             is_foreign = exact and not is_run(path) and not _is_half_made(path)
             if is_foreign or not path.is_dir():
                 raise RunDirectoryError(
-                    f"{path} is in the way: "
-                    + ("it has files of something else" if is_foreign else str(error.strerror)),
+                    f"{path} exists already: "
+                    + ("it has other files" if is_foreign else str(error.strerror)),
                     fix="Move it away, or choose another `name` or `run.dir`.",
                 ) from error
             if exact and not is_run(path):
@@ -178,11 +178,11 @@ def _begin(experiment: Experiment, base_dir: Path, *, exact: bool) -> RunDirecto
                 raise _made_elsewhere(str(path)) from error
             number += 1
         except OSError as error:
-            raise RunDirectoryError(f"cannot make {path}: {error.strerror}") from error
+            raise RunDirectoryError(f"cannot create {path}: {error.strerror}") from error
 
 
 def _is_half_made(path: Path) -> bool:
-    """Whether a directory has nothing but what is written before a run's plan."""
+    """Return whether a directory has only the files that precede a run's plan."""
     first = (CONFIG_FILE, FOLLOWED_FILE, LEASE_KEY)
     try:
         return all(each.name.lstrip(".").startswith(first) for each in path.iterdir())
@@ -192,15 +192,16 @@ def _is_half_made(path: Path) -> bool:
 
 def _made_elsewhere(name: str) -> RunHeldError:
     return RunHeldError(
-        f"another process has just made {name}", fix="Run the command again to continue that run."
+        f"another process has just created {name}",
+        fix="Run the command again to continue that run.",
     )
 
 
 def followed_plan(run: RunDirectory) -> Plan | None:
-    """The plan of `geo-ray plan` that the run follows; None if it follows none.
+    """Return the plan that the run follows, or None.
 
     Raises:
-        PlanError: it cannot be read.
+        PlanError: the plan cannot be read.
     """
     path = run.path / FOLLOWED_FILE
     return load_plan(path) if path.exists() else None
@@ -216,25 +217,25 @@ def reopen(
     """Open the directory of an earlier run.
 
     Files that the configuration names by a relative path (task, strategy, codec, manifest) are
-    looked for in ``near``, in the directory that the run was started from, and in the present one.
-    No file is taken from the run's own directory or bucket: whoever can write there could
-    otherwise run code here.
+    looked up in ``near``, in the directory from which the run was started, and in the working
+    directory. No file is taken from the run's own directory or bucket, because a process with write
+    access there could otherwise execute code here.
 
     Args:
         path: the directory.
-        allowed: files of the user's, as the configuration names them, that may have changed since.
-        read_only: only read the run: import nothing that its configuration names. Nothing can be
-            run with the configuration then.
-        near: where to look for files before all other places.
+        allowed: user files in the configuration that may have changed since.
+        read_only: only read the run, without importing user code; the configuration cannot be run
+            then.
+        near: the first place to look up files.
 
     Returns:
-        Its paths, and its configuration.
+        Paths and configuration of the run.
 
     Raises:
-        RunDirectoryError: if ``path`` is no run directory.
-        ConfigError: if its configuration cannot be read, or a file that it names is not found or
-            lies in the run.
-        ConfigChangedError: if a file with the user's task, strategy or codec has changed since.
+        RunDirectoryError: ``path`` is not a run directory.
+        ConfigError: its configuration cannot be read, or one of its files is not found or is in the
+            run directory.
+        ConfigChangedError: the file of a custom task, strategy or codec has changed since.
     """
     from geo_ray.experiment.experiment import Experiment
 
@@ -252,8 +253,8 @@ def reopen(
         places = " or ".join(dict.fromkeys([str(origin.base_dir), str(Path.cwd())]))
         raise ConfigError(
             f"{missing[0]}, a file of run {path.name}, does not exist in {places}",
-            fix="Run the command where the run was started from, or in a copy of that directory; "
-            "or name the configuration next to the file: `geo-ray train CONFIG --resume RUN`.",
+            fix="Run the command in the directory from which the run was started, or in a copy of "
+            "it; or give a configuration next to the file: `geo-ray train CONFIG --resume RUN`.",
         )
     check_files(run, saved)
     experiment = load_tree(file, [], Experiment, base_dir=run.base_dir, may_change=allowed)
@@ -261,31 +262,31 @@ def reopen(
 
 
 def check_files(run: RunDirectory, experiment: Experiment) -> None:
-    """Refuse to import a file of the user's that lies in the run itself.
+    """Reject user files that are in the run directory itself.
 
     Raises:
-        ConfigError: one does, by whatever path the configuration names it.
+        ConfigError: a file of the configuration is in the run directory.
     """
     place = run.path.resolve()
     for name in own_files(experiment):
         if (run.base_dir / name).resolve().is_relative_to(place):
             raise ConfigError(
-                f"{name}, a file of run {run.path.name}, lies in the run's own directory, from "
-                "which no code is run",
-                fix="Read the file. If you trust it, copy it elsewhere, and name it in a "
-                "configuration next to it: `geo-ray train CONFIG --resume RUN`.",
+                f"{name}, a file of run {run.path.name}, is in the run's own directory, from which "
+                "no code is executed",
+                fix="Check the file. If you trust it, copy it elsewhere, and use a configuration "
+                "next to it: `geo-ray train CONFIG --resume RUN`.",
             )
 
 
 def recorded_run(path: Path) -> tuple[RunDirectory, RecordedConfig]:
-    """Open the directory of a run to read it; imports neither PyTorch nor code of the user.
+    """Open the directory of a run for reading; imports neither PyTorch nor user code.
 
     Args:
         path: the directory.
 
     Raises:
-        RunDirectoryError: if ``path`` is no run directory.
-        ConfigError: if its configuration cannot be read.
+        RunDirectoryError: ``path`` is not a run directory.
+        ConfigError: its configuration cannot be read.
     """
     path = _existing(path)
     origin, address = _read_origin(path), copied_from(path)
@@ -297,20 +298,20 @@ def _existing(path: Path) -> Path:
     path = path.absolute()
     if not path.is_dir():
         raise RunDirectoryError(
-            f"{path} is a file, no run" if path.exists() else f"there is no run {path}",
-            fix="Name a directory that `geo-ray train` or `geo-ray simulate` has made.",
+            f"{path} is a file, not a run" if path.exists() else f"no run {path}",
+            fix="Give a directory written by `geo-ray train` or `geo-ray simulate`.",
         )
     return path
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Where a run was started from, and with which task.
+    """Origin of a run: directories and task.
 
     Attributes:
-        base_dir: where relative paths of its configuration start.
+        base_dir: base of relative paths in its configuration.
         work_dir: the working directory.
-        task_sha256: of the file with the user's task; None if the task is in a package.
+        task_sha256: digest of the user's task file; None if the task is in a package.
     """
 
     base_dir: Path
@@ -328,26 +329,26 @@ def _origin(experiment: Experiment, base_dir: Path) -> dict[str, object]:
 
 
 def _read_origin(path: Path) -> _Origin:
-    """Read where a run was started from."""
+    """Read the origin of a run."""
     try:
         plan = _read_plan(path)
         base_dir, work_dir = Path(str(plan["base_dir"])), Path(str(plan["work_dir"]))
         digest = plan["task_sha256"]
     except (OSError, ValueError, KeyError) as error:
         raise RunDirectoryError(
-            f"{path} is no run directory: {PLAN_FILE} cannot be read ({error})",
-            fix="Name a directory that `geo-ray train` made, such as runs/quickstart. One that is "
-            "being made has the file in a moment.",
+            f"{path} is not a run directory: {PLAN_FILE} cannot be read ({error})",
+            fix="Give a directory written by `geo-ray train`, such as runs/quickstart. For a run "
+            "that is being created, retry in a moment.",
         ) from error
     return _Origin(base_dir, work_dir, None if digest is None else str(digest))
 
 
 def _read_plan(path: Path) -> dict[str, Any]:
-    """Read the ``plan.json`` of a run, which anybody may have written.
+    """Read the ``plan.json`` of a run, which is untrusted input.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no JSON object, or too large.
+        OSError: the file cannot be read.
+        ValueError: the file is not a JSON object, or too large.
     """
     with (path / PLAN_FILE).open("rb") as file:
         data = file.read(_MOST_PLAN_BYTES + 1)
@@ -362,10 +363,10 @@ def _read_plan(path: Path) -> dict[str, Any]:
 def _find_base_dir(
     path: Path, origin: _Origin, files: Mapping[str, str | None], near: Path | None
 ) -> Path:
-    """Find the directory in which the relative paths of a run's configuration start.
+    """Find the base of the relative paths in a run's configuration.
 
-    It is the one that has all files of the run with the content that the run was made with; else
-    one that has them all, so that a file which was edited is reported rather than passed over.
+    It is a directory that has all files of the run with their original content; otherwise one
+    that has all files, so that an edited file is reported rather than ignored.
     """
     here = Path.cwd()
     places = [] if near is None else [near]
@@ -377,7 +378,7 @@ def _find_base_dir(
         if all(sha256 in (None, _sha256(each / name)) for name, sha256 in files.items()):
             if each != there[0]:
                 _log.warning(
-                    "%s goes on with the files of %s, which it was made with; those of %s differ",
+                    "%s uses its original files in %s; those in %s differ",
                     *(path.name, each, there[0]),
                 )
             return each
@@ -385,7 +386,7 @@ def _find_base_dir(
 
 
 def _named_files(experiment: Experiment, task_sha256: str | None) -> dict[str, str | None]:
-    """Give the relative files that a configuration names, with their SHA-256 where it is known."""
+    """Give the relative files that a configuration names, with their SHA-256 if known."""
     files = own_files(experiment)
     task = _file_of(experiment.task.use)
     if task is not None:
@@ -397,7 +398,7 @@ def _named_files(experiment: Experiment, task_sha256: str | None) -> dict[str, s
 
 
 def own_files(experiment: Experiment) -> dict[str, str | None]:
-    """Give the files with the user's task, strategy and codecs, and the digests of sections."""
+    """Give the files of the custom task, strategy and codecs, and the digests of sections."""
     sections = (experiment.task, experiment.strategy, experiment.codec.up, experiment.codec.down)
     files = {}
     for section in sections:
@@ -408,7 +409,7 @@ def own_files(experiment: Experiment) -> dict[str, str | None]:
 
 
 def _file_of(use: str) -> str | None:
-    """The file of ``path/to/file.py:Class``; None for anything else."""
+    """Return the file of ``path/to/file.py:Class``, or None."""
     where = use.rpartition(":")[0]
     return where if where.endswith(".py") else None
 
@@ -421,12 +422,12 @@ def _sha256(path: Path) -> str | None:
 
 
 def adopt(run: RunDirectory, experiment: Experiment, plan: Plan | None = None) -> None:
-    """Let a run go by another configuration, in this resumption and in those that follow.
+    """Change the configuration of a run for this resume and later ones.
 
     Args:
         run: its directory.
         experiment: the configuration.
-        plan: that it follows; None: the same as before, or none.
+        plan: a new plan to follow; None: no change.
 
     Raises:
         RunDirectoryError: the directory cannot be written.
@@ -443,43 +444,43 @@ def adopt(run: RunDirectory, experiment: Experiment, plan: Plan | None = None) -
 
 
 def has_moved(run: RunDirectory, experiment: Experiment, named: Collection[str] = ()) -> bool:
-    """Whether a run continues from another directory, or with a changed file of its task.
+    """Return whether a run continues from another directory, or with a changed task file.
 
     Args:
-        run: its directory, with the place of its files as it is now.
-        experiment: the configuration to go on with.
-        named: files of the user's that may have changed.
+        run: its directory, with the current location of its files.
+        experiment: the configuration to continue with.
+        named: user files that may have changed.
 
     Raises:
-        ConfigChangedError: the task's file has changed, and nobody has named it.
+        ConfigChangedError: the task's file has changed without being allowed.
     """
     origin = _read_origin(run.path)
     task = _file_of(experiment.task.use)
     digest = None if task is None else _sha256(run.base_dir / task)
     if task is not None and task not in named and origin.task_sha256 not in (None, digest):
         raise ConfigChangedError(
-            f"task {experiment.task.use}: {run.base_dir / task} is not the file that the run was "
-            "made with",
-            fix=f"Restore the file; or, if the change is meant, name it: --allow-change {task}.",
+            f"task {experiment.task.use}: {run.base_dir / task} is not the file with which the run "
+            "was made",
+            fix=f"Restore the file; or allow the change with --allow-change {task}.",
         )
     return (origin.base_dir, origin.task_sha256) != (run.base_dir, digest)
 
 
 def check_changes(saved: Experiment, wanted: Experiment, named: Collection[str]) -> dict[str, str]:
-    """Refuse to resume with a change that nobody has named.
+    """Reject changes of the configuration that are not allowed.
 
-    Keys that only say where and how a run is executed may change without being named.
+    Keys that only determine where and how a run is executed may always change.
 
     Args:
-        saved: the configuration that the run went by.
-        wanted: the one to go on with.
-        named: dotted keys that may change; each stands for all keys below it, too.
+        saved: configuration of the run.
+        wanted: configuration to continue with.
+        named: dotted keys that may change; each includes all keys below it.
 
     Returns:
-        What changes: dotted keys, each with ``old -> new``.
+        The changes: dotted keys, each with ``old -> new``.
 
     Raises:
-        ConfigChangedError: listing the changes that nobody has named.
+        ConfigChangedError: lists the changes that are not allowed.
     """
     found = changes(saved, wanted)
     may = (*named, *_EXECUTION)
@@ -493,13 +494,14 @@ def check_changes(saved: Experiment, wanted: Experiment, named: Collection[str])
         allow = " ".join(f"--allow-change {key}" for key in unnamed)
         raise ConfigChangedError(
             f"the configuration differs from that of the run:\n    {lines}",
-            fix=f"Leave CONFIG out to go on as the run was. If it is meant, name it: {allow}.",
+            fix="Omit CONFIG to continue with the run's configuration, or allow the changes: "
+            f"{allow}.",
         )
     return found
 
 
 def plan_of(experiment: Experiment) -> dict[str, object]:
-    """What runs where, as plain values for ``plan.json``."""
+    """Return the placement of processes as plain values for ``plan.json``."""
     chosen = experiment.model_dump(include={"strategy", "codec"})
     return {
         "averager_region": experiment.averager_region,

@@ -1,4 +1,4 @@
-"""Evaluation of a run: combine the regions' statistics and keep the best model.
+"""Evaluation of a run: combines the regions' statistics and saves the best model.
 
 Statistics are added; samples never leave their region. Results are recorded, and the run stops at
 its target.
@@ -39,11 +39,11 @@ class Evaluation:
 
     Attributes:
         step: region steps of the evaluated parameters; the regions' last when `final`.
-        region: whose parameters and held-out rows; None for all regions together.
+        region: region of the parameters and held-out rows; None for all regions.
         metrics: the task's metrics.
-        samples: held-out rows behind them.
-        final: made after the last exchange, when all regions agree.
-        one_model: all regions have told that they evaluated the same parameters, or there is one.
+        samples: number of held-out rows.
+        final: made after the last exchange, when all regions have the same model.
+        one_model: whether all regions reported the same parameters, or there is one region.
         steps: each region's own step.
     """
 
@@ -66,23 +66,23 @@ class _Reported:
 
 @dataclass(slots=True)
 class EvalCollector:
-    """Collects one region's statistics after the other.
+    """Collects the statistics of regions.
 
     Attributes:
-        task: turns sums into metrics.
-        num_regions: how many belong together.
+        task: converts sums to metrics.
+        num_regions: number of regions that are combined.
         intervals: steps between a region's evaluations, by region. Evaluations of the same interval
-            belong together: asynchronous regions pass a due step by a push or two. A region that
-            is not named is matched by the step itself.
-        newest: instead, the newest evaluations of all regions belong together, as soon as each has
-            made one; for regions whose numbers of steps have nothing to do with each other.
+            are combined, because asynchronous regions exceed a due step by a push or two. Other
+            regions are matched by step.
+        newest: combine the newest evaluations of all regions instead, once each has made one; for
+            regions with unrelated numbers of steps.
     """
 
     task: Task
     num_regions: int
     intervals: Mapping[str, int] = field(default_factory=dict)
     newest: bool = False
-    _joined: dict[str, int] = field(default_factory=dict)  # newcomers: their first interval
+    _joined: dict[str, int] = field(default_factory=dict)  # joined regions: their first interval
     _open: dict[tuple[int, bool], dict[str, _Reported]] = field(default_factory=dict)
 
     def add(
@@ -95,21 +95,21 @@ class EvalCollector:
         final: bool = False,
         model: str | None = None,
     ) -> list[Evaluation]:
-        """Take in one region's statistics.
+        """Add one region's statistics.
 
         Args:
-            region: whose.
-            step: of the evaluated parameters.
+            region: name of the region.
+            step: step of the evaluated parameters.
             stats: sums over its held-out rows.
-            samples: how many these are.
-            final: made after the last exchange.
-            model: digest of the evaluated parameters, if it is told.
+            samples: number of these rows.
+            final: whether it was made after the last exchange.
+            model: digest of the evaluated parameters, if reported.
 
         Returns:
             Its evaluation, and the combined one if it was the last region of that step (or of
             that interval).
         """
-        # After the last exchange all belong together, whatever their step.
+        # After the last exchange all evaluations are combined, whatever their step.
         number = 0 if self.newest else step // self.intervals.get(region, 1)
         key = (-1 if final else number, final)
         group = self._open.setdefault(key, {})
@@ -119,14 +119,14 @@ class EvalCollector:
         return done + self._complete([key])
 
     def admit(self, region: str, step: int) -> None:
-        """A region joins that has as many steps behind it: its evaluations count from there on."""
+        """Add a region that joins at a step; its later evaluations count."""
         self._joined[region] = step // self.intervals.get(region, 1)
 
     def forget(self, region: str) -> list[Evaluation]:
-        """Go on without a region; what it has told of open evaluations does not count.
+        """Remove a region, and its statistics in incomplete evaluations.
 
         Returns:
-            Combined evaluations that had waited for it alone.
+            Combined evaluations that waited only for this region.
         """
         waiting = [key for key in self._open if len(self._reported(key)) < self._wanted(*key)]
         if self._joined.pop(region, None) is None:
@@ -143,19 +143,19 @@ class EvalCollector:
                 continue
             if key[1] or not self.newest:
                 del self._open[key]
-            if group:  # else all whom it was of are gone
+            if group:  # else all its regions are gone
                 done.append(self._combined(group, final=key[1]))
         return done
 
     def _reported(self, key: tuple[int, bool]) -> dict[str, _Reported]:
-        """What the regions have told that an evaluation is of."""
+        """Return the reports of the regions that count for an evaluation."""
         number, final = key
         always = final or self.newest
         reports = self._open[key].items()
         return {name: t for name, t in reports if always or number > self._joined.get(name, -1)}
 
     def _wanted(self, number: int, final: bool) -> int:
-        """How many regions an evaluation is of."""
+        """Return the number of regions of an evaluation."""
         always = final or self.newest
         return self.num_regions + sum(always or number > first for first in self._joined.values())
 
@@ -190,17 +190,17 @@ Note = Callable[[int, Tensor, Tensor, bool], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Evaluated parameters between their evaluation and its outcome: files of the run, soon gone.
+    """Files with evaluated parameters, kept until the result of the evaluation is known.
 
-    Whoever has evaluated parameters is the only one who has exactly them: the region goes on
-    training, and other regions may have others. So they are written down there and then, before the
-    result is told, and whoever learns the result takes the file or drops it.
+    Only the process that evaluated parameters has exactly these: the region continues to train,
+    and other regions may have other parameters. Therefore they are written before the result is
+    reported, and the receiver of the result uses or deletes the file.
 
     Attributes:
-        directory: where the files are.
-        writers: regions whose parameters may be kept: the averager's, and all where it may move.
-        together: whether regions are to tell which parameters they have evaluated, so that it can
-            be seen that all of them have evaluated the same.
+        directory: directory of the files.
+        writers: regions whose parameters may be saved: the averager's, and all if it may move.
+        together: whether regions report a digest of the evaluated parameters, to verify that all
+            of them evaluated the same.
     """
 
     directory: Path
@@ -209,23 +209,23 @@ class Candidates:
 
     @classmethod
     def of(cls, experiment: Experiment, run_dir: Path) -> Candidates | None:
-        """Those of a run; None if it keeps no best model."""
+        """Return the candidates of a run; None if it saves no best model."""
         if experiment.train.keep_best is None:
             return None
         names = {experiment.averager_region}
-        if experiment.averager.standby is not None:  # it may move anywhere
+        if experiment.averager.standby is not None:  # it may move to any region
             names |= {*experiment.region_names}
         together = regions_agree(experiment) and len(experiment.regions) > 1
         return cls(run_dir / _DIRECTORY, frozenset(names), together)
 
     def prepare(self, *, anew: bool = True) -> None:
-        """Make the directory.
+        """Create the directory.
 
         Args:
-            anew: without what an earlier process has left there.
+            anew: whether to remove files of an earlier process.
 
         Raises:
-            RunDirectoryError: it cannot be made.
+            RunDirectoryError: the directory cannot be created.
         """
         if anew:
             self.close()
@@ -235,25 +235,25 @@ class Candidates:
             raise unwritable(self.directory, error) from error
 
     def close(self) -> None:
-        """Remove the directory and all that is in it."""
+        """Remove the directory and its files."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def note(
         self, region: str, step: int, params_P: Tensor, buffers_B: Tensor, final: bool
     ) -> str | None:
-        """Write evaluated parameters down, where they may be kept.
+        """Write evaluated parameters, if the region is a writer.
 
-        A disk that is full must not end a training: who wants the file will miss it, and say so.
+        A full disk must not end the training: the receiver reports the missing file.
 
         Args:
-            region: whose.
-            step: of the evaluation.
-            params_P: fp32 (P,), exactly as they were evaluated.
+            region: name of the region.
+            step: step of the evaluation.
+            params_P: evaluated parameters, fp32 (P,).
             buffers_B: model buffers, uint8 (B,); empty if the model has none.
-            final: whether it is the last one.
+            final: whether it is the last evaluation.
 
         Returns:
-            Their digest, if it is to be told.
+            Their digest, if digests are reported.
         """
         if region in self.writers:
             path = self._path(region, step, final=final)
@@ -267,14 +267,14 @@ class Candidates:
             except (OSError, SafetensorError) as error:
                 log.warning("the evaluated parameters cannot be written to %s: %s", path, error)
                 temporary.unlink(missing_ok=True)
-        # What is exchanged beside them is equal where parameters are; the rest is a region's own.
+        # Exchanged model buffers are equal if the parameters are; others are local to a region.
         return digest(params_P) if self.together else None
 
     def take(self, region: str, step: int, *, final: bool) -> tuple[Tensor, Tensor | None]:
-        """The parameters of an evaluation, fp32 (P,), and the model buffers.
+        """Read the parameters of an evaluation, fp32 (P,), and the model buffers.
 
         Raises:
-            RunDirectoryError: they were not written, or cannot be read.
+            RunDirectoryError: the file is missing, or cannot be read.
         """
         path = self._path(region, step, final=final)
         try:
@@ -284,11 +284,11 @@ class Candidates:
             raise RunDirectoryError(
                 f"the parameters that region '{region}' evaluated at step {step} cannot be read "
                 f"from {path}: {error}",
-                fix="Let all workers reach `run.dir`, with room for the model there.",
+                fix="Give all workers access to `run.dir`, with space for the model.",
             ) from error
 
     def drop(self, region: str, step: int, *, final: bool) -> None:
-        """Remove the parameters of an evaluation, if they are there."""
+        """Remove the parameters of an evaluation, if present."""
         self._path(region, step, final=final).unlink(missing_ok=True)
 
     def _path(self, region: str, step: int, *, final: bool) -> Path:
@@ -296,10 +296,10 @@ class Candidates:
 
 
 def regions_agree(experiment: Experiment) -> bool:
-    """Whether the regions of a run evaluate one and the same model, whenever they evaluate.
+    """Return whether all regions always evaluate the same model.
 
-    They do in rounds for which everybody waits, if what is evaluated is what the averager knows, or
-    if it is the region's own model just after a round.
+    This holds in synchronous rounds, if the averager's model is evaluated, or the region's own
+    model just after a round.
     """
     train, traits = experiment.train, experiment.strategy.traits
     if len(experiment.regions) == 1:
@@ -321,21 +321,21 @@ _ABOUT = "best"  # the file's metadata: `Best` as JSON
 
 
 class BestKeeper:
-    """Keeps the best evaluated model of a run beside the last one.
+    """Saves the best evaluated model of a run, in addition to the last one.
 
-    An evaluation counts if it is of one model. Where regions agree, that is the one of all regions
-    together; where they differ, it is the averager's region's own.
+    An evaluation counts if it belongs to one model: if regions agree, the combined evaluation;
+    otherwise that of the averager's region.
 
     Attributes:
-        best: so far, of this run and of what it goes on with; None without any.
-        candidates: where evaluated parameters are found.
+        best: the best model, including earlier segments of the run; None if there is none.
+        candidates: files with evaluated parameters.
 
     Args:
-        rule: what is best.
+        rule: comparison of models.
         experiment: the run.
-        task: gives the module.
-        run: where the model goes.
-        candidates: where evaluated parameters are found.
+        task: builds the module.
+        run: directory of the model.
+        candidates: files with evaluated parameters.
     """
 
     def __init__(
@@ -358,13 +358,13 @@ class BestKeeper:
     def of(
         cls, experiment: Experiment, task: Task, run: RunDirectory, *, attaches: bool = False
     ) -> BestKeeper | None:
-        """What keeps the best model of a run that begins or goes on; None if nothing is to.
+        """Return the keeper of a run's best model; None if no best model is saved.
 
         Args:
             experiment: the run.
-            task: gives the module.
-            run: its directory.
-            attaches: whether the run's processes go on: what they have left to be kept stays.
+            task: builds the module.
+            run: directory of the run.
+            attaches: whether the run's processes continue; their candidate files then stay.
 
         Raises:
             RunDirectoryError: the run's directory cannot be written.
@@ -376,7 +376,7 @@ class BestKeeper:
         return cls(rule, experiment, task, run, candidates)
 
     def check(self, done: Evaluation) -> None:
-        """Refuse an evaluation that says nothing of what is best.
+        """Reject an evaluation without the compared metric.
 
         Raises:
             ConfigError: the task has no such metric.
@@ -385,18 +385,18 @@ class BestKeeper:
             raise no_such_metric("train.keep_best.metric", self._rule.metric, done.metrics)
 
     def consider(self, done: Evaluation, leader: str) -> Best | None:
-        """Keep the model of an evaluation if it is the best so far.
+        """Save the model of an evaluation if it is the best.
 
         Args:
-            done: every one that there is, of single regions and of all together.
+            done: an evaluation of a single region or of all regions.
             leader: the averager's region.
 
         Returns:
-            What is known of the model if it was kept; it is `best` from now on.
+            The description of the model if it was saved, which is then `best`.
 
         Raises:
             ConfigError: the task has no such metric.
-            RunDirectoryError: it is the best, but could not be kept; the best before stays.
+            RunDirectoryError: it is the best, but cannot be saved; the previous one stays.
         """
         self.check(done)
         if (done.region is None) != self._agree:
@@ -432,19 +432,19 @@ class BestKeeper:
 
 
 def load_best(path: Path) -> Best | None:
-    """What the file of a best model says of itself; None if there is none, or it says nothing."""
+    """Return the metadata of a best model's file, or None."""
     if not path.exists():
         return None
     try:
         with safe_open(path, "pt") as file:
             return Best.model_validate_json((file.metadata() or {})[_ABOUT])
     except (OSError, SafetensorError, KeyError, ValidationError) as error:
-        log.warning("%s does not say what it is the best by, and does not count: %s", path, error)
+        log.warning("%s has no valid metadata and is ignored: %s", path, error)
         return None
 
 
 def no_such_metric(key: str, metric: str, there: Collection[str]) -> ConfigError:
-    """The error to raise where a configuration names a metric that the task does not give."""
+    """Return the error about a metric that the task does not have."""
     return ConfigError(
         f"{key}: the task's evaluation has no '{metric}'",
         fix=f"Set {key} to {' or '.join(sorted(there))}.",
@@ -452,27 +452,27 @@ def no_such_metric(key: str, metric: str, there: Collection[str]) -> ConfigError
 
 
 Emit = Callable[..., Event]
-"""``emit(kind, t_s, **fields)``: takes one event and gives it back."""
+"""``emit(kind, t_s, **fields)``: records an event and returns it."""
 
 EvalMark = tuple[int, str | None, bool]
-"""What tells an evaluation from all others: step, region, whether it is the last."""
+"""Key of an evaluation: step, region, whether it is the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalNotes:
-    """Records an evaluation, keeps the best model, and notes when the target is reached.
+    """Records evaluations, saves the best model, and notes when the target is reached.
 
-    The same for real and simulated runs. To keep a model is to read and to write all of it: who
-    watches a run has no time for that and gives an executor of one thread, which looks at
-    evaluations in their order. What came of it is written down once it is known.
+    The same for real and simulated runs. Saving a model reads and writes all of it, so the run
+    actor passes an executor of one thread, which processes evaluations in order. The result is
+    recorded once it is known.
 
     Attributes:
         collector: combines the regions' evaluations.
-        emit: takes events.
-        target: of the run.
-        keeper: keeps the best model; None if nobody wants it.
-        executor: keeps it one evaluation at a time, in order; None: there and then.
-        reports: those of which an earlier run actor has taken note.
+        emit: records events.
+        target: target of the run.
+        keeper: saves the best model; None if no best model is saved.
+        executor: runs the keeper in order; None: runs it synchronously.
+        reports: evaluations that an earlier run actor has recorded.
     """
 
     collector: EvalCollector
@@ -484,15 +484,15 @@ class EvalNotes:
     _asked: deque[tuple[int, Future[Best | None]]] = field(default_factory=deque)  # by step
 
     def begin(self, t_s: float) -> None:
-        """Write down what is the best so far, if the run goes on with an earlier one."""
+        """Record the best model, if the run continues with an earlier one."""
         if self.keeper is not None and self.keeper.best is not None:
             self._note_best(self.keeper.best, t_s)
 
     def end(self, now_s: Callable[[], float]) -> None:
-        """Leave nothing behind but the best model, which is written to its end and told of.
+        """Finish saving the best model, record it, and remove the candidate files.
 
         Args:
-            now_s: when that is.
+            now_s: time of the event.
         """
         try:
             if self.executor is not None:
@@ -503,31 +503,31 @@ class EvalNotes:
                 self.keeper.candidates.close()
 
     def settle(self, t_s: float) -> None:
-        """Write down what has come of keeping models, by ``t_s``."""
+        """Record the results of saved models, until ``t_s``."""
         while self._asked and self._asked[0][1].done():
             step, outcome = self._asked.popleft()
             try:
                 best = outcome.result()
             except RunDirectoryError as error:
-                log.error("the best model so far was not kept: %s", error)
+                log.error("the best model was not saved: %s", error)
                 self.emit("best_failed", t_s, step=step, cause=error.message)
                 continue
             if best is not None:
                 self._note_best(best, t_s)
 
     def take(self, finished: list[Evaluation], t_s: float, leader: str) -> str | None:
-        """Take in what `EvalCollector` has put together.
+        """Record finished evaluations.
 
         Args:
             finished: evaluations in order.
-            t_s: when.
+            t_s: time of the event.
             leader: the averager's region.
 
         Returns:
-            Why the run is to stop, if it is.
+            The reason to stop the run, or None.
 
         Raises:
-            ConfigError: target or best model go by a metric that the task does not have.
+            ConfigError: target or best model use a metric that the task does not have.
         """
         cause = None
         for done in finished:
@@ -567,7 +567,7 @@ class EvalNotes:
 
 
 def hits(target: Target, done: Evaluation, event: Event) -> bool:
-    """Whether ``done``, written down as ``event``, reaches the target of the whole run.
+    """Return whether ``done``, recorded as ``event``, reaches the target of the run.
 
     Raises:
         ConfigError: if the task has no such metric.
@@ -581,12 +581,12 @@ def hits(target: Target, done: Evaluation, event: Event) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EvalSetting:
-    """How a worker evaluates.
+    """Evaluation settings of a worker.
 
     Attributes:
-        rows: of a batch.
-        note: takes evaluated parameters; None if nobody wants them.
-        statistics: rows that running statistics are computed from before the last evaluation.
+        rows: rows per batch.
+        note: receives evaluated parameters; None if unused.
+        statistics: rows from which running statistics are computed before the last evaluation.
     """
 
     rows: int = 256

@@ -1,6 +1,6 @@
-"""Apply a plan to a configuration, as `geo-ray train --plan` does.
+"""Applies a plan to a configuration, as `geo-ray train --plan` does.
 
-Also identifies the model that a configuration trains.
+Also identifies the model of a configuration.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from geo_ray.runs.directory import CONFIG_FILE, RunDirectory
 
 
 def model_id(experiment: Experiment, base_dir: Path, num_params: int) -> ModelId:
-    """What tells the model from others.
+    """Return the identity of a configuration's model.
 
     Args:
         experiment: the configuration.
-        base_dir: where a relative path to the user's file starts.
+        base_dir: base of a relative path to the user's file.
         num_params: of the model.
     """
     use = experiment.task.use
@@ -41,7 +41,7 @@ def model_id(experiment: Experiment, base_dir: Path, num_params: int) -> ModelId
 
 
 def _nodes(region: RegionPlan) -> list[dict[str, object]]:
-    """The machines that the workers are placed on, in the order of their batches."""
+    """Return the machines of the workers, in the order of their batches."""
     return [
         {"type": each.type, "count": each.count, "workers": each.workers}
         for each in region.machines
@@ -49,15 +49,15 @@ def _nodes(region: RegionPlan) -> list[dict[str, object]]:
 
 
 def check_model(plan: Plan, experiment: Experiment, base_dir: Path) -> None:
-    """Refuse a plan that was made for another model.
+    """Reject a plan for another model.
 
     Args:
-        plan: to follow.
+        plan: the plan.
         experiment: the configuration.
-        base_dir: where relative paths in it start.
+        base_dir: base of its relative paths.
 
     Raises:
-        OtherModelError: says in what they differ.
+        OtherModelError: names the differences.
         TaskLoadError: the task cannot be loaded.
     """
     if plan.model is None:
@@ -66,11 +66,11 @@ def check_model(plan: Plan, experiment: Experiment, base_dir: Path) -> None:
     num_params = parameter_count(task, experiment.seed)
     difference = plan.model.differs(model_id(experiment, base_dir, num_params))
     if difference is not None:
-        raise OtherModelError(f"the plan was made for another model: {difference}")
+        raise OtherModelError(f"the plan is for another model: {difference}")
 
 
 def emulation_of(plan: Plan) -> list[str]:
-    """Overrides that give a simulation the machines that the plan would rent."""
+    """Return overrides that give a simulation the machines of the plan."""
     speeds = {
         region.region: [
             m.rows_per_s / m.workers for m in region.machines for _ in range(m.count * m.workers)
@@ -86,18 +86,18 @@ def emulation_of(plan: Plan) -> list[str]:
 
 
 def changes_of(plan: Plan, experiment: Experiment, *, exchanges: bool = True) -> list[str]:
-    """Overrides, as for ``--set``: workers, batches, averager, interval and codec of the plan.
+    """Return overrides for the plan's workers, batches, averager, interval and codec.
 
-    Machines are not rented: the cluster has them, labelled with their type. Each takes the workers
-    that the plan has for it, and nobody else's.
+    Machines are not rented: the cluster must have them, labelled with their type. Each runs exactly
+    the workers that the plan assigns to it.
 
     Args:
-        plan: what to follow.
+        plan: the plan.
         experiment: the configuration.
-        exchanges: also interval and codec; without them it is only about who computes where.
+        exchanges: whether to include interval and codec, in addition to the placement.
 
     Raises:
-        PlanError: it is for other regions or another number of steps.
+        PlanError: the plan is for other regions or another number of steps.
     """
     names = [region.region for region in plan.regions]
     if sorted(names) != sorted(experiment.region_names):
@@ -139,7 +139,7 @@ def changes_of(plan: Plan, experiment: Experiment, *, exchanges: bool = True) ->
 
 
 def exchange_of(experiment: Experiment, interval: int, codec: str | None) -> dict[str, object]:
-    """What a way to exchange changes in a configuration, by dotted key.
+    """Return the overrides of an exchange setting, by dotted key.
 
     Args:
         experiment: the configuration.
@@ -159,15 +159,15 @@ def exchange_of(experiment: Experiment, interval: int, codec: str | None) -> dic
 
 
 def following(run: RunDirectory, experiment: Experiment, plan: Plan) -> Experiment:
-    """The configuration of a run that follows another plan from its next resumption on.
+    """Return the configuration of a run that follows another plan after its next resume.
 
     Args:
-        run: its directory; nothing in it is changed.
-        experiment: its configuration so far.
-        plan: what to follow; of `geo-ray plan --from`.
+        run: directory of the run; not changed.
+        experiment: its current configuration.
+        plan: the new plan, from `geo-ray plan --from`.
 
     Raises:
-        PlanError: the plan is for something else.
+        PlanError: the plan does not fit.
     """
     from geo_ray.experiment.experiment import Experiment
 

@@ -30,19 +30,19 @@ LEASE_KEY = "lease.json"
 
 
 class Owner(StrictModel):
-    """A process that drives a run, or did.
+    """A current or former holder of a lease.
 
-    Its times of day are for people; nothing is decided by them.
+    Its times of day are informative; no decision depends on them.
     """
 
     host: str = Field(description="name of its machine")
     pid: int = Field(ge=1, description="process id there")
     machine: str = Field(
-        default="", description="the machine since its last start, and which of its process ids"
+        default="", description="boot id of the machine and namespace of its process ids"
     )
-    started: str = Field(default="", description="of the process, as its system counts")
-    token: str = Field(description="of this holder alone")
-    since: str = Field(description="when it took the lease, by its own clock")
+    started: str = Field(default="", description="start time of the process, in system ticks")
+    token: str = Field(description="unique id of this holder")
+    since: str = Field(description="time at which it took the lease, by its clock")
 
     @property
     def text(self) -> str:
@@ -51,47 +51,47 @@ class Owner(StrictModel):
 
 
 class LeaseRecord(StrictModel):
-    """The lease of one run. Every write of it is another record."""
+    """A record of a run's lease. Every write replaces it."""
 
     epoch: int = Field(ge=1, description="grows by one with every holder")
     renewal: int = Field(ge=0, description="grows by one with every write of the same holder")
     owner: Owner
-    lives_s: float = Field(gt=0, description="how long it counts after its newest renewal")
-    released: bool = Field(default=False, description="whether its holder has given it back")
-    doing: str = Field(default="", description="what the holder was last doing, for people")
+    lives_s: float = Field(gt=0, description="seconds for which it is valid after a renewal")
+    released: bool = Field(default=False, description="whether its holder has released it")
+    doing: str = Field(default="", description="last activity of the holder, informative")
 
 
 def encode_record(record: LeaseRecord) -> bytes:
-    """Write a record as `decode_record` reads it."""
+    """Encode a record for `decode_record`."""
     return record.model_dump_json(indent=1).encode() + b"\n"
 
 
 def decode_record(data: bytes) -> LeaseRecord:
-    """Read a record.
+    """Decode a record.
 
     Raises:
-        RunDirectoryError: the bytes are no record.
+        RunDirectoryError: the bytes are not a record.
     """
     try:
         return LeaseRecord.model_validate_json(data)
     except ValidationError as error:
         raise RunDirectoryError(
-            f"the run's {LEASE_KEY} cannot be read: {error.error_count()} things in it are wrong",
-            fix=f"If no process drives the run any more, remove {LEASE_KEY} from its directory.",
+            f"the run's {LEASE_KEY} cannot be read: {error.error_count()} invalid fields",
+            fix=f"If the run is not active, remove {LEASE_KEY} from its directory.",
         ) from error
 
 
 PATIENCE = 1.25
-"""How many times its life a lease must stand unchanged before somebody else takes it."""
+"""Number of lifetimes for which a lease must be unchanged before another process takes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taking:
-    """The lease is to be had.
+    """The lease can be taken.
 
     Attributes:
-        record: to be written in its place, if it still is as it was seen.
-        from_unknown: whether the holder before may still be there, unheard.
+        record: record to write, if the lease is still unchanged.
+        from_unknown: whether the previous holder may still be running, unobserved.
     """
 
     record: LeaseRecord
@@ -100,11 +100,11 @@ class Taking:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """It is not known yet whether the holder lives.
+    """It is not known yet whether the holder is alive.
 
     Attributes:
-        record: the lease as it stands.
-        left_s: seconds until it is to be had, if nothing changes.
+        record: current record of the lease.
+        left_s: seconds until the lease can be taken, if it does not change.
     """
 
     record: LeaseRecord
@@ -113,10 +113,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The holder lives.
+    """The holder is alive.
 
     Attributes:
-        record: the lease as it stands.
+        record: current record of the lease.
     """
 
     record: LeaseRecord
@@ -124,11 +124,11 @@ class Refused:
 
 @dataclass(slots=True)
 class Claim:
-    """One process that wants the lease.
+    """State of a process that requests the lease.
 
     Attributes:
         owner: the process.
-        lives_s: for how long its own renewals are to count.
+        lives_s: lifetime of its renewals.
     """
 
     owner: Owner
@@ -139,12 +139,12 @@ class Claim:
     def see(
         self, record: LeaseRecord | None, now_s: float, *, has_ended: bool
     ) -> Taking | Waiting | Refused:
-        """Judge what was just read.
+        """Judge a record that was just read.
 
         Args:
             record: the lease; None if there is none yet.
-            now_s: of the own clock, read after ``record`` was.
-            has_ended: whether the holder's process is known not to be there any more.
+            now_s: own clock, read after ``record``.
+            has_ended: whether the holder's process is known to have ended.
         """
         if record is None:
             return Taking(self._after(0), from_unknown=False)
@@ -165,21 +165,21 @@ class Claim:
 
 @dataclass(slots=True)
 class LeaseWatch:
-    """Looks at one lease again and again, and judges by its own clock."""
+    """Observes a lease repeatedly, and judges it by its own clock."""
 
     _newest: LeaseRecord | None = None
     _since_s: float = 0.0
     _is_heard: bool = False
 
     def see(self, record: LeaseRecord, now_s: float) -> bool | None:
-        """Judge what was just read.
+        """Judge a record that was just read.
 
         Args:
             record: the lease.
-            now_s: of the own clock, read after ``record`` was.
+            now_s: own clock, read after ``record``.
 
         Returns:
-            Whether its holder was heard in the time that it lives; None if that is not known yet.
+            Whether its holder has renewed it within its lifetime; None if unknown.
         """
         if record != self._newest:
             self._is_heard = self._newest is not None
@@ -189,7 +189,7 @@ class LeaseWatch:
         return True if self._is_heard else None
 
     def left_s(self, now_s: float) -> float:
-        """Seconds until the holder counts as silent, if nothing changes."""
+        """Return the seconds until the holder counts as unresponsive, without a renewal."""
         if self._newest is None:
             return 0.0
         return self._since_s + PATIENCE * self._newest.lives_s - now_s
@@ -197,12 +197,12 @@ class LeaseWatch:
 
 @dataclass(slots=True)
 class Holding:
-    """What the holder knows.
+    """State of a holder.
 
     Attributes:
-        record: as it last wrote it.
-        until_s: when it stops to count, by the own clock.
-        is_lost: whether somebody else has the lease; it never comes back.
+        record: the record that it last wrote.
+        until_s: end of its validity, by the own clock.
+        is_lost: whether another process has taken the lease; final.
     """
 
     record: LeaseRecord
@@ -211,20 +211,20 @@ class Holding:
 
     @classmethod
     def taken(cls, record: LeaseRecord, began_s: float) -> Holding:
-        """The lease was written.
+        """Note that the lease was written.
 
         Args:
-            record: what was written.
-            began_s: of the own clock, read before that: the lease counts from there.
+            record: the written record.
+            began_s: own clock, read before the write; start of the validity.
         """
         return cls(record, began_s + record.lives_s)
 
     def may_write(self, now_s: float) -> bool:
-        """Whether nobody else can have the lease at this moment of the own clock."""
+        """Return whether no other process can have the lease at this time of the own clock."""
         return not self.is_lost and now_s < self.until_s
 
     def next(self, doing: str, *, released: bool = False) -> LeaseRecord:
-        """What to write to renew the lease, or to give it back."""
+        """Return the record to write for renewing or releasing the lease."""
         return self.record.model_copy(
             update={"renewal": self.record.renewal + 1, "doing": doing, "released": released}
         )
@@ -234,10 +234,10 @@ class Holding:
         self.record, self.until_s = record, began_s + record.lives_s
 
     def found(self, record: LeaseRecord) -> bool:
-        """Judge what stands there although a write of the own was refused.
+        """Judge the record found after a rejected write.
 
         Returns:
-            Whether it is the own lease: an earlier write has arrived whose answer has not.
+            Whether it is the own lease: an earlier write has arrived whose answer was lost.
         """
         held = self.record
         if record.epoch == held.epoch and record.owner == held.owner:
@@ -248,7 +248,7 @@ class Holding:
 
 
 def this_process() -> Owner:
-    """This process as the holder of a lease; another one at every call."""
+    """Return this process as a holder; with a new id at every call."""
     return Owner(
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -260,10 +260,10 @@ def this_process() -> Owner:
 
 
 def has_ended(owner: Owner) -> bool | None:
-    """Whether a process is gone; None if that cannot be known from this machine.
+    """Return whether a process has ended; None if this machine cannot know.
 
-    Process ids mean the same only within one namespace of one start of one machine. A process that
-    has ended and is not yet taken note of by its parent is gone: it writes nothing any more.
+    Process ids are only meaningful within one namespace and one boot of one machine. A zombie
+    process counts as ended, because it writes nothing.
     """
     if not owner.machine or not owner.started or owner.machine != _machine():
         return None
@@ -279,9 +279,9 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When a process began, in its system's ticks; None if it is not there."""
+    """Return the start time of a process in system ticks; None if it does not exist."""
     try:
-        # The name, in parentheses, may have blanks and parentheses of its own.
+        # The name, in parentheses, may contain blanks and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
@@ -289,15 +289,15 @@ def _started(pid: int) -> str | None:
     return None if state in ("Z", "X") else started
 
 
-_RENEWALS: Final = 5  # within a life
+_RENEWALS: Final = 5  # per lifetime
 _log = logging.getLogger(__name__)
 
 
 class Fence(Protocol):
-    """Tells a holder that another one may act."""
+    """Fencing token check of a holder."""
 
     def check(self) -> None:
-        """Return if nobody else can act now.
+        """Return if no other holder can act now.
 
         Raises:
             LeaseLostError: another holder may act.
@@ -305,22 +305,22 @@ class Fence(Protocol):
 
 
 class Unfenced:
-    """A `Fence` where nobody else can act: a simulation, or a single process."""
+    """A `Fence` without other holders: a simulation, or a single process."""
 
     def check(self) -> None:
         """See `Fence.check`."""
 
 
 class LeaseKeeper:
-    """The lease while this process holds it. Made by `LeaseSeeker`; any thread may call it.
+    """The lease while this process holds it. Created by `LeaseSeeker`; thread-safe.
 
     Args:
-        store: where the lease lies.
-        name: of the run, for messages.
-        holding: what was written.
-        tag: of what was written.
-        clock: by which it counts.
-        from_unknown: whether the holder before may still be there, unheard.
+        store: store of the lease.
+        name: name of the run, for messages.
+        holding: state of the holder.
+        tag: version of the written record.
+        clock: clock of the validity.
+        from_unknown: whether the previous holder may still be running, unobserved.
     """
 
     def __init__(
@@ -349,43 +349,43 @@ class LeaseKeeper:
         return self._holding.record.epoch
 
     def start(self) -> None:
-        """Renew the lease from now on, on a thread of its own."""
+        """Start renewing the lease in a background thread."""
         self._renewer.start()
 
     def note(self, doing: str) -> None:
-        """Say what is being done; it stands in the lease from the next renewal on."""
+        """Set the activity, which the next renewal writes to the lease."""
         self._doing = doing
 
     def check(self) -> None:
-        """Return if nobody else can have the lease now; costs nothing as a rule.
+        """Return if no other process can have the lease now; usually without I/O.
 
-        After a pause the lease is renewed first, which is refused if somebody has taken it.
+        After a pause the lease is renewed first, which fails if another process has taken it.
 
         Raises:
-            LeaseLostError: somebody has.
-            RunDirectoryError: that cannot be found out.
+            LeaseLostError: another process has the lease.
+            RunDirectoryError: the lease cannot be read or written.
         """
         if not self.may_write():
             self.renew()
 
     def check_known(self) -> None:
-        """Return unless it is known that somebody else has the lease; asks nobody.
+        """Return unless another process is known to have the lease; without I/O.
 
-        For what is written where only this process reads it, while the store may be out of reach.
+        For writes that only this process reads, while the store may be unavailable.
 
         Raises:
-            LeaseLostError: somebody has.
+            LeaseLostError: another process has the lease.
         """
         if self._holding.is_lost:
             raise self._lost()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """For a small write that must not be late: nobody takes the lease while the block runs.
+        """Guard a small write: no other process takes the lease while the block runs.
 
         Raises:
-            LeaseLostError: somebody has taken it; the block is not run.
-            RunDirectoryError: that cannot be found out.
+            LeaseLostError: another process has taken it; the block is not run.
+            RunDirectoryError: the lease cannot be read or written.
         """
         with self._lock:
             self.check()
@@ -400,20 +400,20 @@ class LeaseKeeper:
                 yield
 
     def may_write(self) -> bool:
-        """Whether nobody else can have the lease now; looks at the own clock only."""
+        """Return whether no other process can have the lease now, by the own clock only."""
         return self._holding.may_write(self._clock.now_s())
 
     def renew(self) -> None:
         """Renew the lease.
 
         Raises:
-            LeaseLostError: somebody else has it.
+            LeaseLostError: another process has it.
             RunDirectoryError: it cannot be written.
         """
         self._put(released=False)
 
     def close(self) -> None:
-        """Give the lease back, so that the next process need not wait; never raises."""
+        """Release the lease, so that the next process need not wait; never raises."""
         self._ended.set()
         if self._renewer.is_alive():
             self._renewer.join()
@@ -422,7 +422,7 @@ class LeaseKeeper:
         try:
             self._put(released=True)
         except GeoRayError as error:
-            _log.warning("the lease of %s runs out by itself: %s", self._name, error.message)
+            _log.warning("the lease of %s expires by itself: %s", self._name, error.message)
 
     def _put(self, *, released: bool) -> None:
         with self._lock:
@@ -454,7 +454,7 @@ class LeaseKeeper:
             self._by = f" by {record.owner.text}, as holder {record.epoch}"
         return LeaseLostError(
             f"{self._name} was taken over{self._by}; this process was holder {self.epoch} and "
-            "writes nothing to the run any more"
+            "no longer writes to the run"
         )
 
     def _renew_often(self) -> None:
@@ -463,7 +463,7 @@ class LeaseKeeper:
             try:
                 self.renew()
             except LeaseLostError:
-                return  # who writes next is told
+                return  # the next write raises
             except GeoRayError as error:
                 limited_log.warning(
                     "renew", f"{self._name}: its lease is not renewed: {error.message}"
@@ -475,14 +475,14 @@ _POLL_EVERY_S: Final = 0.25
 
 
 class LeaseSeeker:
-    """One process that wants the lease of one run.
+    """A process that requests the lease of a run.
 
     Args:
-        store: where the lease lies.
-        name: of the run, for messages.
-        notify: told why it waits.
-        lives_s: for how long a renewal of its own is to count.
-        clock: by which it judges; a `BootClock` if None, so that a lease also runs out while the
+        store: store of the lease.
+        name: name of the run, for messages.
+        notify: called with the reason of a wait.
+        lives_s: lifetime of its renewals.
+        clock: clock for judging; None: a `BootClock`, so that a lease also expires while the
             machine is suspended.
     """
 
@@ -501,22 +501,22 @@ class LeaseSeeker:
         self._has_notified = False
 
     def wait(self) -> None:
-        """Return when the lease is to be had; writes nothing.
+        """Return when the lease can be taken; writes nothing.
 
-        Waits for the time that a lease lives if its holder may be alive and is not heard.
+        Waits for the lifetime of the lease if its holder may be alive but is not observed.
 
         Raises:
-            RunHeldError: another process drives the run.
+            RunHeldError: another process holds the lease.
             RunDirectoryError: the lease cannot be read.
         """
         while isinstance(decision := self._see()[0], Waiting):
             self._wait_for(decision)
 
     def take(self) -> LeaseKeeper:
-        """Take the lease, and keep it until `LeaseKeeper.close`; waits as `wait` does.
+        """Take the lease, and hold it until `LeaseKeeper.close`; waits as `wait` does.
 
         Raises:
-            RunHeldError: another process drives the run.
+            RunHeldError: another process holds the lease.
             RunDirectoryError: the lease cannot be read or written.
         """
         while isinstance(found := self.try_acquire(), Waiting):
@@ -525,10 +525,10 @@ class LeaseSeeker:
         return found
 
     def try_acquire(self) -> LeaseKeeper | Waiting:
-        """Look at the lease once, and take it if it is to be had.
+        """Read the lease once, and take it if possible.
 
         Returns:
-            The lease, which nobody renews yet; or what to wait for.
+            The lease, not renewed yet; or the state to wait for.
 
         Raises:
             RunHeldError, RunDirectoryError: as for `take`.
@@ -549,7 +549,7 @@ class LeaseSeeker:
                     self._clock,
                     from_unknown=decision.from_unknown,
                 )
-            # Somebody was quicker.
+            # Another process was faster.
 
     def _see(self) -> tuple[Taking | Waiting, StoredValue | None, float]:
         found = self._store.read(LEASE_KEY)
@@ -565,8 +565,8 @@ class LeaseSeeker:
         if not self._has_notified:
             self._has_notified = True
             self._notify(
-                f"{self._name} is driven by {what.record.owner.text}: looking for up to "
-                f"{what.left_s:.0f} s whether that lives"
+                f"{self._name} is held by {what.record.owner.text}: checking for up to "
+                f"{what.left_s:.0f} s whether that process is alive"
             )
         self._clock.sleep_s(min(what.left_s, _POLL_EVERY_S))
 
@@ -574,26 +574,26 @@ class LeaseSeeker:
 def _held(name: str, record: LeaseRecord) -> RunHeldError:
     owner = record.owner
     return RunHeldError(
-        f"{name} is being driven: {owner.text}",
-        fix=f"See how it stands with `geo-ray status {name}`, or watch it with `geo-ray train "
+        f"{name} is active: {owner.text}",
+        fix=f"Check it with `geo-ray status {name}`, or watch it with `geo-ray train "
         f"--resume {name}` and no changes to its configuration. To continue it from here or with "
         f"changes, stop it first: `geo-ray stop {name}`.",
     )
 
 
 REMOTE_LEASE_S: Final = 30.0
-"""Of a lease in a bucket: each renewal is paid for."""
+"""Lifetime of a lease in a bucket, where each renewal costs money."""
 
 
 def seeker_of(
     run_dir: Path, notify: Callable[[str], None], remote_store: ConditionalStore | None = None
 ) -> LeaseSeeker:
-    """What seeks the lease of a run.
+    """Return the seeker of a run's lease.
 
     Args:
-        run_dir: its directory.
-        notify: told why it takes a while.
-        remote_store: where the lease lies, if that is not in the directory.
+        run_dir: directory of the run.
+        notify: called with the reason of a wait.
+        remote_store: store of the lease, if it is not in the directory.
     """
     if remote_store is not None:
         return LeaseSeeker(remote_store, str(remote_store), notify, lives_s=REMOTE_LEASE_S)
@@ -607,7 +607,7 @@ def driving(seeker: LeaseSeeker) -> Iterator[LeaseKeeper]:
     """Hold the lease of a run while the block runs.
 
     Raises:
-        RunHeldError: another process drives the run.
+        RunHeldError: another process holds the lease.
         RunDirectoryError: the lease cannot be read or written.
     """
     keeper = seeker.take()

@@ -1,4 +1,4 @@
-"""The trained model as a file that PyTorch users expect: names of the module, no code in it."""
+"""The trained model as a PyTorch state dictionary: names of the module, without code."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _DIGEST = "data_sha256"
 def about_model(
     experiment: Experiment, step: int, metrics: Mapping[str, float | None]
 ) -> dict[str, str]:
-    """What a file of a model says about itself: task, options, step, metrics.
+    """Return the metadata of a model file: task, options, step, metrics.
 
     Args:
-        experiment: the run that trained it.
-        step: after which.
-        metrics: of the newest evaluation of all regions.
+        experiment: the run that trained the model.
+        step: step of the model.
+        metrics: metrics of the newest evaluation of all regions.
     """
     return {
         "format": "pt",
@@ -60,39 +60,39 @@ def save_trained(
     Load it with ``safetensors.torch.load_model(module, path)``.
 
     Args:
-        task: gives the module.
-        seed: of the run.
+        task: builds the module.
+        seed: seed of the run.
         params_P: fp32 (P,).
-        path: the file.
-        about: its metadata, as `about_model` gives it.
-        buffers_B: what the model carries beside them, uint8 (B,); None: as at the start.
+        path: output file.
+        about: metadata from `about_model`.
+        buffers_B: model buffers, uint8 (B,); None: initial values.
 
     Raises:
-        RunDirectoryError: if it cannot be written.
+        RunDirectoryError: the file cannot be written.
     """
     _save(module_with(task, seed, [params_P], buffers_B), path, about or {})
 
 
 def keep_longer(path: Path, step: int) -> Path | None:
-    """Put a model aside that was trained for longer than the one that is to be written there.
+    """Rename an existing model that was trained for more steps than the new one.
 
-    A run that goes on from an older checkpoint may end after fewer steps than it had before.
+    A run that resumes from an older checkpoint may end after fewer steps than before.
 
     Args:
-        path: where the new model goes.
-        step: after which it was taken.
+        path: destination of the new model.
+        step: step of the new model.
 
     Returns:
-        Where the older file is now; None if there was none of more steps.
+        The new path of the older file; None if no model with more steps existed.
 
     Raises:
-        RunDirectoryError: it cannot be moved.
+        RunDirectoryError: the file cannot be renamed.
     """
     try:
         with safe_open(path, framework="pt") as file:
             there = int((file.metadata() or {})["step"])
     except (OSError, SafetensorError, KeyError, ValueError):
-        return None  # there is none, or nothing that says how long it was trained
+        return None  # missing, or without the number of steps
     if there <= step:
         return None
     aside = path.with_name(f"{path.stem}-{there}{path.suffix}")
@@ -107,13 +107,13 @@ def keep_longer(path: Path, step: int) -> Path | None:
 def module_with(
     task: Task, seed: int, slices: Sequence[Tensor], buffers_B: Tensor | None = None
 ) -> nn.Module:
-    """The task's module with these parameters.
+    """Return the task's module with these parameters.
 
     Args:
-        task: gives the module.
-        seed: of the run.
+        task: builds the module.
+        seed: seed of the run.
         slices: fp32, together (P,), in the order of the flat vector.
-        buffers_B: what the model carries beside them, uint8 (B,); None: as at the start.
+        buffers_B: model buffers, uint8 (B,); None: initial values.
 
     Raises:
         TaskOutputError: the module has another number of parameters.
@@ -126,17 +126,16 @@ def module_with(
 
 
 def load_trained(task: Task, seed: int, path: Path) -> nn.Module:
-    """The task's module with the parameters of a file that `save_trained` wrote.
+    """Return the task's module with the parameters of a file of `save_trained`.
 
     Raises:
-        RunDirectoryError: there is no such file, it cannot be read, or its tensors are not those
-            that were written.
+        RunDirectoryError: the file is missing, unreadable or damaged.
         TaskOutputError: the task's module has other parameters.
     """
     if not path.exists():
         raise RunDirectoryError(
             f"{path} does not exist: the run has no final model",
-            fix="Let the run come to its end, or name one of its checkpoints.",
+            fix="Finish the run, or use one of its checkpoints.",
         )
     module = checked_model(task, seed)
     try:
@@ -146,24 +145,24 @@ def load_trained(task: Task, seed: int, path: Path) -> nn.Module:
         raise RunDirectoryError(f"cannot read {path}: {error}") from error
     except RuntimeError as error:
         raise TaskOutputError(
-            f"{path} is not of this task's model: {error}",
-            fix="Use the task and options that the file names in its metadata.",
+            f"{path} is not a model of this task: {error}",
+            fix="Use the task and options in the file's metadata.",
         ) from error
     return module
 
 
 def export_model(module: nn.Module, path: Path, about: Mapping[str, str]) -> None:
-    """Write a module's state dictionary for plain PyTorch.
+    """Write a module's state dictionary for PyTorch.
 
     Args:
-        module: with its parameters.
-        path: ``.safetensors``; or ``.pt``, which ``torch.load(path, weights_only=True)`` reads and
-            which holds tensors only.
-        about: metadata; only ``.safetensors`` has any.
+        module: module with its parameters.
+        path: ``.safetensors``; or ``.pt``, for ``torch.load(path, weights_only=True)``, with
+            tensors only.
+        about: metadata; only for ``.safetensors``.
 
     Raises:
-        ConfigError: the file has another ending.
-        RunDirectoryError: it cannot be written.
+        ConfigError: the file has another suffix.
+        RunDirectoryError: the file cannot be written.
     """
     if path.suffix == ".safetensors":
         _save(module, path, about)
@@ -176,8 +175,8 @@ def export_model(module: nn.Module, path: Path, about: Mapping[str, str]) -> Non
             raise unwritable(path, error) from error
     else:
         raise ConfigError(
-            f"{path}: not the name of a model's file",
-            fix="Let it end in .safetensors or .pt.",
+            f"{path}: not the name of a model file",
+            fix="Use the suffix .safetensors or .pt.",
         )
 
 
@@ -192,7 +191,7 @@ def _save(module: nn.Module, path: Path, about: Mapping[str, str]) -> None:
         sync_directory(path.parent)
     except OSError as error:
         raise unwritable(path, error) from error
-    except SafetensorError as error:  # which does not tell the system's errors from its own
+    except SafetensorError as error:  # which does not distinguish system errors
         failure = OSError(str(error)) if path.parent.exists() else FileNotFoundError(str(error))
         raise unwritable(path, failure) from error
     finally:
@@ -201,7 +200,7 @@ def _save(module: nn.Module, path: Path, about: Mapping[str, str]) -> None:
 
 
 def _complete_metadata(path: Path) -> None:
-    """Fill in the digest, and sort the metadata, whose order in the library differs by file."""
+    """Insert the digest, and sort the metadata, whose order the library does not fix."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -222,7 +221,7 @@ def _check_digest(path: Path) -> None:
         found = file_digest(file, "sha256").hexdigest()
     if found != wanted:
         raise RunDirectoryError(
-            f"{path} is damaged: its tensors are not those that were written",
-            fix="Restore the file, or take the model of a checkpoint: `geo-ray export RUN --from "
+            f"{path} is damaged: its tensors differ from those that were written",
+            fix="Restore the file, or use the model of a checkpoint: `geo-ray export RUN --from "
             "ID`; `geo-ray checkpoints RUN` lists them.",
         )

@@ -1,6 +1,6 @@
-"""Build a planning request from configuration, prices, links and measurements.
+"""Builds a planning request from configuration, prices, links and measurements.
 
-Model size, memory, the machines of each region, and the job.
+The request covers model size, memory, the machines of each region, and the job.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ from geo_ray.runs.build import last_errors
 from geo_ray.training.parameters import check_module, count_parameters
 from geo_ray.transport.links import LinkTable
 
-_MOST_PARAMS: Final = 50_000_000  # of a model that computes a few rows to be measured
-# Of one that is made again to compute them, in less than the 2 to 4 s in which PyTorch imports its
-# compiler when a forward pass runs on the meta device.
+_MOST_PARAMS: Final = 50_000_000  # limit for measuring a few rows
+# Of one that is rebuilt to compute them, which takes less than the 2 to 4 s in which PyTorch
+# imports
+# its compiler when a forward pass runs on the meta device.
 _MOST_PARAMS_MADE: Final = 10_000_000
 _SCHEMA: Final = re.compile(r"(\w+?)(?:\[(\d+)\])?")
 _FEW, _MORE = 2, 4  # rows
@@ -60,8 +61,8 @@ class ModelSize:
 
     Attributes:
         num_params: trainable parameters.
-        row_bytes: that the backward pass needs of the forward pass, for each row; None if that
-            cannot be told without computing.
+        row_bytes: bytes per row that the backward pass needs from the forward pass; None if that
+            requires computation.
     """
 
     num_params: int
@@ -69,7 +70,7 @@ class ModelSize:
 
 
 def model_size(task: Task, seed: int) -> ModelSize:
-    """Return the size; see `outlined_model` for where the model is made.
+    """Return the size; see `outlined_model` for how the model is built.
 
     Raises:
         TaskOutputError: if the model cannot be trained as one flat fp32 vector.
@@ -97,10 +98,10 @@ def _unchanged(tensor: Tensor) -> Tensor:
 
 
 def _activation_bytes(task: Task, module: nn.Module, rows: int, device: torch.device) -> int:
-    """What autograd keeps of a forward pass over so many rows, parameters left out."""
-    module = copy.deepcopy(module)  # the pass may change what the task uses again, to train
+    """Return the bytes that autograd saves in a forward pass, without parameters."""
+    module = copy.deepcopy(module)  # the pass may change state that training uses
     known = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
-    storages: dict[int, Tensor] = {}  # held, so that no storage takes the place of another
+    storages: dict[int, Tensor] = {}  # references, so that no storage address is reused
 
     def note(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage()._cdata not in known:
@@ -115,7 +116,7 @@ def _activation_bytes(task: Task, module: nn.Module, rows: int, device: torch.de
 
 
 class _PlainAttention(TorchFunctionMode):
-    """Attention in plain operations, as on the meta device: kernels of CPUs keep less of it."""
+    """Attention in plain operations, as on the meta device: CPU kernels save less."""
 
     def __torch_function__(
         self,
@@ -146,26 +147,26 @@ _FP32_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a model needs of the machines' memory, and how many rows fit beside it.
+    """Memory of a model on machines, and the number of rows that fit in addition.
 
     Counted in copies of the model, 4 bytes a parameter:
 
-    - a worker: parameters and gradient, and the optimizer's values where workers take steps of
-      their own, on its accelerator if it has one; there its host keeps two more, which it shares
-      with its parameter server
-    - a region's parameter server and bridge: parameters, the sum of gradients, the optimizer's
-      values, the strategy's two (where the region stood at the last exchange, and what is being
-      sent) and, with several regions, an update and an answer on their way
+    - a worker: parameters and gradient, and the optimizer state where workers take local steps, on
+      its accelerator if it has one; then its host holds two more copies, which it shares with its
+      parameter server
+    - a region's parameter server and bridge: parameters, the sum of gradients, the optimizer
+      state, the strategy's two copies (the state at the last exchange, and the vector being
+      sent) and, with several regions, an update and an answer in transit
 
-    and, for every row, what the backward pass needs of the forward pass. It is the least that is
-    needed: the averager's region needs more, and nothing is said of the memory of other programs.
+    and, for every row, the activations for the backward pass. This is a lower bound: the averager's
+    region needs more, and the memory of other programs is not included.
 
     Attributes:
-        num_params: of the model.
-        states: values per parameter that the optimizer keeps.
-        local: whether workers take steps of their own.
-        regions: of the job.
-        row_bytes: that a row needs; None: not known, and not counted.
+        num_params: number of parameters.
+        states: values per parameter in the optimizer state.
+        local: whether workers take local steps.
+        regions: number of regions.
+        row_bytes: bytes per row; None: unknown, and not counted.
     """
 
     num_params: int
@@ -176,20 +177,20 @@ class Footprint:
 
     @property
     def worker_bytes(self) -> float:
-        """What a worker needs where it computes."""
+        """Return the bytes that a worker needs on its device."""
         return self._copies(2 + (self.states if self.local else 0))
 
     @property
     def server_bytes(self) -> float:
-        """What a region's parameter server and bridge need."""
+        """Return the bytes that a region's parameter server and bridge need."""
         return self._copies(4 + self.states + (2 if self.regions > 1 else 0))
 
     def max_rows(self, machine: Instance, *, serves: bool) -> tuple[float, str]:
-        """Return the rows of a step that fit the memory of a machine, and why none does.
+        """Return the rows of a step that fit into a machine's memory, and the reason if none fit.
 
         Args:
-            machine: what it has.
-            serves: whether the parameter server may be on it.
+            machine: the machine's resources.
+            serves: whether the parameter server may run on it.
         """
         accelerators = machine.accelerators or 0
         workers = max(1, accelerators)
@@ -209,9 +210,10 @@ class Footprint:
         for what, has_gb, needs_bytes, shares in capacities:
             left = has_gb * _GB - needs_bytes
             if left < (row_bytes if shares else 0.0):
-                beside = f", and {row_bytes / _GB:.2g} GB for a row" if shares and row_bytes else ""
+                beside = f", and {row_bytes / _GB:.2g} GB per row" if shares and row_bytes else ""
                 return 0, (
-                    f"{what} has {has_gb:g} GB of memory and {needs_bytes / _GB:.3g} GB are needed "
+                    f"{what} has {has_gb:g} GB of memory, but {needs_bytes / _GB:.3g} GB are "
+                    "needed "
                     f"for model, gradients and optimizer{beside}"
                 )
             if shares and row_bytes:
@@ -224,14 +226,14 @@ class Footprint:
 
 _MONTH_H: Final = 730.0
 _STATES: Final = {"sgd": 0, "momentum": 1, "adamw": 2}
-"""Values per parameter that an optimizer keeps."""
+"""Values per parameter in the state of an optimizer."""
 
 
 def section_of(experiment: Experiment) -> PlanConfig:
-    """The section `plan`.
+    """Return the section `plan`.
 
     Raises:
-        ConfigError: there is none, or its regions are not those of the run.
+        ConfigError: it is missing, or its regions are not those of the run.
     """
     plan = experiment.plan
     if plan is None:
@@ -240,9 +242,10 @@ def section_of(experiment: Experiment) -> PlanConfig:
     unknown = [name for name in plan.regions if name not in experiment.region_names]
     if missing or unknown:
         raise ConfigError(
-            f"plan.regions: they are not those of the run; {', '.join(missing + unknown)} is in "
+            f"plan.regions: they differ from those of the run; {', '.join(missing + unknown)} is "
+            "in "
             "one only",
-            fix=f"Say there what could be rented in {', '.join(experiment.region_names)}.",
+            fix=f"List the machines that can be rented in {', '.join(experiment.region_names)}.",
         )
     return plan
 
@@ -250,7 +253,7 @@ def section_of(experiment: Experiment) -> PlanConfig:
 def site_of(
     name: str, experiment: Experiment, book: PriceBook, measured: StepModel | None, size: ModelSize
 ) -> Site:
-    """A region of the run as the planner sees it; errors as for `inputs.request_of`."""
+    """Return a region for the planner; errors as for `request_of`."""
     plan = section_of(experiment)
     offer = plan.regions[name]
     footprint = _footprint(experiment, size)
@@ -292,7 +295,7 @@ def site_of(
 
 
 def machine_notes(experiment: Experiment, sites: Sequence[Site], size: ModelSize) -> list[str]:
-    """What is to be said of machines that were left out, and of what is not counted."""
+    """Return notes about excluded machines, and about costs that are not counted."""
     plan = section_of(experiment)
     found = [
         f"{site.name}: no {rental.type}: {rental.left_out}"
@@ -308,26 +311,26 @@ def machine_notes(experiment: Experiment, sites: Sequence[Site], size: ModelSize
     nets = sorted(kind for kind, facts in has.items() if facts.network_gbps is None)
     if nets and any(site.counts_lan for site in sites):
         found.append(
-            f"what machines send each other inside a region is not counted for {', '.join(nets)}: "
+            f"traffic between machines of a region is not counted for {', '.join(nets)}: "
             "give network_gbps, or plan.lan_s_per_machine"
         )
     hosts = sorted(kind for kind, facts in has.items() if facts.host_gb is None)
     if hosts:
-        found.append(f"nobody knows whether the memory of {', '.join(hosts)} suffices: host_gb")
+        found.append(f"the memory of {', '.join(hosts)} is unknown: give host_gb")
     elif size.row_bytes is None and plan.activation_mb_per_row is None:
         found.append("memory for rows was not counted: give plan.activation_mb_per_row")
     if plan.step_overhead_s is None and not any(site.fixed_s for site in sites):
         found.append(
-            "the parameter server's own work, sums and optimizer, is not counted: profile the job, "
+            "the work of the parameter server (sums, optimizer) is not counted: profile the job, "
             "or give plan.step_overhead_s"
         )
     if any(offer.disk is None for offer in plan.regions.values()):
-        found.append("disks are not counted where plan.regions.*.disk names none")
+        found.append("disks are not counted in regions without plan.regions.*.disk")
     return list(dict.fromkeys(found))
 
 
 def _facts(offer: RegionOffer, machine: MachineConfig) -> Instance:
-    """What a type of machine has: as the configuration says, else as known."""
+    """Return the resources of a machine type, from the configuration or the known types."""
     known = instance_of(offer.cloud, machine.type)
     own = {field.name: getattr(machine, field.name) for field in fields(Instance)}
     return replace(known, **{name: value for name, value in own.items() if value is not None})
@@ -345,18 +348,18 @@ def _footprint(experiment: Experiment, size: ModelSize) -> Footprint:
 
 
 def _server_lacks(offer: RegionOffer, footprint: Footprint) -> str:
-    """Why a parameter server by itself does not fit its machine."""
+    """Return the reason if a separate parameter server does not fit its machine."""
     has_gb = None if offer.server is None else instance_of(offer.cloud, offer.server).host_gb
     if has_gb is None or has_gb * 1e9 >= footprint.server_bytes:
         return ""
     return (
-        f"the server {offer.server} has {has_gb:g} GB of memory, and the parameter server needs "
+        f"the server {offer.server} has {has_gb:g} GB of memory, but the parameter server needs "
         f"{footprint.server_bytes / 1e9:.3g} GB"
     )
 
 
 def _fixed_s(experiment: Experiment, measured: StepModel | None) -> float:
-    """What every local step takes beside computing; a profile measures it per local step."""
+    """Return the overhead of a local step beyond computation; a profile measures it."""
     given_s = section_of(experiment).step_overhead_s
     if given_s is not None:
         return given_s / max(1, experiment.worker_steps)
@@ -364,14 +367,14 @@ def _fixed_s(experiment: Experiment, measured: StepModel | None) -> float:
 
 
 def _lan_is_counted(plan: PlanConfig, measured: StepModel | None) -> bool:
-    """Whether nobody says what the network inside a region adds."""
+    """Return whether the cost of a region's internal network is unknown."""
     return plan.lan_s_per_machine is None and (measured is None or measured.workers[1] == 1)
 
 
 def _lan_s(
     experiment: Experiment, has: Instance, measured: StepModel | None, footprint: Footprint
 ) -> float:
-    """What a machine adds to a local step: gradients to the parameter server, parameters back."""
+    """Return the time that a machine adds to a local step for gradients and parameters."""
     plan, workers = section_of(experiment), max(1, has.accelerators or 0)
     local = max(1, experiment.worker_steps)
     if plan.lan_s_per_machine is not None:
@@ -379,7 +382,7 @@ def _lan_s(
     if measured is not None and not _lan_is_counted(plan, measured):
         return measured.lan_s * workers
     if has.network_gbps is None:
-        return 0.0  # a note says so
+        return 0.0  # reported by a note
     sent_gbit = 2 * 32e-9 * footprint.num_params * workers
     return sent_gbit / has.network_gbps / local
 
@@ -390,15 +393,16 @@ def _speed(name: str, machine: MachineConfig, measured: StepModel | None) -> flo
     row_s = None if measured is None else measured.row_s.get(machine.type)
     if row_s is None:
         raise ConfigError(
-            f"plan.regions.{name}: nothing is known of the speed of {machine.type}",
+            f"plan.regions.{name}: the speed of {machine.type} is unknown",
             fix=f"Give its rows_per_s, or measure it: geo-ray profile --machine "
             f"{name}={machine.type}.",
         )
     if row_s <= 0:
         raise ProfileError(
-            f"region '{name}': in the profile a step on {machine.type} takes no longer with more "
+            f"region '{name}': in the profile, a step on {machine.type} does not take longer with "
+            "more "
             "rows",
-            fix="Measure batches that differ more: geo-ray profile --batch-sizes.",
+            fix="Measure batch sizes that differ more: geo-ray profile --batch-sizes.",
         )
     return 1 / row_s
 
@@ -411,7 +415,7 @@ def _edges_h_of_server(offer: RegionOffer, book: PriceBook) -> set[float]:
 
 
 def _hourly(book: PriceBook, record: PriceRecord) -> RentalPrice:
-    book.usd_of_hours(record, 1.0)  # a currency without a rate is told now
+    book.usd_of_hours(record, 1.0)  # fail early for a currency without a rate
     return partial(book.usd_of_hours, record)
 
 
@@ -437,22 +441,22 @@ def request_of(
     profile: Profile | None = None,
     loss: LossProfile | None = None,
 ) -> Request:
-    """The question.
+    """Return the planning request.
 
     Args:
-        experiment: the run; has a section `plan`.
-        size: of its model.
-        rows: of training data by region.
+        experiment: the run, with a section `plan`.
+        size: size of its model.
+        rows: training rows by region.
         book: prices.
-        links: of every pair of regions.
-        profile: what was measured; the configuration's own numbers count more.
-        loss: what intervals and codecs cost as measured; else as assumed.
+        links: links of every pair of regions.
+        profile: measurements; numbers in the configuration have priority.
+        loss: measured loss of intervals and codecs; None: assumed.
 
     Raises:
-        ConfigError: there is no section `plan`, or it lacks a region or a machine's speed, or the
+        ConfigError: the section `plan` is missing, lacks a region or a machine's speed, or the
             strategy cannot be planned.
         ProfileError: the profile has no steps of a region.
-        PriceUnknownError: something has no price.
+        PriceUnknownError: a price is unknown.
         CurrencyError: a price's currency has no rate.
         PlanInfeasibleError: residency rules contradict each other.
     """
@@ -496,7 +500,7 @@ def request_of(
 
 
 def stale_notes(experiment: Experiment, book: PriceBook, now_unix_s: float) -> list[str]:
-    """What is to be said of prices that are older than they are to be believed."""
+    """Return notes about outdated prices."""
     plan = section_of(experiment)
     used = {record.key: record for record in _records(plan, book)}.values()
     old = [record for record in used if record.is_stale(now_unix_s)]
@@ -507,7 +511,7 @@ def stale_notes(experiment: Experiment, book: PriceBook, now_unix_s: float) -> l
 
 
 def _records(plan: PlanConfig, book: PriceBook) -> Iterator[PriceRecord]:
-    """Every price that a plan may use: machines, servers, disks, traffic."""
+    """Yield every price that a plan may use: machines, servers, disks, traffic."""
     for name, region in plan.regions.items():
         for machine in region.machines:
             for market in machine.markets:
@@ -523,21 +527,21 @@ def _records(plan: PlanConfig, book: PriceBook) -> Iterator[PriceRecord]:
 
 
 def check_strategy(experiment: Experiment) -> None:
-    """Refuse strategies that the model of `JobWork` is wrong for.
+    """Reject strategies that the model of `JobWork` does not describe.
 
     Raises:
-        ConfigError: regions take unequal numbers of steps until all have seen enough rows.
+        ConfigError: regions take unequal numbers of steps until a total number of rows.
     """
     if len(experiment.regions) > 1 and experiment.strategy.traits.region.ends_by_total_rows:
         raise ConfigError(
             f"strategy {experiment.strategy.kind} cannot be planned: its regions take unequal "
-            "numbers of steps, and a plan's model gives all of them the same",
+            "numbers of steps, but plans assume equal numbers",
             fix="Predict it with `geo-ray simulate`, or plan with another strategy.",
         )
 
 
 def counts_of(plan: PlanConfig) -> Counts:
-    """The machines that policy `fixed` is about."""
+    """Return the machines of policy `fixed`."""
     return {
         name: {(m.type, m.markets[0]): m.count for m in region.machines if m.count}
         for name, region in plan.regions.items()
@@ -549,18 +553,18 @@ def _start(plan: PlanConfig, profile: Profile | None) -> StartModel:
         return StartModel(plan.startup_s)
     if profile is None or not profile.starts:
         raise ConfigError(
-            "plan.startup_s: null stands for what a profile has measured, and there is none",
+            "plan.startup_s: null requires a measured profile",
             fix="Give the seconds from renting to the first step, or run `geo-ray profile`.",
         )
     return fit_start(profile.starts)
 
 
 def evaluations_s(experiment: Experiment, profile: Profile | None, done: int = 0) -> float:
-    """Seconds of all evaluations that are to come; the last one is after the last step.
+    """Return the seconds of all remaining evaluations, including one after the last step.
 
     Args:
         experiment: the run.
-        profile: what was measured.
+        profile: measurements.
         done: steps that a region has taken.
     """
     every, last = experiment.train.eval_every, experiment.train.steps - 1
@@ -581,18 +585,19 @@ def _egress(
                 continue
             if (here.cloud, here.at) == (there.cloud, there.at):
                 raise PriceBookError(
-                    f"plan.regions: '{src}' and '{dst}' are both in {here.cloud} {here.at}, and "
+                    f"plan.regions: '{src}' and '{dst}' are both in {here.cloud} {here.at}, but "
                     "traffic inside a region has no price here",
-                    fix="Give each region of the run a region of its own, or join the two.",
+                    fix="Use a different cloud region for each region of the run, or merge the "
+                    "two.",
                 )
             to = there.at if here.cloud == there.cloud else INTERNET
-            # Of the first tier: the account's month is not the job's to know.
+            # Use the first tier, because the account's monthly traffic is unknown.
             found[src, dst] = book.usd_of_volume(book.egress(here.cloud, here.at, to), 1.0)
     return found
 
 
 def _intervals(experiment: Experiment, plan: PlanConfig) -> list[int]:
-    """In local steps; the option counts those of a region, each of which may be several."""
+    """Convert to local steps; the option counts region steps, each of which may be several."""
     exchange, local = experiment.strategy.traits.exchange, max(1, experiment.worker_steps)
     present = exchange.interval
     if present is None:
@@ -602,11 +607,11 @@ def _intervals(experiment: Experiment, plan: PlanConfig) -> list[int]:
 
 
 def _pattern(experiment: Experiment, intervals: Sequence[int]) -> Pattern:
-    """How the strategy exchanges, as it says itself for each interval; in local steps."""
+    """Return the exchanges of the strategy for each interval, in local steps."""
     strategy, local = experiment.strategy, max(1, experiment.worker_steps)
     present = strategy.traits
     every, hidden = {}, {}
-    own = present.exchange.interval  # a run may go on with it, whatever a new plan could choose
+    own = present.exchange.interval  # the run may keep it, whatever a new plan may choose
     for interval in [*intervals, *([] if own is None else [own * local])]:
         exchange = present.exchange
         if exchange.interval is not None and isinstance(strategy, BaseModel):
@@ -629,21 +634,21 @@ def _pattern(experiment: Experiment, intervals: Sequence[int]) -> Pattern:
 
 
 def codecs_of(experiment: Experiment, named: Sequence[str | None] | None) -> list[str | None]:
-    """The codecs that a plan chooses among.
+    """Return the codecs that a plan chooses from.
 
     Args:
         experiment: the run.
-        named: by the user; None: the configured one and the usual.
+        named: codecs given by the user; None: the configured one and the usual ones.
 
     Raises:
-        ConfigError: nobody knows how small one of them makes an update.
+        ConfigError: the compression of one of them is unknown.
     """
     if named is not None:
         unknown = [codec for codec in named if codec not in BITS_PER_PARAM]
         if unknown:
             known = ", ".join(str(codec) for codec in BITS_PER_PARAM)
             raise ConfigError(
-                f"plan.codecs: it is not known how small {unknown[0]} makes an update",
+                f"plan.codecs: the compression of {unknown[0]} is unknown",
                 fix=f"Choose among {known}.",
             )
         return list(named)
@@ -652,8 +657,7 @@ def codecs_of(experiment: Experiment, named: Sequence[str | None] | None) -> lis
     if present not in BITS_PER_PARAM:
         known = ", ".join(str(codec or "null") for codec in BITS_PER_PARAM)
         raise ConfigError(
-            f"codec {present} cannot be planned: nobody knows how small it makes an update and "
-            "what it costs in loss",
-            fix=f"Name plan.codecs, to choose among {known}; or ask `geo-ray simulate`.",
+            f"codec {present} cannot be planned: its compression and loss are unknown",
+            fix=f"Set plan.codecs, to choose among {known}; or use `geo-ray simulate`.",
         )
     return list(dict.fromkeys([present, *BITS_PER_PARAM]))

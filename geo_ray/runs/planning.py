@@ -1,6 +1,6 @@
 """Plans of a configuration, as `geo-ray plan` makes them.
 
-Also finds the step and loss profiles that plans use.
+Also finds the step and loss profiles of plans.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from geo_ray.runs.plan_inputs import (
 from geo_ray.transport.links import LinkTable, load_links, table_of
 
 HERE = "here"
-"""The machine type of a region that the section `plan` does not name any for."""
+"""Machine type of a region for which the section `plan` lists none."""
 
 
 def default_profile_path(experiment: Experiment) -> Path:
-    """Where the profile of a configuration lies if nobody says otherwise."""
+    """Return the default path of a configuration's profile."""
     return local_root(experiment) / "profiles" / f"{experiment.name}.json"
 
 
@@ -61,10 +61,10 @@ def _own_then_newest(own: Path) -> list[Path]:
 
 
 def find_profile(experiment: Experiment, model: ModelId) -> Path | None:
-    """The profile that a plan of this model goes by if nobody names one.
+    """Return the default profile for a plan of this model.
 
-    The configuration's own, or the newest beside it that is of the same model: another
-    configuration may have measured the task.
+    It is the configuration's own, or the newest one in the directory with the same model, because
+    another configuration may have measured the task.
     """
     own = default_profile_path(experiment)
     for path in _own_then_newest(own):
@@ -81,10 +81,10 @@ def _is_profile_of(path: Path, model: ModelId) -> bool:
 
 
 def begin_profile(experiment: Experiment, base_dir: Path, path: Path, hardware: str) -> Profile:
-    """The profile to add to: the one at ``path`` if it is of this model and hardware, or a new one.
+    """Return the profile at ``path`` if it is of this model and hardware, or a new one.
 
     Raises:
-        ProfileError: the file there is no profile.
+        ProfileError: the file is not a profile.
         TaskLoadError: the task cannot be loaded.
     """
     task = load_task(experiment.task, base_dir)
@@ -101,14 +101,14 @@ def begin_profile(experiment: Experiment, base_dir: Path, path: Path, hardware: 
 
 
 def machine_types_of(experiment: Experiment, named: Sequence[str]) -> dict[str, str]:
-    """The instance type of each region's workers.
+    """Return the instance type of each region's workers.
 
     Args:
-        experiment: the configuration; a region for which its `plan` has one type needs no name.
-        named: ``REGION=TYPE`` each.
+        experiment: the configuration; regions for which its `plan` has one type need no entry.
+        named: entries ``REGION=TYPE``.
 
     Raises:
-        ConfigError: a word makes no sense, or a region could rent several types.
+        ConfigError: an entry is invalid, or a region could rent several types.
     """
     found = {}
     for word in named:
@@ -116,7 +116,7 @@ def machine_types_of(experiment: Experiment, named: Sequence[str]) -> dict[str, 
         if not equals or not kind or region not in experiment.region_names:
             raise ConfigError(
                 f"--machine {word}: not REGION=TYPE with a region of the run",
-                fix=f"Write REGION=TYPE; regions are {', '.join(experiment.region_names)}.",
+                fix=f"Write REGION=TYPE; the regions are {', '.join(experiment.region_names)}.",
             )
         found[region] = kind
     offers = {} if experiment.plan is None else experiment.plan.regions
@@ -124,8 +124,8 @@ def machine_types_of(experiment: Experiment, named: Sequence[str]) -> dict[str, 
         types = [each.type for each in offers[region].machines] if region in offers else []
         if region not in found and len(types) > 1:
             raise ConfigError(
-                f"region '{region}' could rent {', '.join(types)}: which of them is it now?",
-                fix=f"Say --machine {region}=TYPE.",
+                f"region '{region}' could rent {', '.join(types)}: the current type is ambiguous",
+                fix=f"Give --machine {region}=TYPE.",
             )
         found.setdefault(region, types[0] if types else HERE)
     return found
@@ -135,15 +135,15 @@ _OF_TRAINING = ("mode", "clip_norm", "clip_mean_norm", "stragglers")
 
 
 def subject_of(experiment: Experiment, base_dir: Path, model: ModelId) -> LossSubject:
-    """What tells the task from others, and what else its loss depends on.
+    """Return the identity of the task, and the other inputs of its loss.
 
     Args:
         experiment: the configuration.
-        base_dir: where a relative path to its manifest starts.
-        model: that it trains.
+        base_dir: base of a relative path to its manifest.
+        model: identity of its model.
 
     Raises:
-        ManifestError: the data have none, or it is wrong.
+        ManifestError: the manifest is missing or invalid.
     """
     tree = experiment.model_dump(mode="json")
     traits = experiment.strategy.traits
@@ -157,7 +157,7 @@ def subject_of(experiment: Experiment, base_dir: Path, model: ModelId) -> LossSu
         "train": {key: tree["train"][key] for key in _OF_TRAINING},
         "overlay": tree["overlay"],
         "transfers": tree["transfers"],
-        # In rounds the order of updates does not depend on links.
+        # In rounds the order of updates is independent of the links.
         "emulate": None if traits.in_rounds else tree["emulate"],
     }
     return LossSubject(
@@ -177,23 +177,24 @@ def _data(experiment: Experiment, base_dir: Path) -> str:
     if "://" not in address:
         address = str(base_dir / address)
     found = load_manifest(address).model_dump(mode="json")
-    return sha256_hex(canonical_json({**found, "stores": None}))  # copies are the same data
+    return sha256_hex(canonical_json({**found, "stores": None}))  # copies of the data are equal
 
 
 def default_loss_path(experiment: Experiment) -> Path:
-    """Where the measured loss of a configuration lies if nobody says otherwise."""
+    """Return the default path of a configuration's loss profile."""
     return local_root(experiment) / "profiles" / "loss" / f"{experiment.name}.json"
 
 
 def has_loss_profiles(experiment: Experiment) -> bool:
-    """Whether there is anything to look through."""
+    """Return whether there are any files to search."""
     return any(default_loss_path(experiment).parent.glob("*.json"))
 
 
 def find_loss_profile(experiment: Experiment, subject: LossSubject) -> Path | None:
-    """The measurement that a plan goes by if nobody names one.
+    """Return the default loss profile for a plan.
 
-    The configuration's own, or the newest beside it, of the same task, data, strategy and model.
+    It is the configuration's own, or the newest one in the directory with the same task, data,
+    strategy and model.
     """
     own = default_loss_path(experiment)
     for path in _own_then_newest(own):
@@ -203,13 +204,13 @@ def find_loss_profile(experiment: Experiment, subject: LossSubject) -> Path | No
 
 
 def loss_notes(profile: LossProfile, path: Path, subject: LossSubject, steps: float) -> list[str]:
-    """What to know before believing a measured loss.
+    """Return the limitations of a measured loss.
 
     Args:
-        profile: the measurement.
+        profile: the loss profile.
         path: its file.
-        subject: of the plan.
-        steps: of the plan.
+        subject: task and model of the plan.
+        steps: steps of the plan.
     """
     notes = [
         f"loss as measured in {path}: {profile.steps} steps with {len(profile.seeds)} seeds, where "
@@ -222,19 +223,19 @@ def loss_notes(profile: LossProfile, path: Path, subject: LossSubject, steps: fl
 
 
 def unread_loss_notes(experiment: Experiment) -> list[str]:
-    """What to know of a measurement that lies where the configuration's own does."""
+    """Return notes about a file in the place of the configuration's own profile."""
     own = default_loss_path(experiment)
     if not own.exists():
         return []
     try:
         load_loss_profile(own)
     except ProfileError as error:
-        return [f"passed over: {error.message}"]
+        return [f"ignored: {error.message}"]
     return []
 
 
 def plan_loss_notes(profile: LossProfile, interval: int, codec: str | None) -> list[str]:
-    """What of a plan's loss is not measured."""
+    """Return notes about assumed parts of a plan's loss."""
     notes = beyond_loss_note(profile, interval)
     if codec not in MeasuredLoss.of(profile).codecs:
         notes.append(f"the loss of {codec} is assumed: it was not measured")
@@ -242,7 +243,7 @@ def plan_loss_notes(profile: LossProfile, interval: int, codec: str | None) -> l
 
 
 def beyond_loss_note(profile: LossProfile, interval: int) -> list[str]:
-    """What to know of a plan's interval."""
+    """Return notes about a plan's interval."""
     longest = max(point.interval for point in profile.points if point.codec is None)
     if interval <= longest:
         return []
@@ -263,12 +264,12 @@ _POLICIES = {"optimal": optimal, "cloudless": cloudless, "everything": everythin
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """What came of it.
+    """A plan and its request.
 
     Attributes:
-        plan: the one to follow.
-        request: what was asked.
-        front: plans that nothing beats in both time and money; empty unless asked for.
+        plan: the plan.
+        request: the planning request.
+        front: the Pareto front of time and cost; empty unless requested.
     """
 
     plan: Plan
@@ -278,14 +279,14 @@ class PlannedJob:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where a plan's numbers come from, beside the configuration.
+    """Inputs of a plan, in addition to the configuration.
 
     Attributes:
-        prices: the user's files of prices; the default ones if there are none.
-        links: a measured link table; the emulated links, or the profile's, if None.
-        profile: a file of `geo-ray profile`; if None, the one that `profiles.find` finds.
-        extrapolate: go beyond what the profile has measured.
-        loss: a file of `geo-ray profile --loss`; if None, the one that `loss.files.find` finds.
+        prices: the user's price files; empty: the default ones.
+        links: a measured link table; None: the emulated links, or the profile's.
+        profile: a file of `geo-ray profile`; None: found automatically.
+        extrapolate: allow values outside the measured range.
+        loss: a file of `geo-ray profile --loss`; None: found automatically.
     """
 
     prices: Sequence[Path] = ()
@@ -297,15 +298,15 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What planning goes by.
+    """Collected inputs of the planner.
 
     Attributes:
-        request: the question, with the configured batch.
-        model: what it is for.
-        profile: what was measured, if anything.
-        notes: what to know before believing a plan.
-        emulates_links: whether links are the configuration's own, and not measured.
-        loss: what intervals and codecs cost as measured, if anything.
+        request: the planning request, with the configured batch.
+        model: identity of the model.
+        profile: measurements, if any.
+        notes: limitations of a plan.
+        emulates_links: whether links are emulated rather than measured.
+        loss: measured loss of intervals and codecs, if any.
     """
 
     request: Request
@@ -317,7 +318,7 @@ class Inputs:
 
 
 def inputs_of(experiment: Experiment, base_dir: Path, sources: Sources) -> Inputs:
-    """Bring together what a plan needs; arguments and errors as for `make_plan`."""
+    """Collect the inputs of a plan; arguments and errors as for `make_plan`."""
     section = section_of(experiment)
     book = known_book(sources.prices or own_files())
     task = load_task(experiment.task, base_dir)
@@ -365,13 +366,13 @@ def make_plan(
 
     Args:
         experiment: the configuration.
-        base_dir: where relative paths in it start.
-        policy: who decides.
-        sources: of prices, links and measured steps.
-        with_front: make the front, too.
+        base_dir: base of its relative paths.
+        policy: planning policy.
+        sources: prices, links and measured steps.
+        with_front: also compute the Pareto front.
 
     Raises:
-        GeoRayError: whatever keeps a plan from being made.
+        GeoRayError: a plan cannot be made.
     """
     inputs = inputs_of(experiment, base_dir, sources)
     base, profile = inputs.request, inputs.profile
@@ -395,10 +396,10 @@ def make_plan(
 def _best(
     experiment: Experiment, base: Request, policy: Policy, profile: Profile | None
 ) -> tuple[Plan, Request]:
-    """The best plan over all batches that are allowed.
+    """Return the best plan over all allowed batches.
 
     Raises:
-        PlanInfeasibleError: no plan keeps every constraint, whatever the batch.
+        PlanInfeasibleError: no plan meets every constraint, with any batch.
     """
     section, base_rows = section_of(experiment), round(base.work.rows_per_step)
     noise = None
@@ -419,7 +420,7 @@ def _best(
                 plan = _POLICIES[policy](request)
             if policy != "optimal":
                 check_limits(plan, request.limits)
-        except PlanInfeasibleError as error:  # another batch may do
+        except PlanInfeasibleError as error:  # another batch may be feasible
             last_error = error
             continue
         found.append((plan.model_copy(update={"lr_gain": gain}), request))
@@ -441,12 +442,12 @@ def _check_range(plan: Plan, fits: Mapping[str, StepModel], experiment: Experime
 def _loss(
     experiment: Experiment, base_dir: Path, model: ModelId, named: Path | None
 ) -> tuple[LossProfile | None, list[str]]:
-    """What intervals and codecs cost as measured, and what to know of it.
+    """Return the measured loss of intervals and codecs, and notes about it.
 
     Raises:
-        OtherModelError: the file that is named is of another task.
-        ProfileError: it is none.
-        GeoRayError: whose data these are cannot be told, for want of the manifest.
+        OtherModelError: the given file is of another task.
+        ProfileError: the given file is not a loss profile.
+        GeoRayError: the data cannot be identified without the manifest.
     """
     if len(experiment.regions) < 2 or (named is None and not has_loss_profiles(experiment)):
         return None, []
@@ -455,7 +456,7 @@ def _loss(
     except GeoRayError as error:
         if named is not None:
             raise
-        return None, [f"no measured loss was looked for: {error.message}"]
+        return None, [f"no measured loss was searched: {error.message}"]
     unread = [] if named is not None else unread_loss_notes(experiment)
     path = named or find_loss_profile(experiment, subject)
     if path is None:

@@ -16,7 +16,7 @@ from geo_ray.transport.emulation import LinkSpec
 
 
 def links_text(experiment: Experiment, *, simulated: bool) -> str:
-    """What a run's links and steps are, for its header.
+    """Describe a run's links and steps, for its header.
 
     Args:
         experiment: the run.
@@ -34,15 +34,15 @@ def _links(experiment: Experiment, *, simulated: bool) -> str:
     specs = list(experiment.links().values())
     if not specs:
         if simulated:
-            return "links assumed without delay and limit: no `emulate` describes them"
-        return "links as they are: nothing is emulated"
+            return "links without delay and limit: no `emulate` is configured"
+        return "real links: nothing is emulated"
     word = "assumed" if simulated else "emulated"
     some = "" if len(specs) == pairs else f" in {len(specs)} of {pairs} directions"
     text = f"links {word}{some}: {_facts(specs)}"
     if not simulated and experiment.cluster.kind != "local":
-        text += ", which slows the cluster's own links down"
+        text += ", which slows down the cluster's links"
     if len(specs) < pairs:
-        text += "; the others without delay and limit" if simulated else "; the others as they are"
+        text += "; the others without delay and limit" if simulated else "; the others are real"
     return text
 
 
@@ -72,7 +72,7 @@ def _steps(experiment: Experiment, *, simulated: bool) -> str:
     paced = [experiment.step_s(name) for name in experiment.region_names]
     known = [step_s for step_s in paced if step_s is not None]
     if not known:
-        return "steps as long as they take on this machine" if simulated else ""
+        return "steps as measured on this machine" if simulated else ""
     some = "" if len(known) == len(paced) else f" in {len(known)} of {len(paced)} regions"
     word = "take" if simulated else "padded to"
     return f"steps {word} {_span(known, 1.0, 's')}{some}"
@@ -82,13 +82,13 @@ Sink = Callable[[Event], None]
 
 
 class Recorder:
-    """Writes events down and passes them on.
+    """Writes events to the log and passes them to sinks.
 
     Args:
         log: the run's event log.
-        sinks: take every event after it is written, such as `Progress.feed`.
-        check: called before every event; raises if this process may not write to the run any more.
-        known: events of the log that may be told again, and are not written twice.
+        sinks: receive every event after it is written, such as `Progress.feed`.
+        check: called before every event; raises if this process may no longer write to the run.
+        known: events of the log that may be reported again, and are not written twice.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class Recorder:
         self._known = {_mark(event): event for event in known}
 
     def emit(self, kind: str, t_s: float, **fields: Any) -> Event:
-        """Take in one event.
+        """Record one event.
 
         Raises:
-            RunDirectoryError: if the log cannot be written.
-            LeaseLostError: another process has taken the run over.
+            RunDirectoryError: the log cannot be written.
+            LeaseLostError: another process has taken over the run.
         """
         self.check()
         known = self._known.get(_mark(Event(kind, t_s, fields))) if self._known else None
@@ -119,17 +119,17 @@ class Recorder:
         return event
 
     def pass_on(self, event: Event) -> None:
-        """Let sinks have an event that is written."""
+        """Pass a written event to the sinks."""
         for sink in self._sinks:
             sink(event)
 
     def started(
         self, experiment: Experiment, run_name: str, t_s: float, *, simulated: bool, **more: Any
     ) -> Event:
-        """Note that a run, or its resumption, begins."""
+        """Record the start or resume of a run."""
         up, down = experiment.codec.up, experiment.codec.down
         each = experiment.train.steps
-        alone = experiment.train.mode == "sync"  # else every worker's steps are the region's
+        alone = experiment.train.mode == "sync"  # else every worker's steps count for the region
         return self.emit(
             "run_started",
             t_s,
@@ -149,6 +149,6 @@ class Recorder:
 
 
 def _mark(event: Event) -> tuple[object, ...]:
-    """What tells an event from all others of its run."""
+    """Return the identity of an event within its run."""
     about = tuple(event.fields.get(name) for name in ("region", "step", "worker", "round"))
     return (event.kind, round(event.t_s, 6), *about)

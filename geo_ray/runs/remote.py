@@ -1,7 +1,7 @@
 """Runs whose directory is in a bucket (`run.dir: s3://...`).
 
-The objects and log segments there, and the local copies that run actors and readers use. Every
-object is written once.
+Defines the objects and log segments in the bucket, and the local copies for run actors and
+readers. Every object is written once.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _NAME = re.compile(r"(\d{6})-(\d{18})-(\d{18})-([0-9a-f]{16})\.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of the log.
+    """A segment of the log.
 
     Attributes:
-        epoch: of the lease of who wrote it.
+        epoch: fencing token of its writer.
         start: its first byte.
-        end: the byte behind its last.
-        digest: how the SHA-256 of the whole piece begins.
+        end: the byte after its last.
+        digest: prefix of the SHA-256 of the segment.
     """
 
     epoch: int
@@ -54,12 +54,12 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """Of its object."""
+        """Name of its object."""
         return f"{self.epoch:06d}-{self.start:018d}-{self.end:018d}-{self.digest}.jsonl"
 
 
 def segment_named(name: str) -> Segment | None:
-    """The piece that an object is; None if it is none."""
+    """Return the segment of an object name; None if it is not a segment."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -68,7 +68,7 @@ def segment_named(name: str) -> Segment | None:
 
 
 def first_bytes(segments: Iterable[Segment]) -> dict[int, int]:
-    """Where each holder went on, by its epoch."""
+    """Return the first byte of each holder, by its fencing token."""
     firsts: dict[int, int] = {}
     for each in segments:
         firsts[each.epoch] = min(each.start, firsts.get(each.epoch, each.start))
@@ -76,7 +76,7 @@ def first_bytes(segments: Iterable[Segment]) -> dict[int, int]:
 
 
 def chain(segments: Iterable[Segment]) -> list[tuple[Segment, int]]:
-    """The pieces that make up the log, in order, each with the byte at which it stops to count."""
+    """Return the segments of the log in order, each with the byte at which its validity ends."""
     by_epoch: dict[int, dict[int, Segment]] = {}
     for each in segments:
         longest = by_epoch.setdefault(each.epoch, {})
@@ -87,7 +87,7 @@ def chain(segments: Iterable[Segment]) -> list[tuple[Segment, int]]:
         own: Mapping[int, Segment] = by_epoch[epoch]
         at = min(own)
         if at > length_of(found):
-            break  # something before it is missing
+            break  # an earlier segment is missing
         found = [(each, min(stop, at)) for each, stop in found if each.start < at]
         while at in own:
             found.append((own[at], own[at].end))
@@ -96,7 +96,7 @@ def chain(segments: Iterable[Segment]) -> list[tuple[Segment, int]]:
 
 
 def length_of(pieces: list[tuple[Segment, int]]) -> int:
-    """Bytes of the log."""
+    """Return the length of the log in bytes."""
     return pieces[-1][1] if pieces else 0
 
 
@@ -113,10 +113,10 @@ class FileVersion:
     """One version of a file.
 
     Attributes:
-        epoch: of the lease of who wrote it.
-        version: counted by who wrote it.
-        digest: how its SHA-256 begins.
-        name: from the run's directory.
+        epoch: fencing token of its writer.
+        version: counter of its writer.
+        digest: prefix of its SHA-256.
+        name: path relative to the run's directory.
     """
 
     epoch: int
@@ -126,23 +126,23 @@ class FileVersion:
 
     @property
     def key(self) -> str:
-        """Of its object, below ``files/``."""
+        """Name of its object, below ``files/``."""
         return f"{self.epoch:06d}-{self.version:08d}-{self.digest}/{self.name}"
 
 
 class RunObjects:
     """A run's directory in a bucket, object by object. Every object is written once.
 
-        PREFIX/NAME/begun                                         who made the run
-        PREFIX/NAME/lease.json/...                                who drives it
-        PREFIX/NAME/events/EPOCH-START-END-SHA.jsonl              its log in pieces
+        PREFIX/NAME/begun                                         creator of the run
+        PREFIX/NAME/lease.json/...                                the run's lease
+        PREFIX/NAME/events/EPOCH-START-END-SHA.jsonl              its log in segments
         PREFIX/NAME/files/EPOCH-VERSION-SHA/summary.json          all other files
-        PREFIX/NAME/requests/...                                  what users ask of it
+        PREFIX/NAME/requests/...                                  requests of users
         PREFIX/NAME/checkpoints/ckpt-...                          as in any store
 
-    Of the versions of a file that of the highest epoch counts, and of these the newest. So what a
-    run actor writes late, after another has taken the run over, counts for nothing. Every method
-    raises `StoreError` where the bucket does.
+    Of the versions of a file, the newest of the highest fencing token is valid. Late writes of a
+    run actor, after another has taken over the run, are therefore ignored. Every method raises
+    `StoreError` if the bucket does.
 
     Args:
         uri: ``s3://bucket/prefix/name?...`` of the run.
@@ -157,14 +157,14 @@ class RunObjects:
         self._prefix = f"{address.prefix}/"
 
     def lease(self) -> S3ConditionalStore:
-        """Where the run's lease lies."""
+        """Store of the run's lease."""
         return S3ConditionalStore(Bucket(self._bucket.address, LEASE_LIMITS), self._prefix)
 
     def begin(self) -> bool:
-        """Take the name for a new run; False if there is one.
+        """Reserve the name for a new run; False if it exists.
 
         Raises:
-            StoreError: also if the server would let two runs take the same name.
+            StoreError: also if the server would let two runs reserve the same name.
         """
         key, data = f"{self._prefix}begun", b"geo_ray\n"
         try:
@@ -175,35 +175,35 @@ class RunObjects:
         return True
 
     def is_there(self) -> bool:
-        """Whether there is such a run."""
+        """Return whether the run exists."""
         return f"{self._prefix}begun" in self._bucket.sizes(f"{self._prefix}begun")
 
     def discard(self) -> None:
-        """Remove all of a run that did not begin; its name last."""
+        """Remove all objects of a run that did not begin; its name last."""
         keys = [*self._bucket.sizes(self._prefix)]
         self._bucket.delete(sorted(keys, key=lambda key: key == f"{self._prefix}begun"))
 
     # -------------------------------------------------------------- its log
 
     def segments(self) -> list[Segment]:
-        """The pieces of its log."""
+        """Return the segments of its log."""
         folder = f"{self._prefix}events/"
         names = (key.removeprefix(folder) for key in self._bucket.sizes(folder))
         return [each for name in names if (each := segment_named(name)) is not None]
 
     def put_segment(self, epoch: int, start: int, data: bytes) -> Segment:
-        """Write a piece of the log; one that is there was sent before, and its answer got lost."""
+        """Write a segment of the log; an existing one was sent before, and the answer was lost."""
         segment = Segment(epoch, start, start + len(data), _digest_of([data]))
-        with suppress(FileExistsError):  # its name says whose it is, and has its SHA-256
+        with suppress(FileExistsError):  # its name contains its writer and its SHA-256
             upload_once(self._bucket, f"{self._prefix}events/{segment.name}", [data], len(data))
         return segment
 
     def read_segment(self, segment: Segment) -> bytes:
-        """Read a piece; FileNotFoundError if it was put together with others since."""
+        """Read a segment; FileNotFoundError if it was merged since."""
         return self._read(f"events/{segment.name}", segment.digest)
 
     def is_beginning(self, pieces: list[tuple[Segment, int]], log: Path) -> bool:
-        """Whether a log of this machine begins with pieces, as `chain` gives them."""
+        """Return whether a local log begins with the segments of `chain`."""
         if not pieces:
             return True
         if not log.exists():
@@ -220,13 +220,13 @@ class RunObjects:
         return True
 
     def drop_segments(self, segments: list[Segment]) -> None:
-        """Remove pieces that are in a longer one."""
+        """Remove segments that were merged."""
         self._bucket.delete(f"{self._prefix}events/{each.name}" for each in segments)
 
     # -------------------------------------------------------------- its files
 
     def files(self) -> dict[str, FileVersion]:
-        """The version of every file that counts, by name."""
+        """Return the valid version of every file, by name."""
         found: dict[str, FileVersion] = {}
         for each in self._versions():
             known = found.get(each.name)
@@ -237,7 +237,7 @@ class RunObjects:
     def put_file(self, epoch: int, version: int, name: str, path: Path) -> FileVersion:
         """Write a version of a file."""
         num_bytes = path.stat().st_size
-        small = num_bytes <= PIECE_BYTES  # it may be replaced meanwhile
+        small = num_bytes <= PIECE_BYTES  # it may be replaced during the upload
         chunks = list(_blocks(path)) if small else None
         digest = _digest_of(chunks or _blocks(path))
         written = FileVersion(epoch, version, digest, checked_path(name, self.name))
@@ -245,40 +245,40 @@ class RunObjects:
         return written
 
     def drop_file(self, version: FileVersion) -> None:
-        """Remove a version that counts no more."""
+        """Remove an outdated version."""
         self._bucket.delete([f"{self._prefix}files/{version.key}"])
 
     def get_file(self, version: FileVersion, path: Path) -> None:
-        """Write a file of this machine; FileNotFoundError if there is a newer version since.
+        """Download a file; FileNotFoundError if there is a newer version.
 
         Raises:
-            RunDirectoryError: it cannot be written.
+            RunDirectoryError: the local file cannot be written.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         key = f"files/{version.key}"
 
         def read() -> Path:
-            body = self._open(key)  # outside `save_chunks`: a missing object is no full disk
+            body = self._open(key)  # outside `save_chunks`: a missing object is not a full disk
             return save_chunks(path, _checked(body, version.digest))
 
         self._again(key, read)
 
-    # -------------------------------------------------------------- what users ask
+    # -------------------------------------------------------------- requests of users
 
     def ask(self, name: str, data: bytes) -> None:
-        """Leave a request; one of the same name is the same."""
+        """Store a request; the same name is the same request."""
         with suppress(FileExistsError):
             upload_once(self._bucket, f"{self._prefix}requests/{name}", [data], len(data))
 
     def take_requests(self) -> dict[str, bytes]:
-        """The requests by name, which are removed."""
+        """Return the requests by name, and remove them."""
         folder, found = f"{self._prefix}requests/", dict[str, bytes]()
         for key, size in sorted(self._bucket.sizes(folder).items()):
             name = key.removeprefix(folder)
             if not name or name.endswith("/"):
-                continue  # a folder, as consoles of clouds make it
+                continue  # a folder created by a cloud console
             if size <= _MOST_REQUEST_BYTES and "/" not in name and problem_of_path(name) is None:
-                with suppress(FileNotFoundError):  # somebody else was quicker
+                with suppress(FileNotFoundError):  # another process was faster
                     found[name] = self._read(f"requests/{name}")
             self._bucket.delete([key])
         return found
@@ -298,7 +298,7 @@ class RunObjects:
             upload_once(self._bucket, self._prefix + key, chunks, num_bytes)
         except FileExistsError:
             raise StoreError(
-                f"{self.name}/{key} is there already: somebody else wrote it"
+                f"{self.name}/{key} exists already, written by another process"
             ) from None
 
     def _read(self, key: str, digest: str | None = None) -> bytes:
@@ -312,24 +312,24 @@ class RunObjects:
             except broken as error:
                 if attempt == _OBJECT_TRIES:
                     raise StoreError(
-                        f"{self.name}/{key} cannot be read whole: {type(error).__name__}",
+                        f"{self.name}/{key} cannot be read completely: {type(error).__name__}",
                         fix="Restore an earlier version of the object, if the bucket keeps them.",
                     ) from error
         raise AssertionError
 
     def _open(self, key: str) -> Any:
-        """The body of an object."""
+        """Return the body of an object."""
         return self._bucket.get(self._prefix + key)["Body"]
 
 
 class _DamagedError(Exception):
-    """The bytes of an object are not those that were written."""
+    """The content of an object differs from what was written."""
 
 
 def _checked(body: Any, digest: str | None) -> Iterator[bytes]:
-    """The bytes of an object; an error behind them if they are not those that were written."""
+    """Yield the bytes of an object; raises at the end if their digest is wrong."""
     hasher = hashlib.sha256()
-    with closing(body):  # not the body's own `with`; see `S3Store.read`
+    with closing(body):  # not the `with` of the body; see `S3Store.read`
         for block in body.iter_chunks(_BLOCK_BYTES):
             hasher.update(block)
             yield bytes(block)
@@ -344,7 +344,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def digest_of_file(path: Path) -> str:
-    """How the SHA-256 of a file begins, as names of objects have it."""
+    """Return the SHA-256 prefix of a file, as in object names."""
     return _digest_of(_blocks(path))
 
 
@@ -364,7 +364,7 @@ _COPY_TRIES: Final = 5
 
 
 def copy_path(uri: str, use: Use) -> Path:
-    """Where the copy of a run is, or will be; its last part is the run's name."""
+    """Return the path of a run's local copy; its last part is the run's name."""
     address = parse_s3(uri)
     where = f"{endpoint_of(address)}/{address.bucket}/{address.prefix}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -374,11 +374,11 @@ def copy_path(uri: str, use: Use) -> Path:
 
 @dataclass(slots=True)
 class Copy:
-    """A copy, and what is in it.
+    """A local copy of a run.
 
     Attributes:
-        objects: what it is of.
-        path: where it is.
+        objects: objects of the run.
+        path: directory of the copy.
     """
 
     objects: RunObjects
@@ -387,17 +387,17 @@ class Copy:
     _files: dict[str, str] = field(default_factory=dict)
 
     def pull(self, *, models: bool) -> bool:
-        """Fetch what is new.
+        """Fetch new objects.
 
         Args:
-            models: fetch models, too.
+            models: whether to fetch models.
 
         Returns:
-            Whether lines that the log had are gone: another run actor continued from before them.
+            Whether the log has lost lines, because another run actor continued from before them.
 
         Raises:
             StoreError: the bucket does not answer, refuses, or has damaged objects.
-            RunDirectoryError: there is no such run, or the copy cannot be written.
+            RunDirectoryError: the run does not exist, or the copy cannot be written.
         """
         with self._locked():
             self._load()
@@ -406,11 +406,11 @@ class Copy:
                 self._pull_files(models=models)
             finally:
                 self._save()
-        if not self.objects.is_there():  # or not any more
+        if not self.objects.is_there():  # or no longer
             shutil.rmtree(self.path, ignore_errors=True)
             raise RunDirectoryError(
-                f"there is no run {self.objects.name}",
-                fix="Name one that `geo-ray train` has made: `run.dir` with its name behind it.",
+                f"no run {self.objects.name}",
+                fix="Give the address of a run of `geo-ray train`: `run.dir` followed by its name.",
             )
         return is_cut
 
@@ -435,7 +435,7 @@ class Copy:
                             file.flush()
                             keep = stop
             except FileNotFoundError:
-                continue  # it was put together with others meanwhile
+                continue  # it was merged meanwhile
             except OSError as error:
                 raise unwritable(log, error) from error
             self._epochs = sorted(firsts)
@@ -465,7 +465,7 @@ class Copy:
             self._files[version.name] = version.key
 
     def note_origin(self) -> None:
-        """Note in the copy of which run it is."""
+        """Record the address of the run in the copy."""
         self._load()
         self._save()
 
@@ -501,10 +501,10 @@ def _touch(log: Path) -> None:
 
 
 def view_copy(uri: str, *, models: bool = False) -> Path:
-    """The copy of a run to look at, as it is now.
+    """Return a current copy of a run for reading.
 
-    A run exists from the moment its name is taken, before it has written anything. Its copy always
-    has an events file, which is empty until the first event has reached the bucket.
+    A run exists once its name is reserved, before it has written anything. Its copy always has an
+    events file, which is empty until the first event has reached the bucket.
 
     Raises:
         StoreError, RunDirectoryError: as for `Copy.pull`.
@@ -515,9 +515,9 @@ def view_copy(uri: str, *, models: bool = False) -> Path:
 
 
 def copied_from(path: Path) -> str | None:
-    """The address of the run that a directory is a copy of, as it was named last; None: it is none.
+    """Return the last used address of the run of a copy; None if a directory is not a copy.
 
-    The run itself does not know its address: a bucket can be copied to another one.
+    The run does not store its address, because a bucket can be copied to another one.
     """
     try:
         return str(json.loads((path / _INDEX).read_text())["uri"])
@@ -526,7 +526,7 @@ def copied_from(path: Path) -> str | None:
 
 
 def fetch_models(uri: str | None, path: Path) -> None:
-    """Complete a copy that is looked at; any other directory has its models.
+    """Fetch the models of a copy for reading; other directories have their models.
 
     Raises:
         StoreError, RunDirectoryError: as for `Copy.pull`.
@@ -536,7 +536,7 @@ def fetch_models(uri: str | None, path: Path) -> None:
 
 
 def pass_on(uri: str | None, path: Path) -> None:
-    """Say what was left in a copy for the run actor in the bucket, where that looks.
+    """Forward requests in a copy to the bucket, for the run actor.
 
     Raises:
         StoreError: the bucket does not answer or refuses.
@@ -548,10 +548,10 @@ def pass_on(uri: str | None, path: Path) -> None:
 
 
 def empty_copy(uri: str) -> Path:
-    """The copy of a new run.
+    """Create the copy of a new run.
 
     Raises:
-        RunDirectoryError: it cannot be made.
+        RunDirectoryError: the copy cannot be created.
     """
     path = copy_path(uri, "driven")
     try:
@@ -564,10 +564,10 @@ def empty_copy(uri: str) -> Path:
 
 
 def driven_copy(uri: str) -> Path:
-    """The copy of a run to go on with: made anew, unless this machine knows as much or more.
+    """Return the copy of a run to resume: created again, unless this machine has as much or more.
 
-    It does if what drove the run here could not reach the bucket in the end: the copy then has the
-    only end of the log, or the only model.
+    A run actor on this machine may have lost the bucket at the end; then only the copy has the end
+    of the log, or the model.
 
     Raises:
         StoreError, RunDirectoryError: as for `Copy.pull`.
@@ -585,7 +585,7 @@ def driven_copy(uri: str) -> Path:
 
 
 def is_ahead(objects: RunObjects, path: Path) -> bool:
-    """Whether the log of a copy has all that the bucket has, or more."""
+    """Return whether the log of a copy contains that of the bucket."""
     log = path / EVENTS_FILE
     has = log.stat().st_size if log.exists() else 0
     if not has:

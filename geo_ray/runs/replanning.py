@@ -1,8 +1,7 @@
-"""Decide whether another plan is better for the rest of a run, with hysteresis.
+"""Decides whether another plan is better for the rest of a run, with hysteresis.
 
-This only advises: `cloud/autoscaler/policy.py` enforces the budget. Machines that run already are
-distinguished from those that would be rented. A decision may also be for some of the run's regions
-only.
+This module only advises: `cloud/autoscaler/policy.py` enforces the budget. Running machines are
+distinguished from machines to rent. A decision may cover only some of the run's regions.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Decision:
     Attributes:
         plan: the plan to follow from now on.
         changed: whether it is the new plan.
-        gain: share of the rest that the new plan would save, after paying for the change.
+        gain: fraction of the rest that the new plan saves, after the cost of the change.
         reason: explanation with the numbers.
     """
 
@@ -59,36 +58,38 @@ class Decision:
 def replan(
     present: Plan, new: Plan | None, objective: Objective = "cost", limits: Limits = NO_LIMITS
 ) -> Decision:
-    """Keep the present plan or take the new one.
+    """Keep the present plan or switch to the new one.
 
     Args:
-        present: as it would go on, with today's measurements, for what is left of the job.
-        new: the best one for what is left, its start included, during which nothing is computed
-            and its machines, servers and disks are paid; None if none keeps the limits.
-        objective: what counts.
-        limits: of what is left; one of the two plans keeps them.
+        present: the present plan for the rest of the job, with current measurements.
+        new: the best plan for the rest, including its start, during which nothing is computed and
+            its machines, servers and disks are paid; None if no plan meets the limits.
+        objective: objective of the plan.
+        limits: limits of the rest; at least one of the two plans meets them.
     """
     if new is None:
-        return Decision(present, False, 0.0, "stays: no other plan keeps deadline and budget")
+        return Decision(present, False, 0.0, "stays: no other plan meets deadline and budget")
     before, after, unit = present.total_usd, new.total_usd, "USD"
     if objective == "time":
         before, after, unit = present.total_s, new.total_s, "s"
     gain = 1 - after / before
-    numbers = f"{before:.4g} {unit} as it is, {after:.4g} {unit} with the change"
+    numbers = f"{before:.4g} {unit} without the change, {after:.4g} {unit} with it"
     if not limits.keeps(present.total_s, present.total_usd):
         over = f"{duration_text(present.total_s)} and {present.total_usd:.4g} USD"
-        return Decision(new, True, gain, f"changes: {over} as it is exceed the limits; {numbers}")
+        return Decision(
+            new, True, gain, f"changes: without the change, {over} exceed the limits; {numbers}"
+        )
     if gain < LEAST_GAIN:
-        return Decision(present, False, gain, f"stays: {numbers}; {LEAST_GAIN:.0%} is asked")
+        return Decision(present, False, gain, f"stays: {numbers}; {LEAST_GAIN:.0%} is required")
     return Decision(new, True, gain, f"changes: {numbers}, {gain:.0%} less")
 
 
 def with_running(site: Site, present: RegionPlan, run_h: float) -> Site:
-    """Return what a region could keep and rent; what it could keep comes first.
+    """Return the machines that a region could keep and rent; kept ones come first.
 
     Args:
-        site: as it would be if nothing ran there.
-        present: what runs there.
+        site: the region without running machines.
+        present: its running machines.
         run_h: age of the run's first machines.
     """
     running = _running(present)
@@ -108,12 +109,12 @@ def with_running(site: Site, present: RegionPlan, run_h: float) -> Site:
 
 
 def counts_of(present: RegionPlan) -> dict[Kind, int]:
-    """Return the machines that run, by type and market."""
+    """Return the running machines by type and market."""
     return {kind: sum(by_since.values()) for kind, by_since in _running(present).items()}
 
 
 def _running(present: RegionPlan) -> Mapping[Kind, Mapping[float, int]]:
-    """Return how many there are, by when they were rented; a plan has an entry for each batch."""
+    """Return their number by rental time; a plan has an entry per batch."""
     found: defaultdict[Kind, Counter[float]] = defaultdict(Counter)
     for each in present.machines:
         found[each.type, each.market][each.since_h] += each.count
@@ -121,7 +122,7 @@ def _running(present: RegionPlan) -> Mapping[Kind, Mapping[float, int]]:
 
 
 def _retained(rental: Rental, running: Mapping[float, int], run_h: float) -> list[Rental]:
-    """Return those that run, the oldest first."""
+    """Return the running machines, the oldest first."""
     return [
         replace(
             rental,
@@ -139,13 +140,13 @@ def _age_h(run_h: float, since_h: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How far a run has come, and how fast.
+    """Progress and speed of a run.
 
     Attributes:
-        steps: that every region has taken.
-        step_s: median of its steps, from their rows to their being taken in, by region. That is
-            what a plan's `step_s` counts: computing, the exchange inside the region, the server.
-        run_h: how old its first machines are.
+        steps: steps that every region has taken.
+        step_s: median step time by region, from the rows to the applied step, like `step_s` of a
+            plan: computation, the exchange inside the region, and the server.
+        run_h: age of its first machines.
     """
 
     steps: int
@@ -157,7 +158,7 @@ def state_of(events: Iterable[Event]) -> State:
     """Fold a run's events.
 
     Raises:
-        PlanError: it has no step yet.
+        PlanError: the run has no step yet.
     """
     steps: dict[str, int] = {}
     times_s: dict[str, list[float]] = {}
@@ -166,11 +167,12 @@ def state_of(events: Iterable[Event]) -> State:
         totals.feed(event)
         if event.kind == "step":
             steps[event["region"]] = max(event["step"], steps.get(event["region"], 0))
-            # Asynchronous workers begin at different times, so the step's own is of the last one.
+            # Asynchronous workers begin at different times, so the time of a step is that of the
+            # last worker.
             whole_s = max(event.t_s - event.number("start_s"), event.number("compute_s"))
             times_s.setdefault(event["region"], []).append(whole_s)
     if not steps:
-        raise PlanError("the run has not taken a step yet", fix="Ask again later.")
+        raise PlanError("the run has not taken a step yet", fix="Try again later.")
     middle = {region: statistics.median(values) for region, values in times_s.items()}
     lasted_s = (totals.startup_s or 0.0) + totals.elapsed_s
     return State(min(steps.values()), middle, lasted_s / HOUR_S)
@@ -183,14 +185,14 @@ def decide(
     sources: Sources,
     age_h: float | None = None,
 ) -> Decision:
-    """Whether the run in a directory should go on as it is; see `replanned`.
+    """Decide whether the run in a directory should keep its plan; see `replanned`.
 
     Args:
         experiment: the configuration.
-        base_dir: where relative paths in it start.
-        run_dir: of the run.
-        sources: of prices, links and measured steps.
-        age_h: of the run's first machines; None: the seconds that its starts and it have lasted.
+        base_dir: base of its relative paths.
+        run_dir: directory of the run.
+        sources: prices, links and measured steps.
+        age_h: age of the run's first machines; None: the duration of its starts and the run.
 
     Raises:
         RunDirectoryError: there is no run.
@@ -216,20 +218,20 @@ def replanned(
     run_links: Path,
     sources: Sources,
 ) -> Decision:
-    """Decide whether to go on as it is.
+    """Decide whether to keep the present plan.
 
     Args:
-        experiment: the configuration, its prices and limits as they are today; deadline and budget
-            are those of what is left.
-        base_dir: where relative paths in it start.
+        experiment: the configuration with current prices and limits; deadline and budget are those
+            of the rest.
+        base_dir: base of its relative paths.
         present: the plan that the run follows.
-        state: of the run.
-        run_links: what it has learned about its links; need not exist.
-        sources: of prices, links and measured steps.
+        state: progress of the run.
+        run_links: file of its measured links; may be missing.
+        sources: prices, links and measured steps.
 
     Raises:
-        PlanError: nothing is left, or the plan is of other regions.
-        GeoRayError: whatever keeps a plan from being made.
+        PlanError: nothing is left, or the plan is for other regions.
+        GeoRayError: a plan cannot be made.
     """
     inputs, request = _asked(experiment, base_dir, present, state, run_links, sources)
     going_on = _with_interval(request, present, present.interval)
@@ -246,25 +248,25 @@ def replanned(
     if inputs.loss is not None:
         chosen = decision.plan
         notes += tuple(planning.plan_loss_notes(inputs.loss, chosen.interval, chosen.codec))
-    # Who follows it counts all steps of the run.
+    # A plan that is followed counts all steps of the run.
     whole = {
         "steps": present.steps,
         "base_steps": present.base_steps,
         "lr_gain": present.lr_gain,
         "from_step": state.steps,
         "model": inputs.model,
-        "notes": (*notes, f"machines that run are priced from an age of {age} on"),
+        "notes": (*notes, f"running machines are priced from an age of {age}"),
     }
     return replace(decision, plan=decision.plan.model_copy(update=whole))
 
 
 @dataclass(frozen=True, slots=True)
 class PlanChange:
-    """What can change of a run that goes on.
+    """Possible changes of an active run.
 
     Attributes:
-        interval: whether its interval can.
-        averagers: regions that its averager can move to.
+        interval: whether its interval can change.
+        averagers: regions to which its averager can move.
     """
 
     interval: bool
@@ -283,9 +285,9 @@ def changed_as_it_goes(
     sources: Sources,
     free: PlanChange,
 ) -> Decision:
-    """Decide whether another interval or averager's region is better; machines and codec stay.
+    """Decide whether another interval or averager's region is better, with the same machines.
 
-    It costs nothing to change. Other arguments, and errors, are as for `replanned`.
+    Such a change costs nothing. Other arguments, and errors, are as for `replanned`.
     """
     _, request = _asked(experiment, base_dir, present, state, run_links, sources)
     going_on = _with_interval(request, present, present.interval)
@@ -297,7 +299,7 @@ def changed_as_it_goes(
             try:
                 found.append(_with_interval(request, moved, interval, request.loss_budget))
             except PlanInfeasibleError:
-                continue  # it costs more loss than was allowed
+                continue  # its loss exceeds the limit
     retained = [plan for plan in found if request.limits.keeps(plan.total_s, plan.total_usd)]
     key = "total_s" if request.objective == "time" else "total_usd"
     best = min(retained, key=attrgetter(key), default=None)
@@ -325,7 +327,7 @@ def _asked(
 def _with_interval(
     request: Request, present: Plan, interval: int, loss_budget: float = math.inf
 ) -> Plan:
-    """The rest with the present plan's machines and averager, which run already."""
+    """Return the plan of the rest with the running machines and averager."""
     as_it_is = replace(
         request,
         averagers=[present.averager],
@@ -339,12 +341,12 @@ def _with_interval(
 def _of_the_rest(
     inputs: Inputs, work: JobWork, present: Plan, state: State, local: int, run_links: Path
 ) -> Request:
-    """The question for what is left, at the speeds and links that the run has seen."""
+    """Return the request for the rest, with the measured speeds and links of the run."""
     request = inputs.request
     plans = {region.region: region for region in present.regions}
     if set(plans) != {site.name for site in request.sites}:
         raise PlanError(
-            f"the run's plan is for regions {', '.join(plans)}, CONFIG has others",
+            f"the run's plan is for regions {', '.join(plans)}, CONFIG has other regions",
             fix="Plan with the configuration of the run: its config.lock.yaml.",
         )
     links = request.links
@@ -358,18 +360,18 @@ def _of_the_rest(
             for s in request.sites
         ],
         links=links,
-        codecs=[present.codec],  # a checkpoint holds what codecs keep for the next update
+        codecs=[present.codec],  # a checkpoint contains the state of codecs
     )
 
 
 def _as_seen(site: Site, plan: RegionPlan, state: State, local: int) -> Site:
-    """The site with its present types as fast as they were."""
+    """Return the site with the measured speeds of its present types."""
     measured_s = state.step_s.get(plan.region, 0.0) / local
     if not measured_s > 0:
         return site
     if measured_s > plan.fixed_s:
         factor = (plan.step_s - plan.fixed_s) / (measured_s - plan.fixed_s)
-    else:  # what is fixed was taken to be too long, so it does not tell how fast rows are
+    else:  # the fixed time exceeds the step, so the speed per row is unknown
         factor = plan.step_s / measured_s
     used = {machines.type for machines in plan.machines}
     rentals = [
@@ -380,12 +382,12 @@ def _as_seen(site: Site, plan: RegionPlan, state: State, local: int) -> Site:
 
 
 def only_of(experiment: Experiment, members: Collection[str], leader: str) -> Experiment:
-    """The configuration as if there were no other regions.
+    """Return the configuration restricted to some regions.
 
     Args:
-        experiment: of the run.
-        members: who takes part.
-        leader: where the averager lives.
+        experiment: configuration of the run.
+        members: the remaining regions.
+        leader: the averager's region.
     """
     plan = experiment.plan
     offers = {} if plan is None else {n: o for n, o in plan.regions.items() if n in members}
@@ -400,13 +402,13 @@ def only_of(experiment: Experiment, members: Collection[str], leader: str) -> Ex
 
 @dataclass(frozen=True, slots=True)
 class MembersPlan:
-    """What is best for the rest of a run, for those who take part.
+    """Advice for the rest of a run with its current members.
 
     Attributes:
-        present: the plan that it follows, of these regions only.
-        decision: what to do, if machines and averager could change as well.
-        as_it_goes: whether to change the interval and the averager's region alone, which a run can
-            do as it goes; None: it can do neither.
+        present: the plan that it follows, restricted to these regions.
+        decision: the decision, if machines and averager could change as well.
+        as_it_goes: decision about the interval and the averager's region, which an active run can
+            change; None: it can change neither.
     """
 
     present: Plan
@@ -415,11 +417,11 @@ class MembersPlan:
 
 
 def free_of(experiment: Experiment, standby: str | None) -> PlanChange:
-    """What may change of a run as it goes.
+    """Return the possible changes of an active run.
 
     Args:
         experiment: its configuration.
-        standby: the region that stands by for the averager; None: nobody does.
+        standby: the averager's standby region; None: no standby.
     """
     may_move = experiment.members.follow_plan and experiment.averager.max_divergence == 0
     averagers = () if standby is None or not may_move else (standby,)
@@ -427,10 +429,10 @@ def free_of(experiment: Experiment, standby: str | None) -> PlanChange:
 
 
 def can_follow(experiment: Experiment) -> bool:
-    """Whether a run's interval may change as it goes.
+    """Return whether the interval of an active run may change.
 
-    Not where regions evaluate the same parameters at steps that it decides about; nor where a round
-    is told before that it is the last one, by the rows of the round before, to pay what codecs owe.
+    It may not if it determines the steps at which regions evaluate the same parameters, or if the
+    last round must be announced one round earlier, so that codecs can send their residuals.
     """
     follows = experiment.members.follow_plan and experiment.train.keep_best is None
     reports_debt = experiment.counts_total_rows and wire_plan(experiment).owes
@@ -445,23 +447,23 @@ def plan_of_members(
     interval: int | None = None,
     standby: str | None = None,
 ) -> MembersPlan:
-    """What is best for the rest of a run, for those who take part.
+    """Return the advice for the rest of a run with its current members.
 
     Args:
-        run: its directory.
+        run: directory of the run.
         experiment: its configuration.
-        members: who takes part.
-        leader: where the averager lives.
-        interval: that the run has by now; None: that of its plan.
-        standby: the region that stands by for the averager; None: nobody does.
+        members: current members.
+        leader: the averager's region.
+        interval: current interval; None: that of its plan.
+        standby: the averager's standby region; None: no standby.
 
     Raises:
-        PlanError: it follows none, or one without some of them.
-        GeoRayError: whatever else keeps a plan from being made.
+        PlanError: the run follows no plan, or one without some of the members.
+        GeoRayError: a plan cannot be made.
     """
     followed = directory.followed_plan(run)
     if followed is None:
-        raise PlanError("the run follows no plan", fix="Begin it with `geo-ray train --plan`.")
+        raise PlanError("the run follows no plan", fix="Start it with `geo-ray train --plan`.")
     regions = tuple(each for each in followed.regions if each.region in members)
     missing = set(members) - {each.region for each in regions}
     if missing:
@@ -472,7 +474,7 @@ def plan_of_members(
     now = {"averager": leader, "interval": interval or followed.interval}
     present = followed.model_copy(update={"regions": regions} | now)
     events = read_events(run.path / EVENTS_FILE)
-    # Who is gone has taken no step since: what is left is left to the others.
+    # Former members take no more steps: the rest is divided among the members.
     state = state_of(e for e in events if e.kind != "step" or e["region"] in members)
     asked = only_of(experiment, members, leader)
     question = (asked, run.base_dir, present, state, run.links, Sources())

@@ -1,4 +1,4 @@
-"""What is shown of a run: report page, machines, bill and live updates."""
+"""Views of a run: report page, machines, cost and live updates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from geo_ray.base.errors import GeoRayError, LeaseLostError, RunHeldError
-from geo_ray.planner.actual_cost import Spent, held_against
+from geo_ray.planner.actual_cost import Spent, compare_cost
 from geo_ray.planner.plan import Plan, load_plan
 from geo_ray.runs.directory import FOLLOWED_FILE, RunDirectory, followed_plan
 from geo_ray.runs.status import Beside, StatusReader
@@ -35,27 +35,27 @@ def account(run: RunDirectory, totals: RunTotals) -> float | None:
     """Write `cost.json` of a run that follows a plan.
 
     Args:
-        run: its directory.
-        totals: of all its events.
+        run: directory of the run.
+        totals: totals over its events.
 
     Returns:
-        What it cost in dollars; None if that is not known, or it follows no plan.
+        Cost in USD; None if unknown, or the run follows no plan.
 
     Raises:
-        PlanError: the plan that it follows cannot be read.
+        PlanError: its plan cannot be read.
         RunDirectoryError: the file cannot be written.
     """
     plan = followed_plan(run)
     if plan is None:
         return None
-    cost = held_against(plan, Spent.of(totals))
+    cost = compare_cost(plan, Spent.of(totals))
     save_cost(cost, run.path)
     total = cost.total("USD")
     return None if total is None else total.actual
 
 
 class MachineSource(Protocol):
-    """Where the machines rented for a run are recorded."""
+    """Record of the machines rented for a run."""
 
     def machines(self, leases: ConditionalStore, now_unix_s: float) -> MachinesView | None:
         """Return the machines of a run; None if none are recorded.
@@ -116,10 +116,10 @@ def write_run_report(
 
 @contextmanager
 def reported(run_dir: Path) -> Iterator[None]:
-    """Write the page of a run once the block has ended it, in whatever way.
+    """Write the page of a run when the block ends, in any way.
 
-    The page is not written of a run that has not begun, or that is another process's by now. A page
-    that cannot be written is logged: it can be made later.
+    The page is not written if the run has not begun, or belongs to another process by now. A
+    failure is only logged, because the page can be written later.
     """
     try:
         yield
@@ -141,7 +141,7 @@ def _write_or_log(run_dir: Path) -> None:
 
 
 def _readable_machines(run_dir: Path, source: MachineSource | None) -> MachinesView | None:
-    """Return the machines; None also if they cannot be read, as the page has more to show."""
+    """Return the machines; None also if they cannot be read, because the page has other content."""
     with suppress(GeoRayError):
         followed = run_dir / FOLLOWED_FILE
         plan = load_plan(followed) if followed.exists() else None
@@ -149,7 +149,7 @@ def _readable_machines(run_dir: Path, source: MachineSource | None) -> MachinesV
     return None
 
 
-# Steps that a resumption may take back (see `RunTotals.forget`): of all regions, of each at least.
+# Steps that a resume may repeat (see `RunTotals.forget`): of all regions, of each at least.
 _ALL_STEPS: Final = 200_000
 _EACH_STEPS: Final = 2_000
 _PROBLEMS: Final = 5
@@ -157,12 +157,12 @@ _MORE_EVENTS: Final = 10_000
 
 
 class LiveReader:
-    """Reads a run again and again, each time what is new. Changes nothing in it.
+    """Reads new data of a run repeatedly, without changing it.
 
     Args:
-        find: gives the run's directory; raises while there is none.
-        machines: where the machines of the run are recorded; None: those of its plan are shown.
-        now_unix_s: time of day, by which ages are told.
+        find: returns the run's directory; raises while there is none.
+        machines: record of the run's machines; None: those of its plan are shown.
+        now_unix_s: time of day, for ages.
     """
 
     def __init__(
@@ -181,16 +181,16 @@ class LiveReader:
         self._problems: deque[str] = deque(maxlen=_PROBLEMS)
 
     def read(self, most_events: int) -> float:
-        """Read on.
+        """Read new events.
 
         Args:
-            most_events: read no more than so many.
+            most_events: maximum number of events.
 
         Returns:
-            Which part of the log was read, 1 if all of it was.
+            The fraction of the log that was read, 1 for all.
 
         Raises:
-            RunDirectoryError: there is no run (yet, or any more).
+            RunDirectoryError: the run does not exist.
             StoreError: the bucket does not answer or refuses.
         """
         reader = self._opened()
@@ -201,14 +201,14 @@ class LiveReader:
         return reader.read_fraction
 
     def view(self) -> RunView:
-        """Give all that is shown of the run, as far as it was read.
+        """Return the view of the run, as far as it was read.
 
         Raises:
             RunDirectoryError: as for `read`, or its lease cannot be read.
             StoreError: as for `read`.
         """
         reader = self._opened()
-        # Some events more: whoever ends a run writes those before it gives the lease back.
+        # Read some more events, because the end of a run is written before the lease is released.
         status = reader.read(_MORE_EVENTS)
         cost = self._cost(reader.totals)
         plan = reader.plan
@@ -224,7 +224,7 @@ class LiveReader:
 
     @property
     def is_remote(self) -> bool:
-        """Whether every look asks a bucket."""
+        """Whether reading sends requests to a bucket."""
         return self._reader is not None and self._reader.is_remote
 
     def _opened(self) -> StatusReader:
@@ -241,11 +241,11 @@ class LiveReader:
         return self._reader
 
     def _is_same(self) -> bool:
-        """Whether it is still the run that was opened: its log only grows, but for a torn line."""
+        """Return whether it is still the same run: its log only grows, except for a torn line."""
         if self._path is None or self._reader is None or not self._path.is_dir():
             return False
         if self._reader.is_remote:
-            return True  # whose copy says itself what has become of it
+            return True  # its copy reports changes itself
         log = self._path / EVENTS_FILE
         try:
             return log.stat().st_size >= self._reader.read_bytes
@@ -253,7 +253,7 @@ class LiveReader:
             return self._reader.read_bytes == 0
 
     def _beside(self) -> Beside:
-        """Begin anew: the log is one that was not read yet."""
+        """Restart, because the log is a different one."""
         self._history = HistoryFold(self._usd)
         return lambda event, totals: self._history.feed(event, totals)
 
@@ -266,7 +266,7 @@ class LiveReader:
         plan = None if self._reader is None else self._reader.plan
         if plan is None or totals.started is None:
             return None
-        return held_against(plan, Spent.of(totals))
+        return compare_cost(plan, Spent.of(totals))
 
     def _machines(self, reader: StatusReader) -> MachinesView | None:
         try:

@@ -1,11 +1,11 @@
 """Requests to a run from other processes or threads: change members, or save and stop.
 
-Files in the run's directory, taken in order and removed by the run actor::
+Requests are files in the run's directory, which the run actor processes in order and removes::
 
     requests/1763912345678901234-4711.json    {"verb": "drain", "region": "eu-west"}
     requests/stop
 
-`Interruption` is the request to stop within a process.
+`Interruption` is a stop request within a process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from geo_ray.runs.remote import REQUESTS
 
 
 class Interruption:
-    """Any thread may ask; the first one that does says why."""
+    """A stop request; any thread may set it, and the first one determines the reason."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -34,22 +34,22 @@ class Interruption:
 
     @property
     def why(self) -> GeoRayError:
-        """What the run ends with."""
+        """Return the error with which the run ends."""
         return self._why or InterruptedRunError("the run was interrupted")
 
     def is_set(self) -> bool:
-        """Whether somebody has asked."""
+        """Return whether a stop was requested."""
         return self._event.is_set()
 
     def wait(self, longest_s: float) -> bool:
-        """Wait until somebody asks, for at most so long; say whether somebody has."""
+        """Wait for a request until the timeout; return whether there is one."""
         return self._event.wait(longest_s)
 
     def set(self, why: GeoRayError | None = None) -> None:
-        """Ask.
+        """Request the stop.
 
         Args:
-            why: what the run ends with; None: it was interrupted.
+            why: error with which the run ends; None: interrupted.
         """
         if not self._event.is_set():
             self._why = why
@@ -63,25 +63,25 @@ Verb = Literal["add", "drain", "remove"]
 
 
 class MemberRequest(StrictModel):
-    """One request.
+    """A request.
 
-    ``add`` a region that takes no part; ``drain`` one: it leaves with all it has done; ``remove``
-    one at once, with what it had not sent.
+    ``add`` a region that is not a member; ``drain`` a region, which leaves after all its work has
+    been exchanged; ``remove`` a region at once, without its unsent updates.
     """
 
     verb: Verb
     region: str
-    id: str = Field(default="", exclude=True, description="name of its file, once it is taken")
+    id: str = Field(default="", exclude=True, description="name of its file, once read")
 
 
 def request_member_change(run: Path, request: MemberRequest) -> str:
-    """Leave a request for whoever drives the run in ``run``.
+    """Store a request for the run actor of the run in ``run``.
 
     Returns:
-        Its id: the events that answer it have that as ``request``.
+        Its id, which the answering events have as ``request``.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the request cannot be written.
     """
     directory = run / REQUESTS
     try:
@@ -94,7 +94,7 @@ def request_member_change(run: Path, request: MemberRequest) -> str:
 
 
 def take_member_requests(run: Path) -> list[MemberRequest]:
-    """The requests since the last call, oldest first; what makes no sense is removed, too."""
+    """Return the new requests, oldest first; invalid ones are removed as well."""
     found = []
     for path in sorted((run / REQUESTS).glob("*.json")):
         try:
@@ -102,21 +102,21 @@ def take_member_requests(run: Path) -> list[MemberRequest]:
                 text = file.read(_MAX_REQUEST_BYTES)
             path.unlink()
         except OSError as error:
-            log.warning("a request is passed over: %s", error)
+            log.warning("a request is ignored: %s", error)
             continue
         try:
             request = MemberRequest.model_validate_json(text)
             found.append(request.model_copy(update={"id": path.stem}))
         except ValidationError as error:
-            log.warning("%s is no request: %s", path.name, error.errors()[0]["msg"])
+            log.warning("%s is not a request: %s", path.name, error.errors()[0]["msg"])
     return found
 
 
 def forget_member_requests(run: Path) -> None:
-    """Remove what nobody has taken: it was asked of a run that is over.
+    """Remove unprocessed requests of an ended run.
 
     Raises:
-        RunDirectoryError: it cannot be removed.
+        RunDirectoryError: a file cannot be removed.
     """
     for path in (run / REQUESTS).glob("*.json"):
         try:
@@ -129,10 +129,10 @@ _STOP_FILE = "stop"
 
 
 def request_stop(run: Path) -> None:
-    """Ask whoever drives the run in ``run`` to save a checkpoint and stop.
+    """Request that the run actor of the run in ``run`` saves a checkpoint and stops.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the request cannot be written.
     """
     path = run / REQUESTS / _STOP_FILE
     try:
@@ -143,7 +143,7 @@ def request_stop(run: Path) -> None:
 
 
 def take_stop_request(run: Path) -> bool:
-    """Whether somebody has asked since the last call."""
+    """Return whether a stop was requested since the last call."""
     try:
         (run / REQUESTS / _STOP_FILE).unlink()
     except OSError:
@@ -152,10 +152,10 @@ def take_stop_request(run: Path) -> bool:
 
 
 def forget_stop_request(run: Path) -> None:
-    """Remove what was asked of a run that is over.
+    """Remove a stop request of an ended run.
 
     Raises:
-        RunDirectoryError: it cannot be removed.
+        RunDirectoryError: the file cannot be removed.
     """
     try:
         (run / REQUESTS / _STOP_FILE).unlink(missing_ok=True)

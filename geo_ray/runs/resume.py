@@ -1,6 +1,6 @@
-"""Check that a run can resume, and choose what continues from its checkpoint.
+"""Checks that a run can resume, and chooses which regions continue from its checkpoint.
 
-Decided before a cluster is started: which regions continue, and where the averager runs.
+The decisions, including the averager's region, are made before a cluster is started.
 """
 
 from __future__ import annotations
@@ -41,28 +41,27 @@ def check_resumable(
     *,
     begins: bool = False,
 ) -> None:
-    """Refuse to resume where nothing would come of it.
+    """Reject a resume without effect.
 
     Args:
-        run: the directory of the run.
-        saved: the configuration that the run went by.
-        wanted: the one to go on with.
-        checkpoint: the one that the user has named; then also a finished run goes on from there.
-        begins: whether a run that never saved may start from the beginning.
+        run: directory of the run.
+        saved: configuration of the run.
+        wanted: configuration to continue with.
+        checkpoint: checkpoint given by the user; a finished run can then also continue from it.
+        begins: whether a run without checkpoints may start from the beginning.
 
     Raises:
-        RunFinishedError: it is finished and ``wanted`` asks for no more, or it has no checkpoint
-            to go on from; says where its model is, and how to train further.
+        RunFinishedError: it is finished and ``wanted`` requests no more training, or it has no
+            checkpoint; names its model, and how to train further.
         CheckpointMissingError: it has no checkpoint, or ``wanted`` ends before that.
-        ConfigChangedError: ``wanted`` has other codecs than the checkpoint was made with, or other
-            regions or shards.
+        ConfigChangedError: ``wanted`` has other codecs, regions or shards than the checkpoint.
     """
     totals = _totals(run)
     store = store_of(run, saved.checkpoint)
     has_checkpoint = bool(store.ids())
     if totals.started is not None and totals.started["simulated"]:
         raise CheckpointMissingError(
-            f"{run.path} was simulated: the checkpoints of a simulation are not written",
+            f"{run.path} was simulated: simulations write no checkpoints",
             fix="Train it from the start: `geo-ray train CONFIG`.",
         )
     is_more = checkpoint is not None or _asks_for_more(saved, wanted)
@@ -73,13 +72,13 @@ def check_resumable(
     if not has_checkpoint:
         raise CheckpointMissingError(
             f"{run.path} ended before its first checkpoint",
-            fix="Start again with `geo-ray train CONFIG`; checkpoint.every_s says how often a run "
+            fix="Start again with `geo-ray train CONFIG`; checkpoint.every_s sets how often a run "
             "saves.",
         )
     _check_regions(saved, wanted)
     _check_stores(saved, wanted)
     taken = _taken(store, checkpoint)
-    if taken is not None:  # else whoever restores it says what is wrong with it
+    if taken is not None:  # otherwise the restore reports the error
         if taken.config_digest != (now := digest(saved)):
             _log.warning(
                 "%s of %s (digest %.12s) is not the configuration that checkpoint %d was saved "
@@ -97,45 +96,45 @@ def check_resumable(
 
 
 def codecs_of(experiment: Experiment) -> dict[str, JsonValue]:
-    """The codecs as a checkpoint's manifest has them: sections by direction, null for none."""
+    """Return the codecs of a checkpoint's manifest: sections by direction, null for none."""
     codecs: dict[str, JsonValue] = experiment.codec.model_dump(mode="json")
     return {way: codecs[way] for way in ("up", "down")}
 
 
 def _check_regions(saved: Experiment, wanted: Experiment) -> None:
-    """Refuse other regions and other numbers of shards: a checkpoint is not cut anew."""
+    """Reject other regions and numbers of shards, because a checkpoint cannot be divided again."""
     before = {region.name: region.ps_shards for region in saved.regions}
     now = {region.name: region.ps_shards for region in wanted.regions}
     for name in [*before, *now]:
         if name not in now:
-            what = f"region '{name}' is a part of the run, and not of the configuration"
+            what = f"region '{name}' is in the run, but not in the configuration"
         elif name not in before:
-            what = f"region '{name}' is no part of the run"
+            what = f"region '{name}' is not in the run"
         elif now[name] != before[name]:
             what = f"region '{name}' has {before[name]} parameter server shards in its checkpoints"
-            what += f", and {now[name]} in the configuration (regions[].ps_shards)"
+            what += f", but {now[name]} in the configuration (regions[].ps_shards)"
         else:
             continue
         raise ConfigChangedError(
-            f"{what}; a checkpoint goes on with the regions and shards that it was made with",
-            fix="Resume with the regions and shards of the run, or begin a new one.",
+            f"{what}; a checkpoint can only continue with its own regions and shards",
+            fix="Resume with the regions and shards of the run, or start a new run.",
         )
 
 
 def _check_stores(saved: Experiment, wanted: Experiment) -> None:
-    """Refuse other stores: a run's checkpoints stay where they are."""
+    """Reject other stores, because a run's checkpoints do not move."""
     for key in ("store", "region_stores"):
         before, now = getattr(saved.checkpoint, key), getattr(wanted.checkpoint, key)
         if before != now:
             raise ConfigChangedError(
-                f"checkpoint.{key} is {now or 'not set'}, the run's checkpoints are in "
+                f"checkpoint.{key} is {now or 'not set'}, but the run's checkpoints are in "
                 f"{before or 'its own directory'}",
-                fix="Resume with the stores of the run, or begin a new one.",
+                fix="Resume with the stores of the run, or start a new run.",
             )
 
 
 def _check_codecs(found: Mapping[str, JsonValue], wanted: Experiment) -> None:
-    """Refuse other codecs: what they owe to other regions cannot be taken over."""
+    """Reject other codecs, because their residuals cannot be converted."""
     for way, section in codecs_of(wanted).items():
         before = found.get(way, section)
         if before == section:
@@ -143,22 +142,23 @@ def _check_codecs(found: Mapping[str, JsonValue], wanted: Experiment) -> None:
         old, new = _own_file(before), _own_file(section)
         if old is not None and new is not None and old[0] == new[0] and old[1] != new[1]:
             raise ConfigChangedError(
-                f"codec.{way} {old[0]}: the file is not the one that the checkpoint was made "
-                "with; what a codec owes to other regions cannot be taken over",
-                fix="Restore the file, or begin a new run.",
+                f"codec.{way} {old[0]}: the file differs from that of the checkpoint; the "
+                "residuals "
+                "of a codec cannot be converted",
+                fix="Restore the file, or start a new run.",
             )
         raise ConfigChangedError(
-            f"codec.{way} is {_named(section)}, the checkpoint was made with {_named(before)}; "
-            "what a codec owes to other regions cannot be taken over",
-            fix="Resume with the codecs of the checkpoint, or begin a new run.",
+            f"codec.{way} is {_named(section)}, but that of the checkpoint is {_named(before)}; "
+            "the residuals of a codec cannot be converted",
+            fix="Resume with the codecs of the checkpoint, or start a new run.",
         )
 
 
 def _check_steps(taken: CheckpointManifest, wanted: Experiment) -> None:
-    """Refuse to end before the checkpoint: the run would report what it has not done."""
+    """Reject an end before the checkpoint, because the run would report wrong results."""
     steps, size = wanted.train.steps, wanted.data.batch_size
-    most = steps  # as servers count them: in async mode every push is one
-    if wanted.counts_total_rows:  # one region may do nearly all, with few rows at once
+    most = steps  # as counted by servers: every push in async mode
+    if wanted.counts_total_rows:  # one region may take nearly all steps, with few rows per step
         pushed = min(min(region.batch_sizes or (size,)) for region in wanted.regions)
         most = wanted.rows // (pushed * max(1, wanted.worker_steps))
     elif wanted.train.mode == "async":
@@ -166,15 +166,15 @@ def _check_steps(taken: CheckpointManifest, wanted: Experiment) -> None:
     if taken.step <= most:
         return
     raise CheckpointMissingError(
-        f"checkpoint {taken.id} was saved after {taken.step} steps, and train.steps is "
-        f"{wanted.train.steps}: the run would end before it goes on",
-        fix="Name an older one with --from ID (`geo-ray checkpoints RUN` lists them), or set "
+        f"checkpoint {taken.id} was saved after {taken.step} steps, but train.steps is "
+        f"{wanted.train.steps}: the run would end before it resumes",
+        fix="Use an older one with --from ID (`geo-ray checkpoints RUN` lists them), or set "
         f"train.steps to {math.ceil(taken.step * steps / most)} or more.",
     )
 
 
 def _taken(store: CheckpointStore, checkpoint: int | None) -> CheckpointManifest | None:
-    """The manifest that is named; else of the newest readable one, if any is healthy of those."""
+    """Return the manifest of the given checkpoint, or of the newest readable healthy one."""
     if checkpoint is not None:
         return store.manifest(checkpoint)
     found = []
@@ -190,7 +190,7 @@ def _taken(store: CheckpointStore, checkpoint: int | None) -> CheckpointManifest
 
 
 def _own_file(section: JsonValue) -> tuple[JsonValue, JsonValue] | None:
-    """Name and digest of a class of the user's; None for a codec of the library, or none."""
+    """Return name and digest of a custom class; None for a built-in codec, or none."""
     if not isinstance(section, dict) or "use" not in section:
         return None
     return section["use"], section.get("sha256")
@@ -208,7 +208,7 @@ def _named(section: JsonValue) -> str:
 def _finished(
     run: RunDirectory, saved: Experiment, totals: RunTotals, *, has_checkpoint: bool
 ) -> RunFinishedError:
-    model = f"its model is {run.model}" if run.model.exists() else "its model is not there any more"
+    model = f"its model is {run.model}" if run.model.exists() else "its model no longer exists"
     further = f"--set train.steps={2 * saved.train.steps}"
     if totals.stop_cause is not None:
         further = "--set train.target=null"
@@ -216,7 +216,7 @@ def _finished(
         fix = f"To train it further: `geo-ray train --resume RUN {further}`."
     else:
         fix = (
-            "It took no checkpoint to go on from. For a longer run, which saves more often: "
+            "It has no checkpoint. For a longer run that saves more often: "
             f"`geo-ray train CONFIG {further} --set checkpoint.every_s=10`."
         )
     return RunFinishedError(f"{run.path} is finished after {totals.steps} steps; {model}", fix=fix)
@@ -236,21 +236,20 @@ def _totals(run: RunDirectory) -> RunTotals:
 
 LOST: Final = "lost"
 ROWS: Final = "rows"
-"""Regions that were lost, and books of rows of those that took no part, among what a manifest has
-beside its parts."""
+"""Keys of lost regions, and of ledgers of absent regions, in a manifest."""
 
 
 def left_out(
     experiment: Experiment, manifest: CheckpointManifest, away: Collection[str], *, asked: bool
 ) -> tuple[str, ...]:
-    """The regions whose state a checkpoint has, and without which the run goes on from there.
+    """Return the regions with state in a checkpoint that the resumed run excludes.
 
     Args:
-        experiment: as it is to go on.
-        manifest: the checkpoint's.
-        away: regions that are not to take part.
-        asked: whether who resumes has said so; else too few regions would be left only because
-            others joined since, and those of the checkpoint all take part again.
+        experiment: configuration of the resumed run.
+        manifest: manifest of the checkpoint.
+        away: regions that do not take part.
+        asked: whether the user excluded them; otherwise too few regions may be left only because
+            others joined since, and all regions of the checkpoint take part again.
 
     Raises:
         ConfigError: too few regions would be left.
@@ -266,25 +265,25 @@ def left_out(
         return ()
     names, left = ", ".join(before), ", ".join(there) or "nobody"
     raise ConfigError(
-        f"members.absent: checkpoint {manifest.id} has the state of {names}: {left} would be left, "
-        f"and at least {least} must be",
-        fix="Name fewer regions in members.absent, or a smaller members.min.",
+        f"members.absent: checkpoint {manifest.id} has the state of {names}: {left} would remain, "
+        f"but at least {least} are required",
+        fix="List fewer regions in members.absent, or lower members.min.",
     )
 
 
 def without_lost(
     experiment: Experiment, parts: Collection[str], away: Collection[str] = ()
 ) -> tuple[Experiment, tuple[str, ...]]:
-    """An experiment as it goes on from a checkpoint, and the regions that were lost before that.
+    """Return the experiment of a resumed run, and the regions that were lost before.
 
-    They are absent now, and everything else is as it was: the run's rows, which are counted over
-    all regions, and its strategy, though one region be left. The averager lives where it lived
-    at the start, or where it would have gone when that region was lost.
+    Lost regions are absent, and everything else is unchanged: the total rows of the run, and its
+    strategy, even with a single region. The averager is in its initial region, or in the region to
+    which it would have moved when that region was lost.
 
     Args:
-        experiment: with all regions.
-        parts: names of the checkpoint's.
-        away: regions that it has, and that leave there.
+        experiment: the experiment with all regions.
+        parts: names of the checkpoint's parts.
+        away: regions in the checkpoint that leave.
     """
     before = regions_in(parts, experiment.regions)
     there = [name for name in before if name not in away]
@@ -294,7 +293,7 @@ def without_lost(
     config, leader = experiment.averager, experiment.averager_region
     if leader not in there:
         leader = config.first_standby(leader, there) or there[0]
-    # Who has taken over, or is lost, stands by no more; whoever is left may.
+    # The new averager's region and lost regions are no standbys; others may be.
     named = [name for name in config.named_standbys if name in there and name != leader]
     standby, *more = named or [AUTO]
     averager: dict[str, object] = {"region": leader}
@@ -310,13 +309,13 @@ def without_lost(
 
 
 def lost_before(manifest: CheckpointManifest, experiment: Experiment) -> tuple[str, ...]:
-    """The regions that a checkpoint lacks because they were lost, and not asked to leave.
+    """Return the regions that a checkpoint lacks because they were lost, not drained.
 
-    Of a checkpoint that does not say so, of a release before, none.
+    Empty for a checkpoint of an earlier release, which does not record that.
 
     Args:
-        manifest: the checkpoint's.
-        experiment: as it goes on from there.
+        manifest: manifest of the checkpoint.
+        experiment: experiment of the resumed run.
     """
     lost, absent = _lost(manifest), experiment.members.absent
     there = regions_in(_names(manifest), experiment.regions)
@@ -325,11 +324,11 @@ def lost_before(manifest: CheckpointManifest, experiment: Experiment) -> tuple[s
 
 
 def saved_rows(found: Checkpoint, left: Collection[str]) -> dict[str, Mapping[str, object]]:
-    """The books of rows of regions that a run goes on without, by region, for when they come back.
+    """Return the row ledgers of absent regions by region, for when they rejoin.
 
     Args:
         found: the checkpoint.
-        left: the regions that leave there; it knows of those that took no part itself.
+        left: regions that leave there; the checkpoint lists those already absent.
 
     Raises:
         CheckpointCorruptError: a part of it changed since it was opened.

@@ -1,6 +1,6 @@
 """Checks before a run starts.
 
-Whether the task's evaluation works with the configured metrics, and probable mistakes in the
+They cover the task's evaluation with the configured metrics, and likely mistakes in the
 configuration.
 """
 
@@ -32,13 +32,13 @@ from geo_ray.runs.data import data_region, open_readers
 from geo_ray.runs.evaluation import no_such_metric
 
 _ENOUGH: Final = 4
-"""Batches after which metrics that raise are wrong: over few rows some are not defined."""
+"""Batches after which an exception is an error: some metrics are undefined for few rows."""
 
 
 def check_evaluation(experiment: Experiment, task: Task, manifest: Manifest) -> None:
-    """Evaluate a few rows in this process, if it wrote them itself.
+    """Evaluate a few rows in this process, if it generated them.
 
-    Rows of a manifest are read in their region, by its workers: they call `metrics_there`.
+    Rows of a manifest are read only by workers in their region, which call `metrics_there`.
 
     Raises:
         GeoRayError: as for `metrics_there` and `check_metric_names`.
@@ -57,13 +57,13 @@ def check_evaluation(experiment: Experiment, task: Task, manifest: Manifest) -> 
 def metrics_there(experiment: Experiment, task: Task, heldout: RegionReader) -> set[str]:
     """Evaluate the untrained model on a few rows of a region.
 
-    An error in an evaluation would show at the first one, perhaps after hours.
+    Otherwise an error would appear only at the first evaluation, perhaps after hours.
 
     Returns:
-        Names of metrics that these rows have: all that the run goes by, or all that there are.
+        Names of the metrics of these rows: all that the run uses, or all that exist.
 
     Raises:
-        TaskOutputError: the evaluation raises, or gives what is no evaluation.
+        TaskOutputError: the evaluation raises an exception, or returns an invalid result.
     """
     wanted, found = set(_wanted(experiment).values()), set[str]()
     for metrics in _metrics(experiment, task, heldout):
@@ -74,14 +74,14 @@ def metrics_there(experiment: Experiment, task: Task, heldout: RegionReader) -> 
 
 
 def check_metric_names(experiment: Experiment, found: Collection[str]) -> None:
-    """Refuse metrics that no region has.
+    """Reject metrics that no region has.
 
     Args:
         experiment: the run.
-        found: by the regions; one with rows of one label may lack a metric that others have.
+        found: metrics found by the regions; a region with one label may lack some metrics.
 
     Raises:
-        ConfigError: names the key and the metrics that there are.
+        ConfigError: names the key and the existing metrics.
     """
     for key, metric in _wanted(experiment).items():
         if metric not in found:
@@ -89,7 +89,7 @@ def check_metric_names(experiment: Experiment, found: Collection[str]) -> None:
 
 
 def _wanted(experiment: Experiment) -> dict[str, str]:
-    """The metrics that the run goes by, by key."""
+    """Return the metrics that the run uses, by key."""
     train = experiment.train
     return {
         f"train.{key}.metric": asked.metric
@@ -101,9 +101,9 @@ def _wanted(experiment: Experiment) -> dict[str, str]:
 def _metrics(
     experiment: Experiment, task: Task, heldout: RegionReader
 ) -> Iterator[Mapping[str, float]]:
-    """The metrics of the untrained model over a row, over a batch, two, and so on up to all rows.
+    """Yield the metrics of the untrained model over a row, a batch, two, and so on up to all rows.
 
-    Over few rows some are not defined: an AUC wants both labels.
+    Some metrics are undefined for few rows: an AUC needs both labels.
     """
     totals: Stats = {}
     wrong: TaskOutputError | None = None
@@ -138,7 +138,7 @@ def _stats(task: Task, module: nn.Module, columns: Columns) -> Stats:
 _log = logging.getLogger(__name__)
 
 WORKERS_PER_CORE: Final = 4
-"""More workers than that on one core of a local cluster are said to be many."""
+"""Number of workers per core of a local cluster above which a note is logged."""
 
 
 def warn_at_start(experiment: Experiment, manifest: Manifest, *, simulated: bool) -> None:
@@ -155,12 +155,12 @@ def warn_at_start(experiment: Experiment, manifest: Manifest, *, simulated: bool
 
 
 def start_notes(experiment: Experiment, manifest: Manifest, cores: int | None) -> list[str]:
-    """The notes; see the module's docstring.
+    """Return the notes; see the module's docstring.
 
     Args:
         experiment: the run.
         manifest: its data.
-        cores: of this machine; None if workers have no processes of their own.
+        cores: cores of this machine; None if workers have no separate processes.
     """
     return [
         *_few_rows(experiment, manifest),
@@ -171,7 +171,7 @@ def start_notes(experiment: Experiment, manifest: Manifest, cores: int | None) -
 
 
 def _not_simulated(experiment: Experiment) -> list[str]:
-    """What a real run would do beside what the simulator does."""
+    """Return notes about features that the simulator lacks."""
     notes = []
     if experiment.averager.standby is not None:
         notes.append(
@@ -184,7 +184,7 @@ def _not_simulated(experiment: Experiment) -> list[str]:
 
 
 def _few_rows(experiment: Experiment, manifest: Manifest) -> list[str]:
-    """A batch has more rows than its region has: some are in it twice."""
+    """Return a note if a batch has more rows than its region."""
     notes = []
     for region in experiment.regions:
         rows = manifest.rows(data_region(region, manifest), "train")
@@ -199,7 +199,7 @@ def _few_rows(experiment: Experiment, manifest: Manifest) -> list[str]:
 
 
 def _late(experiment: Experiment) -> list[str]:
-    """What is to happen every so many steps would happen once, at the end."""
+    """Return notes about periods longer than the run."""
     train, exchange = experiment.train, experiment.strategy.traits.exchange
     notes = []
     if train.eval_every > train.steps and "eval_every" in train.model_fields_set:
@@ -217,7 +217,7 @@ def _late(experiment: Experiment) -> list[str]:
 
 
 def _unused_certificates(experiment: Experiment) -> list[str]:
-    """Links of this machine need no certificate, unless `transport.tls` is required."""
+    """Return a note about unused certificates on loopback links."""
     transport = experiment.transport
     if transport.certs is None or transport.tls == "required" or len(experiment.regions) < 2:
         return []
@@ -236,6 +236,6 @@ def _many_workers(experiment: Experiment, cores: int) -> list[str]:
     if experiment.cluster.kind != "local" or workers <= WORKERS_PER_CORE * cores:
         return []
     return [
-        f"regions: {workers} workers, each a process of its own, on {cores} cores of this machine: "
+        f"regions: {workers} worker processes on {cores} cores of this machine: "
         "they will be slow, and memory may run out; `geo-ray simulate` needs one process"
     ]

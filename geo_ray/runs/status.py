@@ -14,7 +14,7 @@ from geo_ray.base.clock import Clock, SystemClock
 from geo_ray.base.errors import CheckpointError, StoreError
 from geo_ray.experiment.cluster import ClusterConfig
 from geo_ray.experiment.recorded import RecordedConfig
-from geo_ray.planner.actual_cost import Spent, held_against
+from geo_ray.planner.actual_cost import Spent, compare_cost
 from geo_ray.planner.plan import Plan
 from geo_ray.runs import directory
 from geo_ray.runs.checkpoints import store_of
@@ -35,21 +35,21 @@ from geo_ray.telemetry.status import (
 from geo_ray.telemetry.totals import RunTotals
 
 RESTART_S: Final = 60.0
-"""A run whose run_actor is not back by then has lost its supervisor, and its processes with it."""
+"""Time limit of a restart; a run without a run actor by then has lost its supervisor."""
 
 
 def waits_s(
     cluster: ClusterConfig, totals: RunTotals, unresponsive_s: float | None
 ) -> float | None:
-    """Return how long the processes of a run may still train on while its run actor is restarted.
+    """Return how long the processes of a run may continue while its run actor is restarted.
 
     Args:
-        cluster: where they are; a local cluster has usually ended with the run actor.
-        totals: the fold over its events.
-        unresponsive_s: since its run actor was last heard; None if not known.
+        cluster: cluster of the run; a local cluster usually ends with the run actor.
+        totals: totals over its events.
+        unresponsive_s: seconds since the last sign of its run actor; None if unknown.
 
     Returns:
-        Seconds from now; None if they do not: they have ended, end, or never trained.
+        Seconds from now; None if they have ended, end, or never trained.
     """
     if cluster.kind == "local" or unresponsive_s is None or totals.started is None:
         return None
@@ -60,7 +60,7 @@ def waits_s(
 
 
 Beside: TypeAlias = Callable[[Event, RunTotals], None]
-"""Given every event, and what the run amounts to with it."""
+"""Callback for every event, with the totals that include it."""
 
 
 def _nobody() -> Beside:
@@ -68,12 +68,12 @@ def _nobody() -> Beside:
 
 
 class StatusReader:
-    """Reads a run again and again, each time only what is new. Changes nothing in it.
+    """Reads new data of a run repeatedly, without changing it.
 
     Args:
-        path: the run's directory.
-        clock: by which a silent run actor is judged; the machine's if None.
-        beside: makes who is given the events, too; anew if the run's log is another one.
+        path: directory of the run.
+        clock: clock for judging a run actor; None: the machine's.
+        beside: creates an additional consumer of events; called again if the log is replaced.
 
     Raises:
         RunDirectoryError: there is no run.
@@ -105,22 +105,22 @@ class StatusReader:
 
     @property
     def config(self) -> RecordedConfig:
-        """As much of the run's configuration as can be read without importing its classes."""
+        """The part of the run's configuration that needs no import of its classes."""
         return self._config
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that the run follows; None: none."""
+        """The plan that the run follows, or None."""
         return self._plan
 
     @property
     def leases(self) -> ConditionalStore:
-        """Where the run's lease lies."""
+        """Store of the run's lease."""
         return self._leases
 
     @property
     def totals(self) -> RunTotals:
-        """What the run amounts to, as far as it was read."""
+        """Totals of the run, as far as it was read."""
         return self._fold.totals
 
     @property
@@ -130,31 +130,33 @@ class StatusReader:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The first damaged lines of the log, which were passed over."""
+        """The first damaged lines of the log, which were skipped."""
         return self._tail.problems
 
     @property
     def read_bytes(self) -> int:
-        """How much of the log was read."""
+        """Number of bytes of the log that were read."""
         return self._tail.read_bytes
 
     @property
     def read_fraction(self) -> float:
-        """Which part of the log was read; a torn last line counts as read."""
+        """Fraction of the log that was read; an incomplete last line counts as read."""
         read_bytes, left_bytes = self._tail.read_bytes, self._tail.left_bytes
         return 1.0 if self._caught_up else read_bytes / max(1, read_bytes + left_bytes)
 
     def read(self, most_events: int | None = None) -> RunStatus:
-        """How it stands now; who drives it may not be known at the first call.
+        """Return the current state; the run actor may be unknown at the first call.
 
         Args:
-            most_events: read no more than so many lines of the log; None: all.
+            most_events: maximum number of lines of the log; None: all.
 
         Raises:
             RunDirectoryError: its events or its lease cannot be read.
         """
         self._pull()
-        lease = self._leases.read(LEASE_KEY)  # before the events: who ends writes those first
+        lease = self._leases.read(
+            LEASE_KEY
+        )  # before the events, which are written before the lease is released
         record = None if lease is None else decode_record(lease.data)
         run_actor = None if record is None else self._run_actor(record)
         self._feed(most_events)
@@ -194,7 +196,7 @@ class StatusReader:
         )
 
     def feed(self, most_events: int) -> None:
-        """Read what is new of the events, and nothing else; see `read`."""
+        """Read new events only; see `read`."""
         self._pull()
         self._feed(most_events)
 
@@ -202,7 +204,7 @@ class StatusReader:
         if self._copy is not None and self._copy.pull(models=False):
             self._tail = EventTail(
                 self._run.path / EVENTS_FILE
-            )  # another run actor went on earlier
+            )  # another run actor continued from an earlier point
             self._fold = StatusFold(self._config.train.target)
             self._beside = self._make_beside()
 
@@ -231,14 +233,14 @@ class StatusReader:
             return False, "it has ended"
         gone = has_ended(record.owner)
         if gone:
-            return False, "its process is gone, it was killed"
+            return False, "its process was killed"
         now_s = self._clock.now_s()
         is_heard = self._watch.see(record, now_s)
         if is_heard is False:
-            return False, f"it has not been heard for {record.lives_s:g} s"
+            return False, f"no renewal of its lease for {record.lives_s:g} s"
         if is_heard or gone is False or being_written(self._run.path / EVENTS_FILE):
             return True, "alive"
-        return None, f"not heard yet, known within {self._watch.left_s(now_s):.0f} s"
+        return None, f"no renewal seen yet, known within {self._watch.left_s(now_s):.0f} s"
 
     def _why(
         self,
@@ -248,12 +250,12 @@ class StatusReader:
         *,
         is_going: bool | None,
     ) -> tuple[str | None, str | None, str | None]:
-        """The code of the error that ended the run, why it stops, ended, or waits; what to do."""
+        """Return the code, the reason of the end or stop, and the fix."""
         totals, run = self._fold.totals, quote(self._shown)
         failed = totals.failed if not is_going else None
         if failed is not None:
             return failed["code"], failed["message"], failed["fix"].replace(" RUN", f" {run}")
-        resume = f"`geo-ray train --resume {run}` goes on"
+        resume = f"`geo-ray train --resume {run}` continues it"
         if waits is not None:
             return None, totals.stop_cause, f"`geo-ray train --resume {run}` watches it."
         simulated = totals.started is not None and totals.started["simulated"]
@@ -263,7 +265,7 @@ class StatusReader:
         if self._config.cluster.kind != "local" and not self.is_remote:
             why = why or "its supervisor has ended, and its processes with it"
         if checkpoint is None:
-            return None, why, "It has no checkpoint: begin again with `geo-ray train CONFIG`."
+            return None, why, "It has no checkpoint: start again with `geo-ray train CONFIG`."
         return None, why, f"{resume} from checkpoint {checkpoint.id} at step {checkpoint.step:,}."
 
     def _phase(
@@ -281,7 +283,7 @@ class StatusReader:
         if is_going:
             return run_actor.doing or "starting"
         if is_going is None:
-            return f"last heard: {run_actor.doing or 'starting'}"
+            return f"last activity: {run_actor.doing or 'starting'}"
         if ending in (Ending.GOING, Ending.UNKNOWN):
             return f"{Ending.CUT_OFF.value}, or its run actor does not respond"
         return str(ending.value)
@@ -290,14 +292,14 @@ class StatusReader:
         try:
             return self._newest_checkpoint()
         except StoreError:
-            return None  # the rest is worth knowing, too
+            return None  # the other data are still useful
 
     def _newest_checkpoint(self) -> CheckpointStatus | None:
         for id in reversed(self._store.ids()):
             try:
                 manifest = self._store.manifest(id)
             except CheckpointError:
-                continue  # a damaged one, or one that was just removed
+                continue  # damaged, or just removed
             saved_s = self._fold.saved_s.get(id)
             age_s = None if saved_s is None else self._fold.totals.elapsed_s - saved_s
             return CheckpointStatus(
@@ -313,7 +315,7 @@ class StatusReader:
         totals = self._fold.totals
         usd = None
         if self._plan is not None and totals.started is not None:
-            total = held_against(self._plan, Spent.of(totals)).total("USD")
+            total = compare_cost(self._plan, Spent.of(totals)).total("USD")
             usd = None if total is None else total.actual
         wan_bytes = sum(totals.wan.by_class().values())
         return SpentStatus(seconds=totals.elapsed_s, wan_bytes=wan_bytes, usd=usd)

@@ -1,7 +1,7 @@
-"""Copies what a run actor writes to the bucket of its run, every few seconds and at the end.
+"""Uploads the files of a run actor to the bucket of its run, every few seconds and at the end.
 
-Rule: nothing is written unless the lease is held a moment before; and what is written late all the
-same names an epoch that counts no more (`geo_ray.runs.remote`).
+Each write requires that the lease was held just before; a write that is late nevertheless has an
+outdated fencing token in its name (`geo_ray.runs.remote`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from geo_ray.runs.remote import (
 from geo_ray.telemetry.event_log import EVENTS_FILE
 
 _EVERY_S: Final = 2.0
-_MOST_BYTES: Final = 8 << 20  # of one piece of the log
+_MOST_BYTES: Final = 8 << 20  # per segment of the log
 _MERGE_AT: Final = 64
 _MOST_PAUSE_S: Final = 30.0
 _EXCLUDED: Final = ("checkpoints", "data", REQUESTS, EVENTS_FILE)
@@ -44,12 +44,12 @@ _log = logging.getLogger(__name__)
 
 
 class Uploader:
-    """See the module's docstring.
+    """Uploads a run to its bucket; see the module's docstring.
 
     Args:
-        objects: where to.
-        path: of the run's directory on this machine.
-        epoch: of the lease.
+        objects: objects of the run.
+        path: the run's directory on this machine.
+        epoch: fencing token of the lease.
         check: raises if the lease is not held.
     """
 
@@ -61,57 +61,59 @@ class Uploader:
         self._sent = 0
         self._version = 0
         self._stamps: dict[str, tuple[int, int]] = {}
-        self._known: dict[str, FileVersion] = {}  # those that count
-        self._own: list[Segment] = []  # not put together yet
-        self._failing_s: float | None = None  # since when the bucket takes nothing
+        self._known: dict[str, FileVersion] = {}  # valid versions
+        self._own: list[Segment] = []  # not merged yet
+        self._failing_s: float | None = None  # start of the current failure
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="uploader", daemon=True)
 
     def start(self) -> None:
-        """Begin.
+        """Start uploading.
 
         Raises:
-            RunHeldError: somebody has driven the run since it was copied.
+            RunHeldError: another process has written to the run since it was copied.
             StoreError: the bucket does not answer or refuses.
         """
         pieces = chain(self._objects.segments())
         self._sent = length_of(pieces)
         if not self._objects.is_beginning(pieces, self._path / EVENTS_FILE):
             raise RunHeldError(
-                f"{self._objects.name} was driven by somebody else just now",
-                fix="Look how it stands with `geo-ray status RUN`, and resume it again.",
+                f"{self._objects.name} was changed by another process just now",
+                fix="Check it with `geo-ray status RUN`, and resume it again.",
             )
         self._known = self._objects.files()
-        self._objects.take_requests()  # they were made of a run that is over
+        self._objects.take_requests()  # drop requests of the previous run segment
         self._check()
         self._send_files()  # before the first event: a reader of events also has the configuration
         self.tick()
         self._thread.start()
 
     def tick(self) -> None:
-        """Copy what is new, and fetch what users ask.
+        """Upload new data, and fetch requests.
 
         Raises:
-            LeaseLostError: the run is another's.
+            LeaseLostError: another process holds the run.
             StoreError: the bucket does not answer or refuses.
         """
         self._check()
-        for name, data in self._objects.take_requests().items():  # first: `stop` must be heard
+        for (
+            name,
+            data,
+        ) in self._objects.take_requests().items():  # first, so that `stop` is received
             (self._path / REQUESTS).mkdir(exist_ok=True)
             save_chunks(self._path / REQUESTS / name, [data])
         self._send_events()
         self._send_files()
 
     def close(self, retry_s: float = 0.0, notify: Callable[[str], None] = _log.warning) -> None:
-        """Copy the rest.
+        """Upload the rest.
 
         Args:
-            retry_s: for so long a bucket that takes nothing is tried again, counted from when it
-                began to.
-            notify: told that it is.
+            retry_s: time for which a rejecting bucket is retried, from its first failure.
+            notify: called with each retry.
 
         Raises:
-            LeaseLostError: the run is another's.
+            LeaseLostError: another process holds the run.
             StoreError: the bucket does not answer or refuses; the rest is on this machine.
         """
         self._ended.set()
@@ -126,20 +128,20 @@ class Uploader:
             model = self._path / MODEL_FILE
             has_model = f", with its model {model}" if model.exists() else ""
             raise StoreError(
-                f"{why}; the end of {self._objects.name} is in {self._path} only{has_model}",
-                fix=f"Mend that, then `geo-ray train --resume '{self._objects.uri}'` on this "
-                "machine, which copies it.",
+                f"{why}; the end of {self._objects.name} is only in {self._path}{has_model}",
+                fix=f"Correct that, then `geo-ray train --resume '{self._objects.uri}'` on this "
+                "machine, which uploads it.",
             ) from error
 
     def _is_copied(self, until_s: float, notify: Callable[[str], None]) -> bool:
-        """Copy the rest; False: that is to be tried again."""
+        """Upload the rest; False: retry."""
         try:
             self.tick()
         except (StoreError, RunDirectoryError) as error:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 raise
-            notify(f"copying the run is tried again for {left_s:.0f} s: {error.message}")
+            notify(f"retrying the upload of the run for {left_s:.0f} s: {error.message}")
             return False
         return True
 
@@ -150,7 +152,7 @@ class Uploader:
                 self.tick()
                 self._failing_s = None
             except LeaseLostError:
-                return  # who writes next is told
+                return  # the next write raises
             except (GeoRayError, OSError) as error:
                 self._failing_s = self._failing_s or time.monotonic()
                 limited_log.warning("uploader", f"{self._objects.name} is not up to date: {error}")
@@ -174,7 +176,7 @@ class Uploader:
             file.seek(few[0].start)
             data = file.read(few[-1].end - few[0].start)
         self._objects.put_segment(self._epoch, few[0].start, data)
-        self._own = []  # only now: else they would never be put together
+        self._own = []  # only now, so that a failure leaves them to be merged
         self._objects.drop_segments(few)
 
     def _send_files(self) -> None:
@@ -185,7 +187,7 @@ class Uploader:
             )
             if is_excluded or not path.is_file():
                 continue
-            with suppress(FileNotFoundError):  # it was removed, or renamed, since
+            with suppress(FileNotFoundError):  # removed or renamed meanwhile
                 about = path.stat()
                 stamp = (about.st_mtime_ns, about.st_size)
                 if self._stamps.get(name.as_posix()) != stamp:
@@ -212,14 +214,14 @@ def uploading(
     retry_s: float = 0.0,
     notify: Callable[[str], None] = _log.warning,
 ) -> Iterator[None]:
-    """Copy a run to its bucket while the block runs, and once more behind it.
+    """Upload a run to its bucket while the block runs, and once more after it.
 
     Args:
-        address: of the run in a bucket; None: it has none, and nothing happens.
-        path: of its directory on this machine.
-        epoch: of its lease.
+        address: address of a run in a bucket; None: nothing is uploaded.
+        path: the run's directory on this machine.
+        epoch: fencing token of its lease.
         check: raises if the lease is not held.
-        retry_s: as for `Uploader.close`, if the block ends well.
+        retry_s: as for `Uploader.close`, if the block succeeds.
         notify: as for `Uploader.close`.
 
     Raises:
@@ -235,7 +237,7 @@ def uploading(
     except BaseException:
         try:
             uploader.close()
-        except GeoRayError as error:  # what ended the run matters more
+        except GeoRayError as error:  # the error that ended the run has priority
             _log.warning("%s", error.message)
         raise
     uploader.close(retry_s, notify)

@@ -1,8 +1,8 @@
-"""The base of a run's Ray actors: their state, and what they hold in it.
+"""Base classes of a run's Ray actors, with their states.
 
-A worker, a parameter server and a bridge go through the same life: Ray creates the process, `ready`
-loads what lives there, a later call makes it serve on its sockets, and `close` ends that. Anything
-that can fail happens after the constructor, whose errors Ray turns into text.
+All actors have the same life cycle: Ray creates the process, `ready` loads its contents, a later
+call makes it serve on its sockets, and `close` ends that. Operations that can fail run after the
+constructor, because Ray converts errors of constructors to text.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ S = TypeVar("S")
 class RunActor(Generic[L, S]):
     """One actor of a run.
 
-    ``L`` is what it has loaded, ``S`` what it serves with.
+    ``L`` is the type of its loaded contents, ``S`` of its serving state.
 
     Args:
         spec: the run.
@@ -88,7 +88,7 @@ class RunActor(Generic[L, S]):
         """Close the sockets.
 
         Args:
-            served: what it served with; None if it did not serve.
+            served: its serving state; None if it did not serve.
         """
 
     def _load(self, loaded: L) -> None:
@@ -115,10 +115,10 @@ class RunActor(Generic[L, S]):
 
     @property
     def _loaded(self) -> L:
-        """What was loaded.
+        """The loaded contents.
 
         Raises:
-            InvariantError: nothing was.
+            InvariantError: nothing is loaded.
         """
         if self._held is None:
             raise self._wrong("has loaded nothing")
@@ -126,7 +126,7 @@ class RunActor(Generic[L, S]):
 
     @property
     def _serving(self) -> S:
-        """What it serves with.
+        """The serving state.
 
         Raises:
             InvariantError: it does not serve.
@@ -141,7 +141,7 @@ class RunActor(Generic[L, S]):
 
 
 class PartActor(RunActor[L, S]):
-    """An actor that writes parts of checkpoints, to the run actor's machine if it must.
+    """An actor that writes parts of checkpoints, by upload to the run actor's machine if needed.
 
     Args:
         spec: the run.
@@ -157,5 +157,5 @@ class PartActor(RunActor[L, S]):
         return self._entry.upload_key()
 
     def use_upload_server(self, grant: UploadGrant) -> None:
-        """Send parts to the run actor's machine, and read them there; before `ready`."""
+        """Upload parts to the run actor's machine, and read them from there; before `ready`."""
         self._spec = self._entry.spec(grant)

@@ -1,7 +1,7 @@
 """All actors of a run: starts them on their reserved places, wires them, and ends them.
 
-Includes termination notices: Ray drains a node that a cloud will take away and tells no actor,
-so Ray is polled for it.
+This includes termination notices: Ray drains a node that the cloud will reclaim but does not notify
+actors, so Ray is polled.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ Key = TypeVar("Key")
 log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
-_GONE_S: Final = 1.0  # that threads get whose head does not answer
+_GONE_S: Final = 1.0  # for threads that wait for a head that does not answer
 
 
 @dataclass(frozen=True, slots=True)
 class _DrainReport:
-    """Nodes that are being drained, and when servers of regions will be gone with them."""
+    """Draining nodes, and when servers of regions will be gone with them."""
 
     nodes: Collection[str] = ()
     regions: Mapping[str, float] = field(default_factory=dict)
 
 
 class DrainedNodes(Protocol):
-    """Tells which nodes of a cluster are being drained, and which regions are there."""
+    """Reports which nodes of a cluster are draining, and which regions use them."""
 
     def draining(self) -> Mapping[str, int]:
         """Return when nodes will be gone, in unix ms (0: unknown), by their ids."""
@@ -71,14 +71,14 @@ class DrainedNodes(Protocol):
 
 @dataclass(slots=True)
 class DrainNotices:
-    """What is on machines that are about to be taken away, as far as Ray knows.
+    """Termination notices of machines, as far as Ray knows.
 
-    A cloud gives notice before it takes a spot instance; what hears it tells Ray to drain the node.
-    Ray starts nothing there any more and tells no actor, so it has to be asked.
+    A cloud gives notice before it reclaims a spot instance; the machine's agent then tells Ray to
+    drain the node. Ray schedules nothing there, and does not notify actors, so it is polled.
 
     Attributes:
-        nodes: tells which nodes are being drained, and which regions are there.
-        threads: starts the thread that asks.
+        nodes: reports draining nodes, and the nodes of regions.
+        threads: starts the polling thread.
     """
 
     nodes: DrainedNodes
@@ -88,13 +88,13 @@ class DrainNotices:
     _asking: Future[None] | None = None
 
     def concern(self, nodes: Mapping[Key, str], now_s: float) -> list[Key]:
-        """Those of ``nodes`` that are being drained, as far as Ray has told.
+        """Return those of ``nodes`` that are draining, as last reported by Ray.
 
-        It is asked every few seconds, and not waited for: its control service may be gone.
+        Ray is polled every few seconds without waiting: its control service may be gone.
 
         Args:
-            nodes: ids of nodes, by whatever lives there.
-            now_s: the present time.
+            nodes: node ids, by the key of the process there.
+            now_s: the current time.
         """
         due = self._asked_s is None or now_s - self._asked_s >= EVERY_S
         if due and (self._asking is None or self._asking.done()):
@@ -104,14 +104,14 @@ class DrainNotices:
 
     @property
     def regions(self) -> Mapping[str, float]:
-        """When servers or bridges of regions will be gone, in unix s, as far as Ray has told."""
+        """When servers or bridges of regions will be gone, in unix s, as last reported by Ray."""
         return self._report.regions
 
     def _ask(self) -> None:
         try:
             until_ms = self.nodes.draining()
             where = self.nodes.of_servers() if until_ms else {}
-        except Exception as error:  # whatever it is: training goes on without notices
+        except Exception as error:  # of any class: training continues without notices
             log.warning("no notice of drains: %s", error)
             return
         until_s = {node: at_ms / 1e3 if at_ms else math.inf for node, at_ms in until_ms.items()}
@@ -128,16 +128,16 @@ Ref = Any
 
 @dataclass(slots=True)
 class GroupWorker:
-    """One worker's place in the run.
+    """A worker of the run and its state.
 
     Attributes:
         region: its region.
         rank: its number there.
-        attempt: its incarnation, from 1.
+        attempt: its attempt, from 1.
         handle: the actor.
-        ref: the end of its work; None before it begins, and while it is not replaced.
-        steps: steps it computed, once it has come home.
-        node: where it runs, or what will tell.
+        ref: the result of its `run` call; None before it begins, and while it is not replaced.
+        steps: number of steps it computed, once it has ended.
+        node: its node, or the call that returns it.
     """
 
     region: str
@@ -150,16 +150,16 @@ class GroupWorker:
 
     @property
     def is_out(self) -> bool:
-        """Whether it works, or will as soon as it has a place."""
+        """Whether it works, or will as soon as it is placed."""
         return self.steps is None and self.ref is not None
 
     @property
     def has_begun(self) -> bool:
-        """Whether it works: it has a place, as far as is known."""
+        """Whether it is known to be placed and working."""
         return self.node_id() is not None
 
     def node_id(self) -> str | None:
-        """The node that it runs on; None if that is not known yet, or it does not work."""
+        """The node that it runs on; None if not known yet, or if it does not work."""
         if not self.is_out or self.node is None:
             return None
         if isinstance(self.node, str):
@@ -168,7 +168,7 @@ class GroupWorker:
             return None
         try:
             self.node = str(ray.get(self.node))
-        except ray.exceptions.RayError:  # it is lost, which is heard of by its work
+        except ray.exceptions.RayError:  # it is lost, which its `run` call reports
             self.node = None
         return self.node
 
@@ -177,7 +177,7 @@ class Keys(Protocol):
     """See `RunKeys`, which may be in another process."""
 
     def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
-        """What the bridge of a region is given."""
+        """Return the keys for the bridge of a region."""
         ...
 
     def for_server(self, region: str, introduction: Introduction) -> bytes:
@@ -194,22 +194,22 @@ class ActorGroup:
     """The actors of a run by region.
 
     Attributes:
-        spec: what they were given.
+        spec: the run's specification.
         placed: their reserved places.
         bridges: by region; empty if there is one region only.
         primaries: by region.
         shard_servers: by region, in order.
         workers: by region and rank.
         shard_addresses: where workers connect, by region, the primary shard's first.
-        bridge_addresses: where other regions, and the own one, reach each bridge.
-        leader: where the averager lives at present, as far as is known.
-        standby: who says that it may take over from there; None if nobody does.
-        former_leaders: where the averager lived before it moved, and moved again.
-        keys: of the run.
-        launcher: makes its processes, and owns them.
-        token: who commands them: epoch of its lease.
-        upload_server: takes parts of checkpoints in.
-        threads: start every thread of this process that calls them.
+        bridge_addresses: addresses of each bridge, for other regions and for its own.
+        leader: the averager's leader, as last known.
+        standby: region that reports that it may take over; None: there is none.
+        former_leaders: earlier regions of the averager.
+        keys: keys of the run.
+        launcher: creates and owns its processes.
+        token: fencing token of the run actor's lease.
+        upload_server: receives parts of checkpoints.
+        threads: start every thread of this process that calls the actors.
     """
 
     spec: RunSpec
@@ -231,7 +231,7 @@ class ActorGroup:
     _known: dict[tuple[str, str], Introduction] = field(default_factory=dict)
     _newest_attempt: int = field(init=False)
     _idle: dict[str, list[GroupWorker]] = field(default_factory=dict)
-    _attempts: dict[tuple[str, int], int] = field(default_factory=dict)  # of workers made before
+    _attempts: dict[tuple[str, int], int] = field(default_factory=dict)  # of earlier workers
     _noted: HandoffRecord | None = None
 
     def __post_init__(self) -> None:
@@ -240,14 +240,14 @@ class ActorGroup:
         self.standby = self.spec.experiment.first_standby
 
     def servers(self) -> dict[tuple[str, str], Handle]:
-        """Every actor that is not replaced when it dies, by (role, region)."""
+        """Every actor that is not replaced after its death, by (role, region)."""
         found: dict[tuple[str, str], Handle] = {("ps", r): h for r, h in self.primaries.items()}
         for region, shard_servers in self.shard_servers.items():
             found |= {(f"ps {i}", region): handle for i, handle in enumerate(shard_servers, 1)}
         return found | {("bridge", r): h for r, h in self.bridges.items()}
 
     def create(self, regions: Sequence[RegionConfig]) -> None:
-        """Begin to start all actors of some regions at once; nothing is waited for."""
+        """Start all actors of some regions at once, without waiting."""
         experiment = self.spec.experiment
         for region in regions:
             if len(experiment.regions) > 1:
@@ -264,11 +264,11 @@ class ActorGroup:
                     self._create_worker(region.name, rank, attempt=1)
 
     def create_bridge(self, region: str, attempt: int | None = None) -> Handle:
-        """Begin to start the bridge of a region.
+        """Start the bridge of a region without waiting.
 
         Args:
-            region: which.
-            attempt: of one that is to take the place of a bridge that died; None for the first one.
+            region: the region.
+            attempt: attempt of a bridge that replaces a dead one; None for the first one.
         """
         spec = self.spec
         if attempt is not None:
@@ -278,21 +278,21 @@ class ActorGroup:
         return self.launcher.make([process])[0]
 
     def next_attempt(self) -> int:
-        """Of processes that are started now: later than all before in this run."""
+        """Return an attempt for processes that start now, later than all before in this run."""
         self._newest_attempt += 1
         return self._newest_attempt
 
     def await_ready(self, timeout_s: float, tell: Tell = tell_nobody) -> None:
-        """Wait until every actor is built.
+        """Wait until every actor has loaded.
 
         Args:
             timeout_s: longest wait.
-            tell: hears who is awaited.
+            tell: receives the names of those awaited.
 
         Raises:
-            RegionLostError: if one died or took too long.
-            ConfigError: the run goes by a metric that no region has.
-            GeoRayError: what an actor found wrong (task, data, checkpoint).
+            RegionLostError: an actor died or took too long.
+            ConfigError: the run uses a metric that no region has.
+            GeoRayError: an actor reported an error (task, data, checkpoint).
         """
         workers = {f"{r}/{rank}": worker.handle for (r, rank), worker in self.workers.items()}
         calls = {name: actor.ready.remote() for name, actor in workers.items()}
@@ -300,7 +300,7 @@ class ActorGroup:
         self.admit(servers, timeout_s, tell)
         calls |= {name: actor.ready.remote() for name, actor in servers.items()}
         tried = collect(calls, timeout_s, partial(tell, "starting processes")).values()
-        found = [names for names in tried if names is not None]  # by who tried an evaluation
+        found = [names for names in tried if names is not None]  # of those that tried one
         if found:
             check_metric_names(self.spec.experiment, set().union(*found))
 
@@ -316,26 +316,26 @@ class ActorGroup:
         """Connect bridges with each other and each region's parts; then let workers begin.
 
         Args:
-            origin_unix_s: time of day at which the run's clock is 0.
-            timeout_s: longest wait for each of the rounds of calls.
-            tell: hears who is awaited.
+            origin_unix_s: wall-clock time at which the run's clock is 0.
+            timeout_s: longest wait for each round of calls.
+            tell: receives the names of those awaited.
 
         Raises:
-            RegionLostError: if an actor died while starting.
-            GeoRayError: what an actor found wrong (task, data, checkpoint, ports).
+            RegionLostError: an actor died while starting.
+            GeoRayError: an actor reported an error (task, data, checkpoint, ports).
         """
         self.open(origin_unix_s, timeout_s, tell)
         connects = {
             f"{a} to {b}": self.bridges[a].connect.remote(b, self.bridge_addresses[b][0])
             for a, b in self.dials()
         }
-        # A resumed averager may have an answer for a region whose bridge has not got through yet.
+        # A resumed averager may have an answer for a region whose bridge is not connected yet.
         connects |= {f"{b} to {a}": self.bridges[b].expect.remote(a) for a, b in self.dials()}
         collect(connects, timeout_s, partial(tell, "connecting regions"))
         self.start(origin_unix_s, timeout_s, tell)
 
     def open(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
-        """Let bridges, and shards beside the primary ones, listen; see `wire`."""
+        """Let bridges and secondary shards listen; see `wire`."""
         servers = self.servers()
         self._known = collect({k: h.introduce.remote() for k, h in servers.items()}, timeout_s)
         given = {r: self.keys.for_bridge(r, self._known["bridge", r]) for r in self.bridges}
@@ -371,7 +371,7 @@ class ActorGroup:
             self._begin(worker)
 
     def replace_worker(self, worker: GroupWorker) -> GroupWorker:
-        """Start a new incarnation of a lost worker in its place."""
+        """Start a new attempt of a lost worker in its place."""
         kill(worker.handle)
         newest = max(worker.attempt, self._attempts.get((worker.region, worker.rank), 0))
         fresh = self._create_worker(worker.region, worker.rank, newest + 1)
@@ -379,44 +379,44 @@ class ActorGroup:
         return fresh
 
     def tell_lost(self, worker: GroupWorker) -> None:
-        """Let its server know, whose connection to it may be the last to notice."""
+        """Notify a lost worker's server, whose connection may be slow to detect it."""
         if self.spec.experiment.train.elastic is not None:
             self.primaries[worker.region].lose_worker.remote(worker.rank, worker.attempt)
 
     def send_away(self, worker: GroupWorker) -> None:
-        """Let it come home with what it has computed."""
+        """Ask a worker to end after its current step."""
         self.primaries[worker.region].drain_worker.remote(worker.rank)
 
     def drain_workers(self) -> None:
-        """All are home: end them, with the memory that each shares with its shards."""
+        """End all workers, which are done, and free the memory shared with their shards."""
         for worker in self.workers.values():
             kill(worker.handle)
 
     def renew_certificate(self, region: str, request_pem: bytes) -> None:
-        """Answer a bridge whose certificate ends soon; nothing is waited for.
+        """Answer a bridge whose certificate expires soon, without waiting.
 
         Raises:
-            CertificateError: the request makes no sense.
+            CertificateError: the request is invalid.
         """
         signed, bridge = self.keys.sign(region, request_pem), self.bridges.get(region)
         if signed is not None and bridge is not None:
             bridge.use_certificate.remote(signed)
 
     def follow(self, leader: AveragerLeader) -> bool:
-        """The averager says that it lives at ``leader``; whether that is news."""
+        """Record that the averager reports ``leader``; return whether that is new."""
         is_news = leader.term > self.leader.term and leader.region in self.bridges
         if is_news:
             self._move(leader)
         return is_news
 
     def note_standby(self, region: str, leader: AveragerLeader, *, is_standby: bool) -> None:
-        """A region says whether it may take over from ``leader``."""
+        """Record a region's report on whether it may take over from ``leader``."""
         is_news = is_standby or region == self.standby
         if is_news and leader == self.leader and region in self.bridges:
             self.standby = region if is_standby else None
 
     def can_lose(self, region: str) -> bool:
-        """Whether the run can go on without ``region``; the averager's own: if one stands by."""
+        """Return whether a run can continue without ``region``; the averager's needs a standby."""
         if region == self.leader.region:
             return self.standby in self.bridges
         experiment = self.spec.experiment
@@ -424,7 +424,7 @@ class ActorGroup:
         return may_change or region in self.former_leaders
 
     def lose(self, region: str, *, keep_workers: bool = False) -> None:
-        """Go on without a region; what is left of it is ended, but workers that are kept."""
+        """Continue without a region; end its processes, except workers to be reused."""
         ranks = [key for key in self.workers if key[0] == region]
         workers = [self.workers.pop(key) for key in ranks]
         self.end_idle(region)
@@ -433,7 +433,7 @@ class ActorGroup:
         gone = [] if keep_workers else [worker.handle for worker in workers]
         gone += [
             self.primaries.pop(region),
-            self.bridges.pop(region, None),  # none while it is being replaced
+            self.bridges.pop(region, None),  # absent while it is being replaced
             *self.shard_servers.pop(region, []),
         ]
         for handle in gone:
@@ -444,11 +444,11 @@ class ActorGroup:
             self.expect_failover()
 
     def expect_failover(self) -> None:
-        """The averager's bridge is gone: its standby, if there is one, hosts it now."""
+        """Record that the averager's bridge is lost: its standby, if any, takes over."""
         if self.standby is not None:
             self._move(
                 AveragerLeader(self.standby, self.leader.term)
-            )  # it tells its own epoch soon
+            )  # it reports its own term soon
 
     def _move(self, leader: AveragerLeader) -> None:
         if leader.region != self.leader.region:
@@ -457,13 +457,13 @@ class ActorGroup:
         self.leader, self.standby = leader, None
 
     def release(self, region: str) -> None:
-        """Give a region's places back: it is to have others; what is left there ends."""
+        """Release a region's places so that it can get others; processes there end."""
         placed = self.placed.pop(region, None)
         if placed is not None:
             self.launcher.remove({region: placed})
 
     def take_idle(self, region: str, wait_s: float) -> list[GroupWorker]:
-        """Workers of a lost region whose processes live, and which have nothing to do any more."""
+        """Return workers of a lost region whose processes run and are idle."""
         found = []
         for worker in self._idle.pop(region, []):
             try:
@@ -471,17 +471,17 @@ class ActorGroup:
                     raise ray.exceptions.GetTimeoutError
                 ray.get(worker.handle.process_id.remote(), timeout=wait_s)
                 found.append(GroupWorker(region, worker.rank, worker.attempt, worker.handle))
-            except ray.exceptions.RayError:  # it is dead, or busy with what nobody waits for
+            except ray.exceptions.RayError:  # it is dead, or busy with obsolete work
                 kill(worker.handle)
         return found
 
     def end_idle(self, region: str) -> None:
-        """Nobody needs the workers any more that were kept of a lost region."""
+        """End the workers of a lost region that were to be reused."""
         for worker in self._idle.pop(region, []):
             kill(worker.handle)
 
     def adopt(self, joining: ActorGroup) -> None:
-        """What were the actors of regions on their way in are this run's."""
+        """Take over the actors of regions that have joined."""
         self.placed |= joining.placed
         self.bridges |= joining.bridges
         self.primaries |= joining.primaries
@@ -491,12 +491,12 @@ class ActorGroup:
         self.bridge_addresses |= joining.bridge_addresses
 
     def note(self, origin_unix_s: float, gone: GoneRegions, *, is_changing: bool) -> None:
-        """Let whoever owns the processes have what the next run actor must know, if it has changed.
+        """Store what the next run actor must know with the owner of the processes, if it changed.
 
         Args:
-            origin_unix_s: when the run's clock was 0.
-            gone: regions that take no part.
-            is_changing: whether a region is on its way in or out.
+            origin_unix_s: wall-clock time at which the run's clock was 0.
+            gone: regions that do not take part.
+            is_changing: whether a region is joining or leaving.
         """
         shards = {region: tuple(each) for region, each in self.shard_addresses.items()}
         leaders = self.leader, self.standby, tuple(sorted(self.former_leaders))
@@ -516,11 +516,11 @@ class ActorGroup:
             self.launcher.note(record)
 
     def go_on_as(self, handoff: Handoff, record: HandoffRecord) -> None:
-        """Be the group that another run actor has noted, which goes on.
+        """Restore the group of another run actor, which continues.
 
         Args:
-            handoff: what the supervisor has.
-            record: the same, of which the processes are.
+            handoff: what the supervisor has stored.
+            record: its record of the group.
         """
         for (role, region), handle in record.servers.items():
             if role == "bridge":
@@ -542,14 +542,14 @@ class ActorGroup:
         self._attempts, self._newest_attempt = dict(handoff.attempts), handoff.newest_attempt
 
     def end_calls(self) -> None:
-        """End the threads that call Ray; those that wait for a head that is gone are left."""
+        """End the threads that call Ray, except those that wait for a head that is gone."""
         if head_answers():
             self.threads.close()
         else:  # Ray ends this process if it waits for long
             self.threads.close(_GONE_S)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Let actors close their sockets, then end them, if they are ours; never raises."""
+        """Let actors close their sockets, then end them if this run owns them; never raises."""
         self.end_calls()
         if not self.launcher.is_ours():
             return
@@ -560,17 +560,17 @@ class ActorGroup:
             ray.wait(
                 [s.close.remote() for s in servers], num_returns=len(servers), timeout=timeout_s
             )
-        except Exception:  # a dead cluster must not stop us from cleaning up the rest
+        except Exception:  # the other actors must be cleaned up in any case
             return
-        if head_answers():  # one that does not would be waited for
+        if head_answers():  # otherwise the calls would block
             for handle in [*servers, *(w.handle for w in self.workers.values())]:
                 kill(handle)
 
     def dials(self) -> list[tuple[str, str]]:
-        """Which bridge dials which: all that of the averager, and each other where it is needed."""
+        """Return which bridge dials which: all dial the averager's, and each other if needed."""
         experiment = self.spec.experiment
         leader, names = experiment.averager_region, sorted(self.primaries)
-        if experiment.averager.standby is not None:  # it may come to live anywhere
+        if experiment.averager.standby is not None:  # the averager may move to any region
             return [(a, b) for a in names for b in names if b < a]
         dials = [(region, leader) for region in names if region != leader]
         return dials + build.dials(experiment)
@@ -605,7 +605,7 @@ class ActorGroup:
         return worker
 
     def _begin(self, worker: GroupWorker) -> None:
-        # The primary shard seals the key for it: nothing is waited for here.
+        # The primary shard seals the key for it, so nothing is waited for here.
         key = self.primaries[worker.region].seal_key.remote(worker.handle.introduce.remote())
         worker.ref = worker.handle.run.remote(self.shard_addresses[worker.region], key)
         worker.node = worker.handle.node_id.remote()
@@ -621,10 +621,10 @@ class _RunNodes:
         return ray_internals.draining_nodes()
 
     def of_servers(self) -> Mapping[str, Collection[str]]:
-        placed = dict(self.actors.placed)  # others change it meanwhile
+        placed = dict(self.actors.placed)  # other threads change it
         return {region: server_nodes(placed[region]) for region in placed}
 
 
 def notices_of(actors: ActorGroup) -> DrainNotices:
-    """Return the notices of machines of a run's actors."""
+    """Return the termination notices of the machines of a run's actors."""
     return DrainNotices(_RunNodes(actors), actors.threads)

@@ -1,13 +1,13 @@
 """A region's bridge to the averager, and the region's client of it; without Ray.
 
-`Bridge` serves its region's requests and hands messages of other regions to the exchange transport
+`Bridge` serves its region's requests and passes messages of other regions to the exchange transport
 (`runtime.exchange`). `BridgeClient` is the region's end of a connection to it, `PlacedReplies` and
 `AskedOnce` are the bridge's end, `ReconnectingBridgeClient` reconnects.
 
-On one host an uncoded update lies in shared memory while its answer is awaited, and the answer
+On one host an unencoded update stays in shared memory while its answer is awaited, and the answer
 replaces it on a separate fetch; until then a checkpoint may need the update. A broken connection
-says nothing about the bridge: it is dialled again until another bridge is announced, and the
-controller learns for how long that has failed.
+does not imply a dead bridge: it is dialed again until another bridge is announced, and the status
+reports for how long that has failed.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ log = logging.getLogger(__name__)
 
 
 class Bridge:
-    """Brings updates of its region to the averager, whose home it may be.
+    """Sends updates of its region to the averager, which it may host.
 
     Args:
-        endpoint: this region's; it belongs to its owner, who closes it after the bridge.
-        path: of all updates; the bridge closes it.
-        failure: of this bridge; the averager's home tells all other regions.
+        endpoint: this region's endpoint; its owner closes it after the bridge.
+        path: transport of all updates; the bridge closes it.
+        failure: the bridge's failure; the averager's bridge reports it to all other regions.
     """
 
     def __init__(self, endpoint: Endpoint, path: UpdatePath, failure: BridgeFailure) -> None:
@@ -82,31 +82,31 @@ class Bridge:
         self._placed, self._asked = PlacedReplies(), AskedOnce()
 
     def connect(self, peer: str, address: Address) -> None:
-        """Dial another region's bridge and keep the link up."""
+        """Dial another region's bridge, and redial after a failure."""
         self.endpoint.connect(peer, address)
         self.path.stage.on_address(peer, address)
 
     def expect(self, peer: str) -> None:
-        """Another region is going to dial: what is for it waits until it has."""
+        """Prepare for a bridge that will dial; messages for it wait."""
         self.endpoint.expect(peer)
 
     def await_link(self, peer: str, timeout_s: float) -> None:
-        """Wait until another region is reached, or has reached this one.
+        """Wait until a link to another region is established, in either direction.
 
         Raises:
-            LinkDownError: with the reason why it is not, such as a certificate that is refused.
+            LinkDownError: with the reason, such as a rejected certificate.
         """
         self.endpoint.wait_connected([peer], timeout_s)
 
     def status(self) -> dict[str, Any]:
-        """Links, the averager's home, and what the path has to report: plain values."""
+        """Return links, the averager's leader, and the status of the path: plain values."""
         links = self.endpoint.stats()
         beside = self.path.stage.status(links)
         found = {"links": links, "leader": self.path.leader, "failure": self._failure.first}
         return {**found, **self.path.status(), **beside}
 
     def close(self) -> None:
-        """Release whoever waits for an answer."""
+        """Release threads that wait for an answer."""
         self._closed = True
         self.copies.close()
         self.path.close()
@@ -115,7 +115,7 @@ class Bridge:
     def handle(
         self, conn: LanConnection, meta: Meta, payload: memoryview | None
     ) -> tuple[Meta, memoryview | None]:
-        """One update of the own region; blocks until the averager's answer is here."""
+        """Handle one update of the own region; blocks until the averager's answer has arrived."""
         operation = fields.text(meta, "op")
         if operation == "recall":
             return self.path.stage.recall(), None
@@ -133,31 +133,31 @@ class Bridge:
         return self._placed.tell(conn, meta, reply)
 
     def on_close(self, conn: LanConnection) -> None:
-        """A connection of the own region has ended."""
+        """Handle the end of a connection of the own region."""
         self._placed.forget(conn)
 
     def on_message(self, peer: str, message: Message) -> None:
-        """Hand a message of another region to whoever takes that kind."""
+        """Pass a message of another region to its handler."""
         route = self._routes.get(message.kind)
         if route is None:
             log.warning("region '%s' sent an unexpected '%s'", peer, message.kind)
             return
         try:
             route(peer, message)
-        except Exception as error:  # it counts as received, and will not come again
+        except Exception as error:  # the message counts as received and is not repeated
             if not self._closed:
                 self._failure.note(error, f"'{message.kind}' of region '{peer}'")
 
     def _tell(self, error: GeoRayError) -> None:
-        """At the averager's home: no other region will be answered any more."""
+        """Report the failure to all regions, if the averager is here: none is answered any more."""
         if self.path.leader.region != self._region:
             return
         for peer in self.endpoint.stats():
             try:
                 failure = Message("failed", refusal_meta(0, error), b"", "control", CONTROL)
                 self.endpoint.send(peer, failure, 0.0)
-            except GeoRayError as problem:  # then it hears of it by the controller
-                log.warning("region '%s' was not told of the failure: %s", peer, problem)
+            except GeoRayError as problem:  # the controller reports it to that region
+                log.warning("region '%s' was not notified of the failure: %s", peer, problem)
 
     def _on_failed(self, peer: str, message: Message) -> None:
         if peer == self.path.leader.region:
@@ -171,11 +171,11 @@ def open_bridge(
     port: int = 0,
     certificate: TlsSource | None = None,
 ) -> Bridge:
-    """A bridge that listens.
+    """Open a bridge.
 
     Args:
-        identity: of its endpoint.
-        setting: what its updates' path is made for.
+        identity: identity of its endpoint.
+        setting: arguments of its exchange transport.
         host: where to listen.
         port: where to listen; 0 takes a free one.
         certificate: its own, if the run needs one.
@@ -184,7 +184,7 @@ def open_bridge(
     models = build_links(experiment.links(), experiment.seed)
     links = {dst: model for (src, dst), model in models.items() if src == identity.region}
     run_start_s = SystemClock().now_s() - setting.event_buffer.now_s()
-    built: Future[Bridge] = Future()  # a message that comes early waits for it
+    built: Future[Bridge] = Future()  # early messages wait for it
     endpoint = Endpoint(
         identity,
         lambda peer, message: built.result().on_message(peer, message),
@@ -200,16 +200,16 @@ def open_bridge(
     return built.result()
 
 
-_PLACED = "placed"  # bytes of a payload in the shared memory
+_PLACED = "placed"  # number of payload bytes in shared memory
 
 
 @dataclass(frozen=True, slots=True)
 class BridgeAnswer:
-    """An answer as the bridge has told it.
+    """An answer of the bridge.
 
     Attributes:
-        reply: the answer; without its payload, if that waits.
-        waits: whether it is to be fetched.
+        reply: the answer; without its payload if that must be fetched.
+        waits: whether the payload must be fetched.
     """
 
     reply: ReplyMessage
@@ -217,7 +217,7 @@ class BridgeAnswer:
 
 
 class BridgeClient:
-    """The region's end; for one thread.
+    """The region's end of a connection; for one thread.
 
     Args:
         client: the connection to the bridge.
@@ -228,25 +228,25 @@ class BridgeClient:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its bridge is gone, and another one is needed."""
+        """Whether the connection is broken."""
         return self._client.is_closed
 
     def close(self) -> None:
-        """End the connection, and free the shared memory once no tensor lies there."""
+        """Close the connection, and free the shared memory once no tensor uses it."""
         self._client.close()
 
     def again(self, connect_timeout_s: float) -> BridgeClient:
-        """Another one to the same bridge, whose connection was lost.
+        """Open another connection to the same bridge.
 
         Raises:
-            TransportError: the bridge is not there.
+            TransportError: the bridge cannot be reached.
         """
         return BridgeClient(self._client.again(connect_timeout_s))
 
     def place(self, update: UpdateMessage) -> UpdateMessage:
-        """The same update with its payload in the shared memory, if it has room there.
+        """Return the update with its payload in shared memory, if it fits.
 
-        What lay there before is overwritten: it must not be in use any more.
+        The previous payload there is overwritten, so it must not be in use.
         """
         count = update.payload_P.numel()
         payload_P = self.buffer(count) if update.coded is None else None
@@ -257,14 +257,14 @@ class BridgeClient:
         return replace(update, payload_P=payload_P)
 
     def buffer(self, count: int) -> Tensor | None:
-        """The place of a payload of so many fp32, if there is room for it."""
+        """Return shared memory for a payload of that many fp32 values, if it fits."""
         buffer = self._client.shared
         if buffer is None or not 0 < 4 * count <= buffer.nbytes:
             return None
         return as_tensor(buffer[: 4 * count], count)
 
     def lies_there(self, tensor: Tensor) -> bool:
-        """Whether a tensor's content is in the shared memory."""
+        """Return whether a tensor's content is in the shared memory."""
         buffer = self._client.shared
         return buffer is not None and as_tensor(buffer[:4]).data_ptr() == tensor.data_ptr()
 
@@ -275,7 +275,7 @@ class BridgeClient:
         return self._client.request(dict(meta), payload, timeout_s=timeout_s)  # type: ignore[arg-type]
 
     def ask(self, update: UpdateMessage, timeout_s: float) -> BridgeAnswer:
-        """Bring an update, placed or not, to the averager; blocks until that has answered."""
+        """Send an update, placed or not, to the averager; blocks until it has answered."""
         meta = {"op": "update", **update_meta(update)}
         if self.lies_there(update.payload_P):
             placed: Meta = {_PLACED: as_bytes(update.payload_P).nbytes}
@@ -302,9 +302,10 @@ class BridgeClient:
 
 
 class AskedOnce:
-    """The bridge's end: an update is on its way once, however often its region says it.
+    """The bridge's end: sends each update once, however often its region repeats it.
 
-    A region whose connection breaks says its open request again on the next one. Sums, turns and
+    After a broken connection a region repeats its open request. Sums, turns and block accounting
+    must not see it twice, and the answer may have arrived already.
     books of blocks are not made for that; and the answer may have been here already.
     """
 
@@ -316,11 +317,11 @@ class AskedOnce:
     def ask(
         self, update: UpdateMessage, exchange: Callable[[UpdateMessage], ReplyMessage]
     ) -> ReplyMessage:
-        """The answer to an update.
+        """Return the answer to an update.
 
         Args:
-            update: the region has no other one open.
-            exchange: brings it to the averager; what it raises is not remembered.
+            update: the only open update of the region.
+            exchange: sends it to the averager; its errors are not cached.
         """
         number = update.attempt, update.seq
         with self._lock:
@@ -342,21 +343,21 @@ class AskedOnce:
 
 
 class PlacedReplies:
-    """The bridge's end: takes placed updates, keeps answers until they are fetched."""
+    """The bridge's end: reads placed updates, and stores answers until they are fetched."""
 
     def __init__(self) -> None:
         self._waiting: dict[LanConnection, ReplyMessage] = {}
 
     def read(self, conn: LanConnection, meta: Meta, payload: memoryview | None) -> UpdateMessage:
-        """The update of a request.
+        """Return the update of a request.
 
         Raises:
-            FrameError: it makes no sense.
+            FrameError: the request is invalid.
         """
         if _PLACED in meta:
             size_bytes = fields.count(meta, _PLACED)
             if conn.shared is None or size_bytes > conn.shared.nbytes:
-                raise FrameError(f"an update of {size_bytes} bytes does not lie in shared memory")
+                raise FrameError(f"an update of {size_bytes} bytes is not in shared memory")
             placed_P = as_tensor(conn.shared[:size_bytes])
             return replace(read_update(meta, payload), payload_P=placed_P)
         return read_update(meta, payload)
@@ -364,7 +365,7 @@ class PlacedReplies:
     def tell(
         self, conn: LanConnection, meta: Meta, reply: ReplyMessage
     ) -> tuple[Meta, memoryview | None]:
-        """The answer to a request; its payload stays here if the update was placed."""
+        """Return the answer to a request; the payload of a placed update's answer is stored."""
         if _PLACED not in meta or reply.coded is not None or not reply.payload_P.numel():
             return reply_meta(reply), payload_bytes(reply)
         self._waiting[conn] = reply
@@ -372,14 +373,14 @@ class PlacedReplies:
         return {**reply_meta(reply), _PLACED: size_bytes}, _model_buffers(reply)
 
     def fetch(self, conn: LanConnection, meta: Meta) -> tuple[Meta, memoryview | None]:
-        """The payload that waits.
+        """Return the stored payload.
 
         Raises:
-            FrameError: none does.
+            FrameError: there is none.
         """
         reply = self._waiting.pop(conn, None)
         if reply is None:
-            raise FrameError("no answer waits to be fetched")
+            raise FrameError("there is no answer to fetch")
         payload, buffer = as_bytes(reply.payload_P), conn.shared
         if not fields.flag(meta, "in_place") or buffer is None or payload.nbytes > buffer.nbytes:
             return {}, payload
@@ -387,7 +388,7 @@ class PlacedReplies:
         return {_PLACED: payload.nbytes}, None
 
     def forget(self, conn: LanConnection) -> None:
-        """A connection has ended."""
+        """Drop the stored answer of a closed connection."""
         self._waiting.pop(conn, None)
 
 
@@ -396,11 +397,11 @@ def _model_buffers(message: UpdateMessage | ReplyMessage) -> memoryview | None:
 
 
 _DIAL_S: Final = 1.0  # longest attempt, and least time between two
-_STEADY_S: Final = 5.0  # what breaks sooner was no mending
+_STEADY_S: Final = 5.0  # a connection that breaks sooner counts as not repaired
 
 
 class ReconnectingBridgeClient:
-    """Gives the present uplink; for one thread that asks, and any that tell.
+    """Provides the current bridge client; one thread requests it, any thread announces bridges.
 
     Args:
         region: this region.
@@ -412,28 +413,28 @@ class ReconnectingBridgeClient:
         self._changed = threading.Condition()
         self._end: GeoRayError | None = None
         self._old: list[BridgeClient] = []
-        self._dialled: BridgeClient | None = None  # this line's own to close
+        self._dialled: BridgeClient | None = None  # opened here, so closed here
         self._lost_s: float | None = None
         self._dialled_s = -_STEADY_S
         self.client = BridgeClient(client)
 
     @property
     def away_s(self) -> float | None:
-        """For how long the bridge has not been reached; None: it is, or nobody has tried."""
+        """Seconds since the bridge was last reached; None: it is reachable, or was not tried."""
         lost_s = self._lost_s
         is_lost = lost_s is not None and self.client.is_lost
         return time.monotonic() - lost_s if lost_s is not None and is_lost else None
 
     def use(self, client: LanClient) -> None:
-        """There is another bridge: the one before is lost."""
+        """Switch to another bridge: the previous one is lost."""
         with self._changed:
             self._follow(BridgeClient(client))
             self._lost_s = None
 
     def drop_old(self) -> None:
-        """Free the memory that was shared with earlier bridges: nothing that is needed lies there.
+        """Free the memory shared with earlier bridges, which is no longer needed.
 
-        A bridge may have died while nothing was asked of it, so that nobody has noticed.
+        A bridge may have died while it was idle, so that its loss was not noticed.
         """
         with self._changed:
             old, self._old = self._old, []
@@ -441,7 +442,7 @@ class ReconnectingBridgeClient:
             each.close()
 
     def end(self, error: GeoRayError) -> None:
-        """Let every present and later `await_next` raise ``error``."""
+        """Make every current and later `await_next` raise ``error``."""
         with self._changed:
             self._end = self._end or error
             dialled, self._dialled = self._dialled, None
@@ -450,11 +451,11 @@ class ReconnectingBridgeClient:
             dialled.close()
 
     def await_next(self) -> BridgeClient:
-        """Return an uplink that is not lost, once there is one.
+        """Wait for a client whose connection is not broken.
 
         Raises:
-            LinkDownError: there was none for so long that nobody waits any more.
-            GeoRayError: what `end` was given.
+            LinkDownError: there was none within the time limit.
+            GeoRayError: the error given to `end`.
         """
         began_s = time.monotonic()
         with self._changed:
@@ -469,8 +470,8 @@ class ReconnectingBridgeClient:
                     raise self._end
                 if time.monotonic() - began_s > UNREACHABLE_S:
                     raise LinkDownError(
-                        f"the bridge of region '{self._region}' is lost, and there was no other "
-                        f"one within {UNREACHABLE_S:g} s"
+                        f"the bridge of region '{self._region}' is lost, and was not replaced "
+                        f"within {UNREACHABLE_S:g} s"
                     )
                 pause_s = self._dialled_s + _DIAL_S - time.monotonic()
                 if pause_s > 0:
@@ -479,9 +480,9 @@ class ReconnectingBridgeClient:
             self._dial(lost)
 
     def _dial(self, lost: BridgeClient) -> None:
-        """Try the same bridge again; nobody who tells of another one waits for that."""
+        """Dial the same bridge again, without blocking the announcement of another one."""
         fresh: BridgeClient | None = None
-        with suppress(TransportError):  # it is dead, or who has its port now is somebody else
+        with suppress(TransportError):  # it is dead, or its port has another owner
             fresh = lost.again(_DIAL_S)
         with self._changed:
             self._dialled_s = time.monotonic()

@@ -1,6 +1,6 @@
 """The bridge actor of a region, the only process that sends to other regions: its life cycle.
 
-`runtime/bridge.py` has what it does with updates; the controller's calls come here.
+`runtime/bridge.py` handles updates; this actor handles the controller's calls.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class _LoadedBridge:
     """A bridge before it listens.
 
     Attributes:
-        secrets: its keys.
+        secrets: its private keys.
         averager: the averager, if this region hosts it at the start.
-        saved: what a checkpoint holds of the averager's exchange.
+        saved: state of the averager's exchange from a checkpoint.
     """
 
     secrets: BridgeSecrets
@@ -51,12 +51,12 @@ class _LoadedBridge:
 
 @dataclass(frozen=True, slots=True)
 class _ServingBridge:
-    """A bridge that listens.
+    """A listening bridge.
 
     Attributes:
-        bridge: to other regions.
-        lan: where the own region connects.
-        event_buffer: what happens here.
+        bridge: the connection to other regions.
+        lan: server for the own region.
+        event_buffer: events of this process.
     """
 
     bridge: Bridge
@@ -76,7 +76,7 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
     Args:
         spec: the run.
         region: this region.
-        is_successor: a bridge before it has died; what that hosted lives elsewhere now.
+        is_successor: whether it replaces a dead bridge; the averager of that one has moved.
     """
 
     def __init__(self, spec: RunSpec, region: str, is_successor: bool = False) -> None:
@@ -88,7 +88,7 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         return self._loaded.secrets.introduce()
 
     def ready(self) -> None:
-        """Make the keys, and the averager if it is hosted here."""
+        """Create the keys, and the averager if it is hosted here."""
         spec = self._spec
         use_cpus(spec.experiment, spec.region(self._region).cpus_per_server)
         secrets = BridgeSecrets(self._region, spec.experiment.transport)
@@ -96,7 +96,7 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         is_new = self._is_successor or spec.leader is not None
         is_here = not is_new and averager_lives_in(spec.experiment, self._region)
         if is_here or spec.experiment.averager.standby is not None:
-            spec.places.prepare(None)  # it may come here later
+            spec.places.prepare(None)  # the averager may move here later
         if not is_here:
             self._load(_LoadedBridge(secrets))
             return
@@ -115,15 +115,15 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
     def open(
         self, origin_unix_s: float, keys: BridgeKeys, leader: AveragerLeader | None = None
     ) -> tuple[Address, Address]:
-        """Listen, on the run's clock.
+        """Listen, and start the run's clock.
 
         Args:
-            origin_unix_s: when that began.
-            keys: what this region was given for its sockets.
-            leader: where the averager lives; None: where the configuration says.
+            origin_unix_s: wall-clock time of the clock's origin.
+            keys: keys of this region's sockets.
+            leader: the averager's leader; None: as configured.
 
         Returns:
-            Where other regions, and where the own region, reach this bridge.
+            Addresses of this bridge, for other regions and for its own region.
         """
         spec, experiment, loaded = self._spec, self._spec.experiment, self._loaded
         host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
@@ -160,7 +160,7 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         return self._serving.bridge
 
     def connect(self, peer: str, address: Address) -> None:
-        """Dial another region's bridge and keep the link up."""
+        """Dial another region's bridge, and redial after a failure."""
         self._bridge.connect(peer, address)
 
     def await_link(self, peer: str, timeout_s: float) -> None:
@@ -168,23 +168,23 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         self._bridge.await_link(peer, timeout_s)
 
     def expect(self, peer: str) -> None:
-        """Another region is going to dial."""
+        """Prepare for a bridge that will dial."""
         self._bridge.expect(peer)
 
     def forget(self, peer: str) -> None:
-        """Another region is gone: nobody dials it, nor waits for it at the end."""
+        """Forget a region that is gone: it is not dialed, nor awaited at the end."""
         self._bridge.endpoint.forget(peer)
 
     def serve(self, servers: Mapping[str, Any]) -> None:
-        """Give the copy of this region's state to the newcomer that asks for it.
+        """Serve the copy of this region's state to joining regions.
 
         Args:
-            servers: the actor that has it, by file.
+            servers: the actor that has each file.
         """
         self._bridge.copies.serve(partial(_read_piece, servers))
 
     def fetch_piece(self, donor: str, file: str, offset: int, num_bytes: int) -> bytes:
-        """A piece of the copy that another region lends; blocks."""
+        """Fetch a piece of another region's copy; blocks."""
         return self._bridge.copies.fetch(donor, file, offset, num_bytes)
 
     def attend(self, token: int) -> dict[str, Any]:
@@ -194,10 +194,10 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         return self._bridge.status()
 
     def poll(self, token: int = 0) -> dict[str, Any]:
-        """State and new events, for a run actor.
+        """Return state and new events to a run actor.
 
         Raises:
-            LeaseLostError: a later one has asked.
+            LeaseLostError: a later run actor has attached.
         """
         self._fence.check(token)
         renewal = self._loaded.secrets.renewal()
@@ -213,15 +213,15 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         return self._bridge.path.request_checkpoint(checkpoint, halt=halt)
 
     def leader(self) -> AveragerLeader:
-        """Where the averager lives, as far as is known here."""
+        """Return the averager's leader as known here."""
         return self._bridge.path.leader
 
     def report_dead(self, region: str, comes_back: bool = False) -> None:
-        """Another region is dead, or only its bridge, and there will be another one."""
+        """Record that another region is dead, or that only its bridge is and will be replaced."""
         self._bridge.path.report_dead(region, comes_back=comes_back)
 
     def change_members(self, joins: Sequence[str], leaves: Sequence[str], donor: str) -> None:
-        """Let regions join and leave at the next border."""
+        """Let regions join and leave at the next barrier."""
         change = MemberChange(tuple(joins), tuple(leaves), donor)
         self._bridge.path.tell_members(ChangeMembers(change))
 
@@ -230,7 +230,7 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         self._bridge.path.tell_members(ChangeInterval(steps))
 
     def begun(self, region: str) -> None:
-        """A region that has joined is there."""
+        """Record that a region that has joined trains."""
         self._bridge.path.tell_members(Begun(region))
 
     def _release(self, served: _ServingBridge | None) -> None:

@@ -1,10 +1,10 @@
 """Uploads checkpoint parts from processes that do not share the run's directory to the run actor.
 
-Opened when the first such process is found (a marker file in the directory tells). A part
-arrives in pieces, becomes a file when the last one is synced, and counts only with the
-manifest, for which it is read and hashed. On resume parts are served the other way.
+The server opens when the first such process is found (by a marker file in the directory). A part
+arrives in pieces, becomes a file when the last one is synced, and is valid only with the manifest,
+for which it is read and hashed. On resume parts are served in the other direction.
 
-    server or bridge -- CarriedFolder --> PartDesk of the run actor --> the run's directory
+    server or bridge -- UploadFolder --> CheckpointUploadServer --> the run's directory
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SIGHT_FILE: Final = "run_id"
 
 
 def write_run_marker(run_dir: Path, run_id: str) -> None:
-    """Let those who see the directory find that it is this run's, and not one of the same name.
+    """Write a marker that identifies the directory as this run's.
 
     Raises:
         RunDirectoryError: it cannot be written.
@@ -64,7 +64,7 @@ def write_run_marker(run_dir: Path, run_id: str) -> None:
 
 
 def shares_run_directory(run_dir: Path, run_id: str) -> bool:
-    """Whether this process sees the directory that the run actor of the run sees."""
+    """Return whether this process can access the directory that the run actor uses."""
     try:
         return (run_dir / SIGHT_FILE).read_text() == run_id
     except (OSError, UnicodeDecodeError):
@@ -72,12 +72,12 @@ def shares_run_directory(run_dir: Path, run_id: str) -> bool:
 
 
 def address_here() -> str:
-    """The address at which the other nodes reach this one."""
+    """Return the address at which other nodes reach this one."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def region_here() -> str | None:
-    """The region of this process's node; None for a node of none."""
+    """Return the region of this process's node; None if the node has no region."""
     own = ray.get_runtime_context().get_node_id()
     labels = [node["Labels"] for node in ray_internals.nodes() if node["NodeID"] == own]
     return labels[0].get(REGION_LABEL) if labels else None
@@ -96,11 +96,11 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class UploadGrant:
-    """What a process is given that does not see the run's directory.
+    """Access to the upload server for one process.
 
     Attributes:
         address: where the upload server listens.
-        key: the upload server's, sealed for this process.
+        key: the upload server's key, sealed for this process.
     """
 
     address: Address
@@ -109,13 +109,13 @@ class UploadGrant:
 
 @dataclass(slots=True)
 class _Coming:
-    """A file of which some has come.
+    """A partially received file.
 
     Attributes:
-        upload: its sender's number for it.
-        file: what has come.
-        come: its bytes.
-        lock: held by who uses or closes the file: two connections may bring it.
+        upload: id of the upload, chosen by the sender.
+        file: the received part.
+        come: number of received bytes.
+        lock: held while the file is used or closed: two connections may write it.
     """
 
     upload: str
@@ -124,26 +124,21 @@ class _Coming:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def discard(self) -> None:
-        """Remove what has come, unless it is committed."""
+        """Remove the partial file, unless it is committed."""
         with self.lock:
             self.file.discard()
 
 
 class CheckpointUploadServer:
-    """Takes in parts of checkpoints from processes that do not see the run's directory.
+    """Receives parts of checkpoints from processes without access to the run's directory.
 
-    It opens when the first such process is found. A part comes in pieces, is a file only when the
-    last one is synced, and counts only with the manifest, for which it is read and hashed like any
-    other. At a resume parts are given out the other way.
-
-        server or bridge ── CarriedFolder ──▶ PartDesk of the run actor ──▶ the run's directory It
-        cannot be pickled.
+    It opens when the first such process registers. It cannot be pickled. See the module.
 
     Args:
         checkpoints: the directory of the run's checkpoints.
         run_dir: the run's directory.
-        region: where both are, for the bill.
-        host: tells where to listen; asked when the upload server opens.
+        region: region of both, for the bill.
+        host: returns where to listen; called when the upload server opens.
     """
 
     def __init__(
@@ -155,7 +150,7 @@ class CheckpointUploadServer:
         self._lock = threading.Lock()
         self._server: LanServer | None = None
         self._coming: dict[Path, _Coming] = {}
-        self._done: dict[Path, str] = {}  # the upload that a file is of
+        self._done: dict[Path, str] = {}  # id of the upload that wrote a file
         self._crossed: Counter[tuple[str, str]] = Counter()
         self._reported: Counter[tuple[str, str]] = Counter()
 
@@ -166,10 +161,10 @@ class CheckpointUploadServer:
         servers: Mapping[Key, Any],
         collect: Callable[[Mapping[Key, Any]], Mapping[Key, Any]],
     ) -> None:
-        """Let those use the upload server, of some actors, that do not see the run's directory.
+        """Give access to those actors that cannot access the run's directory.
 
         Args:
-            servers: actors, by whatever key.
+            servers: actors, by any key.
             collect: waits for their answers.
         """
         replies = collect({key: actor.upload_key.remote() for key, actor in servers.items()})
@@ -184,7 +179,7 @@ class CheckpointUploadServer:
             )
 
     def grant(self, public: bytes) -> UploadGrant:
-        """What a process is given that has told ``public``; opens the upload server."""
+        """Grant access to the process with the public key ``public``; opens the upload server."""
         with self._lock:
             if self._server is None:
                 self._server = LanServer(self._host(), self._key, self.handle, config=UPLOAD_LAN)
@@ -192,12 +187,12 @@ class CheckpointUploadServer:
 
     @property
     def is_open(self) -> bool:
-        """Whether any process was let in."""
+        """Whether any process was given access."""
         with self._lock:
             return self._server is not None
 
     def close(self) -> None:
-        """Nothing is taken or given any more; what has not come whole is removed."""
+        """Stop serving, and remove partial files."""
         with self._lock:
             server, self._server = self._server, None
         if server is not None:
@@ -208,12 +203,12 @@ class CheckpointUploadServer:
             coming.discard()
 
     def __reduce__(self) -> str:
-        raise TypeError("the upload server of a run does not leave the run actor")
+        raise TypeError("the upload server of a run cannot be pickled")
 
     # -------------------------------------------------------------- what crosses regions
 
     def saved(self, parts: Iterable[PartInfo], leader: str) -> Crossed:
-        """What has moved between regions since this was asked last, whatever the parts were."""
+        """Return the bytes moved between regions since the last call."""
         with self._lock:
             news, self._reported = self._crossed - self._reported, self._crossed.copy()
             return dict(news)
@@ -221,7 +216,7 @@ class CheckpointUploadServer:
     resumed = saved
 
     def crossed(self) -> Crossed:
-        """All that has moved between regions so far."""
+        """Return all bytes moved between regions so far."""
         with self._lock:
             return dict(self._crossed)
 
@@ -230,7 +225,7 @@ class CheckpointUploadServer:
     def handle(
         self, connection: LanConnection, meta: Meta, payload: memoryview | None
     ) -> tuple[Meta, memoryview | None]:
-        """Answer one request, on the thread of its connection."""
+        """Handle one request, on the thread of its connection."""
         path, operation = self._path(meta), fields.text(meta, "op")
         region = str(connection.hello.get("region"))
         if operation == "has":
@@ -242,14 +237,14 @@ class CheckpointUploadServer:
             self._count(self.region, region, read)
             return {}, piece[:read]
         if operation != "write" or payload is None:
-            raise FrameError(f"the upload server knows no '{operation}'")
+            raise FrameError(f"unknown operation '{operation}' for the upload server")
         offset, whole = fields.count(meta, "offset"), fields.count(meta, "whole")
         self._take(path, fields.text(meta, "upload"), offset, payload, whole)
         self._count(region, self.region, payload.nbytes)
         return {}, None
 
     def _path(self, meta: Meta) -> Path:
-        """A file of the run that a process may ask for: the manifest, a part, or the model."""
+        """Return the path of a file that clients may access: the manifest, a part, or the model."""
         folder, file = meta.get("folder"), fields.text(meta, "file")
         directory = self._run_dir
         if folder != MODEL:
@@ -260,14 +255,14 @@ class CheckpointUploadServer:
             name = file.removesuffix(PART_SUFFIX)
             PartInfo(name=name, file=file, bytes=0, sha256="0" * 64)
         except ValidationError as error:
-            raise CheckpointError(f"{file!r} is no name of a part") from error
+            raise CheckpointError(f"{file!r} is not the name of a part") from error
         if folder == MODEL and not name.startswith("model-"):
-            raise CheckpointError(f"{file!r} is no model")
+            raise CheckpointError(f"{file!r} is not a model")
         return directory / file
 
     def _take(self, path: Path, upload: str, offset: int, piece: memoryview, whole: int) -> None:
         with self._lock:
-            if self._done.get(path) == upload:  # the answer to the last piece got lost
+            if self._done.get(path) == upload:  # the answer to the last piece was lost
                 return
             coming = self._coming.get(path)
         try:
@@ -285,7 +280,7 @@ class CheckpointUploadServer:
         if before is not None:
             before.discard()
         if offset:
-            raise RunDirectoryError(f"{path}: its beginning is not here")
+            raise RunDirectoryError(f"{path}: its beginning is missing")
         _refuse_late(path)
         coming = _Coming(upload, AtomicFile(path))
         with self._lock:
@@ -308,8 +303,8 @@ class CheckpointUploadServer:
 
 
 def _append(path: Path, coming: _Coming, offset: int, piece: memoryview, whole: int) -> bool:
-    """Take a piece of a file, unless it has come before; whether the file is there by now."""
-    if offset + piece.nbytes == coming.come:  # its sender has not heard that it has come
+    """Append a piece, unless it was received before; return whether the file is complete."""
+    if offset + piece.nbytes == coming.come:  # a repeated piece, whose answer was lost
         return False
     if offset != coming.come or offset + piece.nbytes > whole:
         raise FrameError(f"{path.name}: {offset} follows {coming.come} of {whole} bytes")
@@ -324,11 +319,11 @@ def _append(path: Path, coming: _Coming, offset: int, piece: memoryview, whole: 
 
 def _refuse_late(path: Path) -> None:
     if (path.parent / MANIFEST_FILE).exists():
-        raise CheckpointError(f"{path.parent} is committed already; {path.name} comes too late")
+        raise CheckpointError(f"{path.parent} is committed already; {path.name} is too late")
 
 
 def _read(path: Path, offset: int, buffer: memoryview) -> int:
-    """Bytes of a part from ``offset`` on; how many there were."""
+    """Read bytes of a part from ``offset``; return their number."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
@@ -347,15 +342,15 @@ def _read(path: Path, offset: int, buffer: memoryview) -> int:
 log = logging.getLogger(__name__)
 _UNANSWERED_S: Final = 60.0
 _ATTEMPTS: Final = 6
-_WAIT_S: Final = 0.5  # before the second attempt; twice as long before each further one
+_WAIT_S: Final = 0.5  # before the second attempt; doubles with each further one
 
 
 class UploadRegistration:
-    """A process's way to the upload server of its run, if it needs one.
+    """Registration of a process at the upload server of its run, if it needs one.
 
     Args:
         spec: the run.
-        region: the process's.
+        region: the process's region.
     """
 
     def __init__(self, spec: RunSpec, region: str) -> None:
@@ -363,14 +358,14 @@ class UploadRegistration:
         self._receiver = SecretReceiver()
 
     def upload_key(self) -> bytes | None:
-        """None if this process sees where parts go; else the public half of its key."""
+        """Return None if this process can access the run's directory; else its public key."""
         spec = self._spec
         if spec.places.is_remote or shares_run_directory(Path(spec.run_dir), spec.run_id):
             return None
         return self._receiver.public
 
     def spec(self, grant: UploadGrant) -> RunSpec:
-        """The run as this process goes on with it, whose parts go to the upload_server."""
+        """Return the run's specification with uploads instead of the run's directory."""
         key = self._receiver.open(grant.key, UPLOAD_KEY)
         places = UploadPlaces(
             UploadClient(grant.address, key, self._region), str(self._spec.places)
@@ -383,12 +378,12 @@ class UploadRegistration:
 
 @dataclass(frozen=True, slots=True)
 class UploadClient:
-    """Asks the upload server, on a connection for each file; asks again where one is lost.
+    """Client of the upload server, with a connection for each file; retries lost requests.
 
     Attributes:
-        address: the upload server's.
-        key: the upload server's.
-        region: this process's.
+        address: address of the upload server.
+        key: key of the upload server.
+        region: this process's region.
     """
 
     address: Address
@@ -398,11 +393,11 @@ class UploadClient:
     def ask(
         self, client: LanClient | None, meta: Meta, payload: memoryview | None = None
     ) -> _Response:
-        """One answer, and the connection to go on with.
+        """Send a request; return the answer and the connection to continue with.
 
         Raises:
-            LinkDownError, DeadlineExceededError: there was none, also not after some attempts.
-            GeoRayError: what the upload server raised.
+            LinkDownError, DeadlineExceededError: no answer after several attempts.
+            GeoRayError: the error that the upload server raised.
         """
         for attempt in range(_ATTEMPTS):
             try:
@@ -433,8 +428,8 @@ class UploadPlaces:
     """A `PartPlaces` on the run actor's machine.
 
     Attributes:
-        line: the way there.
-        name: what they are called there.
+        line: client of the upload server.
+        name: name of the directory, for messages.
     """
 
     line: UploadClient
@@ -465,9 +460,9 @@ class UploadFolder:
     """A `PartFolder` on the run actor's machine.
 
     Attributes:
-        line: the way there.
+        line: client of the upload server.
         folder: a checkpoint's id, or ``"model"``.
-        name: of the folder, for messages.
+        name: name of the folder, for messages.
     """
 
     line: UploadClient
@@ -491,7 +486,7 @@ class UploadFolder:
         num_bytes: int,
         failpoint: Failpoint = no_failpoint,
     ) -> None:
-        """See `PartTarget.write`; a piece is sent when it is whole, and waited for."""
+        """See `PartTarget.write`; each piece is sent when complete, and acknowledged."""
         client: LanClient | None = None
         about = self._about("write", file)
         about |= {"upload": secrets.token_hex(8), "whole": num_bytes}
@@ -533,7 +528,7 @@ def _later(
 
 
 def _in_pieces(chunks: Iterable[memoryview | bytes]) -> Iterator[memoryview]:
-    """The same bytes in pieces of one size, but the last; each is valid until the next."""
+    """Split the bytes into pieces of equal size, except the last; each is valid until the next."""
     buffer, held = bytearray(PIECE_BYTES), 0
     view = memoryview(buffer)
     for chunk in chunks:
@@ -550,14 +545,14 @@ def _in_pieces(chunks: Iterable[memoryview | bytes]) -> Iterator[memoryview]:
 
 
 def upload_server_of(run: RunDirectory, experiment: Experiment) -> CheckpointUploadServer | None:
-    """What takes parts in here, from machines that do not see the run's directory.
+    """Return the upload server for machines without access to the run's directory.
 
     Args:
         run: its directory.
         experiment: the run.
 
     Returns:
-        The upload server; None if its checkpoints go to stores.
+        The upload server; None if checkpoints are written to stores.
     """
     if places_of(run, experiment.checkpoint).is_remote:
         return None

@@ -464,7 +464,7 @@ class CheckpointWatch:
         for region, primary in self.actors.primaries.items():
             # A paused region gets no answer that would contain the request.
             if begun.tells or self.phases.get(region) == "halted":
-                primary.cut.remote(begun.id, begun.halt)
+                primary.snapshot.remote(begun.id, begun.halt)
 
     def _may_tell(self) -> bool:
         """Return whether regions may be notified of a checkpoint before their next answer.

@@ -341,7 +341,7 @@ class Controller:
             bridge.forget.remote(region)
         self._phases.pop(region, None)
         self._note_evals(self.evals.collector.forget(region), self.now_s())
-        self._share_statistics()
+        self._exchange_statistics()
 
     def admit_region(self, region: str, step: int, attempt: int) -> None:
         """See `RunServices.admit_region`."""
@@ -424,7 +424,7 @@ class Controller:
                 self.emit("run_resumed")
         why = None if missing is None else quorum.overdue(missing, now_s)
         if why is not None and self.policy.halt(why, now_s):
-            self._share_statistics()
+            self._exchange_statistics()
             self.emit("stop_requested", cause=why.message)
 
     def _check_goes_on(self, answers: Answers) -> None:
@@ -450,7 +450,7 @@ class Controller:
         elif kind == "precise":
             reports = bytearray(event["model_buffers"])
             self._statistics.add(region, torch.frombuffer(reports, dtype=torch.uint8))
-            self._share_statistics()
+            self._exchange_statistics()
         elif kind == "state_transferred":
             self.members.on_state_transferred(region, event)
         elif kind == "state_transfer_failed":
@@ -475,7 +475,7 @@ class Controller:
         )
         self._note_evals(finished, t_s)
 
-    def _share_statistics(self) -> None:
+    def _exchange_statistics(self) -> None:
         """Send the statistics over all regions to every region, once they are complete.
 
         Regions paused for a checkpoint compute no statistics; each then uses its local ones.
@@ -502,7 +502,7 @@ class Controller:
             self.status("saving a checkpoint, then stopping (Ctrl-C again: stop at once)")
             why = self.interrupted.why
             self.policy.halt(why, now_s)
-            self._share_statistics()
+            self._exchange_statistics()
             self.emit("stop_requested", cause=why.message)
         still_s = self.policy.stalled(now_s)
         if still_s is not None:

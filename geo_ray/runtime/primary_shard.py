@@ -1,4 +1,4 @@
-"""The primary shard of a region over sockets: carries out the effects of `training.server`.
+"""The primary shard of a region over sockets: executes the effects of `training.server`.
 
 Workers push over the LAN and block until answered; one thread sends to the bridge. One lock
 guards the state machine and is never held while waiting for the network. Checkpoint parts and
@@ -72,11 +72,11 @@ class RegionLog:
         self._began_s = self._applied_s = event_buffer.now_s()
 
     def begin(self) -> None:
-        """Workers are given a step."""
+        """Record that workers are given a step."""
         self._began_s = self._buffer.now_s()
 
     def step(self, done: StepDone) -> None:
-        """A step is applied."""
+        """Record an applied step."""
         now_s = self._buffer.now_s()
         self._buffer.add("step", **done.event(self._began_s, self._applied_s, now_s))
         self._applied_s = now_s
@@ -88,13 +88,13 @@ class RegionLog:
     def exchange(
         self, send: SendUpdate, reply: ReplyMessage, began_s: float, num_params: int
     ) -> None:
-        """An answer is here.
+        """Record an exchange whose answer has arrived.
 
         Args:
             send: the request.
             reply: the answer.
             began_s: when the request began.
-            num_params: of what was exchanged.
+            num_params: number of exchanged parameters.
         """
         if reply.dropped:
             self._buffer.add("update_dropped", seq=reply.seq, bytes_sent=0)
@@ -104,20 +104,20 @@ class RegionLog:
 
 
 Written = Snapshot | StateTransfer
-"""What is copied at once, and written when there is time."""
+"""Copied at once, and written later."""
 
 
 class RegionWriter:
-    """Writes a region's parts of checkpoints, and copies for newcomers, on other threads.
+    """Writes a region's parts of checkpoints, and copies for joining regions, on other threads.
 
-    Disks are slow, and whoever takes a copy has an exchange to carry on, or a controller that
-    waits.
+    Disks are slow, and the thread that takes a copy must continue its exchange or answer the
+    controller.
 
     Args:
         held: the primary shard.
-        others: the region's other shards, in order, on connections of their own: what writes their
-            parts holds up nothing else.
-        event_buffer: takes what has become of it.
+        others: the region's other shards, in order, on separate connections, so that writing their
+            parts delays nothing else.
+        event_buffer: receives the results.
     """
 
     def __init__(
@@ -129,12 +129,12 @@ class RegionWriter:
         self._pool = ThreadPoolMap(1 + len(others), "write-parts")
 
     def write_in_background(self, copies: Sequence[Written]) -> None:
-        """Begin to write; events tell of the parts, or why there are none."""
+        """Start to write; events report the parts, or why there are none."""
         if copies:
             threading.Thread(target=self._write, args=(tuple(copies),), daemon=True).start()
 
     def close(self) -> None:
-        """End its threads."""
+        """End the threads."""
         self._pool.close()
 
     def _write(self, copies: Sequence[Written]) -> None:
@@ -143,7 +143,7 @@ class RegionWriter:
             snapshot = copy.snapshot if isinstance(copy, StateTransfer) else copy
             try:
                 parts = self._write_parts(snapshot)
-            except Exception as error:  # whatever it is: the controller waits for the part
+            except Exception as error:  # of any class: the controller waits for the part
                 kind = "state_transfer_failed" if is_transfer else "part_failed"
                 self._event_buffer.add(kind, id=snapshot.id, error=typed(error))
                 continue
@@ -161,7 +161,7 @@ class RegionWriter:
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # between two looks at whether the region has failed
+_LOOK_S = 1.0  # between two checks for a failure of the region
 
 
 class PrimaryShard:
@@ -170,10 +170,10 @@ class PrimaryShard:
     Args:
         server: the state machine, over this shard and the others.
         held: this shard.
-        writers: the region's other shards, in order, on connections of their own: what writes their
-            parts of a checkpoint holds up nothing else.
-        bridge: the region's bridge; None if the region is alone.
-        event_buffer: takes events for the controller.
+        writers: the region's other shards, in order, on separate connections, so that writing their
+            parts of a checkpoint delays nothing else.
+        bridge: the region's bridge; None if there is one region only.
+        event_buffer: receives events for the controller.
         limit_s: longest wait of a worker for its answer, and of a request to the bridge.
     """
 
@@ -193,24 +193,25 @@ class PrimaryShard:
         self._line = (
             None if bridge is None else ReconnectingBridgeClient(server.plan.region, bridge)
         )
-        self._unread = Unread()  # payloads of open requests, which checkpoints hold
-        if not server.model.is_cut and server.wire.plan.up is None:
+        self._unread = Unread()  # payloads of open requests, which are part of checkpoints
+        if not server.model.is_sharded and server.wire.plan.up is None:
             self._shard.state.allocate = self._payload_buffer
         self._event_buffer, self._log = event_buffer, RegionLog(event_buffer)
         self._timeout_s = limit_s
         self._changed = threading.Condition(threading.Lock())
-        # Held while something is coded or decoded, and taken before `_changed`: a checkpoint copies
-        # what is owed to other regions, and the model, either before a message counts or after.
+        # Held while a message is encoded or decoded, and taken before `_changed`: a checkpoint
+        # copies the model and the data owed to other regions either before a message counts or
+        # after it.
         self._coding = threading.Lock()
         self._times, self._times_lock = WorkTimes(), threading.Lock()
         self._answers: dict[int, Assignment] = {}
         self._attempts: dict[int, int] = {}
-        # What is carried beside the version that a worker was told to fetch.
+        # Model buffers of the version that a worker was told to fetch.
         self._announced_B: dict[int, Tensor | None] = {}
         self._sends: SimpleQueue[bool] = SimpleQueue()  # whether there is an open request
         self._failure: GeoRayError | None = None
         self._exhausted = self._is_paused = False
-        self._asking = False  # a request is at the bridge, not being coded or merged
+        self._asking = False  # a request is at the bridge, not being encoded or merged
         self._status: dict[str, Any] = {}
         with self._changed:
             self._execute(server.resume())
@@ -220,9 +221,9 @@ class PrimaryShard:
     # -------------------------------------------------------------- for the controller
 
     def status(self) -> dict[str, Any]:
-        """What the region was doing when it last went on: plain values.
+        """Return the region's state after its last event: plain values.
 
-        The lock is not asked for: a large model's step takes long, and the controller does not wait
+        The lock is not taken: a step of a large model takes long, and the controller must not wait
         for it.
         """
         status = self._status
@@ -235,56 +236,56 @@ class PrimaryShard:
         return status if self._asking else {**status, "blocked_on": None}
 
     def stop(self) -> None:
-        """Finish after the present step; for a region that is alone."""
+        """Finish after the current step; for a single region."""
         with self._changed:
             self.server.stop()
 
     def lose(self, worker: int, attempt: int) -> None:
-        """A worker's process has ended, though its connection may not have told."""
+        """Record that a worker's process has ended, even if its connection is still open."""
         with self._changed:
             if self._attempts.get(worker, 0) <= attempt:
-                self._attempts[worker] = attempt + 1  # what it still sends is refused
+                self._attempts[worker] = attempt + 1  # later messages are refused
                 with self._times_lock:
                     self._times.forget(worker)
                 self.server.model.pulls.heard(worker)
                 self._execute(self.server.leave(worker))
 
     def drain(self, worker: int) -> None:
-        """A worker is to go home between two steps."""
+        """Ask a worker to end between two steps."""
         with self._changed:
             self._execute(self.server.drain(worker))
 
     def pause(self, is_paused: bool) -> None:
-        """Let workers begin no more steps, or again."""
+        """Stop workers from beginning steps, or allow it again."""
         with self._changed:
             self._is_paused = is_paused
             self._changed.notify_all()
 
     def use_bridge(self, client: LanClient) -> None:
-        """The region has a new bridge; an open request is said again through it."""
+        """Use a new bridge of the region; an open request is repeated through it."""
         if self._line is not None:
             self._line.use(client)
 
-    def cut(self, checkpoint: int, *, halt: bool) -> None:
-        """A checkpoint has begun: copy the region's state; it is written on a thread of its own.
+    def snapshot(self, checkpoint: int, *, halt: bool) -> None:
+        """Copy the region's state for a checkpoint; a separate thread writes it.
 
         Args:
             checkpoint: its id.
-            halt: stand still afterwards.
+            halt: pause afterwards.
         """
         with self._coding:
-            snapshots = self._cut(checkpoint, halt=halt)
+            snapshots = self._snapshot(checkpoint, halt=halt)
         self._writer.write_in_background(snapshots)
 
     def use_statistics(self, model_buffers: bytes) -> None:
-        """What the final model carries, with statistics over all regions."""
+        """Set the final model buffers, with statistics over all regions."""
         with self._changed:
             if self.server.model_buffers is not None:
                 self.server.model_buffers.note_precise(model_buffers)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Release waiting workers, stop the exchange thread; connections belong to their owners."""
+        """Release waiting workers and stop the exchange thread; connections have other owners."""
         with self._changed:
             closing = f"the parameter server of region '{self.server.plan.region}' is closing"
             self._failure = self._failure or LinkDownError(closing)
@@ -300,7 +301,7 @@ class PrimaryShard:
     def handle(
         self, conn: LanConnection, meta: Meta, payload: memoryview | None
     ) -> tuple[Meta, memoryview | None]:
-        """One request of a worker; a join or a push blocks until there is work."""
+        """Handle one request of a worker; a join or a push blocks until there is work."""
         worker = fields.count(conn.hello, "worker")
         operation = fields.text(meta, "op")
         self._note_time(worker, operation)
@@ -336,16 +337,16 @@ class PrimaryShard:
                 self._execute(self.server.join(worker))
             else:
                 self._admit(conn, worker)
-                if operation == "put" or not self.server.model.is_cut:
+                if operation == "put" or not self.server.model.is_sharded:
                     self._put(worker, conn, payload)
                 if operation == "put":
                     return {}, None
-                # Kept by no name: an update in there would be held until the worker's answer.
+                # Not bound to a name: an update would be retained until the worker's answer.
                 self._execute(self.server.push(worker, read_report(meta)))
         return self._await_answer(conn, worker, payload)
 
     def _note_time(self, worker: int, operation: str) -> None:
-        """A worker's request has come; the lock may be held for as long as a step is applied."""
+        """Record the arrival of a worker's request; the lock may be held for a whole step."""
         with self._times_lock:
             if operation in {"put", "push"}:
                 self._times.end(worker, time.monotonic())
@@ -355,7 +356,7 @@ class PrimaryShard:
                 self._times.forget(worker)
 
     def on_close(self, conn: LanConnection) -> None:
-        """A worker's connection ended; only the newest incarnation of a rank counts."""
+        """Handle the end of a worker's connection; only the newest attempt of a rank counts."""
         worker = fields.count(conn.hello, "worker")
         with self._changed:
             if self._attempts.get(worker) == fields.count(conn.hello, "attempt"):
@@ -367,19 +368,19 @@ class PrimaryShard:
     def _pulled(
         self, conn: LanConnection, worker: int, meta: Meta, payload: memoryview | None
     ) -> tuple[Meta, memoryview | None]:
-        """The parameters of this shard; or, with others, which version to fetch from all."""
+        """Return the parameters of this shard; with others, the version to fetch from all."""
         model = self.server.model
         if fields.text(meta, "op") == "fetch":
             fetched_S = self._shard.fetch(read_pull(worker, meta))
             return {}, slice_for(conn, fetched_S, self._announced_B.get(worker))
         judged = fields.flag(meta, "judged")
-        if model.is_cut:
+        if model.is_sharded:
             return self._tell(worker, judged=judged), None
         found_S = self._shard.eval_params_S if judged else self._shard.params_S
         return {}, parameters_for(conn, found_S, payload, self._model_buffers(judged=judged))
 
     def _admit(self, conn: LanConnection, worker: int, *, joins: bool = False) -> None:
-        """Refuse an incarnation that was replaced; it may only have been cut off for a while."""
+        """Refuse an attempt that was replaced, even if it was only unreachable for a while."""
         attempt = fields.count(conn.hello, "attempt")
         newest = self._attempts.get(worker, 0)
         if attempt < newest or (attempt > newest and not joins):
@@ -389,7 +390,7 @@ class PrimaryShard:
             )
         if attempt > newest:
             self._attempts[worker] = attempt
-            self._changed.notify_all()  # who waits in the name of the old one must not take answers
+            self._changed.notify_all()  # waiting requests of the replaced attempt end
 
     def _await_answer(
         self, conn: LanConnection, worker: int, payload: memoryview | None
@@ -400,7 +401,7 @@ class PrimaryShard:
             while self._is_paused or worker not in self._answers:
                 if self._failure is not None:
                     raise self._failure
-                # An open exchange has a deadline of its own, and its error says more than ours.
+                # An open exchange has its own deadline, and its error is more specific.
                 if self._is_paused:
                     deadline_s = time.monotonic() + self._timeout_s
                 left_s = None if self.server.link_busy else deadline_s - time.monotonic()
@@ -413,9 +414,9 @@ class PrimaryShard:
                 self._admit(conn, worker)
             answer = self._answers.pop(worker)
             self._begin_time(conn, worker, answer)
-            if self.server.model.is_cut:
+            if self.server.model.is_sharded:
                 return answer_meta(answer) | self._tell(worker, judged=False), None
-            # The gradient is used by now: its buffer takes the parameters, and no new pages.
+            # The gradient is applied: its buffer is reused for the parameters, without new pages.
             buffers_B = self._model_buffers(judged=False)
             return answer_meta(answer), parameters_for(
                 conn, self._shard.params_S, payload, buffers_B
@@ -428,7 +429,7 @@ class PrimaryShard:
                 self._times.begin(worker, attempt, now_s, evaluates=answer.evaluate)
 
     def _await_statistics(self, own: bytes) -> memoryview:
-        """The final model buffers, once all regions have reported their statistics."""
+        """Return the final model buffers, once all regions have reported their statistics."""
         model_buffers = self.server.model_buffers
         if model_buffers is None:
             raise InvariantError(f"the model of '{self.server.plan.region}' carries nothing")
@@ -442,7 +443,7 @@ class PrimaryShard:
             return as_bytes(model_buffers.precise_B)
 
     def _put(self, worker: int, conn: LanConnection, payload: memoryview | None) -> None:
-        """Hold what a worker pushed: the model buffers after its step, then the gradient."""
+        """Store what a worker pushed: the model buffers after its step, then the gradient."""
         model_buffers, count = self.server.model_buffers, self._shard.params_S.numel()
         partition = self.server.partition_of(worker)
         before = 0 if model_buffers is None else model_buffers.layout.size_floats
@@ -452,12 +453,12 @@ class PrimaryShard:
         self._shard.put(partition, pushed[before:])
 
     def _tell(self, worker: int, *, judged: bool) -> Meta:
-        """Let a worker fetch the present version, and its model buffers."""
+        """Let a worker fetch the current version, and its model buffers."""
         self._announced_B[worker] = self._model_buffers(judged=judged)
         return pull_meta(self.server.model.pulls.tell(worker, judged=judged))
 
     def _model_buffers(self, *, judged: bool) -> Tensor | None:
-        """What a worker gets before the parameters: the live values, or those all regions know."""
+        """Return a worker's model buffers: the live values, or those shared by all regions."""
         model_buffers = self.server.model_buffers
         if model_buffers is None:
             return None
@@ -465,12 +466,12 @@ class PrimaryShard:
 
     # -------------------------------------------------------------- effects
 
-    def _cut(self, checkpoint: int, *, halt: bool) -> list[Written]:
+    def _snapshot(self, checkpoint: int, *, halt: bool) -> list[Written]:
         with self._changed:
-            return self._execute(self.server.cut(checkpoint, halt=halt))
+            return self._execute(self.server.snapshot(checkpoint, halt=halt))
 
     def _execute(self, effects: list[Effect]) -> list[Written]:
-        """Under the lock: everything but writing, which is returned for after."""
+        """Execute effects under the lock, except writing; return the copies to be written."""
         snapshots: list[Written] = []
         for effect in effects:
             if isinstance(effect, Assignment):
@@ -480,8 +481,8 @@ class PrimaryShard:
                 self._sends.put(True)
             elif isinstance(effect, StepDone):
                 self._log.step(effect)
-                self._exhausted |= self.server.exhausted  # remembered until somebody asks
-            elif isinstance(effect, StateTransfer):  # nothing of it lies where a payload is put
+                self._exhausted |= self.server.exhausted  # until the controller polls
+            elif isinstance(effect, StateTransfer):  # it refers to no payload memory
                 snapshots.append(effect)
             elif isinstance(effect, ActiveWorkersChanged):
                 self._event_buffer.add("active_workers", **effect.event())
@@ -491,7 +492,7 @@ class PrimaryShard:
         return snapshots
 
     def _lasting(self, snapshot: Snapshot) -> Snapshot:
-        """The same, though the next payload is put where that of its open request lies."""
+        """Return the snapshot, detached from memory that the next payload overwrites."""
         if self._line is None:
             return snapshot
         lies_there = self._line.client.lies_there
@@ -499,7 +500,7 @@ class PrimaryShard:
         return replace(snapshot, lazy=self._unread.copy(placed))
 
     def _go_on(self) -> None:
-        """Under the lock: something has changed, which those that wait, or ask, are to know."""
+        """Notify waiting requests and polls of a change; under the lock."""
         self._status = {
             "version": self.server.version,
             "phase": self.server.phase,
@@ -519,7 +520,7 @@ class PrimaryShard:
         while self._sends.get():
             try:
                 self._exchange_one()
-            except Exception as error:  # whatever it is: the workers must get it
+            except Exception as error:  # of any class: the workers must receive it
                 with self._changed:
                     if self.server.phase == "halted":
                         return  # its request is in the checkpoint
@@ -529,12 +530,12 @@ class PrimaryShard:
                 return
 
     def _exchange_one(self) -> None:
-        """Carry the open request to the averager, and its answer back; no payload is kept long."""
+        """Carry out one exchange: send the open request to the averager and merge its answer."""
         began_s, send, line = self._event_buffer.now_s(), self.server.open_request, self._line
         if send is None or line is None:
-            raise InvariantError(f"region '{self.server.plan.region}' has nobody to send to")
+            raise InvariantError(f"region '{self.server.plan.region}' has no bridge")
         bridge = line.client
-        with self._coding:  # it takes its time; only this thread is in `wire`
+        with self._coding:  # slow; only this thread uses `wire`
             self._recall(bridge)
             send = self._on_its_way(bridge, send, self.server.wire.encode(send.update))
         while True:
@@ -543,22 +544,22 @@ class PrimaryShard:
             try:
                 send, answer = self._exchanged(bridge, send)
                 with self._coding:
-                    if answer.reply.checkpoint is not None:  # the state before the answer is in it
-                        cut = self._cut(answer.reply.checkpoint, halt=answer.reply.halt)
-                        self._writer.write_in_background(cut)
-                    if self.server.phase != "halted":  # checkpoints have the request open
+                    if answer.reply.checkpoint is not None:  # it has the state before the answer
+                        snapshot = self._snapshot(answer.reply.checkpoint, halt=answer.reply.halt)
+                        self._writer.write_in_background(snapshot)
+                    if self.server.phase != "halted":  # checkpoints contain the open request
                         self._writer.write_in_background(self._merge(bridge, answer, send, began_s))
                 return
             except LinkDownError:
                 if not bridge.is_lost:
                     raise
-            # The averager knows by the request's number whether it has had it, and what it said.
+            # The averager recognizes a repeated request by its number and repeats its answer.
             bridge = line.await_next()
             with self._coding:
                 send = self._on_its_way(bridge, send, send.update)
 
     def _exchanged(self, bridge: BridgeClient, send: SendUpdate) -> tuple[SendUpdate, BridgeAnswer]:
-        """The open request as it was understood in the end, and what the averager answer."""
+        """Return the request as finally sent, and the averager's answer."""
         try:
             return send, self._ask(bridge, send.update)
         except ReferenceLostError as error:
@@ -580,7 +581,7 @@ class PrimaryShard:
     def _on_its_way(
         self, bridge: BridgeClient, send: SendUpdate, update: UpdateMessage
     ) -> SendUpdate:
-        """The open request as it goes on its way, where the bridge reads it if it can."""
+        """Return the open request as it is sent, placed where the bridge can read it."""
         self._unread.secure()
         update = bridge.place(update)
         with self._changed:
@@ -588,7 +589,7 @@ class PrimaryShard:
         return replace(send, update=update)
 
     def _payload_buffer(self, count: int) -> Tensor:
-        """Where the next payload is made: where the bridge reads it, if no update lies there."""
+        """Return memory for the next payload: where the bridge reads it, unless occupied."""
         line = None if self.server.link_busy else self._line
         buffer_P = None if line is None else line.client.buffer(count)
         if buffer_P is None:
@@ -597,7 +598,7 @@ class PrimaryShard:
         return buffer_P
 
     def _fetched(self, bridge: BridgeClient, answer: BridgeAnswer) -> ReplyMessage:
-        """The answer's payload, in the place of the update if that is not needed any more."""
+        """Return the answer's payload, written over the update if that is no longer needed."""
         wire = self.server.wire
         in_place = not answer.reply.dropped and not wire.plan.keeps_reference
         if in_place:
@@ -605,7 +606,7 @@ class PrimaryShard:
         return bridge.fetch(answer, exchange_s(self._timeout_s), in_place=in_place)
 
     def _recall(self, bridge: BridgeClient) -> None:
-        """Lossy blocks of the last update that have not left yet go with the next one."""
+        """Recall unsent lossy blocks of the last update; they are sent with the next one."""
         wire = self.server.wire
         if wire.flowing() is None:
             return
@@ -615,7 +616,7 @@ class PrimaryShard:
             wire.unsent(seq, fields.count(meta, "first_rank"))
 
     def _ask(self, bridge: BridgeClient, update: UpdateMessage) -> BridgeAnswer:
-        """Send an update to the averager through the bridge and return what that tells."""
+        """Send an update to the averager through the bridge, and return its answer."""
         self._asking = True
         try:
             return bridge.ask(update, exchange_s(self._timeout_s))

@@ -37,12 +37,12 @@ _CLOSE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ProbeStatus:
-    """What a probe of a cluster is doing.
+    """State of a probe of a cluster.
 
     Attributes:
-        done: directions that are through.
-        total: directions in all.
-        now: what is being measured, and how far it is.
+        done: finished directions.
+        total: all directions.
+        now: current measurement and its progress.
     """
 
     done: int
@@ -52,11 +52,11 @@ class ProbeStatus:
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
-    """What a probe of a cluster found.
+    """Result of a probe of a cluster.
 
     Attributes:
-        table: the links that could be measured.
-        failures: why the others could not, by pair.
+        table: the measured links.
+        failures: why the others could not be measured, by pair.
     """
 
     table: LinkTable
@@ -64,12 +64,12 @@ class ProbeOutcome:
 
 
 class ProbeActor:
-    """One region's end.
+    """One region's end of a probe.
 
     Args:
         experiment_json: the configuration: transport and emulated links.
-        run_id: tells this probe's sockets from others.
-        region: of this end.
+        run_id: distinguishes this probe's sockets from others.
+        region: region of this end.
     """
 
     def __init__(self, experiment_json: str, run_id: str, region: str) -> None:
@@ -78,13 +78,13 @@ class ProbeActor:
         self._region = region
 
     def introduce(self) -> Introduction:
-        """Read the configuration; tell the public halves of this process's keys."""
+        """Read the configuration; return the public halves of this process's keys."""
         self._experiment = Experiment.model_validate_json(self._experiment_json)
         self._secrets = BridgeSecrets(self._region, self._experiment.transport)
         return self._secrets.introduce()
 
     def open(self, keys: BridgeKeys) -> Address:
-        """Listen; returns where."""
+        """Listen; return the address."""
         experiment, region = self._experiment, self._region
         identity = EndpointIdentity(self._run_id, region, 1, self._secrets.wan_key(keys))
         host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
@@ -113,7 +113,7 @@ class ProbeActor:
         return self._node.measure(peer, plan)
 
     def progress(self) -> ProbeProgress:
-        """Where the measurement is."""
+        """Return the progress of the measurement."""
         return self._node.progress()
 
     def close(self) -> None:
@@ -132,24 +132,25 @@ def probe_cluster(
 ) -> ProbeOutcome:
     """Measure every link between the regions of an experiment, on its cluster.
 
-    Emulated links are measured as they are emulated, without a UDP train, which the emulation does
-    not touch.
+    Emulated links are measured as emulated, without a UDP train, which the emulation does not
+    affect.
 
     Args:
         experiment: regions, cluster, transport, emulated links.
-        plan: how thoroughly.
-        on_status: told a few times a second.
-        on_phase: told what is being prepared.
+        plan: thoroughness of the measurement.
+        on_status: called a few times a second.
+        on_phase: called with each phase of the preparation.
         disjoint: see `probe_rounds`.
 
     Raises:
         ConfigError: there is only one region.
-        GeoRayError: the cluster cannot be used, or no link at all could be measured.
+        GeoRayError: the cluster cannot be used, or no link could be measured.
     """
     names = experiment.region_names
     if len(names) < 2:
         raise ConfigError(
-            "there is only one region, and so no link to probe", fix="Name two regions or more."
+            "there is only one region, so there is no link to probe",
+            fix="Name two regions or more.",
         )
     on_phase("starting the cluster" if experiment.cluster.kind == "local" else "connecting")
     namespace = f"geo_ray-probe-{secrets.token_hex(4)}"
@@ -175,7 +176,7 @@ def probe_cluster(
 def _actors(
     experiment: Experiment, run_id: str, placed: Mapping[str, PlacedRegion]
 ) -> Iterator[dict[str, Any]]:
-    # Links are the same whatever is trained: no class of the user's is needed to measure them.
+    # Links do not depend on the task: user classes are not needed to measure them.
     settings = experiment.model_dump(
         mode="json", exclude={"codec", "overlay", "transfers", "averager", "plan"}
     )
@@ -250,7 +251,7 @@ def _watch(
     total: int,
     on_status: Callable[[ProbeStatus], None],
 ) -> None:
-    """Wait until every call has ended somehow, or had more time than it may need."""
+    """Wait until every call has ended, or has exceeded its time limit."""
     limit_s = _CONNECT_TIMEOUT_S + plan.ramp_for(1.0) + plan.counted_for(1.0) + plan.udp_s
     deadline_s = time.monotonic() + limit_s + 4 * plan.timeout_s
     left = dict(refs)
@@ -261,6 +262,6 @@ def _watch(
         try:
             found = collect(asked, _START_TIMEOUT_S)
         except RegionLostError:
-            continue  # its measurement ends with an error, too
+            continue  # its measurement also ends with an error
         now = tuple((pair, progress) for pair, progress in found.items())
         on_status(ProbeStatus(done + len(refs) - len(left), total, now))

@@ -1,9 +1,9 @@
-"""Shards in other processes: what the primary shard and workers ask of them, and memory layout.
+"""Shards in other processes: requests of the primary shard and of workers, and memory layout.
 
-One table names every operation of the primary shard on the wire, the method that carries it out,
-and how arguments and result travel. `RemoteShard` calls by it, `ShardServer` answers by it.
-Workers push and pull slices through `ShardLinks`. Shared buffers start on a cache line, so vector
-code gives the same bits wherever they come from.
+One table lists every operation of the primary shard on the wire, the method that executes it, and
+the encoding of arguments and result. `RemoteShard` calls by it, `ShardServer` answers by it.
+Workers push and pull slices through `ShardLinks`. Shared buffers start on a cache line, so that
+vectorized code gives the same bits in every process.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ _LINE_BYTES = 64
 
 
 def shared_bytes(count: int) -> int:
-    """Size of the buffer for a slice of ``count`` parameters."""
+    """Return the size of the buffer for a slice of ``count`` parameters."""
     return _offset_bytes(count) + 4 * count
 
 
 def shared_gradient(shared: memoryview, count: int) -> Tensor:
-    """The worker's gradient, fp32 (count,); written by the worker, read by the shard."""
+    """Return the worker's gradient, fp32 (count,); written by the worker, read by the shard."""
     return as_tensor(shared[: 4 * count], count)
 
 
 def shared_parameters(shared: memoryview, count: int) -> Tensor:
-    """The worker's parameters, fp32 (count,); written by the shard, read by the worker."""
+    """Return the worker's parameters, fp32 (count,); written by the shard, read by the worker."""
     start = _offset_bytes(count)
     return as_tensor(shared[start : start + 4 * count], count)
 
 
 def pushed_gradient(conn: LanConnection, payload: memoryview | None, count: int) -> Tensor:
-    """The gradient that a worker pushed, fp32 (count,); `FrameError` if it has another size."""
+    """Return a pushed gradient, fp32 (count,); `FrameError` if it has another size."""
     return as_tensor(payload, count) if conn.shared is None else shared_gradient(conn.shared, count)
 
 
@@ -72,10 +72,10 @@ def parameters_for(
     buffer: memoryview | None = None,
     buffers_B: Tensor | None = None,
 ) -> memoryview | None:
-    """A copy of a slice's parameters, fp32 (S,), for the answer; None if it is in shared memory.
+    """Return a copy of a slice's parameters, fp32 (S,), for the answer; None if in shared memory.
 
-    ``buffer`` is a buffer of that size that is not in use any more; None allocates one. What the
-    model carries, uint8 (B,), goes before them.
+    ``buffer`` is an unused buffer of that size; None allocates one. Model buffers, uint8 (B,),
+    precede the parameters.
     """
     before = 0 if buffers_B is None else buffers_B.numel() // 4
     count = before + params_S.numel()
@@ -95,7 +95,7 @@ def parameters_for(
 def slice_for(
     conn: LanConnection, params_S: Tensor, buffers_B: Tensor | None = None
 ) -> memoryview | None:
-    """The same for a worker whose gradient was used: the buffer that it came in takes them."""
+    """Return the same for a worker whose gradient was applied: its buffer is reused."""
     before_bytes = 0 if buffers_B is None else buffers_B.numel()
     shared = conn.shared is not None
     buffer = None if shared else conn.buffer(before_bytes + 4 * params_S.numel())
@@ -120,7 +120,7 @@ Result: TypeAlias = tuple[Callable[[R], Packed], Callable[[Meta, Payload], R]]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One row of the list.
+    """One row of the table.
 
     Attributes:
         name: on the wire.
@@ -138,7 +138,7 @@ class Operation:
 def _row(
     name: str, run: Callable[[H, *As], R], request: Request[*As], result: Result[R]
 ) -> Operation:
-    """A row whose method, arguments and result fit together."""
+    """Build a row whose method, arguments and result have matching types."""
     return Operation(name, run, request, result)
 
 
@@ -217,7 +217,7 @@ OPERATIONS: Final = (
     _row("params", Shard.live_params, _NOTHING, _PARAMS),
     _row("write_part", HeldShard.write_part, _CHECKPOINT, _PART),
 )
-"""What the primary shard may ask of the others. Workers push and pull slices beside it."""
+"""Operations of the primary shard on the others. Workers push and pull slices separately."""
 _CHANGE: Final = Record(
     Change,
     "version=change",
@@ -246,7 +246,7 @@ class RemoteShard:
     def ask(
         self, operation: Callable[[H, *As], R], *arguments: *As, change: Change | None = None
     ) -> R:
-        """Let the shard's server carry out one of `OPERATIONS`, which its method names."""
+        """Let the shard's server execute the one of `OPERATIONS` that runs this method."""
         row = _BY_METHOD[operation]
         (write, _), (_, read) = row.request, row.result
         asked, payload = write(row.name, *arguments)
@@ -257,7 +257,7 @@ class RemoteShard:
 
 
 def read_change(meta: Meta) -> Change | None:
-    """The change that a request of the primary shard makes; None if it makes none."""
+    """Return the change made by a request of the primary shard; None if it makes none."""
     return _CHANGE.read(meta) if "change" in meta else None
 
 
@@ -278,10 +278,10 @@ class ShardServer:
         self._attempts: dict[int, int] = {}  # of workers
 
     def handle(self, conn: LanConnection, meta: Meta, payload: memoryview | None) -> Packed:
-        """One request; only the one that writes a checkpoint's part takes long."""
+        """Handle one request; only writing a checkpoint's part takes long."""
         if fields.text(meta, "op") == _WRITE.name and conn.hello.get("role") == "primary":
             (_, read), (write, _) = _WRITE.request, _WRITE.result
-            return write(_WRITE.run(self._held, *read(meta, payload)))  # beside all others
+            return write(_WRITE.run(self._held, *read(meta, payload)))  # concurrent with others
         with self._lock:
             shard, region, name = self._held.shard, self._held.region, fields.text(meta, "op")
             if name == "put":
@@ -304,7 +304,7 @@ class ShardServer:
             return write(shard.ask(operation.run, *arguments, change=change))
 
     def _admit(self, conn: LanConnection) -> int:
-        """The rank of a worker, of which a newer incarnation must not have been here."""
+        """Return the rank of a worker; refuses an attempt older than the newest one."""
         worker, attempt = fields.count(conn.hello, "worker"), fields.count(conn.hello, "attempt")
         newest = self._attempts[worker] = max(attempt, self._attempts.get(worker, 0))
         if attempt < newest:
@@ -322,7 +322,7 @@ class ShardLink:
         client: the connection.
         params_S: the worker's parameters of this slice, fp32 (S,).
         grad_S: the worker's gradient of this slice, fp32 (S,).
-        timeout_s: longest wait for others; the shard gives up earlier, see `deadlines`.
+        timeout_s: longest wait for other processes; the shard gives up earlier, see `deadlines`.
     """
 
     def __init__(
@@ -338,7 +338,7 @@ class ShardLink:
         self._shared_params_S = None if shared is None else shared_parameters(shared, count)
 
     def exchange(self, meta: Meta, *, push: bool) -> Meta:
-        """One request that may push the gradient, and always brings the parameters."""
+        """Send a request that may push the gradient, and receive the parameters."""
         answer, payload = self.request(meta, push=push)
         self._take(payload)
         return answer
@@ -350,17 +350,17 @@ class ShardLink:
         )
 
     def fetch(self, pull: Pull) -> None:
-        """Fetch the slice of the version that the primary shard told."""
+        """Fetch the slice of the version that the primary shard announced."""
         self.exchange({"op": "fetch", **pull_meta(pull)}, push=False)
 
-    def share_statistics(self, buffers_B: Tensor) -> None:
-        """Put statistics over all regions to the region's own, once all have told theirs."""
+    def exchange_statistics(self, buffers_B: Tensor) -> None:
+        """Replace local statistics by those over all regions, once all regions have reported."""
         asked: Meta = {"op": "precise"}
         _, payload = self.client.request(asked, as_bytes(buffers_B), timeout_s=self._timeout_s)
         buffers_B.copy_(torch.frombuffer(bytearray(payload or b""), dtype=torch.uint8))
 
     def request(self, meta: Meta, *, push: bool) -> tuple[Meta, memoryview | None]:
-        """One request, which may push the gradient; the answer and what it brings."""
+        """Send a request, which may push the gradient; return the answer and its payload."""
         outgoing = None
         if push and self._shared_grad_S is not None:
             if self._shared_grad_S.data_ptr() != self._grad_S.data_ptr():
@@ -378,10 +378,10 @@ class ShardLink:
 
 
 class ShardLinks:
-    """One worker's connections to all shards, which it uses at the same time.
+    """One worker's connections to all shards, used in parallel.
 
     Attributes:
-        primary: the one that decides.
+        primary: the connection to the primary shard.
 
     Args:
         links: primary first.
@@ -401,7 +401,7 @@ class ShardLinks:
         Args:
             meta: what is asked.
             push: whether it pushes.
-            partition: whose part of the step; None: the worker's own.
+            partition: the part of the step; None: the worker's own.
         """
         if len(self._links) == 1:
             return self.primary.exchange(meta, push=push)
@@ -413,7 +413,7 @@ class ShardLinks:
         return reply
 
     def pull(self, *, judged: bool) -> None:
-        """Fetch the live parameters, or those that an evaluation is about."""
+        """Fetch the live parameters, or those to be evaluated."""
         self.ask({"op": "pull", "judged": judged}, push=False)
 
 
@@ -430,11 +430,11 @@ def dial_shards(
     """Connect one worker to all shards, primary first.
 
     Args:
-        addresses: of the shards.
-        key: of the run.
-        hello: who the worker is.
+        addresses: addresses of the shards.
+        key: key of the run.
+        hello: identity of the worker.
         num_params: P.
-        shared: offers memory of both ends.
+        shared: offers shared memory.
         buffer_floats: model buffers before the primary shard's slice, counted as fp32 values.
         config: of the connections; None for the defaults.
     """
@@ -447,7 +447,7 @@ def dial_shards(
 
 
 def _pieces(num_params: int, shards: int, buffer_floats: int) -> list[tuple[int, int]]:
-    """Where the shards' parts lie in a worker's buffers."""
+    """Return the ranges of the shards' parts in a worker's buffers."""
     slices = [
         (start + buffer_floats, stop + buffer_floats)
         for start, stop in split_sizes(num_params, shards)
@@ -458,10 +458,10 @@ def _pieces(num_params: int, shards: int, buffer_floats: int) -> list[tuple[int,
 def links_over(
     clients: Sequence[LanClient], num_params: int, timeout_s: float, buffer_floats: int = 0
 ) -> tuple[Tensor, Tensor, list[ShardLink]]:
-    """One worker's parameters and gradient, fp32 (P,) each, and its links to all shards.
+    """Return one worker's parameters and gradient, fp32 (P,) each, and its links to all shards.
 
-    The vectors are the shared memory itself if there is one shard. Model buffers, as so many
-    fp32, stands before both.
+    The vectors are the shared memory itself if there is one shard. Model buffers, counted as fp32
+    values, precede both.
     """
     shared, length = clients[0].shared if len(clients) == 1 else None, buffer_floats + num_params
     if shared is None:

@@ -1,6 +1,6 @@
 """The Ray actors of a region's parameter server: thin shells that build it and keep it running.
 
-Ray carries only small control messages to them. Everything big goes over `geo_ray.transport`.
+Ray carries only small control messages; large data uses `geo_ray.transport`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def _host() -> str:
 
 @dataclass(slots=True)
 class _LoadedShard:
-    """A shard at the start of the run, or as a checkpoint or another region has it.
+    """A shard at the start of the run, or from a checkpoint or another region.
 
     Attributes:
         held: the shard.
         start: the initial model, without the parameters of the shard.
-        restored: what else the shard's part of a checkpoint holds: the plain values, and under
+        restored: the rest of the shard's part of a checkpoint: the plain values, and under
             ``"wire"`` the tensors of the exchange.
     """
 
@@ -71,7 +71,7 @@ def _load_shard(spec: RunSpec, region: str, index: int) -> _LoadedShard:
     shard = build_shard(experiment, place, index, start.params_P, groups, given=True)
     held = HeldShard(shard, region, index, spec.places)
     start = start.without_parameters()  # the shard has its slice
-    give_back_memory()  # the module that these came from
+    give_back_memory()  # of the module
     spec.places.prepare(region)
     if spec.resume is None:
         return _LoadedShard(held, start, {})
@@ -84,13 +84,13 @@ def _load_shard(spec: RunSpec, region: str, index: int) -> _LoadedShard:
 def _begin_as(
     spec: RunSpec, held: HeldShard, transferred: TransferredState, bridge: Any
 ) -> dict[str, Any]:
-    """Let a shard begin as the copy that is handed over; what the primary shard's part holds.
+    """Initialize a shard from a transferred copy; return the contents of the primary's part.
 
     Args:
         spec: the run.
         held: the shard.
         transferred: the copy.
-        bridge: its own region's, which fetches it.
+        bridge: the bridge of its region, which fetches it.
     """
     part = next(
         p for p in transferred.parts if p.name == shard_part_name(transferred.donor, held.index)
@@ -114,15 +114,15 @@ def _begin_as(
 
 @dataclass(slots=True)
 class _ServingPrimary:
-    """A primary shard that serves.
+    """A serving primary shard.
 
     Attributes:
-        key: of the region's sockets.
-        event_buffer: what happens in the region.
-        shard: carries out the effects of the region's server.
+        key: key of the region's sockets.
+        event_buffer: events of the region.
+        shard: executes the effects of the region's server.
         lan: where workers connect.
-        pool: uses all shards of the region at the same time.
-        final: vectors of the final model, once they are asked for.
+        pool: accesses all shards of the region in parallel.
+        final: vectors of the final model, once requested.
     """
 
     key: bytes
@@ -202,12 +202,12 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
     def start(
         self, origin_unix_s: float, bridge: Address | None, others: list[Address], lan_key: bytes
     ) -> Address:
-        """Connect to the region's other parts and begin to serve workers, on the run's clock.
+        """Connect to the region's other parts and serve workers, on the run's clock.
 
         Args:
-            origin_unix_s: when that began.
-            bridge: where the region's bridge is; None if the region is alone.
-            others: where its other shards are, in order.
+            origin_unix_s: wall-clock time of the clock's origin.
+            bridge: address of the region's bridge; None if there is one region only.
+            others: addresses of its other shards, in order.
             lan_key: key of the region's sockets, sealed for this process.
 
         Returns:
@@ -230,7 +230,7 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         )
         if loaded.restored:
             server.restore(loaded.restored["control"], loaded.restored["wire"])
-            loaded.restored = {}  # it may hold a payload as large as the model
+            loaded.restored = {}  # it may contain a payload as large as the model
         bridge_client = None if bridge is None else self._dial_bridge(key, bridge)
         writers = [RemoteShard(self._dial(key, address), timeout_s) for address in others]
         limit_s = wait_limit_s(experiment.train)
@@ -240,20 +240,20 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         return lan.address
 
     def pause(self, is_paused: bool) -> None:
-        """Let workers begin no more steps, or again."""
+        """Stop workers from beginning steps, or allow it again."""
         self._serving.shard.pause(is_paused)
 
     def use_bridge(self, bridge: Address) -> None:
-        """Continue with a new bridge: the one before is lost.
+        """Continue with a new bridge: the previous one is lost.
 
         Args:
-            bridge: where it is.
+            bridge: its address.
         """
         serving = self._serving
         serving.shard.use_bridge(self._dial_bridge(serving.key, bridge))
 
     def _dial_bridge(self, key: bytes, bridge: Address) -> LanClient:
-        # Memory that both see holds an update, then its answer.
+        # Shared memory, for an update and then its answer.
         return self._dial(key, bridge, shared_bytes=4 * self._spec.num_params)
 
     def _dial(self, key: bytes, address: Address, *, shared_bytes: int = 0) -> LanClient:
@@ -276,10 +276,10 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         return self._serving.shard.status()
 
     def poll(self, token: int = 0) -> dict[str, Any]:
-        """State and new events, for a run actor.
+        """Return state and new events to a run actor.
 
         Raises:
-            LeaseLostError: a later one has asked.
+            LeaseLostError: a later run actor has attached.
         """
         self._fence.check(token)
         if self._is_starting:
@@ -287,30 +287,30 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         return {"status": self._serving.shard.status(), **self._serving.event_buffer.news()}
 
     def stop(self) -> None:
-        """Finish after the present step; for a region that is alone."""
+        """Finish after the current step; for a single region."""
         self._serving.shard.stop()
 
     def lose_worker(self, worker: int, attempt: int) -> None:
-        """Forget an incarnation of a worker that has ended; its connection may still be open."""
+        """Forget a worker's attempt that has ended; its connection may still be open."""
         self._serving.shard.lose(worker, attempt)
 
     def drain_worker(self, worker: int) -> None:
         """Release a worker between two steps."""
         self._serving.shard.drain(worker)
 
-    def cut(self, checkpoint: int, halt: bool) -> None:
+    def snapshot(self, checkpoint: int, halt: bool) -> None:
         """Copy the region's state for a checkpoint that has begun."""
-        self._serving.shard.cut(checkpoint, halt=halt)
+        self._serving.shard.snapshot(checkpoint, halt=halt)
 
     def use_statistics(self, model_buffers: bytes) -> None:
-        """Take the final model's buffers, with statistics over all regions."""
+        """Set the final model buffers, with statistics over all regions."""
         self._serving.shard.use_statistics(model_buffers)
 
     def write_model(self, whole: bool) -> tuple[PartInfo | None, str]:
-        """Write the region's parameters as one vector, and the model's buffers; for the run's end.
+        """Write the region's parameters as one vector, and the model buffers, at the run's end.
 
         Args:
-            whole: whether a file is wanted; else nothing is written.
+            whole: whether to write a file.
 
         Returns:
             The file's fingerprint, and the digest of the parameters.
@@ -326,7 +326,7 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         return part, digest(tensors["params"])
 
     def model_bytes(self) -> tuple[dict[str, int], str]:
-        """Describe the final model for a run actor that takes it piece by piece, without a store.
+        """Describe the final model for a run actor that fetches it in pieces, without a store.
 
         Returns:
             Bytes of each vector, as for `write_model`; the digest of the parameters.
@@ -340,19 +340,19 @@ class PrimaryActor(_ServerActor[_ServingPrimary]):
         )
 
     def model_piece(self, name: str, start: int, stop: int) -> bytes:
-        """Give bytes of one vector of the final model; see `model_bytes`."""
+        """Return bytes of one vector of the final model; see `model_bytes`."""
         whole = self._serving.final_model()[name]
         return whole.view(torch.uint8)[start:stop].numpy().tobytes()
 
     def _release(self, served: _ServingPrimary | None) -> None:
-        for client in self._clients:  # also those of a start that failed
+        for client in self._clients:  # includes those of a failed start
             client.close()
         if served is not None:
             served.close()
 
 
 class ShardServerActor(_ServerActor[LanServer]):
-    """One more shard of a region."""
+    """A secondary shard of a region."""
 
     def attend(self, token: int) -> dict[str, Any]:
         """See `BridgeActor.attend`."""
@@ -360,10 +360,10 @@ class ShardServerActor(_ServerActor[LanServer]):
         return {}
 
     def poll(self, token: int = 0) -> dict[str, Any]:
-        """A sign of life; the primary shard reports what happens.
+        """Return a heartbeat; the primary shard reports the events.
 
         Raises:
-            LeaseLostError: a later run actor has asked.
+            LeaseLostError: a later run actor has attached.
         """
         self._fence.check(token)
         return {"status": {}, "events": []}

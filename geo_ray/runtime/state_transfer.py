@@ -1,10 +1,10 @@
-"""Carries the copy of a region's state to a newcomer, from bridge to bridge.
+"""Transfers the copy of a region's state to a joining region, from bridge to bridge.
 
-The newcomer asks for one piece after the other, a few ahead, so nobody holds more of the copy than
-these; they go on the background lane, so whatever else the regions say overtakes them.
+The joining region requests the pieces in order, a few ahead, so no process holds more of the copy
+than these. They use the background lane, so other messages overtake them.
 
-    newcomer's server ── CarriedParts ──▶ its bridge ── copy_wanted ──▶ giver's bridge ──▶ giver's
-                      ◀──  piece  ────────────────── ◀── copy_piece ──────────────────── servers
+    joining server ── StreamedParts ──▶ its bridge ── copy_wanted ──▶ donor's bridge ──▶ donor's
+                  ◀──  piece  ───────────── ◀── copy_piece ──────────────────────── servers
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class PieceReader(Protocol):
     """Reads pieces of files."""
 
     def __call__(self, file: str, offset: int, num_bytes: int, /) -> bytes:
-        """Return a piece of a file, of so many bytes at most.
+        """Return a piece of a file, of at most that many bytes.
 
         Raises:
-            GeoRayError: the piece is not there.
+            GeoRayError: the piece is not available.
         """
         ...
 
@@ -60,7 +60,7 @@ class Sender(Protocol):
 
 
 class ComingPiece(Protocol):
-    """A piece that was asked for."""
+    """A requested piece."""
 
     def __call__(self) -> bytes:
         """Wait for the piece and return it."""
@@ -68,15 +68,15 @@ class ComingPiece(Protocol):
 
 
 class PieceFetcher(Protocol):
-    """Asks another machine for pieces of files."""
+    """Requests pieces of files from another machine."""
 
     def __call__(self, file: str, offset: int, num_bytes: int, /) -> ComingPiece:
-        """Ask for a piece; calling the result waits for it."""
+        """Request a piece; calling the result waits for it."""
         ...
 
 
 class Closer(Protocol):
-    """Ends a connection."""
+    """Closes a connection."""
 
     def __call__(self) -> None:
         """End it."""
@@ -89,7 +89,7 @@ def keep_open() -> None:
 
 @dataclass(slots=True)
 class CopyTransfer:
-    """A bridge's part of it, for both sides.
+    """A bridge's end of the transfer, for both directions.
 
     Attributes:
         send: sends messages to other regions.
@@ -104,19 +104,19 @@ class CopyTransfer:
     )
 
     def serve(self, reader: PieceReader) -> None:
-        """Give pieces of a copy to whoever asks from now on; what was lent before is not any more.
+        """Serve pieces of a copy from now on, instead of any previous copy.
 
         Args:
-            reader: raises a `GeoRayError` for what it does not have.
+            reader: raises a `GeoRayError` for a missing piece.
         """
         self._reader = reader
 
     def fetch(self, donor: str, file: str, offset: int, num_bytes: int) -> bytes:
-        """A piece that another region lends; blocks.
+        """Fetch a piece from another region; blocks.
 
         Raises:
-            LinkDownError: it did not come within a minute.
-            GeoRayError: the other region cannot give it.
+            LinkDownError: it did not arrive within a minute.
+            GeoRayError: the other region cannot provide it.
         """
         number, wanted = next(self._numbers), Future[bytes]()
         self._wanted[number] = donor, wanted
@@ -126,7 +126,7 @@ class CopyTransfer:
             return wanted.result(_UNANSWERED_S)
         except LateError as error:
             raise LinkDownError(
-                f"region '{donor}' gave nothing of {file} for {_UNANSWERED_S:g} s"
+                f"region '{donor}' sent nothing of {file} for {_UNANSWERED_S:g} s"
             ) from error
         finally:
             self._wanted.pop(number, None)
@@ -136,10 +136,10 @@ class CopyTransfer:
         return {_WANTED: self._on_wanted, _PIECE: self._on_piece, _REFUSED: self._on_refused}
 
     def close(self) -> None:
-        """Whoever waits for a piece is told."""
+        """End all waits for a piece with an error."""
         self._readers.shutdown(wait=False, cancel_futures=True)
         for _, wanted in list(self._wanted.values()):
-            with suppress(Exception):  # it is there by now
+            with suppress(Exception):  # it has just arrived
                 wanted.set_exception(LinkDownError("the bridge closes"))
 
     def _on_wanted(self, peer: str, message: Message) -> None:
@@ -160,7 +160,7 @@ class CopyTransfer:
             reply = Message(_REFUSED, refusal_meta(0, error) | about, b"", _TRAFFIC, CONTROL)
         try:
             self.send(peer, reply)
-        except GeoRayError as error:  # then it asks no more
+        except GeoRayError as error:  # the other region stops asking
             _log.warning("region '%s' was not given a piece of %s: %s", peer, file, error)
 
     def _on_piece(self, peer: str, message: Message) -> None:
@@ -171,7 +171,7 @@ class CopyTransfer:
 
     def _end(self, peer: str, message: Message, reply: bytes | GeoRayError) -> None:
         donor, wanted = self._wanted.get(fields.count(message.meta, "number"), ("", None))
-        if wanted is None or wanted.done() or donor != peer:  # nobody waits for it any more
+        if wanted is None or wanted.done() or donor != peer:  # no longer awaited
             return
         if isinstance(reply, bytes):
             wanted.set_result(reply)
@@ -180,10 +180,10 @@ class CopyTransfer:
 
 
 def answer_of(asked: Any, timeout_s: float | None = None) -> Any:
-    """What another actor answers.
+    """Return the answer of another actor.
 
     Raises:
-        GeoRayError: what that raised.
+        GeoRayError: the error that it raised.
         LinkDownError: it is gone, or did not answer in time.
     """
     try:
@@ -196,12 +196,12 @@ def answer_of(asked: Any, timeout_s: float | None = None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class StreamedParts:
-    """A `PartSource` of what lies on another machine, and comes by pieces.
+    """A `PartSource` on another machine, read in pieces.
 
     Attributes:
-        donor: who lends, for messages.
-        fetch: begins to fetch a piece (file, offset, bytes); calling what it gives waits for it.
-        ahead: how many are asked for at once.
+        donor: name of the source, for messages.
+        fetch: starts to fetch a piece (file, offset, bytes); calling the result waits for it.
+        ahead: number of concurrent requests.
         close: called when a file is closed.
     """
 
@@ -215,9 +215,9 @@ class StreamedParts:
         return f"{file} of {self.donor}"
 
     def open(self, file: str, num_bytes: int | None = None) -> io.RawIOBase:
-        """See `PartSource.open`; pieces are asked for as they are read."""
+        """See `PartSource.open`; pieces are requested as they are read."""
         if num_bytes is None:
-            raise CheckpointCorruptError(f"{self.name_of(file)}: its size is not known")
+            raise CheckpointCorruptError(f"{self.name_of(file)}: its size is unknown")
         return _CarriedFile(self, file, num_bytes)
 
 

@@ -43,11 +43,11 @@ _POLL_EVERY_S: Final = 0.1
 
 @dataclass(slots=True)
 class _Loaded:
-    """What a worker has before it trains.
+    """The loaded contents of a worker.
 
     Attributes:
         task: its task.
-        module: its model; None once it trains, when the parameters lie in the buffers.
+        module: its model; None while it trains, when the parameters are in the buffers.
     """
 
     task: Task
@@ -57,14 +57,14 @@ class _Loaded:
 class WorkerActor(RunActor[_Loaded, WorkerLoop]):
     """One worker.
 
-    It serves while its loop runs and is halted afterwards. A parameter server that replaces a lost
-    one loads it again.
+    It is `SERVING` while its loop runs and `HALTED` afterwards. A parameter server that replaces a
+    lost one makes it load again.
 
     Args:
         spec: the run.
         region: this region.
         rank: its number in the region.
-        attempt: its incarnation.
+        attempt: its attempt.
     """
 
     def __init__(self, spec: RunSpec, region: str, rank: int, attempt: int) -> None:
@@ -79,14 +79,14 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
         return Introduction(self._receiver.public)
 
     def ready(self) -> set[str] | None:
-        """Load the task and make its model; the first worker of a region also tries it on rows.
+        """Load the task and build its model; the first worker of a region also tries it on rows.
 
         Returns:
-            Names of metrics that these rows have; None from other workers, and of rows that the
-            run actor wrote and tried.
+            Names of the metrics of these rows; None from other workers, and for rows that the run
+            actor generated and tried.
         """
         experiment, task = self._spec.experiment, self._load_task()
-        # Servers make theirs at the same time.
+        # Servers build their models at the same time.
         self._load(_Loaded(task, checked_model(task, experiment.seed)))
         if self._rank > 0 or self._attempt > 1 or experiment.data.generate is not None:
             return None
@@ -99,7 +99,7 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
         return os.getpid()
 
     def doing(self) -> str:
-        """Return what the worker is doing, for a run actor that waits for it."""
+        """Return the current activity, for a waiting run actor."""
         return "starting" if self._is_starting else self._serving.doing
 
     def node_id(self) -> str:
@@ -110,7 +110,7 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
         """Work until the parameter server releases this worker.
 
         Args:
-            shards: where the region's shards are, the primary one first.
+            shards: addresses of the region's shards, the primary one first.
             lan_key: key of the region's sockets, sealed for this process.
 
         Returns:
@@ -121,7 +121,7 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
             if self._state is ActorState.CREATED:  # it replaces a lost worker
                 self._load(_Loaded(self._load_task()))
             steps = self._run(shards, lan_key)
-        except Exception as error:  # of any class: a run actor that comes later gets it, too
+        except Exception as error:  # of any class: a later run actor must receive it, too
             outcome.set_exception(error)
             raise
         finally:
@@ -130,10 +130,10 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
         return steps
 
     def outcome(self, token: int) -> int:
-        """Wait for what `run` returns or raises, for a run actor that did not call it.
+        """Wait for the outcome of `run`, for a run actor that did not call it.
 
         Raises:
-            LeaseLostError: a later run actor has asked.
+            LeaseLostError: a later run actor has attached.
         """
         self._fence.check(token)
         while not self._outcome.done():
@@ -152,7 +152,7 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
                 client.close()
 
     def _open_rows(self) -> tuple[RegionReader, RegionReader]:
-        """The region's training stream, and its held-out rows."""
+        """Open the region's training stream, and its held-out rows."""
         experiment, manifest = self._spec.experiment, load_manifest(self._spec.manifest_address)
         readers = open_readers(experiment, manifest, self._region, self._here(manifest))
         for reader in readers:
@@ -179,7 +179,7 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
         module, loaded.module = loaded.module, None
         worker = build_worker(experiment, self._region, loaded.task, params_P, grad_P, module)
         del module
-        give_back_memory()  # its parameters lie in the buffers now
+        give_back_memory()  # the parameters are in the buffers now
         name = f"worker {self._rank} of region '{self._region}'"
         check_constants(worker.constants, spec.constants, name)
         candidates = Candidates.of(experiment, Path(spec.run_dir))
@@ -205,10 +205,10 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
         return load_task(spec.experiment.task, spec.here)
 
     def _here(self, manifest: Manifest) -> str:
-        """The region that this process really runs in, by its node's label.
+        """Return the region that this process runs in, from its node's label.
 
         Raises:
-            ResidencyDeniedError: if the node has no such label.
+            ResidencyDeniedError: the node has no such label.
         """
         labels = ray.get_runtime_context().get_node_labels()
         here = labels.get(REGION_LABEL)

@@ -117,7 +117,7 @@ class WorkerLoop:
         before_B = worker.buffers_B.clone()
         if work.done and evals.statistics and worker.has_statistics:
             worker.make_precise([self._ahead.take([span])[0] for span in evals.statistics])
-            self._links.primary.share_statistics(worker.buffers_B)
+            self._links.primary.exchange_statistics(worker.buffers_B)
         stats, rows = worker.evaluate_all(self._heldout.scan(evals.rows))
         if evals.note is not None:
             model = evals.note(work.version, worker.params_P, worker.buffers_B, work.done)

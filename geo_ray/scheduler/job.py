@@ -234,7 +234,7 @@ class ClusterJob:
         rows: work, in rows of steps of its own batch.
         demands: what its processes need.
         speed: how fast it is.
-        utility: what it is worth.
+        utility: its utility.
         data: share of its data by number of region: rows are computed where they lie; empty: they
             lie everywhere.
         tenant: whose it is.

@@ -207,7 +207,7 @@ class ScheduleOutcome:
         utility: total utility of all jobs.
         completion: completion times.
         ended: number of jobs that ended.
-        turned_away: number of jobs rejected on arrival.
+        rejected: number of jobs rejected on arrival.
         no_schedule: number of rejected jobs without a feasible schedule.
         makespan_s: until the last end.
         utilisation: fraction in use.
@@ -219,7 +219,7 @@ class ScheduleOutcome:
     utility: float
     completion: CompletionTimes
     ended: int
-    turned_away: int
+    rejected: int
     no_schedule: int
     makespan_s: float
     utilisation: float
@@ -331,7 +331,7 @@ def cells(name: str, outcome: ScheduleOutcome) -> list[str]:
         f"{outcome.utilisation:.0%}",
         f"{outcome.fairness:.2f}",
         str(outcome.ended),
-        str(outcome.turned_away)
+        str(outcome.rejected)
         + (f" ({outcome.no_schedule} without a schedule)" if outcome.no_schedule else ""),
         f"{outcome.usd:.2f}",
         f"{outcome.decision_s * 1e3:.1f} ms",

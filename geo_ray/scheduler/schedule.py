@@ -176,7 +176,7 @@ def _one(schedule: ClusterSchedule, use: SlotUse) -> Iterator[str]:
 
 
 def _books(schedule: ClusterSchedule, done: dict[str, float]) -> Iterator[str]:
-    turned_away = {one.job for one in schedule.admissions if not one.is_admitted}
+    rejected = {one.job for one in schedule.admissions if not one.is_admitted}
     for name, job in schedule.jobs.items():
         rows, is_done = done.get(name, 0.0), name in schedule.finished_s
         enough = rows >= job.rows * (1 - _EPS)
@@ -186,5 +186,5 @@ def _books(schedule: ClusterSchedule, done: dict[str, float]) -> Iterator[str]:
             yield f"{name} did {rows} of {job.rows} rows"
         if enough and not is_done:
             yield f"{name} has completed its work without an end"
-        if name in turned_away and rows:
+        if name in rejected and rows:
             yield f"{name} was rejected but completed {rows} rows"

@@ -78,7 +78,7 @@ class RegionOffers:
     egress_usd_per_gb_GG: Floats
 
 
-def made_up_cluster(
+def generated_cluster(
     shape: LoadShape, seed: int, offers: RegionOffers | None = None
 ) -> SharedCluster:
     """Return a generated cluster.
@@ -135,7 +135,7 @@ def made_up_cluster(
     return SharedCluster(sites, RESOURCES, shape.slot_s, capacity, usd, net)
 
 
-def made_up_jobs(shape: LoadShape, seed: int) -> list[ClusterJob]:
+def generated_jobs(shape: LoadShape, seed: int) -> list[ClusterJob]:
     """Return generated jobs.
 
     With several regions, a third of the jobs have their data in one region, a third in two regions
@@ -200,7 +200,8 @@ def book_offers(book: PriceBook, machine: str, regions: Sequence[str]) -> Region
         raise ScheduleInputError("no region is given, or one is given twice")
     usd = [book.usd_of_hours(book.instance(cloud, name, type_), 1.0) for name in regions]
     spot = [
-        _spot_usd(book, cloud, name, type_, dear) for name, dear in zip(regions, usd, strict=True)
+        _spot_usd(book, cloud, name, type_, on_demand_usd)
+        for name, on_demand_usd in zip(regions, usd, strict=True)
     ]
     egress = np.array(
         [
@@ -212,9 +213,9 @@ def book_offers(book: PriceBook, machine: str, regions: Sequence[str]) -> Region
     return RegionOffers(tuple(regions), machine_R, np.array(usd), np.array(spot), egress)
 
 
-def _spot_usd(book: PriceBook, cloud: str, region: str, type_: str, dear: float) -> float:
+def _spot_usd(book: PriceBook, cloud: str, region: str, type_: str, on_demand_usd: float) -> float:
     """Return the spot price, or the on-demand price if there is none."""
     try:
         return book.usd_of_hours(book.instance(cloud, region, type_, "spot"), 1.0)
     except PriceUnknownError:
-        return dear
+        return on_demand_usd

@@ -29,7 +29,7 @@ class Scheduler:
         heapq.heappush(self._queue, (max(when_s, self.now_s), next(self._number), callback))
 
     def idly_at(self, when_s: float, callback: Callable[[], None]) -> None:
-        """The same, but only if something else is left to happen by then."""
+        """Schedule a call that runs only if other events remain by then."""
         number = next(self._number)
         self._idle.add(number)
         heapq.heappush(self._queue, (max(when_s, self.now_s), number, callback))
@@ -47,7 +47,7 @@ class Scheduler:
         self._holds -= 1
 
     def run(self) -> None:
-        """Go on until nothing is left to happen."""
+        """Run until no event remains."""
         while len(self._queue) > (0 if self._holds else len(self._idle)):
             when_s, number, callback = heapq.heappop(self._queue)
             self._idle.discard(number)

@@ -52,7 +52,7 @@ from geo_ray.transport.uploads import (
 )
 from geo_ray.transport.wire.fields import Meta
 
-_TICK_S: Final = 0.01  # datagrams of one tick arrive together
+_TICK_S: Final = 0.01  # datagrams of one tick arrive at the same time
 
 
 class ExchangeHost(Protocol):
@@ -74,7 +74,7 @@ class ExchangeHost(Protocol):
         """Commits of the averager so far."""
 
     def is_done(self, name: str) -> bool:
-        """Whether a region has ended its training."""
+        """Tell whether a region has finished training."""
 
 
 @dataclass(slots=True)
@@ -92,15 +92,15 @@ class _Held:
 
 
 class SimLossy:
-    """The road of lossy blocks from every region to the averager.
+    """Lossy blocks from every region to the averager.
 
     Args:
-        codec: what the run is configured with.
+        codec: configured codec.
         num_params: P.
-        network: its links.
+        network: links.
         scheduler: virtual time.
-        averager_region: the averager's region.
-        host: tells whether a region has finished; then its blocks need not flow.
+        averager_region: averager's region.
+        host: tells whether a region has finished; its blocks are then not needed.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SimLossy:
         self.books: dict[str, LossyReceiver] = {}
 
     def recall(self, name: str, wire: RegionWire) -> None:
-        """The next update comes: what has not left goes with it."""
+        """Stop sending a region's blocks, because its next update contains the rest."""
         flow = self._flows.pop(name, None)
         if flow is not None:
             wire.unsent(flow.update.seq, flow.next_rank)
@@ -148,7 +148,7 @@ class SimLossy:
             self._scheduler.at(acknowledged_s, partial(self._tick, name, flow))
 
     def arrive(self, update: UpdateMessage) -> None:
-        """Complete an update, now or when its grace is over, and go on with it."""
+        """Complete an update, now or when its grace period is over, and take it in."""
         books = self._of(update.region)
         missing = books.begin(update) if self._codec.grace_s else 0
         if missing <= 0:
@@ -158,7 +158,7 @@ class SimLossy:
         self._scheduler.after(self._codec.grace_s, partial(self._release, held))
 
     def attach(self, reply: ReplyMessage) -> ReplyMessage:
-        """The reply with what is to be told of lossy blocks."""
+        """Return the reply with the report of lossy blocks."""
         books = self._of(reply.to)
         if reply.dropped:
             books.void(reply.seq)
@@ -166,12 +166,12 @@ class SimLossy:
         return replace(reply, lossy=books.report(reply.seq))
 
     def export(self, last: Callable[[str], tuple[int, int]]) -> dict[str, object]:
-        """What a checkpoint must know of the books, by region; see `LossyReceiver.export`."""
+        """Return the accounting for a checkpoint, by region; see `LossyReceiver.export`."""
         found = {region: books.export(last(region)) for region, books in self.books.items()}
         return {region: state for region, state in found.items() if state is not None}
 
     def restore(self, saved: object) -> None:
-        """Become what `export` saved."""
+        """Restore the result of `export`."""
         if isinstance(saved, dict):
             for region, state in saved.items():
                 self._of(region).restore(state)
@@ -180,7 +180,7 @@ class SimLossy:
         return self.books.setdefault(region, LossyReceiver(self._codec, self._num_params))
 
     def _tick(self, name: str, flow: _Flow) -> None:
-        """Send what the link takes until the next tick."""
+        """Send as many datagrams as the link takes until the next tick."""
         if self._flows.get(name) is not flow or self._host.is_done(name):
             return
         now_s, network, leader = self._scheduler.now_s, self._network, self._averager_region
@@ -224,14 +224,14 @@ class SimLossy:
 
 
 class SimTurns:
-    """Senders and the averager's upload server at once.
+    """Senders and the averager's upload server in one.
 
     Args:
-        config: how transfers take turns.
-        averager_region: the averager's region.
+        config: configuration of upload scheduling.
+        averager_region: averager's region.
         scheduler: virtual time.
-        network: says how far away regions are.
-        host: ships updates, which it hands to `arrived` when they are there, and has the averager.
+        network: round trips between regions.
+        host: sends updates, passes them to `arrived` on arrival, and has the averager.
     """
 
     def __init__(
@@ -333,14 +333,14 @@ class _Round:
 
 
 class SimOverlay:
-    """All regions' ends of the overlay, and the coordinator beside the averager.
+    """All regions' overlay nodes, and the coordinator next to the averager.
 
     Args:
-        experiment: its ``overlay`` and ``strategy`` fit, see `check_overlay`.
+        experiment: experiment with a valid ``overlay``, see `check_overlay`.
         num_params: P.
-        network: its links.
+        network: links.
         scheduler: virtual time.
-        host: takes in updates, whose answers come to `answered`, and hands regions theirs.
+        host: receives updates, and passes answers to `answered` and to the regions.
     """
 
     def __init__(
@@ -370,7 +370,7 @@ class SimOverlay:
                 node.set_rtt(peer, self._delay_s(node.me, peer) + self._delay_s(peer, node.me))
         self._rounds: dict[int, _Round] = {}
         self._committed = 0
-        self._flying = 0  # messages and parts under way
+        self._flying = 0  # messages and parts in flight
         self._wakes_s: float | None = None
         self._tick_s = tick_s(config)
         self._is_ticking = False
@@ -395,7 +395,7 @@ class SimOverlay:
     # ------------------------------------------------------------------ what goes out
 
     def _settle(self, *changed: int) -> None:
-        """Carry what regions, and the coordinator, have to say after something has changed."""
+        """Deliver all messages of nodes and coordinator after a change."""
         todo = sorted(set(changed) | {self._leader})
         while todo:
             node = self._nodes[todo.pop(0)]
@@ -411,7 +411,7 @@ class SimOverlay:
         self._wake()
 
     def _hand_out(self, src: int, out: list[tuple[int, ControlMessage]]) -> set[int]:
-        """Say what is to be said; whom it has reached already, being in the same region."""
+        """Send messages; returns the nodes in the same region, which they reach at once."""
         reached = set()
         while out:
             dst, message = out.pop(0)
@@ -430,18 +430,18 @@ class SimOverlay:
             self._nodes[dst].on_message(src, message, self._time.now_s)
 
     def _send_parts(self, node: Node) -> None:
-        """One to each region in turn, as long as there are any."""
+        """Send parts round-robin over the receivers, as long as there are any."""
         targets = node.targets()
         while targets:
             more = []
             for peer in targets:
                 part = node.next_part(peer, self._time.now_s)
                 if part is not None:
-                    self._carry(node.me, peer, part)
+                    self._send_part(node.me, peer, part)
                     more.append(peer)
             targets = more
 
-    def _carry(self, src: int, dst: int, part: SegmentPart) -> None:
+    def _send_part(self, src: int, dst: int, part: SegmentPart) -> None:
         traffic = "update" if part.phase == SUM else "reply"
         here, there, size_bytes = self._names[src], self._names[dst], len(part.data)
         arrival_s = self._network.arrival_s(self._time.now_s, here, there, size_bytes, traffic)
@@ -495,7 +495,7 @@ class SimOverlay:
         if not entry.replies:
             del self._rounds[done.rnd]
         self._time.let_go()
-        # Not in the middle of a round's bookkeeping: the region may go on, and speak, at once.
+        # Deferred, since the region may continue and send at once, in the middle of this round.
         self._time.after(0.0, partial(self._host.deliver, reply))
 
     # ------------------------------------------------------------------ time
@@ -508,7 +508,7 @@ class SimOverlay:
             self._fly(wakes_s, tick, self._leader)
 
     def _tick(self) -> None:
-        """Look for transfers that make no progress, as long as there are any."""
+        """Look for stalled transfers, as long as there are any transfers."""
         if self._is_ticking:
             return
         self._is_ticking = True

@@ -9,17 +9,17 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.transport.emulation import build_links
 
 FRAME_BYTES = 256
-"""What header, meta data and acknowledgement of one message add to its payload, about."""
+"""Approximate bytes of one message's header, metadata and acknowledgement."""
 
 DATAGRAM_BYTES = 92
-"""What headers and authentication add to the blocks in a datagram, about."""
+"""Approximate bytes of a datagram's headers and authentication."""
 
 
 class Network:
-    """When a message arrives, and what has crossed each link.
+    """Arrival times of messages, and traffic of each link.
 
     Args:
-        experiment: its ``emulate`` section describes the links; without one messages take no time.
+        experiment: its ``emulate`` section describes the links; without it, messages take no time.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -28,7 +28,7 @@ class Network:
         self._cuts: list[tuple[frozenset[str], float, float]] = []
 
     def cut(self, a: str, b: str, from_s: float, until_s: float) -> None:
-        """Let nothing pass between two regions meanwhile; what is on its way comes afterwards."""
+        """Partition two regions for a time; messages in flight arrive afterwards."""
         self._cuts.append((frozenset((a, b)), from_s, until_s))
 
     def arrival_s(
@@ -59,6 +59,6 @@ class Network:
         return 0.0 if link is None else link.free_at_s
 
     def delay_s(self, src: str, dst: str) -> float:
-        """One way on an empty link."""
+        """Return the one-way delay of an empty link."""
         link = self._links.get((src, dst))
         return 0.0 if link is None else link.spec.delay_s

@@ -44,7 +44,7 @@ from geo_ray.training.state_guard import StateChange
 from geo_ray.training.worker import LocalStepsWorker, StepResult, Worker, coded_step
 
 MANY: Final = 16
-"""From how many workers on gradients are computed together."""
+"""Number of workers from which on gradients are computed in batches."""
 
 _MOST_FLOATS: Final = 2**22  # parameters in one batch; beyond that nothing is gained
 _LOGGER = logging.getLogger(__name__)
@@ -52,15 +52,15 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class PendingGradient:
-    """A gradient that was asked for.
+    """A requested gradient.
 
     Attributes:
-        worker: whose it is.
-        params_P: where it is wanted, fp32 (P,); not changed any more.
-        columns: the rows.
-        span: their position in the region's stream.
-        grad_P: the gradient, fp32 (P,), once the result is there.
-        result: what came out.
+        worker: worker.
+        params_P: parameters, fp32 (P,); read-only.
+        columns: rows.
+        span: position of the rows in the region's stream.
+        grad_P: gradient, fp32 (P,), once computed.
+        result: result, once computed.
     """
 
     worker: Worker
@@ -101,11 +101,11 @@ class Gradients:
     def finish(
         self, work: PendingGradient, again: Callable[[], StepResult]
     ) -> tuple[StepResult, Tensor]:
-        """What `work` gave, and its gradient, fp32 (P,).
+        """Return the result of `work`, and its gradient, fp32 (P,).
 
         Args:
-            work: of `ask`.
-            again: computes it alone, for a model that cannot be batched.
+            work: result of `ask`.
+            again: computes the gradient alone, for models that cannot be batched.
         """
         if work.result is None and self.works:
             self._compute()
@@ -120,7 +120,8 @@ class Gradients:
             try:
                 self._batched(some)
             except Exception as error:
-                # Whatever is wrong with the task itself is said, by name, when it computes alone.
+                # An error of the task itself is raised, by name, when the gradient is computed
+                # alone.
                 _LOGGER.info("gradients are computed one after another: %s", error)
                 self.works = False
                 self._waiting.clear()
@@ -198,7 +199,7 @@ class RegionHost(Protocol):
     """The simulated run, as its regions report to it."""
 
     def send(self, name: str, send: SendUpdate) -> None:
-        """An update of a region is on its way to the averager."""
+        """Send a region's update to the averager."""
 
     def stepped(self, name: str, done: StepDone, began_s: float) -> None:
         """A step was applied, whose computation began at ``began_s``."""
@@ -206,33 +207,33 @@ class RegionHost(Protocol):
     def evaluated(
         self, name: str, step: int, totals: Stats, rows: int, last: bool, model: str | None
     ) -> None:
-        """A worker has evaluated.
+        """Record a worker's evaluation.
 
         Args:
-            name: of the region.
-            step: of the evaluated parameters.
+            name: region.
+            step: step of the evaluated parameters.
             totals: sums of its statistics.
-            rows: behind them.
-            last: whether they are the last ones.
-            model: digest of the evaluated parameters, if it is told.
+            rows: evaluated rows.
+            last: whether it is the last evaluation.
+            model: digest of the evaluated parameters, if known.
         """
 
     def saved(self, name: str, primary: Snapshot, shards: list[ShardState]) -> None:
-        """The parts of a checkpoint are there: of the server, and of each shard."""
+        """Add a region's parts to a checkpoint: the server's and each shard's."""
 
     def on_state_transfer(
         self, donor: str, on_state_transfer: Snapshot, shards: list[ShardState]
     ) -> None:
-        """The copy of a region's state that joining regions begin with is there."""
+        """Send the copy of a donor's state to the joining regions."""
 
     def precise(self, name: str, buffers_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
         """Collect model buffers with statistics of the final parameters over a region's rows.
 
-        ``go_on`` is called with those over all regions' rows, once they are there.
+        ``go_on`` is called with the statistics over all regions' rows, once they are complete.
         """
 
     def changed(self, name: str, step: int, change: StateChange) -> None:
-        """A worker has found a state change that nobody declared."""
+        """Record an undeclared state change found by a worker."""
 
     def active_workers(self, name: str, changed: ActiveWorkersChanged) -> None:
         """Other workers than before take part."""
@@ -240,13 +241,13 @@ class RegionHost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SimContext:
-    """What all regions of a simulation share.
+    """Objects shared by all regions of a simulation.
 
     Attributes:
         scheduler: virtual time.
-        lan_s: time of one message between a worker and its parameter server.
-        gradients: computes those of many workers together; None for one at a time.
-        candidates: takes evaluated parameters; None if nobody wants them.
+        lan_s: seconds of one message between a worker and its parameter server.
+        gradients: computes batched gradients; None for one at a time.
+        candidates: receives evaluated parameters; None if they are not needed.
     """
 
     scheduler: Scheduler
@@ -259,15 +260,15 @@ class SimRegion:
     """Server and workers of one region on the virtual clock.
 
     Attributes:
-        is_dead: whether all its processes have ended, and it does and hears nothing any more.
+        is_dead: whether all its processes have ended.
 
     Args:
-        experiment: the run.
-        region: which region.
-        task: the task.
-        manifest: the data.
-        start: of the model.
-        around: what all regions share.
+        experiment: experiment.
+        region: region.
+        task: task.
+        manifest: data.
+        start: parameters and model buffers at the start.
+        around: objects shared by all regions.
         host: receives the effects that leave the region.
     """
 
@@ -293,7 +294,7 @@ class SimRegion:
         self._build = partial(build_worker, experiment, region.name, task)
         self._start = start
         self._workers = [self._new_worker() for _ in range(region.workers)]
-        self._lives = [1] * region.workers  # the incarnation of each rank that is there
+        self._lives = [1] * region.workers  # attempt of each present rank
         self._eval_rows = experiment.train.eval_batch_size
         self._scheduler = around.scheduler
         self._host = host
@@ -315,7 +316,7 @@ class SimRegion:
 
     @property
     def buffers_B(self) -> Tensor | None:
-        """What the final model carries, uint8 (B,); None if nothing."""
+        """Final model buffers, uint8 (B,); None without any."""
         model_buffers = self.server.model_buffers
         return None if model_buffers is None else model_buffers.final_B.clone()
 
@@ -326,7 +327,7 @@ class SimRegion:
             self._execute(self.server.join(rank))
 
     def restore(self, saved: Snapshot, shards: list[ShardState]) -> None:
-        """Become, before the start, what was saved."""
+        """Restore saved state, before the start."""
         self.server.restore(saved.control, saved.tensors)
         for shard, state in zip(self._shards, shards, strict=True):
             shard.restore(*state)
@@ -334,7 +335,7 @@ class SimRegion:
     def begin_as(
         self, on_state_transfer: Snapshot, shards: list[ShardState], rows: dict[str, object] | None
     ) -> None:
-        """Become, before the start, a copy of another region (see `membership.newcomer`)."""
+        """Restore a donor's state, before the start (see `membership.region_state`)."""
         self.server.restore(
             *region_state(on_state_transfer.control, on_state_transfer.tensors, rows)
         )
@@ -342,13 +343,13 @@ class SimRegion:
             shard.restore(*shard_state(state, self._experiment.strategy.traits))
 
     def lose_worker(self, rank: int) -> None:
-        """A worker's process ends: what it computes comes to nothing."""
+        """End a worker's process; its present work is lost."""
         self._lives[rank] += 1
         if not self.is_dead:
             self._execute(self.server.leave(rank))
 
     def drain_worker(self, rank: int) -> None:
-        """A worker is told that its machine will be gone: it leaves between two steps."""
+        """Give a worker a termination notice: it leaves between two steps."""
         if not self.is_dead:
             self._execute(self.server.drain(rank))
 
@@ -362,7 +363,7 @@ class SimRegion:
 
     @property
     def lacks_workers(self) -> bool:
-        """Whether it stands still until a worker comes."""
+        """Whether the region is paused until a worker joins."""
         return self.server.phase != "done" and not self.server.work.workers.may_work
 
     def _new_worker(self) -> Worker | LocalStepsWorker:
@@ -370,14 +371,14 @@ class SimRegion:
         return self._build(buffer, torch.zeros_like(buffer))
 
     def die(self) -> None:
-        """All its processes end at once: it does and hears nothing any more."""
+        """End all processes of the region at once."""
         self.is_dead = True
 
     def check_goes_on(self) -> None:
-        """Refuse to go on with steps that come to nothing.
+        """Refuse to continue without usable gradients.
 
         Raises:
-            NonFiniteError: too many in a row were refused.
+            NonFiniteError: too many consecutive steps were refused.
         """
         if self.server.exhausted:
             most = self._experiment.train.max_refused_steps
@@ -393,14 +394,14 @@ class SimRegion:
         if self.is_dead:
             return
         if reply.checkpoint is not None:
-            self.cut(reply.checkpoint, halt=reply.halt)
+            self.snapshot(reply.checkpoint, halt=reply.halt)
         self._execute(self.server.on_reply(self.server.wire.decode(reply), took_s))
 
-    def cut(self, checkpoint: int, *, halt: bool = False) -> None:
+    def snapshot(self, checkpoint: int, *, halt: bool = False) -> None:
         """A checkpoint has begun."""
         if self.is_dead:
             return
-        self._execute(self.server.cut(checkpoint, halt=halt))
+        self._execute(self.server.snapshot(checkpoint, halt=halt))
 
     def _execute(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -422,7 +423,10 @@ class SimRegion:
     def _assign(self, answer: Assignment) -> None:
         model_buffers = self.server.model_buffers
         buffers_B = no_buffers() if model_buffers is None else model_buffers.present_B.clone()
-        live = (self.params_P, buffers_B)  # as of now, whatever happens until it arrives
+        live = (
+            self.params_P,
+            buffers_B,
+        )  # present values, since the region may change before the message arrives
         judged = live
         if answer.eval_params:
             agreed_B = buffers_B if model_buffers is None else model_buffers.agreed_B.clone()
@@ -458,7 +462,7 @@ class SimRegion:
         return self._measured_s if padded_s is None else padded_s
 
     def _begun(self, answer: Assignment, span: Span, live: _Values) -> _Found:
-        """Begin a step; what gives its result and gradient when they are due."""
+        """Begin a step; returns a function that gives its result and gradient when they are due."""
         worker, gradients = self._workers[answer.worker], self._gradients
         rows = self._read(span)
         if gradients is not None and gradients.works and isinstance(worker, Worker):
@@ -518,7 +522,7 @@ class SimRegion:
         self._host.evaluated(self.name, step, totals, rows, last, model)
 
     def _measure_step_s(self, batch_size: int) -> float:
-        """Without an emulated duration, a step takes what it takes here (median of five)."""
+        """Measure a step on this machine (median of five), unless its duration is emulated."""
         times_s = []
         for _ in range(5):
             began_s = time.perf_counter()

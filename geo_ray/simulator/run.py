@@ -29,19 +29,19 @@ from geo_ray.telemetry.summary import Summary, Summing, save_summary
 from geo_ray.training.parameters import digest
 
 MANY_WORKERS: Final = 100
-"""From how many workers on the cost is told."""
+"""Number of workers from which on the cost of a simulation is reported."""
 
 _TRIALS: Final = 3
 _COPIES: Final = 2  # parameters and gradient
 
 
 def cost_note(experiment: Experiment, task: Task, manifest: Manifest) -> str | None:
-    """What is to be expected of a simulation, from a gradient computed here; None if few workers.
+    """Estimate the cost of a simulation from one gradient; None for few workers.
 
     Args:
-        experiment: the run.
-        task: its task.
-        manifest: its data.
+        experiment: experiment.
+        task: task.
+        manifest: data.
     """
     workers = sum(region.workers for region in experiment.regions)
     if workers < MANY_WORKERS:
@@ -87,12 +87,12 @@ def simulate(
     """Simulate the experiment to its end.
 
     Args:
-        experiment: what to do.
-        run: its directory.
-        observer: receives its progress.
+        experiment: experiment.
+        run: run directory.
+        observer: receives the progress.
 
     Raises:
-        GeoRayError: whatever is wrong with configuration, task or data.
+        GeoRayError: invalid configuration, task or data.
     """
     use_one_thread()
     plan = followed_plan(run)

@@ -81,7 +81,7 @@ class SimCheckpoint:
             raise InvariantError(f"a checkpoint with the parts of {sorted(self.regions)}")
 
     def rows_of_others(self, present: Collection[str]) -> dict[str, dict[str, object]]:
-        """The books of rows of the regions that are not there any more."""
+        """Sample ledgers of the regions that have left."""
         others = {name: parts for name, parts in self.regions.items() if name not in present}
         return {name: rows_of(primary.control) for name, (primary, _) in others.items()}
 
@@ -95,12 +95,12 @@ class SimCheckpoint:
 
 @dataclass(slots=True)
 class SimCheckpoints:
-    """All checkpoints of a run that are kept.
+    """Checkpoints of a simulated run.
 
     Attributes:
-        by_id: those that are whole, or may become so.
-        has_averager: whether each has a part of the averager.
-        next_id: of the next one that is made regularly.
+        by_id: complete and pending checkpoints.
+        has_averager: whether each has an averager's part.
+        next_id: id of the next periodic checkpoint.
     """
 
     has_averager: bool
@@ -109,7 +109,7 @@ class SimCheckpoints:
     _given_up: set[int] = field(default_factory=set)
 
     def begin_next(self) -> int | None:
-        """Its number, with no other one kept; None while one is being made."""
+        """Begin the next checkpoint and return its id; None while one is pending."""
         known = self.by_id.get(self.next_id - 1)
         if known is not None and not known.is_whole:
             return None
@@ -119,14 +119,14 @@ class SimCheckpoints:
         return self.next_id - 1
 
     def add_averager(self, part: AveragerSnapshot) -> None:
-        """The averager's part of one is there."""
+        """Add the averager's part."""
         if part.id not in self._given_up:
             self.by_id.setdefault(part.id, SimCheckpoint()).averager = part
 
     def add_region(
         self, name: str, primary: Snapshot, shards: list[ShardState], members: Collection[str]
     ) -> SimCheckpoint | None:
-        """A region's parts of one are there; the checkpoint if it is whole with them."""
+        """Add a region's parts; returns the checkpoint if it is complete."""
         if primary.id in self._given_up:
             return None
         checkpoint = self.by_id.setdefault(primary.id, SimCheckpoint())
@@ -134,7 +134,7 @@ class SimCheckpoints:
         return checkpoint if checkpoint.close(members, has_averager=self.has_averager) else None
 
     def abandon(self) -> None:
-        """Somebody is gone: what is there of one that is not whole is of no use."""
+        """Drop incomplete checkpoints, because a region is lost."""
         open_ones = {number for number, saved in self.by_id.items() if not saved.is_whole}
         self._given_up |= open_ones
         for number in open_ones:
@@ -143,15 +143,15 @@ class SimCheckpoints:
 
 @dataclass(slots=True)
 class SimLeader:
-    """The averager, and its region.
+    """Averager and its region.
 
     Attributes:
-        experiment: the run.
-        make: builds an averager that has done nothing yet.
-        averager: the one at work.
-        region: where it lives.
-        term: 1, and one more after each move.
-        is_down: whether its region is lost, and nobody has taken over yet.
+        experiment: experiment.
+        make: builds a new averager.
+        averager: present averager.
+        region: leader.
+        term: 1; grows by 1 with each failover.
+        is_down: whether its region is lost and no standby has taken over yet.
     """
 
     experiment: Experiment
@@ -165,17 +165,17 @@ class SimLeader:
         self.averager, self.region = self.make(), self.experiment.averager_region
 
     def hears(self, term: int) -> bool:
-        """Whether what was said to the home of ``term`` reaches the averager."""
+        """Tell whether a message to the leader of ``term`` reaches the averager."""
         return term == self.term and not self.is_down
 
     def heir(self, alive: Collection[str]) -> str | None:
-        """Who takes over from here; None if nobody can."""
+        """Return the region that takes over next; None if there is none."""
         view = self.averager.view
         able = {name for name in view.members if name in alive and name not in view.joining}
         return next_standby(self.experiment.averager.named_standbys, able - {self.region}, {})
 
     def move(self, region: str) -> None:
-        """The averager goes on in another region."""
+        """Continue in another region."""
         averager = self.make()
         install_snapshot(averager, snapshot_of(self.averager))
         averager.on_failover(region)
@@ -185,12 +185,12 @@ class SimLeader:
 
 @dataclass(slots=True)
 class SimNotes:
-    """Takes what happens, and emits it.
+    """Emits the events of a simulation.
 
     Attributes:
-        emit: takes the events.
-        scheduler: has the time.
-        network: has counted what was sent.
+        emit: receives the events.
+        scheduler: virtual time.
+        network: network with traffic counters.
     """
 
     emit: Emit
@@ -208,7 +208,7 @@ class SimNotes:
     def exchange(
         self, send: SendUpdate, reply: ReplyMessage, began_s: float, wire: RegionWire
     ) -> None:
-        """An answer has come to what a region sent at ``began_s``."""
+        """Record the answer to a request sent at ``began_s``."""
         before = 4 * wire.num_of(send.update.fragment)
         event = send.event(send.update, reply, began_s, before)
         self.emit("exchange", self.scheduler.now_s, region=reply.to, **event)
@@ -225,7 +225,7 @@ class SimNotes:
             self.emit("noise", now_s, region=name, **done.noise.fields())
 
     def changed(self, name: str, step: int, change: StateChange) -> None:
-        """A region's step changed what no step should."""
+        """Record an undeclared state change in a region's step."""
         about = {"region": name, "step": step, "how": change.how, "names": change.names}
         self.emit("state_changed", self.scheduler.now_s, **about)
 
@@ -238,12 +238,12 @@ WorkerEvent = Literal["lost", "dismissed", "replaced"]
 
 
 class SimWorkers:
-    """What happens to workers; see the module's docstring.
+    """Schedules losses, drains and replacements of workers.
 
     Args:
-        regions: those that take part; may change.
+        regions: regions; may change.
         scheduler: virtual time.
-        emit: takes the events.
+        emit: receives the events.
     """
 
     def __init__(self, regions: Mapping[str, SimRegion], scheduler: Scheduler, emit: Emit) -> None:
@@ -254,14 +254,13 @@ class SimWorkers:
         self._standing: set[str] = set()  # regions that wait for one
 
     def at(self, when_s: float, region: str, rank: int, what: WorkerEvent) -> None:
-        """Let something happen to a worker at ``when_s``, unless the run is over by then.
+        """Schedule an event of a worker at ``when_s``, unless the run is over by then.
 
         Args:
-            when_s: when.
-            region: of the worker.
-            rank: its rank.
-            what: its process ends; or it is told that its machine will be gone; or a new one of
-                its rank is there.
+            when_s: time of the event.
+            region: worker's region.
+            rank: worker's rank.
+            what: loss of its process, a termination notice, or a replacement.
         """
         self._coming[region] += what == "replaced"
         self._scheduler.idly_at(when_s, partial(self._happen, region, rank, what))
@@ -290,19 +289,19 @@ class SimWorkers:
 
 
 LAN_S = 0.0012
-"""One way between a worker and its parameter server on one machine, queueing in Python included."""
+"""Seconds of one message between a worker and its parameter server on one machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimResult:
-    """What a simulated run ends with.
+    """Result of a simulated run.
 
     Attributes:
         seconds: predicted duration of the training.
-        params_P: every region's final parameters by name.
+        params_P: final parameters by region.
         sent_bytes: bytes by (source, destination) and class.
         rounds: commits of the averager.
-        buffers_B: what each region's final model carries, uint8 (B,); None if nothing.
+        buffers_B: final model buffers by region, uint8 (B,); None without any.
     """
 
     seconds: float
@@ -313,15 +312,15 @@ class SimResult:
 
 
 class World:
-    """Everything of one simulated run.
+    """One simulated run.
 
     Args:
-        experiment: the run.
-        task: its task.
-        manifest: its data.
-        emit: takes the events.
-        lan_s: time of one message inside a region.
-        keeper: keeps the best evaluated model; None if nobody wants it.
+        experiment: experiment.
+        task: task.
+        manifest: data.
+        emit: receives the events.
+        lan_s: seconds of one message inside a region.
+        keeper: saves the best evaluated model; None without one.
     """
 
     def __init__(
@@ -369,8 +368,8 @@ class World:
             region.name: partial(SimRegion, experiment, region, task, manifest, start, around, self)
             for region in experiment.regions
         }
-        self._rows: dict[str, dict[str, object]] = {}  # books of those that were here
-        self._transferring: set[str] = set()  # newcomers that a copy is on its way to
+        self._rows: dict[str, dict[str, object]] = {}  # sample ledgers of earlier members
+        self._transferring: set[str] = set()  # joining regions with a state transfer in flight
         self.regions = {name: self._regions[name]() for name in experiment.present_names}
         self.workers = SimWorkers(self.regions, self._scheduler, emit)
 
@@ -381,17 +380,18 @@ class World:
 
     @property
     def checkpoints(self) -> dict[int, SimCheckpoint]:
-        """Those that are kept, by number."""
+        """Saved checkpoints by id."""
         return self._saved.by_id
 
     def run(self) -> SimResult:
         """Train to the end.
 
         Raises:
-            NonFiniteError: if a region refused too many steps in a row, or sent what is not finite.
-            StalledError: if the averager leaves regions without an answer.
-            GeoRayError: what the averager failed with.
-            InvariantError: if a region waits for what will never come.
+            NonFiniteError: a region refused too many steps in a row, or sent values that are not
+                finite.
+            StalledError: the averager leaves regions without an answer.
+            GeoRayError: failure of the averager.
+            InvariantError: a region waits for an event that never comes.
         """
         every_s = self._experiment.checkpoint.every_s
         if every_s is not None:
@@ -421,18 +421,18 @@ class World:
         self._scheduler.at(when_s, partial(self._save, checkpoint))
 
     def lose_at(self, when_s: float, region: str | None, noticed_s: float = 0.0) -> None:
-        """Let all processes of a region end at ``when_s``.
+        """End all processes of a region at ``when_s``.
 
-        The others go on without it ``noticed_s`` later; if the averager lives there, another region
-        takes over then. Nothing happens if none can: a run would end there.
+        The other regions continue without it ``noticed_s`` later; if it hosts the averager, the
+        standby takes over then. Without a standby, nothing happens: a run would end there.
 
         Args:
-            when_s: on the virtual clock.
-            region: None for that in which the averager lives then.
-            noticed_s: until the others know.
+            when_s: virtual time.
+            region: region; None for the leader of that time.
+            noticed_s: seconds until the others notice.
 
         Raises:
-            InvariantError: the averager lives there, and nobody stands by.
+            InvariantError: the region hosts the averager, and there is no standby.
         """
         leader = self._leader
         if region in {None, leader.region} and self._experiment.averager.standby is None:
@@ -459,7 +459,7 @@ class World:
         return {name for name, region in self.regions.items() if not region.is_dead}
 
     def _fail_over(self) -> None:
-        """Go on without the averager's region, as those that are left do."""
+        """Continue without the leader, as the remaining regions do."""
         former, heir = self._leader.region, self._leader.heir(self._alive)
         if heir is None:
             raise RegionLostError(f"the averager is lost with '{former}': nobody can take over")
@@ -469,11 +469,11 @@ class World:
         self._saved.abandon()
         self._lose(former)
         for name, (_, send) in self._open.items():
-            told_s = now_s + self._network.delay_s(heir, name)
-            self._scheduler.at(told_s, partial(self._again, name, send.update, self._leader.term))
+            notice_s = now_s + self._network.delay_s(heir, name)
+            self._scheduler.at(notice_s, partial(self._again, name, send.update, self._leader.term))
 
     def _again(self, name: str, update: UpdateMessage, term: int) -> None:
-        """A region that has heard of a new home says its open request there."""
+        """Repeat a region's open request to a new leader."""
         opened = self._open.get(name)
         if opened is not None and opened[1].update is update and term == self._leader.term:
             self.ship(name, update)
@@ -499,7 +499,7 @@ class World:
     def on_state_transfer(
         self, donor: str, on_state_transfer: Snapshot, shards: list[ShardState]
     ) -> None:
-        """The state of a region is on its way to all newcomers."""
+        """Send the state of a donor to all joining regions."""
         self._transferring.update(self.averager.view.joining)
         sizes = [t.nbytes for state, _ in shards for t in state.values()]
         sizes += [tensor.nbytes for tensor in on_state_transfer.tensors.values()]
@@ -522,7 +522,7 @@ class World:
     ) -> None:
         now_s = self._scheduler.now_s
         self._transferring.discard(name)
-        if name not in self.averager.view.joining:  # it was lost on the way
+        if name not in self.averager.view.joining:  # it was lost during the transfer
             return
         region = self.regions[name] = self._regions[name]()
         region.begin_as(on_state_transfer, shards, self._rows.get(name))
@@ -538,7 +538,7 @@ class World:
         region.start()
 
     def _lose(self, region: str) -> None:
-        """Go on without a region, as the controller does."""
+        """Continue without a region, as the controller does."""
         now_s = self._scheduler.now_s
         if region not in self.averager.view.members:
             return
@@ -566,7 +566,7 @@ class World:
         self._open.pop(name, None)
         self._saved.abandon()
         self._note_evals(self._evals.collector.forget(name))
-        self._share_statistics()
+        self._exchange_statistics()
 
     def restore(self, checkpoint: SimCheckpoint) -> None:
         """Begin where a whole checkpoint was taken, at 0 s, without regions that are absent now.
@@ -593,20 +593,20 @@ class World:
         )
 
     def _save(self, checkpoint: int) -> None:
-        """Begin a checkpoint: the averager first, then each region once it has heard of it."""
+        """Begin a checkpoint: first the averager, then each region once it is notified."""
         now_s = self._scheduler.now_s
         if len(self._regions) > 1:
             self.averager.at(now_s)
             if set(self.regions) != set(self.averager.view.members) or self._leader.is_down:
-                return  # somebody who has left has not heard of it
+                return  # a region that has left is not notified
             if not self.averager.begin_checkpoint(checkpoint, halt=False):
                 return
             self._answered([])
         if self._overlay is not None:
-            return  # they hear of it by their answers only
+            return  # they are notified by their answers only
         for name, region in self.regions.items():
-            told_s = now_s + self._network.delay_s(self._leader.region, name)
-            self._scheduler.idly_at(told_s, partial(region.cut, checkpoint))
+            notice_s = now_s + self._network.delay_s(self._leader.region, name)
+            self._scheduler.idly_at(notice_s, partial(region.snapshot, checkpoint))
 
     def saved(self, name: str, primary: Snapshot, shards: list[ShardState]) -> None:
         """See `RegionHost`."""
@@ -653,7 +653,7 @@ class World:
         self._notes.active_workers(name, changed)
 
     def ship(self, name: str, update: UpdateMessage) -> float:
-        """Put an update on its way; when it arrives."""
+        """Send an update; returns its arrival time."""
         now_s, size_bytes = self._scheduler.now_s, update.size_bytes
         arrival_s = self._network.arrival_s(now_s, name, self._leader.region, size_bytes, "update")
         lossy, turns = self._lossy, self._turns
@@ -667,9 +667,9 @@ class World:
 
     def take_in(self, update: UpdateMessage, term: int = 1) -> None:
         """See `ExchangeHost`."""
-        view = self.averager.view  # who has left may not have heard that it has
+        view = self.averager.view  # a region that has left may not know it
         if update.region not in (*view.members, *view.left) or not self._leader.hears(term):
-            return  # it is refused, or lost, and nobody is there to hear of it
+            return  # it is refused, or lost, and no region would receive the refusal
         self._arrived_s[update.region] = self._scheduler.now_s
         self.averager.at(self._scheduler.now_s)
         self._answered(self.averager.on_update(update))
@@ -714,7 +714,7 @@ class World:
         """See `ExchangeHost`."""
         opened = self._open.get(reply.to)
         if opened is None or opened[1].update.seq != reply.seq or term < self._leader.term:
-            return  # after a resume a request is said again, and may be answered twice
+            return  # after a resume a request is repeated, and may be answered twice
         (began_s, send), now_s = self._open.pop(reply.to), self._scheduler.now_s
         if reply.dropped:
             self._emit("update_dropped", now_s, region=reply.to, seq=reply.seq, bytes_sent=0)
@@ -748,9 +748,9 @@ class World:
         """See `RegionHost`."""
         self._statistics.add(name, buffers_B)
         self._go_on[name] = go_on
-        self._share_statistics()
+        self._exchange_statistics()
 
-    def _share_statistics(self) -> None:
+    def _exchange_statistics(self) -> None:
         for region, over_all_B in self._statistics.take(self.regions).items():
             self._go_on[region](over_all_B)
 
@@ -764,7 +764,7 @@ class World:
 
 
 def _batched(experiment: Experiment, task: Task) -> Gradients | None:
-    """What computes the gradients of many workers together; None if they are few or coded."""
+    """Return batched gradients for many workers; None if they are few or coded."""
     workers = sum(region.workers for region in experiment.regions)
     if workers < MANY or experiment.worker_steps or experiment.train.stragglers is not None:
         return None

@@ -1,12 +1,12 @@
-"""The common part of strategies whose changes add up: `asgd`, `asgd_ga` and `gaia`.
+"""Base of strategies whose changes add up: `asgd`, `asgd_ga` and `gaia`.
 
-A region remembers the parameters at its last message (``base``). What it did since then is
-``base - params``: no accumulator has to be kept up at every step. The averager keeps one outbox
-per region, the sum of what the others sent since that region's last answer, so that a slow link
-gets one larger message and never a queue.
+Rule: a region stores the parameters at its last message (``base``); its change since then is
+``base - params``, so no accumulator is updated at every step. The averager has one outbox per
+region, the sum of the others' changes since that region's last answer, so that a slow link gets one
+larger message and never a queue.
 
-With ``combine: mean`` the own change must count 1/M at home too. The averager answers with
-``(sum of others) / M`` and the region takes back ``(1 - 1/M)`` of what it had sent.
+With ``combine: mean`` the region's own change must count 1/M, too. The averager answers with
+``(sum of others) / M``, and the region takes back ``(1 - 1/M)`` of its own change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCKING: Final[Mapping[WaitRule, Blocking]] = {
     "when_busy": "when_late",
     "never": "never",
 }
-"""What a rule is called in a strategy's traits."""
+"""Name of each rule in a strategy's traits."""
 
 
 class Additive(OneByOne):
@@ -108,7 +108,7 @@ def take_in(averager: AveragerState, update: Update, combine: Combine, weight: f
     averager.version += 1
     fraction = weight / len(averager.members) if combine == "mean" else weight
     for region in averager.members:
-        # At home the change is already applied in full: the outbox corrects it to its share.
+        # The region has applied its change in full: the outbox corrects it to its weight.
         factor = fraction - 1.0 if region == update.region else fraction
         if factor != 0.0:
             _add(averager.memory, f"outbox/{region}", update.payload_P, factor)

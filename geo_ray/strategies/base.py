@@ -1,17 +1,17 @@
-"""Strategies: the rules by which regions that train apart arrive at one model.
+"""Base classes of strategies: the rules that combine the training of several regions.
 
 A strategy is a frozen configuration with pure methods. It has no clock, socket or Ray handle and
-keeps no state: what it must remember lies in the `RegionState` of each region's parameter server
-or in the `AveragerState` of the averager, where checkpoints find it.
+no state of its own: state is in the `RegionState` of each region's parameter server and in the
+`AveragerState` of the averager, and so in checkpoints.
 
 Every exchange is one request of a region and one reply of the averager. A region has at most one
 open request, which bounds staleness and memory on any link, however slow.
 
-A strategy derives from `Strategy`, or from a base with the part that many share. On the region's
-side: `LocalSteps` (train from a common anchor and send the change) and `Overlapped` (the same,
-while an exchange is on its way). On the averager's side: `Rounds` (answer when every region has
-sent its update), `GradientRounds` (average gradients) and `OneByOne` (`global_model`: answer each
-region separately). `Additive` (`additive`) has both sides of strategies whose changes add up.
+A strategy derives from `Strategy`, or from a base with a common part. Region side: `LocalSteps`
+(train from a common anchor and send the change) and `Overlapped` (the same, while an exchange is in
+flight). Averager side: `Rounds` (answer when every region has sent its update), `GradientRounds`
+(average gradients) and `OneByOne` (`global_model`: answer each region separately). `Additive`
+(`additive`) has both sides of strategies whose changes add up.
 
 Shape legend: P = parameters of the region's model (or of the slice that one shard holds).
 """
@@ -53,7 +53,7 @@ class Strategy(StrictModel):
 
     @abstractmethod
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
-        """Return what to send after a step, or `Wait` if the open request must finish first."""
+        """Return the message after a step, or `Wait` if the open request must finish first."""
 
     @abstractmethod
     def on_reply(self, region: RegionState, reply: Reply) -> None:
@@ -87,7 +87,7 @@ class Strategy(StrictModel):
         return []
 
     def on_wake(self, averager: AveragerState) -> list[Reply]:
-        """Do what is due at `AveragerState.wake_s`, which is cleared.
+        """Handle the time `AveragerState.wake_s`, which is cleared.
 
         Called with the trait ``wakes``.
         """
@@ -95,10 +95,10 @@ class Strategy(StrictModel):
 
 
 class LocalSteps(Strategy):
-    """The region's side: train locally from the common anchor, then send the change and wait.
+    """Region side: train locally from the common anchor, then send the change and wait.
 
     See `geo_ray.strategies.local_steps`. Updates are due every ``traits.exchange.every`` steps,
-    and after the last step as ``traits.exchange.last`` says.
+    and after the last step according to ``traits.exchange.last``.
     """
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
@@ -219,10 +219,10 @@ def answer_all(
     """Commit a round as one new version; answer every region with the same payload.
 
     Args:
-        averager: the averager's state.
-        updates: of the round.
-        payload_P: the answer.
-        weights: what the payload's mean was weighted with, if regions want to know their share.
+        averager: averager's state.
+        updates: updates of the round.
+        payload_P: answer.
+        weights: kind of weights of the payload's mean, if regions need their own weight.
     """
     averager.version += 1
     total = sum(update.num_samples for update in updates)

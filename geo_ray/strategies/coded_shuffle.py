@@ -1,16 +1,15 @@
 """Coded shuffling: one multicast message gives several workers a different block each.
 
-Before an epoch every worker is dealt new blocks of the data. It still has some from earlier epochs.
-If one worker needs block a and has b, and another needs b and has a, the sender multicasts ``a xor
-b`` once, and each takes out what it has. The same goes for more: in a group every member has the
-blocks of all the others.
+Idea: before an epoch every worker is assigned new blocks of the data, and has some from earlier
+epochs in its cache. If one worker needs block a and has b, and another needs b and has a, the
+sender multicasts ``a xor b`` once, and each worker removes the block that it has.
 
-It gains by multicast only. Where the sender must send every member its own copy, as over the wide
-area, it sends no fewer bytes than without coding, and workers have decoded for nothing.
+Rule: in a group of k workers every member needs one block and has those of all others; one message
+serves the group. `plan` chooses the groups, `keep` the blocks that workers cache. Blocks are bytes
+of any length; a message is as long as its longest block.
 
-Blocks are bytes of any length; a message is as long as its longest block. Data stay among who
-caches them: workers of one region. `plan` chooses which blocks go together, `keep`
-what workers cache from epoch to epoch.
+When: multicast is available. Where the sender must send every member its own copy, as over the wide
+area, coding saves no bytes, and workers decode for nothing. Data stay among workers of one region.
 
 Source: "Speeding Up Distributed Machine Learning Using Codes" (Lee et al., IEEE Trans. IT 2018,
 arXiv 1512.02673), of which the abstract was read; the scheme and the greedy choice of groups
@@ -34,19 +33,19 @@ class Multicast:
     """One multicast.
 
     Attributes:
-        wants: by worker, ascending, the block that it takes from the message.
+        wants: block that each worker decodes from the message, by worker, ascending.
     """
 
     wants: tuple[tuple[int, int], ...]
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """Workers that receive it."""
+        """Receivers."""
         return tuple(worker for worker, _ in self.wants)
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Blocks in it, each once, ascending."""
+        """Blocks in the message, each once, ascending."""
         return tuple(sorted({block for _, block in self.wants}))
 
     def block_of(self, worker: int) -> int:
@@ -67,15 +66,16 @@ class Multicast:
 def plan(caches: Sequence[Collection[int]], needs: Sequence[Collection[int]]) -> list[Multicast]:
     """Plan which blocks are sent in one message.
 
-    A need is a worker and a block that it lacks; each need is met by exactly one group. Two fit in
-    one group if they are of different workers, and are for the same block or each worker has the
-    other's. Groups grow one after another by the need that leaves most others fitting; the minimum
-    would be much harder to find. There are never more groups than missing blocks. Time grows with
-    the square of the needs: a thousand are fine, so a block should have a few hundred rows.
+    A need is a worker and a block that it lacks; each need is met by exactly one group. Two needs
+    fit in one group if they are of different workers, and are for the same block or each worker has
+    the other's block. A group grows by the need that leaves most other needs feasible; the minimum
+    number of groups would be much harder to find. There are never more groups than missing blocks.
+    Time grows with the square of the needs: a thousand are fine, so a block should have a few
+    hundred rows.
 
     Args:
-        caches: by worker, the blocks that it has.
-        needs: by worker, the blocks that it needs.
+        caches: cached blocks by worker.
+        needs: needed blocks by worker.
 
     Returns:
         The groups; sender and receivers compute the same ones from the same arguments.
@@ -93,17 +93,19 @@ def plan(caches: Sequence[Collection[int]], needs: Sequence[Collection[int]]) ->
     fits = [sum(1 << place for place, b in enumerate(wishes) if _fit(has, a, b)) for a in wishes]
     left, groups = (1 << len(wishes)) - 1, []
     while left:
-        rarest = min(_places(left), key=partial(_fitting, fits, left))
+        rarest = min(_places(left), key=partial(_feasible, fits, left))
         members, open_ = [rarest], fits[rarest] & left
         while open_:
-            # max takes the first of equals, so that the plan is the same everywhere
-            best = max(_places(open_), key=partial(_fitting, fits, open_))
+            # max takes the first of equals, so that the plan is deterministic
+            best = max(_places(open_), key=partial(_feasible, fits, open_))
             members.append(best)
             open_ &= fits[best]
         left &= ~sum(1 << place for place in members)
         groups.append(Multicast(tuple(sorted(wishes[place] for place in members))))
     blocks = sorted({block for _, block in wishes})
-    if len(blocks) < len(groups):  # many want the same, and being greedy did not pay
+    if len(blocks) < len(
+        groups
+    ):  # many needs are for the same block, and the greedy choice did not pay
         return [Multicast(tuple(wish for wish in wishes if wish[1] == block)) for block in blocks]
     return groups
 
@@ -112,23 +114,23 @@ def keep(had: Collection[int], dealt: Collection[int], capacity: int, seed: int)
     """Choose a worker's cache for the next epoch: this epoch's blocks, and a draw of older ones.
 
     Args:
-        had: blocks that it has cached before.
-        dealt: blocks of the epoch; always kept.
-        capacity: blocks that it can hold.
-        seed: of the draw; differs between workers and epochs.
+        had: blocks cached before.
+        dealt: blocks of the epoch; always cached.
+        capacity: blocks that the cache can hold.
+        seed: seed of the draw; differs between workers and epochs.
 
     Raises:
-        ConfigError: the epoch's blocks do not fit in, or the seed is negative.
+        ConfigError: the epoch's blocks do not fit, or the seed is negative.
     """
-    kept = frozenset(dealt)
-    if len(kept) > capacity or seed < 0:
+    cached = frozenset(dealt)
+    if len(cached) > capacity or seed < 0:
         raise ConfigError(
-            f"{len(kept)} blocks of an epoch, capacity {capacity}, seed {seed}",
+            f"{len(cached)} blocks of an epoch, capacity {capacity}, seed {seed}",
             fix="Let the cache hold at least one epoch's blocks, and a seed of at least 0.",
         )
-    older = sorted(set(had) - kept)
-    drawn = np.random.default_rng(seed).permutation(len(older))[: capacity - len(kept)]
-    return kept | {older[place] for place in drawn}
+    older = sorted(set(had) - cached)
+    drawn = np.random.default_rng(seed).permutation(len(older))[: capacity - len(cached)]
+    return cached | {older[place] for place in drawn}
 
 
 def _fit(has: Sequence[frozenset[int]], one: tuple[int, int], other: tuple[int, int]) -> bool:
@@ -136,7 +138,7 @@ def _fit(has: Sequence[frozenset[int]], one: tuple[int, int], other: tuple[int, 
     return i != j and (a == b or (a in has[j] and b in has[i]))
 
 
-def _fitting(fits: Sequence[int], wishes: int, place: int) -> int:
+def _feasible(fits: Sequence[int], wishes: int, place: int) -> int:
     """Return how many of the needs fit in one group with that at a place."""
     return (fits[place] & wishes).bit_count()
 

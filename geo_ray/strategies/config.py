@@ -1,4 +1,4 @@
-"""The sections `strategy` and `codec` of a configuration, and what a strategy requires."""
+"""Configuration sections `strategy` and `codec`, and the requirements of a strategy."""
 
 from __future__ import annotations
 
@@ -78,10 +78,11 @@ class CodecConfig(StrictModel):
     )
 
     def last_error_of(self, strategy: Strategy) -> float:
-        """Return the error that the last exchange may have.
+        """Return the largest relative error of the last exchange.
 
         A round has one answer, which leaves all regions equal whatever its error. Where each region
-        has its own, they differ by what the answers have lost: so little that it is like rounding.
+        has its own answer, regions differ by the loss of their answers, which is as small as
+        rounding.
         """
         if self.last_error is not None:
             return self.last_error
@@ -115,9 +116,9 @@ def _check_codec(key: str, codec: Codec, strategy: Strategy) -> None:
     own, traits, name = codec.traits, strategy.traits, f"strategy '{strategy.kind}'"
     if traits.sends not in own.sends or (own.rounds_only and not traits.in_rounds):
         wanted = " or ".join(f"{sends}s" for sends in own.sends)
-        together = " that all regions apply together, as with bsp" if own.rounds_only else ""
+        note = " that all regions apply together, as with bsp" if own.rounds_only else ""
         raise ValueError(
-            f"{key}: {codec.kind} is for {wanted}{together}; {name} sends {traits.sends}s"
+            f"{key}: {codec.kind} is for {wanted}{note}; {name} sends {traits.sends}s"
             f"{'' if traits.in_rounds else ' that come one by one'}: use topk, or another strategy"
         )
     if own.differential is not None and traits.exchange.fragments > 1:
@@ -125,7 +126,7 @@ def _check_codec(key: str, codec: Codec, strategy: Strategy) -> None:
             f"{key}: {codec.kind} splits updates of the whole model; {name} sends it in "
             f"{traits.exchange.fragments} fragments: use another codec, or another strategy"
         )
-    # Each region applies its own changes at home, so others must get all of them.
+    # Each region applies its own changes exactly, so others must receive all of them.
     must_add_up = traits.sends == "change" and not traits.in_rounds
     if must_add_up and (own.feeds_back or own.forgets):
         other = "an option that sends it again" if own.forgets else "randomk or topk"

@@ -37,7 +37,7 @@ from geo_ray.strategies.outer import OuterConfig, OuterNesterov, outer_change
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
-_CANCELLED: Final = 1e-5  # of unit directions' weighted sum
+_CANCELLED: Final = 1e-5  # norm of the weighted sum of unit directions
 
 
 def combined(changes: Sequence[Tensor], weights: Sequence[float], *, by_direction: bool) -> Tensor:
@@ -61,7 +61,7 @@ def combined(changes: Sequence[Tensor], weights: Sequence[float], *, by_directio
         elif norm > 0:
             total_P.add_(change_P, alpha=fraction / norm)
     length = float(torch.linalg.vector_norm(total_P))
-    if by_direction and length < _CANCELLED:  # no direction: rounding would be blown up
+    if by_direction and length < _CANCELLED:  # no direction: rounding would be amplified
         return combined(changes, weights, by_direction=False)
     if by_direction:
         mean_norm = sum(fraction * norm for fraction, norm in zip(fractions, norms, strict=True))
@@ -97,7 +97,7 @@ class Decoupled(LocalSteps):
             sends="change",
             exchange=ExchangeTraits(
                 blocking="never",
-                every=self._steps_apart,
+                every=self._steps_between,
                 last="always",
                 fragments=self.fragments,
                 interval=self.interval,
@@ -112,12 +112,12 @@ class Decoupled(LocalSteps):
         )
 
     @property
-    def _steps_apart(self) -> int:
+    def _steps_between(self) -> int:
         return max(1, self.interval // self.fragments)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every H/F steps report the next fragment, if the link is free; never wait."""
-        if region.link_busy or region.since_send < self._steps_apart:
+        if region.link_busy or region.since_send < self._steps_between:
             return None
         number = int(region.numbers.get("next", 0.0))
         region.numbers["next"] = float((number + 1) % self.fragments)

@@ -64,7 +64,7 @@ class DeMo(GradientRounds):
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Take the largest components out of the momentum, send them and wait."""
         momentum_P = region.memory[_MOMENTUM]
-        if region.numbers[_REFUSED]:  # it has no weight in the round: take nothing out for it
+        if region.numbers[_REFUSED]:  # it has no weight in the round: remove nothing for it
             return Outgoing(torch.zeros_like(momentum_P), wait=True)
         parts_NC = _chunks(momentum_P, self.chunk) @ dct(self.chunk, momentum_P.device).T
         places = parts_NC.abs().topk(min(self.top, self.chunk), dim=1).indices

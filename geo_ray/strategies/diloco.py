@@ -95,7 +95,7 @@ class DiLoCo(LocalSteps, Rounds):
     @property
     def traits(self) -> Traits:
         """See `geo_ray.strategies.traits`."""
-        # A pace of its own goes by every update's measurements.
+        # An adaptive interval depends on every update's measurements.
         mean = RoundMean(weights=self.weights) if self.compute_fraction is None else None
         return Traits(
             in_rounds=True,

@@ -65,7 +65,7 @@ class DiLoCoEager(LocalSteps, Rounds):
         """Take a local optimizer step."""
         if _START not in region.memory:
             region.memory[_START] = region.params_P.clone()
-        region.numbers.pop(_LAST, None)  # saved at its end, and goes on after all
+        region.numbers.pop(_LAST, None)  # saved at its end, and continues after all
         local_steps.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
@@ -85,7 +85,7 @@ class DiLoCoEager(LocalSteps, Rounds):
             anchor_P = local_steps.anchor(region)
             anchor_P.copy_(region.memory[_START]).sub_(reply.payload_P)
             region.params_P.copy_(anchor_P)
-            if reply.continues:  # there will be another last word
+            if reply.continues:  # another final update follows
                 del region.numbers[_LAST]
             return
         region.memory[_MEAN] = reply.payload_P.clone()
@@ -110,7 +110,7 @@ class DiLoCoEager(LocalSteps, Rounds):
         """Step with the last round's mean, in which this region's part is replaced."""
         mean_P = region.memory.pop(_MEAN, None)
         own_P = region.memory.pop(_OWN, None)
-        if mean_P is None or own_P is None:  # the first sync: only one's own is known
+        if mean_P is None or own_P is None:  # the first sync: only the own change is known
             eager_P = change_P
         else:
             eager_P = mean_P + (change_P - own_P) * region.numbers[_SHARE]

@@ -38,7 +38,7 @@ from geo_ray.strategies.outer import OuterConfig, OuterSgd, outer_round
 from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
 
-_ROUNDING: Final = 1e-9  # of a whole number of steps that just fits
+_ROUNDING: Final = 1e-9  # fraction of a step, for a whole number that just fits
 
 
 class ESync(LocalSteps, Rounds):
@@ -79,7 +79,7 @@ class ESync(LocalSteps, Rounds):
         if any(update.step_s <= 0 for update in updates):
             return {update.region: self.slowest_steps for update in updates}
         until_s = max(self.slowest_steps * u.step_s + u.exchange_s for u in updates)
-        fitting = {
+        feasible = {
             u.region: math.floor((until_s - u.exchange_s) / u.step_s + _ROUNDING) for u in updates
         }
-        return {name: min(self.max_steps, max(1, steps)) for name, steps in fitting.items()}
+        return {name: min(self.max_steps, max(1, steps)) for name, steps in feasible.items()}

@@ -40,7 +40,7 @@ from geo_ray.strategies.state import AveragerState, Reply, Update
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 _TIERED: Final = "tiered"  # whether there are tiers
-_REPORTS: Final = "reports/"  # of a site; from the second on the exchange before is timed
+_REPORTS: Final = "reports/"  # per site; from the second update on the previous exchange is timed
 _ROUND_S: Final = "round_s/"  # a site's whole round, smoothed
 _SORTED_S: Final = "sorted_s/"  # the same when it was sorted
 _MOVED: Final = "moved/"  # rounds in a row that were longer than that, or, below 0, shorter
@@ -106,7 +106,9 @@ class FedAt(LocalSteps):
         held = self._take_in(averager, tiers)
         if _TIERED in averager.numbers and self._have_times_moved(averager):
             self._sort(averager)
-            held += self._take_in(averager, self._full(averager))  # whom nobody slow holds now
+            held += self._take_in(
+                averager, self._full(averager)
+            )  # regions that no slow site delays now
         return [global_model.answer(averager, update) for update in held]
 
     def _take_in(self, averager: AveragerState, tiers: dict[int, list[str]]) -> list[Update]:
@@ -118,7 +120,9 @@ class FedAt(LocalSteps):
             if not used:
                 continue
             # Where each site stands, as the distance from the start of the run.
-            stands = [global_model.told(averager, update).add_(update.payload_P) for update in used]
+            stands = [
+                global_model.known_model(averager, update).add_(update.payload_P) for update in used
+            ]
             fractions = site_fractions(averager, used, self.weights)
             averager.memory[f"tier{tier}"] = mean_by(stands, fractions)
             averager.numbers[f"count{tier}"] = averager.numbers.get(f"count{tier}", 0.0) + 1.0
@@ -138,7 +142,7 @@ class FedAt(LocalSteps):
         """Record how long a whole round of the sender takes."""
         numbers, name = averager.numbers, update.region
         if update.steps == 0:
-            return  # a last word without a round
+            return  # a final update without a round
         numbers[_REPORTS + name] = numbers.get(_REPORTS + name, 0.0) + 1.0
         if numbers[_REPORTS + name] < 2:
             return
@@ -159,7 +163,7 @@ class FedAt(LocalSteps):
     def _sort(self, averager: AveragerState) -> None:
         """Sort sites into tiers of about equal size, by the time of a round."""
         numbers, members = averager.numbers, averager.members
-        if _TIERED not in numbers:  # what was one tier of all is none of those that begin
+        if _TIERED not in numbers:  # a single tier has no counterpart among several tiers
             for tier in range(self.tiers):
                 averager.memory.pop(f"tier{tier}", None)
                 numbers.pop(f"count{tier}", None)

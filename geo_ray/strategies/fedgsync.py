@@ -128,8 +128,8 @@ def principal_components(rows_ND: Tensor) -> np.ndarray:
     unit_ND = rows_ND / norms_N1
     centred_ND = unit_ND - unit_ND.mean(dim=0)
     u_NN, s_N, _ = torch.linalg.svd(centred_ND, full_matrices=False)
-    share_N = torch.cumsum(s_N**2, 0) / (s_N**2).sum().clamp_min(1e-30)
-    count = int((share_N < _VARIANCE).sum()) + 1
+    fraction_N = torch.cumsum(s_N**2, 0) / (s_N**2).sum().clamp_min(1e-30)
+    count = int((fraction_N < _VARIANCE).sum()) + 1
     count = min(count, _MOST_COMPONENTS, len(rows_ND) - 1)
     return np.asarray((u_NN[:, :count] * s_N[:count]).numpy())
 

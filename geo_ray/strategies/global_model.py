@@ -54,16 +54,16 @@ def move_to(averager: AveragerState, distance_P: Tensor) -> None:
     averager.version += 1
 
 
-def told(averager: AveragerState, update: Update) -> Tensor:
+def known_model(averager: AveragerState, update: Update) -> Tensor:
     """The sum of changes that the sender knew when it was last answered, a copy (P,)."""
     seen_P = averager.memory.get(_seen(update))
     return torch.zeros(update.payload_P.shape) if seen_P is None else seen_P.clone()
 
 
 def unheard(averager: AveragerState, update: Update) -> Tensor:
-    """What was published since the last answer to the sender, a new (P,)."""
+    """Return the changes published since the last answer to the sender, a new (P,)."""
     moved_P = averager.memory.get(_moved(update.fragment))
-    known_P = told(averager, update)
+    known_P = known_model(averager, update)
     return known_P.neg_() if moved_P is None else known_P.neg_().add_(moved_P)
 
 
@@ -132,7 +132,7 @@ class OneByOne(Strategy):
     def answers(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all regions that may continue after ``update`` was applied.
 
-        Final updates are answered together, when all were applied: then all regions end equal.
+        Final updates are answered together, after all were applied, so that all regions end equal.
         """
         if update.final:
             finals = averager.gather(update)

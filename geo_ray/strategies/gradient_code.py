@@ -1,20 +1,21 @@
 """Gradient coding: the exact sum of all gradients although a few workers are missing.
 
-The data are cut in as many partitions as there are workers. Each worker computes the gradients of
-``tolerate + 1`` partitions and sends one vector, their weighted sum. From the vectors of any
-``n - tolerate`` workers a weighted sum gives the sum over all partitions: nothing is dropped and
-nothing is approximated, at ``tolerate + 1`` times the computation and no more traffic.
+Idea: the data are split into as many partitions as there are workers. Each worker computes the
+gradients of ``tolerate + 1`` partitions and sends one vector, their weighted sum. A weighted sum of
+the vectors of any ``n - tolerate`` workers is the sum over all partitions: nothing is dropped or
+approximated, at ``tolerate + 1`` times the computation and no more traffic.
 
-Workers that share a partition must draw the same rows from it, so rows are drawn by (epoch, step,
-partition) and not by worker. A partition's gradient is a sum over rows, or a mean that is weighted
-outside. Who shares a partition may read it: workers of one region.
-
-Cyclic weights: every worker has ``tolerate + 1`` neighbouring partitions. Its weights are the
-coefficients of the polynomial whose roots are ``tolerate`` neighbouring n-th roots of 1, or of
--1 where real coefficients require it; the next worker has the same, shifted by one. Any ``n -
-tolerate`` workers are then independent and determine the sum. With roots of -1 the vector of
+Rule (cyclic weights): every worker has ``tolerate + 1`` neighbouring partitions. Its weights are
+the coefficients of the polynomial whose roots are ``tolerate`` neighbouring n-th roots of 1, or of
+-1 where real coefficients require it; the next worker has the same weights, shifted by one. Any
+``n - tolerate`` workers are then independent and determine the sum. With roots of -1 the vector of
 ones is not in the span; the nearest vector that is (`_flat`) has no zero, so the weights of
 every partition are divided by its entry.
+
+When: workers are lost or late so often that computing ``tolerate + 1`` times as much is cheaper.
+Workers of one partition must draw the same rows from it, so rows are drawn by (epoch, step,
+partition), and all of them may read it: they must be in one region. A partition's gradient is a sum
+over rows, or a mean that is weighted outside.
 
 Source: "Gradient Coding: Avoiding Stragglers in Distributed Learning" (Tandon et al., ICML
 2017, PMLR 70); the abstract and a reference implementation were read, the constructions are
@@ -61,14 +62,14 @@ def cyclic_weights(num_workers: int, tolerate: int) -> Floats:
 
 
 def _coefficients(num_workers: int, tolerate: int) -> Floats:
-    """Of the polynomial with roots opposite to 1, as many as ``tolerate``."""
+    """Return the coefficients of the polynomial with ``tolerate`` roots opposite to 1."""
     exponents = (num_workers + np.arange(1 - tolerate, tolerate, 2)) / 2
     roots = np.exp(2j * np.pi * exponents / num_workers)
-    return np.atleast_1d(np.real(np.poly(roots)))  # no roots: a bare 1
+    return np.atleast_1d(np.real(np.poly(roots)))  # no roots: the polynomial is 1
 
 
 def _flat(num_workers: int, tolerate: int) -> Floats:
-    """The combination of all workers' unscaled weights that is nearest to ones (N,).
+    """Return the combination of all workers' unscaled weights that is nearest to ones (N,).
 
     It is the Fourier series of a square wave without its ``tolerate`` highest terms.
     """
@@ -79,7 +80,7 @@ def _flat(num_workers: int, tolerate: int) -> Floats:
 
 
 _FIX: Final = "Number workers from 0; make codes with this module's functions."
-_EXACT: Final = 1e-8  # relative; what rounding leaves of an exact combination is below
+_EXACT: Final = 1e-8  # relative; the rounding error of an exact combination is below
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class GradientCode:
     """Assignment of partitions to workers, with weights.
 
     Attributes:
-        encoding_NN: row i are worker i's weights; 0 where it does not have the partition.
+        encoding_NN: row i has worker i's weights; 0 where it does not have the partition.
         tolerate: workers that may be missing.
     """
 
@@ -110,15 +111,15 @@ class GradientCode:
 
     @property
     def num_workers(self) -> int:
-        """N."""
+        """Number of workers, N."""
         return len(self.encoding_NN)
 
     def partitions_of(self, worker: int) -> tuple[int, ...]:
-        """The partitions whose gradients this worker computes, ascending."""
+        """Return the partitions whose gradients this worker computes, ascending."""
         return tuple(partition for partition, weight in enumerate(self._row(worker)) if weight)
 
     def weights_of(self, worker: int) -> tuple[float, ...]:
-        """Weights of these partitions, in the same order."""
+        """Return the weights of these partitions, in the same order."""
         return tuple(weight for weight in self._row(worker) if weight)
 
     def encode(self, worker: int, grads: Sequence[Tensor]) -> Tensor:
@@ -140,9 +141,10 @@ class GradientCode:
         return _weighted(weights, grads)
 
     def decode(self, alive: Sequence[int]) -> tuple[tuple[float, ...], float]:
-        """Weights whose sum over the coded gradients is the sum of all partitions' gradients.
+        """Return weights with which the coded gradients sum to that of all partitions.
 
-        They are the shortest among the best. Of workers that send the same, the first is taken.
+        They are the shortest among the best. Of workers that send the same vector, the first is
+        used.
 
         Args:
             alive: numbers of the workers that have answered.
@@ -154,7 +156,7 @@ class GradientCode:
             alive.
 
         Raises:
-            ConfigError: a number twice, or of no worker.
+            ConfigError: a duplicate number, or one of no worker.
         """
         rows = [self._row(worker) for worker in alive]
         if len(set(alive)) < len(alive):
@@ -169,7 +171,7 @@ class GradientCode:
         return tuple(weights), float(np.linalg.norm(missed_N) / math.sqrt(self.num_workers))
 
     def can_decode(self, alive: Sequence[int]) -> bool:
-        """Whether these workers' vectors give the exact sum."""
+        """Tell whether these workers' vectors give the exact sum."""
         return self.decode(alive)[1] < _EXACT
 
     def combine(self, coded: Mapping[int, Tensor]) -> tuple[Tensor, float]:
@@ -233,7 +235,9 @@ def cyclic(num_workers: int, tolerate: int) -> GradientCode:
     _check_counts(num_workers, tolerate)
     rows = cyclic_weights(num_workers, tolerate).tolist()
     code = GradientCode(tuple(map(tuple, rows)), tolerate)
-    if code.decode(range(num_workers - tolerate))[1] > _EXACT / 10:  # neighbours are worst to lose
+    if (
+        code.decode(range(num_workers - tolerate))[1] > _EXACT / 10
+    ):  # the loss of neighbours is the worst case
         raise ConfigError(
             f"a cyclic code for {tolerate} of {num_workers} workers is spoilt by rounding",
             fix="Tolerate fewer, or take the fractional repetition code.",
@@ -250,9 +254,9 @@ def _check_counts(num_workers: int, tolerate: int) -> None:
 
 
 def _combination(rows_DN: Floats) -> Floats:
-    """The shortest weights of different workers whose sum is nearest to ones (D,)."""
+    """Return the shortest weights of different workers whose sum is nearest to ones (D,)."""
     plain = np.isin(rows_DN, (0.0, 1.0)).all() and (rows_DN.sum(axis=0) <= 1.0).all()
-    if plain or not len(rows_DN):  # nobody overlaps: each counts once, without rounding
+    if plain or not len(rows_DN):  # no partitions overlap: each counts once, without rounding
         return np.ones(len(rows_DN))
     found_D, *_ = np.linalg.lstsq(rows_DN.T, np.ones(rows_DN.shape[1]), rcond=None)
     return np.asarray(found_D)

@@ -1,16 +1,17 @@
-"""The region's side of strategies that train locally from a common point, the *anchor*.
+"""Region side of strategies that train locally from a common point, the *anchor*.
 
-The anchor is the region's copy of the averager's (outer) parameters. What the region did since
-is ``Delta = anchor - params``; a reply says by how much the anchor moves. Payloads are changes
-in both directions, to be subtracted, so any codec with error feedback fits. `add_gradient` and
-`take_mean` accumulate gradients instead.
+The anchor is the region's copy of the averager's (outer) parameters. The local change is ``Delta
+= anchor - params``; a reply moves the anchor. Payloads are changes in both directions, to be
+subtracted, so any codec with error feedback fits. `add_gradient` and `take_mean` accumulate
+gradients instead.
 
-Overlapped strategies keep training while an exchange of all regions is in flight. The *mark* is
-where the region stood when it last sent. A reply is kept until the next step has ended; then
-the region *turns*: it sends what it did since the mark, and continues from the new outer model.
-``merge`` says what happens to the change being sent, which the new outer model does not contain
-yet: ``overwrite`` drops it until the next reply returns it as part of the mean; ``correct``
-keeps it, ``x <- anchor - Delta``, so that the region never steps back.
+Overlapped strategies train while an exchange of all regions is in flight. The *mark* is the
+region's position at its last message. A reply is stored until the next step has ended; then the
+region *turns*: it sends its change since the mark, and continues from the new outer model.
+``merge`` determines the change being sent, which the new outer model does not contain yet:
+``overwrite`` drops it until the next reply returns it as part of the mean; ``correct`` retains it,
+``x <- anchor
+- Delta``, so that the region never steps back.
 
 Shape legend: P = parameters of the model, or of one shard's slice.
 """
@@ -94,7 +95,7 @@ def keep_reply(region: RegionState, reply: Reply) -> None:
     """Hold an answer until the next turn; the one to the final update is merged at once."""
     if region.numbers.get(_LAST):
         adopt(region, reply)
-        if reply.continues:  # there will be another last word
+        if reply.continues:  # another final update follows
             del region.numbers[_LAST]
             region.memory[_MARK] = region.params_P.clone()
     else:
@@ -102,7 +103,7 @@ def keep_reply(region: RegionState, reply: Reply) -> None:
 
 
 def turn(region: RegionState, merge: Merge, *, wait: bool = False) -> Outgoing:
-    """Send the change since the mark; merge the held answer, if there is one."""
+    """Send the change since the mark; merge the stored answer, if there is one."""
     anchor_P = anchor(region)
     change_P = region.memory.get(_MARK, anchor_P) - region.params_P
     pending_P = region.memory.pop(_PENDING, None)

@@ -1,15 +1,16 @@
 """Products with a matrix that is spread over n workers, from any k of their replies (MDS code).
 
-The matrix is cut by rows in k blocks. The first k workers hold one each, the others hold weighted
-sums of all. A worker multiplies what it holds with a vector or a matrix; as products are linear,
-any k answers determine all blocks' products. If the first k are there, nothing is computed: their
-answers are put one after another. Otherwise only the missing blocks are solved for.
+Idea: the matrix is split by rows into k blocks. The first k workers hold one block each, the others
+hold weighted sums of all. Products are linear, so any k answers determine the products of all
+blocks.
 
-Storage and work are n / k of the plain product's. Everything is fp64, whatever comes in: solving
-loses digits, and how many is known from the generator (`worst_condition`).
+Rule: a worker multiplies its block with a vector or a matrix. If the first k answers are present,
+they are concatenated without computation; otherwise only the missing blocks are solved for. Storage
+and work are n / k of the plain product's. All computation is in fp64: solving loses digits, and how
+many follows from the generator (`worst_condition`).
 
-It serves linear maps only: least squares, logistic regression, power iterations, a last layer. The
-gradient of a deep network is none; see `gradient_code`.
+When: linear maps with late or lost workers: least squares, logistic regression, power iterations, a
+last layer. The gradient of a deep network is not linear; see `gradient_code`.
 
 A code is as well conditioned as the worst choice of k rows of its generator. The coded rows are
 chosen among two kinds of candidates: *points* (blocks are values of a curve, a sum of the k
@@ -21,7 +22,7 @@ arXiv 1512.02673), of which the abstract was read; the scheme and the draws are 
 the points are derived here.
 
 Shape legend: M = rows of the matrix; N = its columns, or blocks in all; B = rows of a block; K
-= blocks of the matrix; R = coded blocks; X = columns of what is multiplied with; C = choices of
+= blocks of the matrix; R = coded blocks; X = columns of the multiplied matrix; C = choices of
 K rows.
 """
 
@@ -49,12 +50,12 @@ _WORK: Final = 2_000_000  # choices judged per candidate, times K cubed
 
 
 def coded_rows(k: int, n: int, seed: int) -> Floats:
-    """Rows of length 1 that say how blocks are added up (R, K), with R = n - k.
+    """Return rows of length 1 with the weights of the coded blocks (R, K), with R = n - k.
 
     Args:
         k: blocks of the matrix, at least 1.
         n: blocks in all, at least k.
-        seed: of the draws, and of the choices if there are too many to look at all.
+        seed: seed of the draws, and of the choices if there are too many to check all.
     """
     generator = np.random.default_rng(seed)
     candidates = [_points(k, n), *generator.standard_normal((_DRAWS, n - k, k))]
@@ -65,7 +66,7 @@ def coded_rows(k: int, n: int, seed: int) -> Floats:
 
 
 def worst_condition(rows_RK: Floats) -> float:
-    """The largest condition number over all choices of K of the K + R rows.
+    """Return the largest condition number over all choices of K of the K + R rows.
 
     There are many choices: for tests and benchmarks of small codes.
     """
@@ -75,7 +76,7 @@ def worst_condition(rows_RK: Floats) -> float:
 
 
 def _points(k: int, n: int) -> Floats:
-    """How the curve's values at the other points follow from those at k of them (R, K)."""
+    """Return how the curve's values at the other points follow from those at k of them (R, K)."""
     frequencies = np.arange(k - 1, -1, -2) / 2  # halves if k is even
     angles = 2.0 * np.pi / n * np.outer(np.arange(n), frequencies)
     waves_NK = np.hstack([np.cos(angles), np.sin(angles[:, frequencies > 0])])
@@ -85,7 +86,7 @@ def _points(k: int, n: int) -> Floats:
 
 
 def _choices(n: int, k: int, most: int, generator: np.random.Generator) -> NDArray[np.intp]:
-    """All ways to choose k of n rows, or ``most`` drawn ones if there are more (C, K)."""
+    """Return all ways to choose k of n rows, or ``most`` drawn ones if there are more (C, K)."""
     if math.comb(n, k) <= most:
         return np.array(list(itertools.combinations(range(n), k)))
     return np.array([generator.permutation(n)[:k] for _ in range(most)])
@@ -99,7 +100,7 @@ def _worst(rows_RK: Floats, choices_CK: NDArray[np.intp]) -> float:
 
 
 MOST_BLOCKS: Final = 256
-"""Blocks in all, at most; larger codes are neither well conditioned nor useful."""
+"""Largest number of blocks; larger codes are neither well conditioned nor useful."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,8 @@ class MdsCode:
     Attributes:
         k: blocks of the matrix.
         n: blocks in all, at least k.
-        seed: of the weights, where they are drawn; both ends need the same.
-        weights_RK: how the coded blocks are made of the others; follows from the rest.
+        seed: seed of drawn weights; both ends need the same.
+        weights_RK: weights of the coded blocks; follows from the other attributes.
     """
 
     k: int

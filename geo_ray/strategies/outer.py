@@ -104,17 +104,17 @@ def outer_change(
     *,
     in_place: bool = False,
 ) -> Tensor:
-    """One step of the outer optimizer.
+    """Make one step of the outer optimizer.
 
     Args:
-        config: the optimizer.
-        keeper: has its state, under names that begin with ``key``; changed in place.
-        delta_P: the proposed change, fp32 (P,).
-        key: one per independent optimizer (per fragment, say).
-        in_place: ``delta_P`` may be overwritten; without, it stays as it is.
+        config: optimizer.
+        keeper: holds the state, under names that begin with ``key``; changed in place.
+        delta_P: proposed change, fp32 (P,).
+        key: key of the optimizer, one per fragment for example.
+        in_place: whether ``delta_P`` may be overwritten.
 
     Returns:
-        The change to subtract from the outer parameters, fp32 (P,): a new tensor, or ``delta_P``.
+        Change to subtract from the outer parameters, fp32 (P,): a new tensor, or ``delta_P``.
     """
     out_P = delta_P if in_place else torch.empty_like(delta_P)
     state = _StepState.next(config, keeper, delta_P, key)
@@ -155,10 +155,10 @@ class _StepState:
     """State of one step of the outer optimizer, without the proposed change.
 
     Attributes:
-        config: the optimizer.
-        moment_P: of what was proposed so far; nothing for `sgd`.
-        square_P: of its squares; nothing but for `adam`.
-        count: steps with this one, of `adam`.
+        config: optimizer.
+        moment_P: first moment; None for `sgd`.
+        square_P: second moment; only for `adam`.
+        count: steps including this one, for `adam`.
     """
 
     config: OneOuter
@@ -224,10 +224,10 @@ class DelayedNesterov(StrictModel):
         """Return the change to subtract for one update.
 
         Args:
-            keeper: has the state, under names that begin with ``key``; changed in place.
-            delta_P: the update's change, fp32 (P,); stays as it is.
-            senders: how many send.
-            key: one per independent optimizer.
+            keeper: holds the state, under names that begin with ``key``; changed in place.
+            delta_P: update's change, fp32 (P,); read-only.
+            senders: number of sending regions.
+            key: key of the optimizer.
 
         Returns:
             A new tensor (P,).

@@ -1,6 +1,6 @@
-"""What a strategy works on: payloads with their control fields, and the state of both sides.
+"""Inputs and outputs of strategies: payloads with control fields, and the state of both sides.
 
-The messages that carry them, with their headers, are those of `geo_ray.training.messages`.
+`geo_ray.training.messages` defines the messages that contain them.
 
 Shape legend: P = parameters of the region's model (or of the slice that one shard holds).
 """
@@ -21,8 +21,8 @@ class Outgoing:
 
     Attributes:
         payload_P: fp32, owned by the message (never a view of live parameters).
-        wait: whether the region stands still until the reply is merged.
-        fragment: which part of the model it is about, for strategies that send parts.
+        wait: whether training waits until the reply is merged.
+        fragment: fragment of the model, for strategies that send parts.
     """
 
     payload_P: Tensor
@@ -68,22 +68,22 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The averager's answer to a region's update: its payload, and what controls the strategy.
+    """Answer of the averager to a region's update: payload and control fields.
 
     Attributes:
-        to: the region that it is for.
-        payload_P: fp32 vector, as long as the update's; its meaning is the strategy's. It may be
-            the reference of later messages: `Strategy.on_reply` leaves it unchanged.
-        num_samples: rows behind the payload, over all regions that contributed.
-        final: it answers a final update, after every region's final update is in.
-        fragment: of the update that it answers.
-        own_weight: weight of the receiver's own update in the payload; 0 if not told.
-        steps: local steps that the receiver takes before its next update; None: as configured.
-        reliable: share of the blocks of the receiver's next update that travel reliably, for
+        to: receiver.
+        payload_P: fp32 vector, as long as the update's; its meaning depends on the strategy. It may
+            be the reference of later messages: `Strategy.on_reply` must not change it.
+        num_samples: rows behind the payload, over all contributing regions.
+        final: answer to a final update, given once the final updates of all regions are in.
+        fragment: fragment of the answered update.
+        own_weight: weight of the receiver's own update in the payload; 0 if unknown.
+        steps: local steps until the receiver's next update; None: as configured.
+        reliable: fraction of the blocks of the receiver's next update to send reliably, for
             differential transmission; None: as configured.
-        dropped: the update was not taken in: its content is sent again with the next one.
+        dropped: the update was discarded: its content is sent again with the next one.
         continues: training continues after this answer to a final update, because only the members
-            change: there will be another final update. Set by the averager.
+            change; another final update follows. Set by the averager.
     """
 
     to: str
@@ -150,10 +150,10 @@ class RegionState:
     allocate: Allocator = torch.empty
 
     def is_due(self, interval: int) -> bool:
-        """Whether an exchange is due: after as many steps as the averager asked for.
+        """Tell whether an exchange is due, by the averager's interval if it asked for one.
 
         Args:
-            interval: steps where it asked for nothing.
+            interval: configured number of steps.
         """
         return self.since_send >= (interval if self.budget is None else self.budget)
 
@@ -163,23 +163,23 @@ class AveragerState:
     """The averager's state as a strategy sees it.
 
     Attributes:
-        members: the live regions, sorted.
-        memory: tensors that the strategy keeps; saved in checkpoints. Those whose name ends in
-            ``/region`` go with the region.
-        numbers: plain numbers that it keeps, by the same rules.
+        members: active regions, sorted.
+        memory: strategy's tensors; saved in checkpoints. Tensors whose name ends in ``/region``
+            belong to the region and leave with it.
+        numbers: strategy's plain numbers, by the same rules.
         version: number of commits: updates taken in, or rounds for strategies that work in rounds.
         waiting: updates of the open round by region.
-        fragments: where each part of the model lies, as (start, stop).
-        finished: regions whose final update has arrived, which is held until those of all have. No
+        fragments: position of each fragment of the model, as (start, stop).
+        finished: regions whose final update has arrived and is held until those of all have. No
             region needs to wait for them.
-        stopping: whether every answer from now on tells its region to finish.
+        stopping: whether every answer from now on asks its region to finish.
         now_s: time of the present event by the averager's clock.
-        wake_s: when the strategy wants to be woken (`AveragerTraits.on_wake`); None: not at all.
+        wake_s: time of the next `Strategy.on_wake`; None: none.
         allocate: returns memory for a vector of that many fp32 values that is sent to regions, such
             as the answer of a round. Vectors without references are reused.
-        data_rows: rows of every region's training data, as the manifest says; sites that share a
-            region's rows have equal parts of them. Given when the averager is built, so it is not
-            in checkpoints. Empty if unknown (a strategy in a test).
+        data_rows: rows of every region's training data, from the manifest; sites that share a
+            region's rows have equal parts of them. Set when the averager is built, so not in
+            checkpoints. Empty if unknown (a strategy in a test).
     """
 
     members: tuple[str, ...]

@@ -1,11 +1,11 @@
-"""What a strategy says of itself, in one record that it must give: `Strategy.traits`.
+"""Traits of a strategy, in one required record: `Strategy.traits`.
 
-Everything that depends on which strategy a run has reads it here: the runtime, the simulator, the
-planner, the overlays and the checks of a configuration. So a strategy that is not part of this
-library has the same rights as one that is.
+All code that depends on the strategy of a run reads its traits: the runtime, the simulator, the
+planner, the overlays and the checks of a configuration. A custom strategy is therefore equal to
+those of this library.
 
-Values may depend on the strategy's options. What a record says is checked against short runs of
-every strategy (`geo_ray.testing`).
+Values may depend on the strategy's options. They are checked against short runs of every strategy
+(`geo_ray.testing`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ Weights = Literal["uniform", "samples"]
 """How regions are weighted in a mean: ``uniform`` is 1/M, ``samples`` is S_i / sum S."""
 
 Sends = Literal["change", "model"]
-"""What payloads are; codecs make differences of models small, and changes as they are."""
+"""Kind of payloads; codecs encode differences of models, and changes directly."""
 
 Combine = Literal["sum", "mean"]
 """How much a change counts in every region: 1, or 1/M."""
 
 Blocking = Literal["always", "when_late", "never"]
-"""Whether a region stands still for an exchange: for every one, only if the answer is not there
-when the next exchange (or the merge) is due, or never."""
+"""Whether training waits for an exchange: always, only if the answer is late (not there when the
+next exchange or the merge is due), or never.
+"""
 
 LastExchange = Literal["always", "rest", "never"]
-"""Whether there is an exchange after the last step: always, if steps were taken since the last one,
-or never."""
+"""Whether there is an exchange after the last step: always, if steps were made since the last
+exchange, or never.
+"""
 
 _NEXT_TO_NOTHING: Final = 2.0**-40  # counts only if no region has rows: then all are alike
 _EPS: Final = 1e-9  # of a whole number of exchanges
@@ -39,28 +41,27 @@ _FP32_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeTraits:
-    """How often a region speaks with the averager, how much, and whether it waits.
+    """Frequency, size and blocking of a region's exchanges.
 
     A *step* is one of the region's parameter server: one combined gradient of its workers, or one
-    combined change where workers take local steps of their own (`RegionTraits.worker_steps`).
+    combined change where workers make local steps (`RegionTraits.worker_steps`).
 
     Attributes:
-        blocking: see `Blocking`. It is about the link and the other regions alike: whoever
-            waits for an answer waits for whatever holds it up.
-        every: steps from one exchange to the next where nothing is late. With a slow link, or if
-            the averager asks for it, there may be more. Not whole if it is rounded from exchange
-            to exchange.
-        fragments: parts of the model that are sent one at a time; an exchange is of one of them.
-        last: see `LastExchange`. The last exchange is of the whole model.
-        hidden_steps: steps that hide an exchange where regions stand still when it is late; None:
+        blocking: see `Blocking`. It concerns the link and the other regions alike: waiting for an
+            answer means waiting for everything that delays it.
+        every: steps between exchanges when nothing is late. A slow link, or a request of the
+            averager, may increase them. Not an integer if rounded from exchange to exchange.
+        fragments: number of parts of the model that are sent one at a time.
+        last: see `LastExchange`. The last exchange has the whole model.
+        hidden_steps: steps that hide an exchange where training waits only for a late one; None:
             those until the next one.
         by_speed: whether slower regions exchange after fewer steps, in proportion to the fastest.
         adjustable_interval: whether a region exchanges after as many steps as the averager asks for
-            (`RegionState.is_due`), and the strategy leaves it to others to ask: then the interval
-            may change in mid-run. Not in rounds whose answers come while a region trains on: each
-            would hear of it at another step, and have another number of rounds.
-        interval: value of the option ``interval``, if there is one: steps in which the whole model
-            is exchanged once. The planner may choose another. None: there is no such option.
+            (`RegionState.is_due`), and the strategy does not set the interval itself; the interval
+            may then change during a run. Not for rounds whose answers arrive while a region trains:
+            each region would receive the change at another step, and have another number of rounds.
+        interval: value of the option ``interval``: steps in which the whole model is exchanged
+            once. The planner may choose another value. None: no such option.
     """
 
     blocking: Blocking
@@ -80,45 +81,44 @@ class ExchangeTraits:
         return int(steps / self.every + _EPS)
 
     def count(self, steps: int) -> int:
-        """The same, and the one after the last step."""
+        """Return the number of exchanges in so many steps, and the one after the last step."""
         within = self.within(steps)
         is_rest = steps > within * self.every + _EPS
         return within + (self.last == "always" or (self.last == "rest" and is_rest))
 
     @property
     def meets_by_final_updates(self) -> bool:
-        """Whether all regions are equal after last words only, and not after every round."""
+        """Whether all regions are equal only after final updates, not after every round."""
         return self.last == "always"
 
     def payload_bytes(self, num_params: int) -> float:
-        """Bytes of an exchange's payload each way without a codec: its mean over the fragments.
+        """Return the bytes of a payload each way without a codec: the mean over fragments.
 
         Answers are as long as updates.
 
         Args:
-            num_params: of the model.
+            num_params: parameters of the model.
         """
         return _FP32_BYTES * num_params / self.fragments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionTraits:
-    """What a strategy needs of a region.
+    """Requirements of a strategy on a region.
 
     Attributes:
-        worker_steps: local steps of each worker's own optimizer between two pushes; what a worker
-            pushes then is its change, not a gradient. 0: workers push gradients.
+        worker_steps: local steps of each worker's own optimizer between two pushes; the worker then
+            pushes its change, not a gradient. 0: workers push gradients.
         ends_by_total_rows: whether the run ends for all regions at once, after a total number of
-            rows, because regions take unequal numbers of steps between rounds. If false, every
+            rows, because regions make unequal numbers of steps between rounds. If false, every
             region ends after the same number of steps.
-        whole_model: whether a region's model must not be cut into shards.
-        eval_params: the tensor of `RegionState.memory` that is evaluated (those parameters that the
-            averager knows); None: the region's own parameters.
-        rate_key: where the configuration has the learning rate that the strategy trains with.
-        needs_codec: kind of a codec for updates without which the strategy makes no sense; None:
-            it needs none.
-        unsent: tensors of `RegionState.memory` that hold what a region has still to say even when
-            all regions are equal; one that begins as another's copy has nothing to say there.
+        whole_model: whether a region's model must not be split into shards.
+        eval_params: tensor of `RegionState.memory` to evaluate (parameters that the averager
+            knows); None: the region's own parameters.
+        rate_key: configuration key of the learning rate that the strategy uses.
+        needs_codec: kind of codec for updates that the strategy requires; None: any or none.
+        unsent: tensors of `RegionState.memory` with content that a region has yet to send, even
+            when all regions are equal; a joining region clears its copies.
     """
 
     worker_steps: int = 0
@@ -132,17 +132,17 @@ class RegionTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundMean:
-    """A round of which nothing is wanted but a weighted mean of its updates.
+    """A round whose only result is a weighted mean of its updates.
 
-    Where bridges sum updates before the averager sees them, it is handed that mean in the name of
-    every region. The strategy's answer must come to the same, as the mean of equal vectors is that
+    Where bridges sum updates before the averager receives them, it gets that mean in the name of
+    every region. The strategy's answer must be the same, since the mean of equal vectors is that
     vector.
 
     Attributes:
-        weights: of the regions.
-        is_answer: whether the answer is the mean itself, so that it may go out from anywhere.
-        skips_refused: whether an update without rows has no weight in a uniform mean either: a
-            refused gradient is none, and not a gradient of zero.
+        weights: weights of the regions.
+        is_answer: whether the answer is the mean itself, so that any region may send it.
+        skips_refused: whether an update without rows has weight 0 in a uniform mean, too: a refused
+            gradient is not a gradient of zero.
     """
 
     weights: Weights
@@ -162,25 +162,25 @@ class RoundMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AveragerTraits:
-    """What a strategy does in the averager.
+    """Properties of a strategy's averager side.
 
     Attributes:
-        round_mean: how its rounds can be summed on the way; None: they cannot.
-        adds_up: that updates add up, and how: the averager's side is that of
-            `geo_ray.strategies.additive`, which can take in a sum of updates, and one that
-            was given up with the next. None: each update must come by itself.
+        round_mean: how its rounds can be summed in the overlay; None: not possible.
+        adds_up: how updates add up: the averager side is that of `geo_ray.strategies.additive`,
+            which can take in a sum of updates, and merge a dropped one with the next. None: each
+            update must arrive separately.
         mean_gradient: whether every update is the gradient of one step, of the same model in all
             regions, and every answer their mean by rows.
         bound: exchanges that a region may be ahead of the slowest, although there are no rounds;
-            None: as many as it likes.
+            None: unbounded.
         releases: whether some regions may be left without an answer while others are answered;
             `Strategy.on_release` then answers them.
         frees: whether `Strategy.on_finished` answers the regions that waited only for a region
             that has finished. False: where a region waits, the final update of another is taken in
-            as an ordinary one, and asked for again.
-        plain_outer: value of the option ``outer`` with which changes are applied as they are; None:
-            there is no such option, or it is such a value. Momentum there and momentum in the
-            inner optimizer multiply, and overshoot where rounds are short or few.
+            as an ordinary one and requested again.
+        plain_outer: value of the option ``outer`` that applies changes unmodified; None: no such
+            option, or it has such a value. Momentum there and momentum in the inner optimizer
+            multiply, and overshoot where rounds are short or few.
         wakes: whether the strategy uses the averager's clock: it sets `AveragerState.wake_s`, and
             `Strategy.on_wake` is called then.
     """
@@ -197,15 +197,15 @@ class AveragerTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """See the module's docstring.
+    """Traits of a strategy; see the module's docstring.
 
     Attributes:
-        in_rounds: whether nobody is answered before every region has spoken.
-        sends: ``change`` if payloads, of updates and replies alike, are what parameters change by,
-            so that a part that comes later is a part of the sum; ``model`` if they are parameters.
-        exchange: how often, how much, and whether regions wait.
-        region: what a region must be like.
-        averager: what the averager may do.
+        in_rounds: whether no region is answered before all have sent their update.
+        sends: ``change`` if payloads, of updates and replies alike, are changes of parameters, so
+            that late parts can be added; ``model`` if they are parameters.
+        exchange: frequency, size and blocking of exchanges.
+        region: requirements on a region.
+        averager: properties of the averager side.
     """
 
     in_rounds: bool
@@ -216,6 +216,6 @@ class Traits:
 
     @property
     def round_steps(self) -> int | None:
-        """Steps of a round that are the same in all regions; None: there are no such rounds."""
+        """Steps per round, if equal in all regions; None otherwise."""
         same = self.in_rounds and not self.region.ends_by_total_rows and not self.exchange.by_speed
         return math.ceil(self.exchange.every - _EPS) if same else None

@@ -119,7 +119,7 @@ class Fleet:
         self.regions = {
             name: FleetRegion(
                 name,
-                [Shard.cut(start_P, piece, optimizer, strategy) for piece in slices],
+                [Shard.from_slice(start_P, piece, optimizer, strategy) for piece in slices],
                 SAMPLES[name],
                 parts,
             )

@@ -27,37 +27,36 @@ Phase = Literal["training", "waiting", "must_send", "finishing", "done", "halted
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What a region's parameter server is to do.
+    """Plan of a region's parameter server.
 
     Attributes:
-        region: its name.
-        num_workers: ranks 0 to num_workers - 1 take part.
+        region: region's name.
+        num_workers: number of ranks.
         batch_size: rows per worker and step.
-        batch_sizes: the same by worker, if they are unequal.
-        steps: sync: region steps; async: pushes per worker on average. None: until the averager
-            says so.
+        batch_sizes: rows per step by worker, if unequal.
+        steps: sync: region steps; async: mean pushes per worker. None: until the averager stops the
+            run.
         mode: ``sync`` combines one gradient per worker into a step; ``async`` applies each alone.
-        eval_every: steps between evaluations by worker 0; 0 for none but the last.
-        eval_rows: instead, rows of all regions together between evaluations.
-        max_refused: steps refused in a row that end the run.
+        eval_every: steps between evaluations by worker 0; 0: only the last one.
+        eval_rows: rows of all regions between evaluations, instead of steps.
+        max_refused: consecutive refused steps that end the run.
         attempt: incarnation of this server.
-        alone: no other region waits for this one, so it may stand still when it is exhausted.
-        batches_per_push: batches that a worker takes for one push.
-        stragglers: what to do about workers that are late.
-        evaluates_outer: not the live parameters are evaluated, but those that the averager knows.
-        goal: what the run is to do, in words; at a resume with another goal it goes on, although it
-            was told to finish.
-        last_round_is_final: there may be no exchange after that of the last step, which is the
-            last word then: what codecs owe would be lost.
-        has_final_update: there is always an exchange after the last step: one of that step would
-            only make it later.
-        never_waits: the region stands still for no exchange but the last.
-        round_steps: steps from one exchange to the next, if all regions exchange after the same
-            steps; None: they do not.
-        noise_every: steps between measurements of gradient noise; None for the usual number.
+        alone: no other region waits for this one, so it may pause when it is exhausted.
+        batches_per_push: batches per push.
+        stragglers: rule for late workers.
+        evaluates_outer: evaluate the parameters known to the averager, not the live ones.
+        goal: description of the run's goal; a run resumed with another goal continues although it
+            was asked to finish.
+        last_round_is_final: the exchange of the last step may be the last one; it is then the final
+            update, since codecs would lose what they owe.
+        has_final_update: an exchange always follows the last step; a request of that step would
+            only delay it.
+        never_waits: training waits for no exchange but the last.
+        round_steps: steps between exchanges, if equal in all regions; None otherwise.
+        noise_every: steps between measurements of gradient noise; None: default.
         clip_mean_norm: largest norm of the mean of a step's gradients; None: any.
-        elastic: whether steps go on while workers are missing; None: they wait for them.
-        reports_norms: updates are gradients as they are, whose norms the averager wants to know.
+        elastic: rule for steps without missing workers; None: steps wait for them.
+        reports_norms: updates are plain gradients, and the averager needs their norms.
     """
 
     region: str
@@ -95,7 +94,7 @@ class ServerPlan:
         return size * self.batches_per_push
 
     def rate_of(self, rows: int) -> float:
-        """What the learning rate is multiplied by in a step of ``rows`` rows."""
+        """Return the factor on the learning rate in a step of ``rows`` rows."""
         if self.elastic is None or self.elastic.rate == "same" or not rows:
             return 1.0
         return rows / sum(map(self.rows_per_push, range(self.num_workers)))
@@ -103,14 +102,14 @@ class ServerPlan:
 
 @dataclass(slots=True)
 class Ledger:
-    """Assigned = applied + in flight + returned + discarded, at every moment.
+    """Sample ledger: assigned = applied + in flight + returned + discarded, at every moment.
 
     Attributes:
-        cursor: the next position that nobody had yet.
+        cursor: next position that was never assigned.
         returned: spans of lost workers, lowest first.
         in_flight: spans by worker rank.
         applied: rows whose gradient changed the model or took part in a round.
-        discarded: rows by the reason why their gradient was refused.
+        discarded: rows by the reason for refusing their gradient.
     """
 
     cursor: int = 0
@@ -142,10 +141,10 @@ class Ledger:
             self.returned.sort(key=attrgetter("start"))
 
     def settle(self, worker: int, refused: str | None = None) -> Span:
-        """Book ``worker``'s span as applied, or as discarded for the reason ``refused``.
+        """Record ``worker``'s span as applied, or as discarded for the reason ``refused``.
 
         Raises:
-            InvariantError: if it holds none.
+            InvariantError: the worker has no span.
         """
         span = self.in_flight.pop(worker, None)
         if span is None:
@@ -157,7 +156,7 @@ class Ledger:
         return span
 
     def check(self) -> None:
-        """Raise `InvariantError` unless the books balance."""
+        """Raise `InvariantError` unless the ledger balances."""
         open_rows = sum(s.count for s in self.in_flight.values())
         pool_rows = sum(s.count for s in self.returned)
         booked = self.applied + sum(self.discarded.values()) + open_rows + pool_rows
@@ -198,23 +197,22 @@ class Ledger:
 
 
 class ActiveWorkers:
-    """A region's team: which workers are there, and who computes which share of the step.
+    """Active workers of a region, and the batch partition that each computes.
 
-    A step is made of *shares*, one for each rank: its rows are those that this rank is assigned.
-    Where all are there, each computes its own. A worker whose gradient lies in its own memory while
-    the step is not complete has *lent* it: before it computes another share, shards must keep a
-    copy.
+    A step consists of *partitions*, one per rank, with the rows assigned to that rank. With all
+    workers present, each computes its own. A pushed gradient stays in its worker's memory until the
+    step is complete: before that worker computes another partition, shards must copy it.
 
     Attributes:
-        ranks: 0 to ranks - 1 belong to the region.
-        elastic: the rule for missing ones; None: steps wait for them.
-        joined: workers that are there.
+        ranks: number of ranks of the region.
+        elastic: rule for missing workers; None: steps wait for them.
+        joined: present workers.
         awaited: ranks that the next step waits for.
-        leaving: workers that are to go home when they have pushed what they compute.
+        leaving: workers that exit after their present partition.
         idle: workers that wait for rows.
-        computes: shares that are being computed, by worker.
-        uncopied: pushed shares that no step has used yet and that lie with their worker, by worker.
-        step: shares of the step under way; empty between two.
+        computes: partition in progress by worker.
+        uncopied: pushed partition in the worker's memory that no step has used, by worker.
+        step: partitions of the step in progress; empty between steps.
     """
 
     def __init__(self, ranks: int, elastic: ElasticConfig | None = None) -> None:
@@ -233,7 +231,7 @@ class ActiveWorkers:
     # -------------------------------------------------------------- who is there
 
     def join(self, worker: int) -> int | None:
-        """A worker, new or replaced, is here; the share that went with its predecessor's memory."""
+        """Add a worker; returns the partition that was lost with its predecessor's memory."""
         self.leaving.discard(worker)
         self.awaited.discard(worker)
         self.joined.add(worker)
@@ -241,7 +239,7 @@ class ActiveWorkers:
         return self.uncopied.pop(worker, None)
 
     def leave(self, worker: int) -> int | None:
-        """A worker is gone; the share that it was computing, if it was."""
+        """Remove a worker; returns the partition that it was computing, if any."""
         self.joined.discard(worker)
         self.idle.discard(worker)
         if self.elastic is None:
@@ -251,7 +249,7 @@ class ActiveWorkers:
         return self.computes.pop(worker, None)
 
     def departing(self) -> dict[int, int | None]:
-        """Those that wait and are to go home, with what they had lent; they are not here now."""
+        """Remove waiting workers that were asked to leave; returns their uncopied partitions."""
         going = {
             worker: self.uncopied.pop(worker, None)
             for worker in sorted(self.leaving & self.waiting)
@@ -268,12 +266,12 @@ class ActiveWorkers:
 
     @property
     def may_work(self) -> bool:
-        """Whether enough are there for anybody to be given rows."""
+        """Whether enough workers are present to assign rows."""
         least = 0 if self.elastic is None else self.elastic.least(self.ranks)
         return not self.awaited and len(self.present) >= least
 
     def changed_ranks(self) -> tuple[int, ...] | None:
-        """Who takes part, if that has changed since it was last asked."""
+        """Return the active ranks if they changed since the last call."""
         if self.elastic is None or self.awaited or self.present == self._reported:
             return None
         self._reported = self.present
@@ -283,24 +281,24 @@ class ActiveWorkers:
 
     @property
     def follows(self) -> bool:
-        """Whether a step has the shares of those only that are there when it begins."""
+        """Whether a step has only the partitions of workers present at its beginning."""
         return self.elastic is not None and self.elastic.batch == "follows"
 
     def begin(self) -> None:
-        """Begin a step, unless one is under way."""
+        """Begin a step, unless one is in progress."""
         if not self.step:
             self.step = self.present if self.follows else set(range(self.ranks))
 
     def give_up(self, partition: int) -> None:
-        """The step under way does without this share."""
+        """Remove a partition from the step in progress."""
         self.step.discard(partition)
 
     def is_whole(self, pushed: Collection[int]) -> bool:
-        """Whether these shares make the step under way."""
+        """Tell whether these partitions complete the step in progress."""
         return bool(self.step) and self.step <= set(pushed)
 
     def deal(self, pushed: Collection[int]) -> dict[int, int]:
-        """Open shares by those who are to compute them next: their own, else any."""
+        """Return open partitions by the worker that should compute each: the own one, else any."""
         left = self.step - set(pushed) - set(self.computes.values())
         takers = self.idle & self.present
         dealt = {worker: worker for worker in sorted(takers & left)}
@@ -310,19 +308,19 @@ class ActiveWorkers:
         return dealt
 
     def take(self, worker: int, partition: int) -> int | None:
-        """``worker`` begins a share; the one that it had lent, whose place it needs now."""
+        """Begin a partition; returns the worker's uncopied one, whose memory it needs."""
         self.idle.discard(worker)
         self.computes[worker] = partition
         return self.uncopied.pop(worker, None)
 
     def pushed(self, worker: int) -> None:
-        """It has pushed what it computed."""
+        """Record the push of a worker's partition."""
         partition = self.computes.pop(worker)
         self.uncopied[worker] = partition
         self._pushed_by[partition] = worker
 
     def applied(self, partitions: Iterable[int]) -> None:
-        """A step has used these shares; whoever waited for that is idle."""
+        """Record that a step has used these partitions; workers that waited for it become idle."""
         used = set(partitions)
         for worker in [w for w, partition in self.uncopied.items() if partition in used]:
             del self.uncopied[worker]
@@ -330,7 +328,7 @@ class ActiveWorkers:
         self.step.clear()
 
     def compute_s(self, reports: Mapping[int, StepReport]) -> float:
-        """Of the worker that computed longest for a step, by what was reported of its shares."""
+        """Return the compute seconds of the slowest worker of a step."""
         took_s: dict[int, float] = {}
         for partition, report in reports.items():
             worker = self._pushed_by.get(partition, partition)
@@ -345,13 +343,13 @@ class ActiveWorkers:
 
 @dataclass(slots=True)
 class EvalTimes:
-    """The next evaluation of a region.
+    """Schedule of a region's evaluations.
 
     Attributes:
         every: region steps between two; 0 for none.
-        rows: instead, rows of all regions together between two.
-        by: the worker that was asked for the newest one.
-        last: what has become of the one after the end.
+        rows: rows of all regions between two, instead of steps.
+        by: worker that makes the newest one.
+        last: state of the evaluation after the end.
     """
 
     every: int
@@ -359,22 +357,22 @@ class EvalTimes:
     by: int | None = None
     last: Literal["owed", "open", "reported"] = "owed"
     _next: int = 0
-    _open: bool = False  # one was asked for, and its result was not told yet
+    _open: bool = False  # an evaluation was requested, and its result is not reported yet
     _owed: bool = False
 
     @classmethod
     def of(cls, plan: ServerPlan) -> EvalTimes:
-        """As a region's plan says; not at the start."""
+        """Return the schedule of a region's plan; there is no evaluation at the start."""
         every = plan.eval_every * plan.steps_per_round
         return cls(every, plan.eval_rows, _next=every if plan.eval_rows is None else 0)
 
     @property
     def is_owed(self) -> bool:
-        """Whether one was asked for, and whoever made it is gone."""
+        """Whether an evaluation was requested from a worker that is gone."""
         return self._owed
 
     def is_due(self, version: int, seen: int) -> bool:
-        """Whether to evaluate now; if so, the next one is later.
+        """Tell whether to evaluate now; if so, schedule the next one.
 
         Args:
             version: steps that the region has applied.
@@ -385,24 +383,24 @@ class EvalTimes:
         return self._open
 
     def ask_last(self, worker: int) -> bool:
-        """Whether ``worker`` is to make the one after the end: nobody else does, or has."""
+        """Assign the evaluation after the end to ``worker``; False if it is assigned or done."""
         if self.last != "owed":
             return False
         self.by, self.last = worker, "open"
         return True
 
     def skip_last(self) -> None:
-        """There is none after the end."""
+        """Skip the evaluation after the end."""
         self.last = "reported"
 
     def reported(self, *, final: bool = False) -> None:
-        """The result of the newest one is there, or of the one after the end."""
+        """Record the result of the newest evaluation, or of the one after the end."""
         self._open = False
         if final:
             self.last = "reported"
 
     def lost(self, worker: int) -> None:
-        """A worker is gone; what it was asked for and did not tell is owed by whoever comes."""
+        """Remove a worker; its unfinished evaluation is owed."""
         if worker != self.by:
             return
         self._owed |= self._open
@@ -411,7 +409,7 @@ class EvalTimes:
             self.last = "owed"
 
     def _pass(self, version: int, seen: int) -> bool:
-        """Whether a time to evaluate has been reached."""
+        """Tell whether a time to evaluate has been reached."""
         if self.rows is not None:
             due = seen // self.rows > self._next
             self._next = seen // self.rows
@@ -422,26 +420,25 @@ class EvalTimes:
         return True
 
     def resume(self, version: int) -> None:
-        """Go on at ``version``; what is due there has not been done."""
+        """Continue at ``version``; an evaluation that is due there has not been made."""
         if self.rows is None and self.every:
             self._next = -(-max(version, 1) // self.every) * self.every
 
 
 @dataclass(slots=True)
 class RegionWork:
-    """Who of a region's workers computes which rows, what they have pushed, and who goes home when.
+    """Assigns row ranges to a region's workers; tracks pushes, joins and departures.
 
-    Rows are booked by share of a step (see `geo_ray.training.assignment`), never by who computes
-    them.
+    Rows are recorded by partition of a step, never by the worker that computes them.
 
     Attributes:
-        plan: what the region is to do.
-        copy_partition: lets the shards copy what was pushed for a share, whose place is needed.
-        ledger: the sample books.
-        pushes: what was pushed and is in no step yet, by share.
-        workers: the workers.
-        evals: when somebody evaluates.
-        rule: of late workers.
+        plan: server's plan.
+        copy_partition: copies a pushed partition in all shards before its memory is reused.
+        ledger: sample ledger.
+        pushes: pushed partitions that are in no step yet.
+        workers: active workers.
+        evals: schedule of evaluations.
+        rule: rule for late workers.
     """
 
     plan: ServerPlan
@@ -451,7 +448,9 @@ class RegionWork:
     workers: ActiveWorkers = field(init=False)
     evals: EvalTimes = field(init=False)
     rule: Stragglers = field(init=False)
-    _late: dict[int, Span] = field(default_factory=dict)  # what the step was made without
+    _late: dict[int, Span] = field(
+        default_factory=dict
+    )  # spans that a completed step did not wait for
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -465,7 +464,7 @@ class RegionWork:
         """See `Server.join`."""
         self.leave(worker)
         dropped = self.workers.join(worker)
-        if dropped is not None:  # it lay in the memory of the one before
+        if dropped is not None:  # it was in the predecessor's memory
             self.pushes.pop(dropped, None)
 
     def leave(self, worker: int) -> None:
@@ -487,7 +486,7 @@ class RegionWork:
             self.workers.leaving.add(worker)
 
     def changed_ranks(self, version: int) -> ActiveWorkersChanged | None:
-        """Who takes part after ``version`` steps, if that has changed."""
+        """Return the active workers after ``version`` steps, if they changed."""
         ranks = self.workers.changed_ranks()
         if ranks is None:
             return None
@@ -497,12 +496,12 @@ class RegionWork:
 
     @property
     def is_computing(self) -> bool:
-        """Whether anybody computes what may still count."""
+        """Whether any worker computes a gradient that may count."""
         return bool(self.workers.computes)
 
     @property
     def is_still(self) -> bool:
-        """Whether all workers are here, and none of them computes anything."""
+        """Whether all workers are present and none computes."""
         return not (self.workers.awaited or self.workers.computes or self._late)
 
     # -------------------------------------------------------------- what they compute
@@ -524,7 +523,7 @@ class RegionWork:
         self.pushes[partition] = report
 
     def ready(self) -> list[int]:
-        """The shares whose gradients make the next step, lowest rank first; empty if not yet."""
+        """Return the partitions of the next step, lowest rank first; empty if it is incomplete."""
         if self.plan.mode == "async":
             return sorted(self.pushes)[:1]
         waits = self.plan.stragglers is None
@@ -536,10 +535,10 @@ class RegionWork:
     def settle(
         self, reports: Mapping[int, StepReport], contributions: list[Contribution]
     ) -> tuple[int, float]:
-        """Book a step that was made of these.
+        """Record a completed step.
 
         Returns:
-            The rows in it, and the seconds of the worker that computed longest.
+            Rows in the step, and the seconds of the slowest worker.
         """
         whole = self.rule.holds_all_rows(contributions)
         samples = 0
@@ -554,7 +553,7 @@ class RegionWork:
         return samples, self.workers.compute_s(reports)
 
     def _do_without(self, lost: str | None) -> int:
-        """Book what workers hold that the step did not wait for; how many rows are in it anyway."""
+        """Record partitions that the step did not wait for; returns its rows of them."""
         samples = 0
         for worker in sorted(self.ledger.in_flight):
             span = self.ledger.settle(worker, lost)
@@ -564,7 +563,7 @@ class RegionWork:
         return samples
 
     def assign(self, version: int, seen: int) -> list[Assignment]:
-        """Next rows for idle workers; in sync mode to all together, so that ranks get their own.
+        """Assign rows to idle workers; in sync mode to all at once, so that ranks get their own.
 
         Args:
             version: steps that the parameters hold.
@@ -578,14 +577,14 @@ class RegionWork:
         return [self._work(w, partition, spans, version, seen) for w, partition in dealt.items()]
 
     def _dealt(self) -> tuple[dict[int, int], list[int]]:
-        """Shares by who begins them now, and all shares that have rows in this step."""
+        """Return the partitions that begin now by worker, and all partitions of the step."""
         workers, stragglers = self.workers, self.plan.stragglers
         if self.plan.mode == "sync" and stragglers is None:
             if not workers.may_work:
                 return {}, []
             workers.begin()
             for partition in [held for held in self.ledger.in_flight if held not in workers.step]:
-                self.ledger.take_back(partition)  # of somebody who was there before a resume
+                self.ledger.take_back(partition)  # of a rank that is absent since a resume
             return workers.deal(self.pushes), sorted(workers.step)
         ready = workers.elastic is None or workers.may_work
         if stragglers is not None:
@@ -616,7 +615,7 @@ class RegionWork:
         )
 
     def _evaluates(self, worker: int) -> bool:
-        """Whether it falls to ``worker`` to evaluate: the first one, or whoever is there."""
+        """Tell whether ``worker`` evaluates: the lowest present rank."""
         if self.plan.elastic is None:
             return worker == 0
         return worker == min(self.workers.present or self.workers.joined) or self.evals.is_owed
@@ -624,7 +623,7 @@ class RegionWork:
     # -------------------------------------------------------------- who goes home
 
     def departing(self, version: int) -> list[Assignment]:
-        """Send home those that are to leave; what they pushed stays."""
+        """Let workers exit that were asked to leave; their pushes stay."""
         going = self.workers.departing()
         for uncopied in going.values():
             if uncopied is not None:
@@ -632,11 +631,11 @@ class RegionWork:
         return [Assignment(worker, version, None, done=True) for worker in going]
 
     def finish_all(self, version: int, *, done: bool) -> list[Assignment]:
-        """Send workers home: those that wait, and those that come back too late to count.
+        """Let all waiting workers exit, and those whose push comes too late to count.
 
         Args:
             version: steps that the parameters hold.
-            done: the region is at its end: somebody evaluates the final model.
+            done: the region has finished, and one worker evaluates the final model.
         """
         answers = []
         for partition in sorted(self.pushes):
@@ -651,10 +650,10 @@ class RegionWork:
         return answers
 
     def restore(self, ledger: dict[str, object], version: int) -> None:
-        """Go on with saved books, after ``version`` steps.
+        """Restore a saved ledger after ``version`` steps.
 
-        Workers join anew and get the rows that were in flight; those of ranks that are no more go
-        to whoever asks first.
+        Workers join again and get the rows that were in flight; rows of removed ranks go to the
+        first workers that ask.
         """
         self.ledger = Ledger.restore(ledger)
         for partition in [s for s in self.ledger.in_flight if s >= self.plan.num_workers]:

@@ -43,7 +43,7 @@ from geo_ray.training.payload_encoding import AveragerWire, check_payload
 
 
 def averager_failure(strategy: Strategy, error: Exception) -> GeoRayError:
-    """The typed error of whatever a strategy, or what lies around it, has raised."""
+    """Return the typed error for an exception of a strategy or of the code around it."""
     if isinstance(error, GeoRayError):
         return error
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -58,10 +58,10 @@ class AveragerClock:
     """The averager's own clock, which continues after a resume from the checkpoint's time."""
 
     _ahead_s: float = 0.0  # of its host's clock
-    _saved_s: float | None = None  # at the cut that it was restored from
+    _saved_s: float | None = None  # at the snapshot that it was restored from
 
     def own_s(self, host_s: float) -> float:
-        """The time of the present event, which is at ``host_s`` of its host's clock."""
+        """Return the averager's time of an event at ``host_s`` of the host's clock."""
         if self._saved_s is not None:
             self._ahead_s, self._saved_s = self._saved_s - host_s, None
         return host_s + self._ahead_s
@@ -71,12 +71,14 @@ class AveragerClock:
         return None if own_s is None else own_s - self._ahead_s
 
     def restore(self, saved_s: object) -> None:
-        """Go on from what was exported, at the next event."""
+        """Continue from an exported time at the next event."""
         self._saved_s = None if saved_s is None else float(str(saved_s))
 
 
-_STEPS: Final = "geo_ray:pace"  # no "/": what ends in "/NAME" is a region's and goes with it
-_INSTEAD: Final = "geo_ray:pace_instead"
+_STEPS: Final = (
+    "geo_ray:interval"  # no "/": names that end in "/NAME" are per region and leave with it
+)
+_INSTEAD: Final = "geo_ray:interval_instead"
 
 
 def set_interval(state: AveragerState, steps: int, interval: int | None) -> None:
@@ -93,16 +95,13 @@ def set_interval(state: AveragerState, steps: int, interval: int | None) -> None
 def restore_numbers(
     state: AveragerState, numbers: Mapping[str, object], interval: int | None
 ) -> None:
-    """Take the numbers of a checkpoint.
+    """Restore the numbers of a checkpoint.
 
-    What was asked for counts no more if the configuration has another interval now: whoever resumes
-    a run with one means it.
+    A requested interval is dropped if the configured interval has changed, since a user who changes
+    the interval at a resume means it.
     """
     state.numbers.clear()
     state.numbers.update({str(name): float(str(value)) for name, value in numbers.items()})
-    for before, name in (("geo_ray/pace", _STEPS), ("geo_ray/pace_instead", _INSTEAD)):
-        if before in state.numbers:  # as checkpoints of earlier releases have it
-            state.numbers[name] = state.numbers.pop(before)
     if state.numbers.get(_INSTEAD, 0.0) != float(interval or 0):
         state.numbers.pop(_STEPS, None)
         state.numbers.pop(_INSTEAD, None)
@@ -123,21 +122,21 @@ def with_interval(reply: ReplyMessage, state: AveragerState) -> ReplyMessage:
 
 
 OPEN: Final = "open/"
-"""Prefix of tensors of messages that were open, or answered, at a cut."""
+"""Prefix of tensors of messages that were open or answered at a snapshot."""
 
 
 @dataclass(slots=True)
 class RequestRegistry:
-    """The requests that the averager has taken in, its answers, and which regions have ended.
+    """Requests that the averager has taken in, its answers, and the final updates.
 
-    Requests are numbered by (region, attempt, seq), and a region has one open at most. So the
-    newest number of each region tells whether a request is a duplicate, and a duplicate only ever
-    needs the newest answer.
+    Requests are numbered by (region, attempt, seq), and a region has at most one open. The newest
+    number of each region therefore identifies duplicates, and a duplicate only needs the newest
+    answer.
 
     Attributes:
-        last: attempt and number of every region's newest request that was taken in or given up.
-        answers: the newest answer to each region, as it was sent.
-        finals: final updates that wait for those of all others.
+        last: attempt and number of each region's newest request that was taken in or discarded.
+        answers: newest answer to each region, as sent.
+        finals: final updates that wait for those of the other regions.
     """
 
     last: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -149,15 +148,15 @@ class RequestRegistry:
         return self.last.get(region, (0, 0))
 
     def is_known(self, update: UpdateMessage) -> bool:
-        """Whether ``update`` is a repetition."""
+        """Tell whether ``update`` is a duplicate."""
         return (update.attempt, update.seq) <= self.newest(update.region)
 
     def has_finals(self, members: Sequence[str]) -> bool:
-        """Whether all have said their last word."""
+        """Tell whether all regions have sent their final update."""
         return all(name in self.finals for name in members)
 
     def take(self, update: UpdateMessage) -> None:
-        """``update`` is taken in, or given up; what was answered before is over."""
+        """Record that ``update`` was taken in or discarded."""
         self.last[update.region] = (update.attempt, update.seq)
 
     def unanswered(self, members: Sequence[str]) -> dict[str, int]:
@@ -170,30 +169,29 @@ class RequestRegistry:
         }
 
     def join(self, region: str, donor: str) -> None:
-        """Begin a region as a copy of another one: with its numbers, and no answer.
+        """Register a joining region as a copy of its donor: with its numbers and without an answer.
 
-        Each region counts its own attempts. Those of the giver may be later than those of the
-        newcomer if both started at the same time; then every request of the newcomer would be taken
-        for a duplicate.
+        Each region counts its own attempts. The donor's attempt may exceed that of the joining
+        region if both started at the same time; the joining region's requests would then count as
+        duplicates.
         """
         self.answers.pop(region, None)
         self.last[region] = (self.newest(region)[0], self.newest(donor)[1])
 
     def leave(self, region: str) -> None:
-        """A region takes part no more; its numbers stay, so that what it says late is known."""
+        """Remove a region; its numbers stay, so that late messages are recognized."""
         self.finals.pop(region, None)
         self.answers.pop(region, None)
 
     @property
     def is_finishing(self) -> bool:
-        """Whether a region has said its last word, or is told to, and not all have."""
+        """Whether a region has sent its final update or is asked to, and not all have."""
         return bool(self.finals) or any(r.stop and not r.final for r in self.answers.values())
 
     def live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, object]]:
-        """Tensors that will change, tensors that will not, and plain values.
+        """Return tensors that will change, tensors that will not, and plain values.
 
-        Final updates lie in their senders' buffers until they are answered. Answers are as they
-        were sent, and never change.
+        Final updates stay in their senders' buffers until they are answered. Answers never change.
         """
         finals, final_rows = save_messages(OPEN + "finals", list(self.finals.values()))
         answers, answer_rows = save_messages(OPEN + "answers", list(self.answers.values()))
@@ -207,18 +205,18 @@ class RequestRegistry:
         *,
         draining: bool,
     ) -> None:
-        """Become what `live` saved.
+        """Restore the result of `live`.
 
-        What answers asked of regions is over, but for the end (see `filter_stops`).
+        Requests in answers (checkpoint, halt) are dropped, except stops (see `filter_stops`).
 
         Args:
-            tensors: by name.
+            tensors: tensors by name.
             last: numbers by region.
-            exchanges: the plain values.
-            draining: whether those that were told to finish with the next round still are.
+            exchanges: plain values.
+            draining: whether the run is still in its last round.
 
         Raises:
-            CheckpointCorruptError: if messages cannot be read.
+            CheckpointCorruptError: messages cannot be read.
         """
         self.last = {str(r): (int(pair[0]), int(pair[1])) for r, pair in last.items()}
         finals = load_messages(UpdateMessage, tensors, exchanges.get("finals"))
@@ -231,11 +229,11 @@ class RequestRegistry:
             self.answers[reply.to] = reply
 
     def filter_stops(self, stopping: bool, *, of_final_updates: bool) -> None:
-        """Restored answers tell regions to finish only if that is still meant.
+        """Clear the stop flag of restored answers if the run no longer stops there.
 
         Args:
-            stopping: whether it is.
-            of_final_updates: whether it is also for those whose last word is answered.
+            stopping: whether it stops.
+            of_final_updates: whether it also stops for answered final updates.
         """
         for region, reply in self.answers.items():
             stop = reply.stop and stopping and (of_final_updates or not reply.final)
@@ -244,20 +242,20 @@ class RequestRegistry:
 
 @dataclass(slots=True)
 class AveragerCompletion:
-    """When the averager tells regions to finish, and to which end they come first.
+    """Decides when the averager asks regions to finish.
 
-    The other side is `geo_ray.training.server`. Where codecs owe something that only the final
-    update of a round pays, regions are told one round before (`ReplyMessage.draining`). A run that
-    is resumed with another goal first comes to the end that its regions knew, if some had sent
-    their final update there.
+    The counterpart is `geo_ray.training.server`. Where codecs owe something that only a round's
+    final update pays, regions are notified one round before (`ReplyMessage.draining`). A run that
+    is resumed with another goal first completes the previous goal if some region had sent its final
+    update there.
 
     Attributes:
-        state: the strategy's, which is told whether every answer tells its region to finish.
-        announces: whether regions must be told of the last round, to pay in it what codecs owe.
+        state: strategy's state, which has the flag for stopping.
+        announces: whether the last round is announced, so that codecs pay their debt in it.
         has_final_updates: whether there is always an exchange after the last step.
-        goal: what the run is to do, in words; at a resume with another goal it goes on, although it
-            was told to finish.
-        enough: rows of all regions together after which they are told to finish; None: no limit.
+        goal: description of the run's goal; a run resumed with another goal continues although it
+            was asked to finish.
+        enough: rows of all regions after which they are asked to finish; None: no limit.
         samples: rows behind all updates so far.
     """
 
@@ -268,20 +266,20 @@ class AveragerCompletion:
     enough: int | None = None
     samples: int = 0
     _first: str | None = None  # the goal before this one, to whose end regions come first
-    _draining: bool = False  # the next round is to be the last
+    _draining: bool = False  # the next round is the last
 
     @property
     def stopping(self) -> bool:
-        """Whether regions are told to finish, or to do so with their next round."""
+        """Whether regions are asked to finish, now or with their next round."""
         return (self.state.stopping and self._first is None) or self._draining
 
     @property
     def continues(self) -> bool:
-        """Whether a round that was announced as the last one was too short to be it."""
+        """Whether the round announced as the last one had too few rows to be the last."""
         return self.announces and self.enough is not None and not self.stopping
 
     def stop(self) -> None:
-        """Tell every region, with its next answer, to finish, or to do so with one round more."""
+        """Ask every region to finish with its next answer, or one round later if announced."""
         if self.announces:
             self._draining = True
         else:
@@ -293,12 +291,12 @@ class AveragerCompletion:
         self.state.stopping |= self._has_enough
 
     def passed(self) -> None:
-        """All last words are in; if they were those of an end before, there is another one."""
+        """Record that all final updates are in; after a previous goal the run continues."""
         if self._first is not None:
             self._first, self.state.stopping = None, self._has_enough
 
     def marked(self, reply: ReplyMessage) -> ReplyMessage:
-        """The answer, with what it tells of the end, and of the way there."""
+        """Return the answer with the flags and counters of completion."""
         reply = replace(
             with_interval(reply, self.state), stop=self.state.stopping, seen=self.samples
         )
@@ -308,36 +306,36 @@ class AveragerCompletion:
         is_next = self.enough is not None and self.samples + reply.num_samples >= self.enough
         return replace(reply, draining=self._draining or is_next)
 
-    def export(self, books: RequestRegistry) -> dict[str, object]:
+    def export(self, saved: RequestRegistry) -> dict[str, object]:
         """Plain values for a checkpoint."""
         stops = (self._first or self.goal) if self.state.stopping else None
         found: dict[str, object] = {"samples": self.samples, "stops": stops}
-        if self._draining or any(reply.draining for reply in books.answers.values()):
+        if self._draining or any(reply.draining for reply in saved.answers.values()):
             found["drains"] = [self.goal, self._draining]
         return found
 
     def is_draining(self, control: Mapping[str, object]) -> bool:
-        """Whether the run that was saved was closing for the same goal as this one has."""
+        """Tell whether the saved run was in its last round for the same goal."""
         drains = control.get("drains")
         return isinstance(drains, list) and drains[0] == self.goal
 
-    def restore(self, control: Mapping[str, object], books: RequestRegistry) -> None:
-        """Become what `export` saved; ``books`` are restored."""
+    def restore(self, control: Mapping[str, object], saved: RequestRegistry) -> None:
+        """Restore the result of `export`; ``saved`` is already restored."""
         self.samples = int(str(control.get("samples", 0)))
         drains = control.get("drains")
         self._draining = isinstance(drains, list) and self.is_draining(control) and bool(drains[1])
         goal = control.get("stops")
         is_earlier = goal not in {None, self.goal} and self.has_final_updates
-        self._first = str(goal) if is_earlier and books.is_finishing else None
+        self._first = str(goal) if is_earlier and saved.is_finishing else None
         self.state.stopping = goal == self.goal or self._first is not None
-        books.filter_stops(self.state.stopping, of_final_updates=goal == self.goal)
+        saved.filter_stops(self.state.stopping, of_final_updates=goal == self.goal)
 
     def export_exact(self) -> list[object]:
-        """Plain values for an averager of the same run, which begins nothing anew."""
+        """Return plain values for a replica of the same run."""
         return [self.state.stopping, self._first, self._draining]
 
     def restore_exact(self, values: Sequence[Any]) -> None:
-        """Become what `export_exact` gave, after `restore`."""
+        """Restore the result of `export_exact`, after `restore`."""
         self.state.stopping, self._first, self._draining = values
 
     @property
@@ -352,40 +350,37 @@ _WIRE: Final = "wire/"
 
 @dataclass(slots=True)
 class Averager:
-    """The averager: takes in every region's updates, exactly once, and answers them.
+    """Averager: takes in every region's updates exactly once and answers them.
 
-    A pure state machine around a strategy's `on_update`. It adds what no strategy should care
-    about:
+    A pure state machine around a strategy's `on_update`. It adds:
 
-    - exactly once: an update that was already taken in gets its old answer again;
-    - refusal of what is not finite or has the wrong size;
-    - stopping all regions at the same exchange, also when they have seen enough rows together;
-    - checkpoints as consistent cuts that hold nobody up: the averager copies its state when one
-      begins, with the open round and the newest answers, and marks every region's next answer with
-      the id. A region copies its state before it merges a marked answer, or when it is told in
-      other ways. What was on its way needs no record: a region that resumes repeats its open
-      request, and the averager has it, or has answered it, or takes it in;
-    - codecs: a strategy sees vectors only; what is coded is decoded after the check for repetitions
-      and before anything else, and an answer that is given again is the same to the byte;
-    - model buffers go past strategy and codec (`AveragerBuffers`);
-    - the end: final updates are held until every region's is in. If some region was told to finish
-      before a resume with another goal, all come to that end first;
-    - an end with a reason: what is raised while the state changes leaves it torn. It becomes
-      `failure`, and whatever is asked from then on raises that.
+    - exactly-once semantics: a duplicate gets the earlier answer;
+    - refusal of payloads that are not finite or have the wrong size;
+    - completion: all regions stop at the same exchange, also after a number of rows;
+    - checkpoints as consistent cuts that block nobody: the averager copies its state with the open
+      round and the newest answers, and marks the next answer to every region with the checkpoint's
+      id. A region copies its state before it merges a marked answer. Messages in flight need no
+      record, since a resumed region repeats its open request;
+    - codecs: a strategy sees vectors only. Payloads are decoded after the check for duplicates, and
+      a repeated answer is identical to the byte;
+    - model buffers, which bypass strategy and codec (`AveragerBuffers`);
+    - final updates, which are held until those of all regions are in. A run resumed with another
+      goal first completes the previous goal if some region was asked to finish;
+    - failure: an exception during a state change becomes `failure`, which every later call raises.
 
-    Source of the cut: Chandy and Lamport, "Distributed Snapshots" (1985); reconstructed.
+    Source of the consistent cut: Chandy and Lamport, "Distributed Snapshots" (1985); reconstructed.
 
     Attributes:
-        strategy: how to combine.
-        num_params: P, the size that every payload must have.
-        state: the strategy's state.
-        snapshots: finished parts of checkpoints, for the shell to take and write.
+        strategy: strategy.
+        num_params: P, the size of every payload.
+        state: strategy's state.
+        snapshots: finished parts of checkpoints, which the shell takes and writes.
         wire: decodes updates and encodes replies.
         goal, enough: see `AveragerCompletion`.
-        noise: what the regions' gradients say about each other.
-        failure: what ended it; None while it works.
-        model_buffers: mean of their model buffers.
-        view: who takes part; the strategy's list of members follows it.
+        noise: gradient noise across regions.
+        failure: error that ended the averager; None while it works.
+        model_buffers: mean of the regions' model buffers.
+        view: membership view; the strategy's list of members follows it.
     """
 
     strategy: Strategy
@@ -418,7 +413,7 @@ class Averager:
 
     @property
     def stopping(self) -> bool:
-        """Whether regions are told to finish, or to do so with their next round."""
+        """Whether regions are asked to finish, now or with their next round."""
         return self._completion.stopping
 
     @property
@@ -444,7 +439,7 @@ class Averager:
 
     @property
     def may_begin_checkpoint(self) -> bool:
-        """Whether regions hold no answers of a lost averager, of which nothing is known here."""
+        """Whether no region may hold an unknown answer of a lost leader."""
         return self._marks.may_begin
 
     def on_update(self, update: UpdateMessage) -> list[ReplyMessage]:
@@ -454,11 +449,11 @@ class Averager:
             Answers to this or to other regions' open requests; possibly none yet.
 
         Raises:
-            InvariantError: for an unknown region or a payload of the wrong size.
-            RegionLostError: of a region that takes part no more.
-            FrameError: if a coded payload makes no sense.
-            ReferenceLostError: if it is a difference from something that is not here.
-            NonFiniteError: if the payload has NaN or infinity. After any of these the state is
+            InvariantError: unknown region, or a payload of the wrong size.
+            RegionLostError: the region was removed.
+            FrameError: the encoded payload is invalid.
+            ReferenceLostError: the payload is a difference from an unknown reference.
+            NonFiniteError: the payload has NaN or infinity. After any of these errors the state is
                 unchanged.
             GeoRayError: the averager has failed, see `failure`.
         """
@@ -466,7 +461,7 @@ class Averager:
         is_known = self._registry.is_known(update)
         if not (
             is_known and update.region in self._registry.answers
-        ):  # who has left may not have it
+        ):  # a region that left may not have it
             self.view.check(update.region, update.view)
         self._unread.secure()
         if is_known:
@@ -544,18 +539,18 @@ class Averager:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every update is answered by itself: no final one waits for others."""
+        """Whether every update is answered on its own: no final update waits for others."""
         return not self._registry.finals
 
     def change(self, change: MemberChange) -> list[ReplyMessage]:
-        """Let members change at the next border, see `geo_ray.training.membership`.
+        """Change the members at the next barrier, see `geo_ray.training.membership`.
 
         Returns:
-            Answers to who waited for others. Nothing changes while `is_changing`, or once the run
-            is told to finish; `view` tells when it has.
+            Answers to regions that waited for others. Nothing changes while `is_changing`, or once
+            the run is asked to finish; `view` shows when the change is done.
 
         Raises:
-            InvariantError: who joins is a member, or who leaves is none.
+            InvariantError: a joining region is a member, or a leaving region is none.
         """
         change.after(self.view)
         if self.is_changing or self.stopping:
@@ -566,23 +561,23 @@ class Averager:
             return self.release_waiting() if self._is_flushing else []
 
     def begun(self, region: str) -> None:
-        """Who has joined is there; at the latest with what it says first."""
+        """Mark a joining region active; its first update does the same."""
         self.view = self.view.begun(region)
 
     @property
     def is_changing(self) -> bool:
-        """Whether members are about to change, or somebody who joined is not there yet."""
+        """Whether a membership change is pending, or a joining region is not active yet."""
         return self._change is not None or bool(self.view.joining)
 
     def leave(self, region: str) -> list[ReplyMessage]:
-        """Go on without a region; whoever waited for it alone is answered."""
+        """Continue without a region; answer the regions that waited only for it."""
         self._change = self._change and self._change.but(region)
         if region not in self.view.members:
             return []
         return self.go_on_in(self.view.without(region))
 
     def go_on_in(self, view: View) -> list[ReplyMessage]:
-        """Go on in a view that lacks regions; whoever waited for them alone is answered."""
+        """Enter a view that lacks regions; answer the regions that waited only for them."""
         self._unread.secure()
         with self._changing():
             state = self.state
@@ -594,7 +589,7 @@ class Averager:
             ):
                 return replies + self._finished()
             if state.waiting and all(name in state.waiting for name in state.members):
-                # It was the last one missing: whichever is handed in again completes the round.
+                # The lost region was the last one missing: any waiting update completes the round.
                 return replies + self._answer(state.waiting.pop(state.members[0]))
             return replies
 
@@ -611,26 +606,23 @@ class Averager:
         donor, view = change.donor(self.view), change.after(self.view)
         self._enter(view, donor)
         marked = change.marked(replies, view, donor)
-        self._registry.answers |= {reply.to: reply for reply in marked}  # it may be asked for again
+        self._registry.answers |= {reply.to: reply for reply in marked}  # it may be requested again
         return marked
 
     def request_stop(self) -> None:
-        """Tell every region, with its next answer, to finish.
-
-        Where codecs owe something that only the last word of a round pays, to do so with one round
-        more.
-        """
+        """Ask every region to finish with its next answer, or one round later if announced."""
         self._completion.stop()
 
     def begin_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
         """Copy the present state for a checkpoint, and mark the next answer to every region.
 
         Args:
-            checkpoint: its id, larger than those before.
-            halt: the regions stand still once they have copied theirs.
+            checkpoint: id, larger than all before.
+            halt: regions pause after they have copied their state.
 
         Returns:
-            False if it cannot be: see `may_begin_checkpoint`, members change, or it has failed.
+            False if it is not possible: see `may_begin_checkpoint`, a membership change, or a
+            failure.
         """
         if not self.may_begin_checkpoint or self.failure is not None or self.is_changing:
             return False
@@ -640,10 +632,10 @@ class Averager:
         return True
 
     def on_failover(self, region: str) -> None:
-        """It goes on in ``region``, which stays, for one that may have answered more."""
+        """Continue in ``region`` after a failover; the lost leader may have given more answers."""
         self._change = self._change and self._change.but(region)
         self._marks.on_failover(self.state.members)
-        self._clock.restore(self.state.now_s)  # that of another host
+        self._clock.restore(self.state.now_s)  # time of the previous host
 
     def settle(self, region: str) -> None:
         """A region holds no answers of an averager that is lost but those that are known here."""
@@ -655,9 +647,9 @@ class Averager:
         return fixed | {name: value.clone() for name, value in changing.items()}, control
 
     def _live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, object]]:
-        """Tensors that will change, tensors that will not, and plain values.
+        """Return tensors that will change, tensors that will not, and plain values.
 
-        Open requests lie in their senders' buffers until they are answered.
+        Open requests stay in their senders' buffers until they are answered.
         """
         state = self.state
         wire_tensors, wire = self.wire.export()
@@ -683,37 +675,37 @@ class Averager:
         return changing, fixed, control
 
     def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
-        """Become what `export` saved.
+        """Restore the result of `export`.
 
         Raises:
-            ConfigChangedError: if it was saved with other codecs.
-            CheckpointCorruptError: if open requests or answers cannot be read.
+            ConfigChangedError: it was saved with other codecs.
+            CheckpointCorruptError: open requests or answers cannot be read.
         """
         last, wire = control["last"], control.get("wire", {})
         numbers, exchanges = control.get("numbers", {}), control.get("exchanges", {})
-        books = (last, wire, numbers, exchanges)
-        if not all(isinstance(book, Mapping) for book in books):
+        saved = (last, wire, numbers, exchanges)
+        if not all(isinstance(value, Mapping) for value in saved):
             raise InvariantError("checkpoint without the averager's books")
-        last, wire, numbers, exchanges = (dict(cast(Mapping[str, Any], book)) for book in books)
-        apart = {k: v for k, v in tensors.items() if k.startswith((_WIRE, OPEN, _BUFFERS))}
-        on_wire = {k.removeprefix(_WIRE): v for k, v in apart.items() if k.startswith(_WIRE)}
+        last, wire, numbers, exchanges = (dict(cast(Mapping[str, Any], value)) for value in saved)
+        separate = {k: v for k, v in tensors.items() if k.startswith((_WIRE, OPEN, _BUFFERS))}
+        on_wire = {k.removeprefix(_WIRE): v for k, v in separate.items() if k.startswith(_WIRE)}
         self.wire.restore(on_wire, wire)
-        self.model_buffers.restore(apart, control.get("buffer_rows"))
+        self.model_buffers.restore(separate, control.get("buffer_rows"))
         state = self.state
         state.memory.clear()
-        state.memory.update({k: v.clone() for k, v in tensors.items() if k not in apart})
+        state.memory.update({k: v.clone() for k, v in tensors.items() if k not in separate})
         self.view = self.view.restored(control.get("view"))
         state.version = int(str(control["version"]))
         restore_numbers(state, numbers, self.strategy.traits.exchange.interval)
         state.waiting.clear()
-        waiting = load_messages(Update, apart, exchanges.get("waiting"))
+        waiting = load_messages(Update, separate, exchanges.get("waiting"))
         state.waiting.update({update.region: update for update in waiting})
         self.noise.meter.restore(control.get("noise"))
         now_s, wake_s = control.get("now_s"), control.get("wake_s")
         self._clock.restore(now_s)
         state.wake_s = None if wake_s is None else float(str(wake_s))
         self._registry.restore(
-            apart, last, exchanges, draining=self._completion.is_draining(control)
+            separate, last, exchanges, draining=self._completion.is_draining(control)
         )
         self._completion.restore(control, self._registry)
         self._note_finished()
@@ -745,12 +737,12 @@ class Averager:
         return update
 
     def _repeat(self, update: UpdateMessage) -> list[ReplyMessage]:
-        books = self._registry
-        newest = books.newest(update.region) == (update.attempt, update.seq)
-        answer, final = books.answers.get(update.region), books.finals.get(update.region)
+        saved = self._registry
+        newest = saved.newest(update.region) == (update.attempt, update.seq)
+        answer, final = saved.answers.get(update.region), saved.finals.get(update.region)
         if newest and final is not None and not update.final:
             with self._changing():
-                del books.finals[update.region]  # after a resume its region has more to do
+                del saved.finals[update.region]  # after a resume its region has more to do
                 self._note_finished()
                 return self._answer(replace(final, final=False).content(self.state.version))
         return [answer] if answer is not None and newest else []
@@ -759,9 +751,9 @@ class Averager:
         self.state.finished = frozenset(self._registry.finals)
 
     def _finished(self) -> list[ReplyMessage]:
-        """A final update is in, or who had none has left: the last exchange, if that was all.
+        """Handle a new final update, or the departure of a region: complete the run if all are in.
 
-        Otherwise somebody may wait for who has finished.
+        Otherwise answer the regions that wait for a finished one.
         """
         self._note_finished()
         if self._registry.has_finals(self.state.members):
@@ -785,13 +777,13 @@ class Averager:
         answers = self.strategy.on_update(self.state, update)
         self.noise.take(self.state.version, measured, answers)
         replies = self._publish(answers)
-        if update.final:  # the last words are all in, and answered together
+        if update.final:  # all final updates are in, and answered together
             return replies
         if replies and self._change is not None and not self._is_flushing:  # a round is over
             return self._at_barrier(replies)
         if self.state.stopping or self._is_flushing:
             replies += self.release_waiting()
-        if self._registry.finals and self.state.waiting:  # they may wait for who has finished
+        if self._registry.finals and self.state.waiting:  # they may wait for a finished region
             replies += self._release_finals()
         return replies
 
@@ -823,14 +815,14 @@ class Averager:
         return replies
 
     def _marked(self, reply: ReplyMessage) -> ReplyMessage:
-        view, flush = self.view.told, self._is_flushing and not reply.final
+        view, flush = self.view.wire_generation, self._is_flushing and not reply.final
         return self._marks.marked(replace(self._completion.marked(reply), flush=flush, view=view))
 
     def _release_finals(self) -> list[ReplyMessage]:
         """Take final updates as ordinary ones, so that they are answered.
 
-        In an open round, where others wait for whoever has finished: they would wait for each other
-        for ever. Not where the strategy knows who has finished.
+        In an open round, other regions wait for a finished one, and both sides would wait forever.
+        Not needed where the strategy knows which regions have finished.
         """
         if not self.state.waiting or self.strategy.traits.averager.frees:
             return []
@@ -861,12 +853,11 @@ def open_requests(averager: Averager) -> dict[str, int] | None:
 def stalled_regions(
     still: Mapping[str, int | None], unanswered: Mapping[str, int] | None
 ) -> dict[str, int]:
-    """The requests that will never be answered, by region; empty while something can happen.
+    """Return the requests that will never be answered, by region; empty while progress is possible.
 
     Args:
-        still: the request that a region stands still for, or None, of all that are not done
-            (`Server.blocked_on`).
-        unanswered: what `open_requests` gave; None also if that is not known.
+        still: request that each unfinished region is blocked on, or None (`Server.blocked_on`).
+        unanswered: result of `open_requests`; None if unknown.
     """
     waits = {region: seq for region, seq in still.items() if seq is not None}
     if unanswered is None or len(waits) < len(still):

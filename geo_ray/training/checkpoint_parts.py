@@ -1,4 +1,4 @@
-"""Parts of checkpoints: how averager, shards and messages are saved and found again.
+"""Parts of checkpoints: saving and loading the averager, shards and messages.
 
 A checkpoint is a consistent snapshot that blocks nobody: the averager copies its state when it
 begins and marks the next answer to every region, which copies its own state before it merges a
@@ -33,21 +33,21 @@ from geo_ray.training.shard import Shard
 M = TypeVar("M", Update, UpdateMessage, ReplyMessage)
 
 # Fields that are no plain values, and those that no checkpoint has: none is made while members
-# change, and all who take part at a resume begin it together.
+# change, and all regions of a resume begin it together.
 _APART: Final = ("payload_P", "coded", "lossy", "buffers_E", "flush", "barrier", "view")
 
 
 def save_messages(
     prefix: str, messages: Sequence[Update | UpdateMessage | ReplyMessage]
 ) -> tuple[dict[str, Tensor], list[dict[str, object]]]:
-    """Messages as tensors by name and plain values, in their order.
+    """Return messages as tensors by name and plain values, in order.
 
-    A payload that several messages share, as the answers of a round do, is saved once. Tensors are
-    not copied.
+    A payload that several messages share, such as the answers of a round, is saved once. Tensors
+    are not copied.
 
     Args:
-        prefix: of the tensors' names.
-        messages: all of one kind.
+        prefix: prefix of the tensors' names.
+        messages: messages of one kind.
     """
     tensors: dict[str, Tensor] = {}
     rows: list[dict[str, object]] = []
@@ -61,7 +61,7 @@ def save_messages(
         if not isinstance(message, Update) and message.buffers_E.numel():
             row["buffers"] = places.setdefault(id(message.buffers_E), f"{prefix}/{number}")
             tensors[f"{row['buffers']}/buffers"] = message.buffers_E
-        if message.payload_P.is_meta:  # of what was merged already only the header is kept
+        if message.payload_P.is_meta:  # only the header of merged messages is saved
             row["merged"] = message.payload_P.numel()
         elif coded is None:
             tensors[f"{place}/payload"] = message.payload_P
@@ -75,15 +75,15 @@ def save_messages(
 
 
 def load_messages(kind: type[M], tensors: Mapping[str, Tensor], rows: object) -> list[M]:
-    """The messages of `save_messages`; those that shared a payload share it again.
+    """Load the messages of `save_messages`; shared payloads are shared again.
 
     Args:
-        kind: of the messages.
-        tensors: by name; not copied.
-        rows: the plain values; None for a checkpoint that had none.
+        kind: class of the messages.
+        tensors: tensors by name; not copied.
+        rows: plain values; None for a checkpoint without any.
 
     Raises:
-        CheckpointCorruptError: if they do not fit together.
+        CheckpointCorruptError: tensors and values do not fit.
     """
     try:
         return [_load(kind, tensors, dict(row)) for row in rows or []]  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ class AveragerSnapshot:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The copies as tensors, for who does not write them."""
+        """Return the copies as tensors, for callers that do not write them."""
         return {name: copy.whole() for name, copy in self.copies.items()}
 
 
@@ -161,15 +161,15 @@ class _SnapshotMark:
 
     id: int
     halt: bool
-    told: set[str] = field(default_factory=set)
+    notified: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class SnapshotMarks:
     """Marks answers with the newest checkpoint.
 
-    After a takeover none may begin until all regions are settled: one may hold answers of an
-    averager that is lost, of which this one does not know yet.
+    After a failover no checkpoint begins until all regions are settled: a region may hold answers
+    of the lost leader that the new one does not know.
     """
 
     _mark: _SnapshotMark | None = None
@@ -185,37 +185,37 @@ class SnapshotMarks:
         self._mark = _SnapshotMark(checkpoint, halt)
 
     def marked(self, reply: ReplyMessage) -> ReplyMessage:
-        """The answer, with the newest checkpoint if its region has not been told of it."""
+        """Return the answer, marked with the newest checkpoint unless its region knows it."""
         mark = self._mark
-        if mark is None or reply.to in mark.told:
+        if mark is None or reply.to in mark.notified:
             return reply
-        mark.told.add(reply.to)
+        mark.notified.add(reply.to)
         return replace(reply, checkpoint=mark.id, halt=mark.halt)
 
     def export(self) -> list[object] | None:
-        """The newest checkpoint, and who was told of it, as plain values."""
+        """Return the newest checkpoint and the notified regions as plain values."""
         mark = self._mark
-        return None if mark is None else [mark.id, mark.halt, sorted(mark.told)]
+        return None if mark is None else [mark.id, mark.halt, sorted(mark.notified)]
 
     def restore(self, mark: Sequence[Any] | None) -> None:
-        """Become what `export` gave, with everybody settled."""
+        """Restore the result of `export`, with all regions settled."""
         self._unsettled = set()
         self._mark = (
             None if mark is None else _SnapshotMark(int(mark[0]), bool(mark[1]), set(mark[2]))
         )
 
     def join(self, region: str, donor: str) -> None:
-        """A newcomer is told of no checkpoint that began before."""
+        """Exclude a joining region from earlier checkpoints."""
         if self._mark is not None:
-            self._mark.told.add(region)
+            self._mark.notified.add(region)
 
     def on_failover(self, members: Iterable[str]) -> None:
-        """The averager goes on for one that is lost: nobody is settled, and its mark is gone."""
+        """Mark all regions unsettled and drop the lost leader's checkpoint."""
         self._mark = None
         self._unsettled = set(members)
 
     def leave(self, region: str) -> None:
-        """Nobody waits for a region that is gone to be settled."""
+        """Stop waiting for a removed region."""
         self.settle(region)
 
     def settle(self, region: str) -> None:
@@ -237,11 +237,11 @@ class HeldShard:
     """A shard in the process that holds it.
 
     Attributes:
-        shard: the shard.
-        region: its region.
-        index: its number in the region; 0 is the primary one.
-        places: where parts of checkpoints go.
-        transferred: where the newest part of a copy for a newcomer is, until that has it.
+        shard: shard.
+        region: region.
+        index: number in the region; 0 is the primary shard.
+        places: storage of checkpoint parts.
+        transferred: storage of the newest state transfer, until the joining region has it.
     """
 
     shard: Shard
@@ -259,7 +259,7 @@ class HeldShard:
         return self._write(checkpoint, None)
 
     def write_primary_part(self, snapshot: Snapshot) -> PartInfo:
-        """The same with the region's control state, which is in the primary shard's part."""
+        """Write the primary shard's part, which includes the region's control state."""
         return self._write(snapshot.id, snapshot)
 
     def _write(self, checkpoint: int, snapshot: Snapshot | None) -> PartInfo:
@@ -283,12 +283,12 @@ class HeldShard:
 
 @dataclass(frozen=True, slots=True)
 class TransferredState:
-    """A region's state at a border, which newcomers begin with.
+    """A donor region's state at a barrier, from which joining regions start.
 
     Attributes:
-        donor: the region.
-        parts: their fingerprints, in the order of its shards.
-        rows: the newcomer's own books of rows, if it was there before.
+        donor: donor region.
+        parts: fingerprints of its parts, in the order of its shards.
+        rows: joining region's own sample ledger, if it was a member before.
     """
 
     donor: str
@@ -304,11 +304,10 @@ def typed(error: Exception) -> GeoRayError:
 
 
 def keep(copies: Iterable[object]) -> None:
-    """Copy what changes at once, in the order in which it will, for who sends it elsewhere.
+    """Copy tensors at once, in the order in which they will change, before they are uploaded.
 
-    That takes so much longer than a step that next to nothing would be sent before it changes: the
-    step would have to copy it all, while everybody waits. Here it is copied beside the gradients,
-    and who sends it then holds nothing that a step wants, so it may give way to all that compute.
+    An upload takes much longer than a step. Without this copy, the next step would have to copy
+    everything while training waits. The upload can then run at low priority.
     """
     for copy in [each for each in copies if isinstance(each, LazyCopy)][::-1]:
         copy.secure()

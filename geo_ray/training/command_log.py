@@ -1,9 +1,9 @@
-"""The averager's inputs as a command log, and copies of its state to start from.
+"""Command log of the averager, and snapshots of its state.
 
 An `Averager` is deterministic: two that apply the same entries in the same order hold the same
-state to the bit, so a follower is kept by sending it the log. A state snapshot (`StateSnapshot`)
-lets a follower start in the middle of a run; `resume_averager` restores a checkpoint, where
-regions that are gone count as having left, and their waiting peers are answered.
+state to the bit. A replica follows by applying the log. A state snapshot (`StateSnapshot`) lets a
+replica start in the middle of a run. `resume_averager` restores a checkpoint: absent regions count
+as having left, and the regions that waited for them are answered.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Tell all regions to finish."""
+    """Ask all regions to finish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class BeginCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Go on without a region."""
+    """Continue without a region."""
 
     region: str
 
@@ -76,7 +76,7 @@ class ChangeMembers:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A region that has joined is there."""
+    """Mark a joining region as active."""
 
     region: str
 
@@ -95,7 +95,7 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """Whoever is sent the log stands by from here on; nothing else changes."""
+    """Make the receiver of the log the standby from this entry on; changes no other state."""
 
 
 Op = (
@@ -115,12 +115,12 @@ Op = (
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One line of the log.
+    """One entry of the log.
 
     Attributes:
-        number: counts from 1.
-        op: what to do.
-        now_s: the averager's time at which it is done.
+        number: index, from 1.
+        op: command.
+        now_s: averager's time at which the command is executed.
     """
 
     number: int
@@ -130,14 +130,14 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogOutcome:
-    """What carrying out an entry gave.
+    """Result of executing an entry.
 
     Attributes:
         replies: answers to open requests.
-        done: whether it was possible: some parts of a sum may be in already, and a checkpoint must
-            wait after a takeover.
-        error: why it was refused, and the averager's state is unchanged; or why the averager has
-            failed (`Averager.failure`).
+        done: False if the command was not possible: a part of a sum was already taken in, or a
+            checkpoint must wait after a failover.
+        error: reason for a refusal, which leaves the state unchanged, or the averager's failure
+            (`Averager.failure`).
     """
 
     replies: list[ReplyMessage]
@@ -146,13 +146,13 @@ class LogOutcome:
 
 
 def execute_entry(averager: Averager, entry: LogEntry) -> LogOutcome:
-    """Do what a line of the log says, at its time."""
+    """Execute an entry at its time."""
     averager.state.now_s = entry.now_s
     return execute(averager, entry.op)
 
 
 def execute(averager: Averager, op: Op) -> LogOutcome:
-    """Do what an entry says; an error is an outcome like others, the same for everybody."""
+    """Execute a command; errors are part of the outcome, so that all replicas agree."""
     try:
         match op:
             case TakeIn(update):
@@ -192,11 +192,11 @@ def _is_due(averager: Averager) -> bool:
 
 
 def distance(averager: Averager, op: Op) -> float:
-    """How far an entry moves what the averager stands for, at most: a Euclidean norm.
+    """Upper bound on how far an entry moves the averager's state, as a Euclidean norm.
 
-    For strategies that send changes that is the sum of all changes that were taken in. For those
-    that send models it is the newest models. It is infinite where no part may be missing: rounds,
-    which commit in every region or in none, and final updates.
+    For strategies that send changes, the state is the sum of all changes taken in; for strategies
+    that send models, it is the newest models. The distance is infinite for rounds, which commit in
+    every region or in none, and for final updates.
     """
     match op:
         case TakeSum(_, total_P):
@@ -220,7 +220,7 @@ def _update_distance(averager: Averager, update: UpdateMessage) -> float:
         try:
             vector_P = open_coded(averager.wire.plan.up, update.coded, averager.num_params)
         except GeoRayError:
-            return math.inf  # it will be refused
+            return math.inf  # execution refuses it
     return _norm(vector_P)
 
 
@@ -241,7 +241,7 @@ class StateSnapshot:
 
 
 def snapshot_of(averager: Averager) -> StateSnapshot:
-    """Copy all of an averager's state; it works, and goes on meanwhile as it likes."""
+    """Copy the complete state of an averager without interrupting it."""
     tensors, control = averager.export()
     books, change, view = averager._registry, averager._change, averager.view
     control["exact"] = {
@@ -255,11 +255,11 @@ def snapshot_of(averager: Averager) -> StateSnapshot:
 
 
 def install_snapshot(averager: Averager, snapshot: StateSnapshot) -> None:
-    """Let an averager that has done nothing yet become what `snapshot_of` copied.
+    """Restore the state of `snapshot_of` into a new averager.
 
     Raises:
-        CheckpointCorruptError: it makes no sense.
-        ConfigChangedError: it is that of a run with other codecs.
+        CheckpointCorruptError: the snapshot is invalid.
+        ConfigChangedError: the snapshot was taken with other codecs.
     """
     averager.restore(snapshot.tensors, snapshot.control)
     try:
@@ -273,8 +273,8 @@ def install_snapshot(averager: Averager, snapshot: StateSnapshot) -> None:
         answers = averager._registry.answers
         for region, asks in exact["asks"].items():
             barrier = None if asks["barrier"] is None else Barrier(**asks["barrier"])
-            told = {name: asks[name] for name in _ASKS}
-            answers[region] = replace(answers[region], barrier=barrier, **told)
+            asked = {name: asks[name] for name in _ASKS}
+            answers[region] = replace(answers[region], barrier=barrier, **asked)
         averager._marks.restore(exact["marks"])
         averager._completion.restore_exact(exact["ending"])
         averager.state.now_s = float(str(snapshot.control["now_s"]))
@@ -300,17 +300,17 @@ def _tuples(value: object) -> Any:
 def resume_averager(
     averager: Averager, tensors: Mapping[str, Tensor], control: Mapping[str, object]
 ) -> None:
-    """Let an averager that has done nothing yet go on from a checkpoint.
+    """Restore a new averager from a checkpoint.
 
     Args:
-        averager: over the regions that are there now.
-        tensors: of its part.
-        control: plain values of its part.
+        averager: new averager over the present regions.
+        tensors: tensors of the averager's part.
+        control: plain values of the averager's part.
 
     Raises:
-        ConfigChangedError: it was saved with other codecs.
-        CheckpointCorruptError: it cannot be read.
-        GeoRayError: the strategy cannot go on without who is not there.
+        ConfigChangedError: the checkpoint was saved with other codecs.
+        CheckpointCorruptError: the checkpoint cannot be read.
+        GeoRayError: the strategy cannot continue without the absent regions.
     """
     there, saved = averager.state.members, control.get("members")
     before = {str(name) for name in saved} if isinstance(saved, list) else set(there)

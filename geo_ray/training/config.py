@@ -28,7 +28,7 @@ _INNER_RATE: Final = "optimizer.lr"
 
 
 class ElasticConfig(StrictModel):
-    """Go on without workers that are lost or taken away, until they are replaced."""
+    """Continue without lost or terminated workers until they are replaced."""
 
     min_workers: int = Field(
         1,
@@ -53,17 +53,17 @@ class ElasticConfig(StrictModel):
     def check(
         self, kind: str, traits: Traits, workers: Mapping[str, int], *, mode: str, stragglers: bool
     ) -> None:
-        """Refuse what does not go together.
+        """Refuse invalid combinations.
 
         Args:
-            kind: of the strategy.
-            traits: what it says of itself.
-            workers: by region.
+            kind: strategy's kind.
+            traits: strategy's traits.
+            workers: workers by region.
             mode: `train.mode`.
-            stragglers: whether steps do without late workers.
+            stragglers: whether steps may exclude late workers.
 
         Raises:
-            ValueError: naming the key.
+            ValueError: names the key.
         """
         where = "train.elastic"
         if stragglers:
@@ -162,15 +162,15 @@ class TrainConfig(StrictModel):
     )
 
     def check(self, strategy: Strategy, workers: Mapping[str, int], *, even: bool) -> None:
-        """Refuse what does not go with the regions and their strategy.
+        """Refuse values that do not fit the regions and their strategy.
 
         Args:
-            strategy: the run's.
-            workers: by region.
-            even: whether all workers of a region have batches of one size.
+            strategy: strategy.
+            workers: workers by region.
+            even: whether all workers of a region have equal batch sizes.
 
         Raises:
-            ValueError: naming the key.
+            ValueError: names the key.
         """
         if self.stragglers is not None:
             check_stragglers(self.stragglers, workers, self.mode)
@@ -211,7 +211,7 @@ class TrainConfig(StrictModel):
 
 
 AUTO: Final = "auto"
-"""In place of a region's name: any region may stand by."""
+"""Placeholder for a region's name: any region may be the standby."""
 
 
 class AveragerConfig(StrictModel):
@@ -248,16 +248,16 @@ class AveragerConfig(StrictModel):
 
     @property
     def named_standbys(self) -> tuple[str, ...]:
-        """The regions that are to stand by, the best first."""
+        """Configured standbys, best first."""
         first = () if self.standby in {None, AUTO} else (str(self.standby),)
         return (*first, *self.next_standbys)
 
     def first_standby(self, host: str, present: Sequence[str]) -> str | None:
-        """Who stands by at the start; None if nobody does.
+        """Return the standby at the start; None without one.
 
         Args:
-            host: the averager's region.
-            present: the regions that are there.
+            host: averager's region.
+            present: present regions.
         """
         if self.standby is None:
             return None
@@ -265,16 +265,16 @@ class AveragerConfig(StrictModel):
         return next((name for name in able if name != host), None)
 
     def check(self, host: str, overlay: str, strategy: Strategy, codec: CodecConfig) -> None:
-        """Refuse a standby that could not repeat what the averager is told, in the same order.
+        """Refuse a standby that cannot repeat the averager's inputs in the same order.
 
         Args:
-            host: the averager's region.
-            overlay: kind of the run's.
-            strategy: the run's.
-            codec: the run's codecs.
+            host: averager's region.
+            overlay: kind of overlay.
+            strategy: strategy.
+            codec: codecs.
 
         Raises:
-            ValueError: naming the key.
+            ValueError: names the key.
         """
         if self.standby is None:
             if self.next_standbys:
@@ -353,17 +353,17 @@ class MembersConfig(StrictModel):
         *,
         has_transfers: bool,
     ) -> None:
-        """Refuse what regions cannot be lost from.
+        """Refuse configurations that cannot continue without a region.
 
         Args:
-            shards: by region of the run.
-            hosts: where the averager lives, and where its standby does.
-            overlay: its kind.
-            codec: the run's codecs.
-            has_transfers: whether updates take turns.
+            shards: shards by region.
+            hosts: regions of the averager and of its standby.
+            overlay: kind of overlay.
+            codec: codecs.
+            has_transfers: whether uploads are scheduled.
 
         Raises:
-            ValueError: naming the key.
+            ValueError: names the key.
         """
         self._check_absent(shards, hosts)
         if self.min in {None, len(shards)}:
@@ -391,10 +391,10 @@ class MembersConfig(StrictModel):
 
 
 def why_nobody_joins(shards: dict[str, int]) -> str | None:
-    """Why no region can join a run whose members may change, with what to do; None if some can.
+    """Return why no region can join a run with changeable members, and the fix; None if some can.
 
     Args:
-        shards: by region.
+        shards: shards by region.
     """
     if len(set(shards.values())) > 1:
         return (
@@ -405,7 +405,7 @@ def why_nobody_joins(shards: dict[str, int]) -> str | None:
 
 
 def why_fixed(overlay: str, codec: CodecConfig, *, has_transfers: bool) -> str | None:
-    """Why a run's members cannot change, with what to do; None if they can."""
+    """Return why a run's members cannot change, and the fix; None if they can."""
     if overlay != "star":
         return (
             f"with overlay {overlay} updates are summed in other regions, which must all be "
@@ -421,12 +421,12 @@ def why_fixed(overlay: str, codec: CodecConfig, *, has_transfers: bool) -> str |
 
 
 UNREACHABLE_S: Final = 300.0
-"""How long a region may be out of reach before whoever waits for it gives up."""
+"""Seconds for which a region may be unreachable before requests to it fail."""
 
 _SLACK_S: Final = 5.0
 _LEAST_S: Final = 300.0
 _SLOWEST_MBPS: Final = 4.0
-_FOREVER_S: Final = 365 * 86400.0  # what sockets and locks still take for a number of seconds
+_FOREVER_S: Final = 365 * 86400.0  # largest number of seconds that sockets and locks accept
 
 
 def wait_limit_s(train: TrainConfig) -> float:
@@ -435,7 +435,7 @@ def wait_limit_s(train: TrainConfig) -> float:
 
 
 def operation_s(train: TrainConfig, num_params: int) -> float:
-    """How long one operation on a shard may take, seconds: nobody's training is in it."""
+    """Return the longest duration of one operation on a shard, in seconds, without any training."""
     if train.step_timeout_s is not None:
         return train.step_timeout_s
     return _LEAST_S + 2 * 32e-6 * num_params / _SLOWEST_MBPS

@@ -1,4 +1,4 @@
-"""What a region's parameter server wants done, for its shell to carry out."""
+"""Effects of a region's parameter server, which its shell executes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from geo_ray.training.noise import NoiseReading
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Give the live parameters to a worker, and its next work.
+    """Send the live parameters and the next rows to a worker.
 
     Attributes:
-        worker: its rank.
+        worker: rank.
         version: region steps that the parameters hold.
-        span: the rows to compute a gradient from; None if there is no more work.
-        evaluate: whether to evaluate these parameters first.
-        done: leave, after the evaluation if there is one.
-        parts: rows and weights of a coded gradient, if that is what to push; the worker's own
-            among them.
-        partition: whose part of the step it is; None: the worker's own.
-        eval_params: not the live parameters are to be evaluated, but those that the averager knows.
+        span: rows for the gradient; None if there is no more work.
+        evaluate: evaluate these parameters first.
+        done: exit, after the evaluation if there is one.
+        parts: rows and weights of a coded gradient, the worker's own included.
+        partition: rank whose batch partition this is; None: the worker's own.
+        eval_params: evaluate the parameters known to the averager, not the live ones.
     """
 
     worker: int
@@ -42,9 +41,9 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class SendUpdate:
-    """Encode an update (`Server.wire`), then hand it to the bridge.
+    """Encode an update (`Server.wire`), then pass it to the bridge.
 
-    `blocking` says whether the region stands still for it.
+    `blocking` tells whether training waits for the answer.
     """
 
     update: UpdateMessage
@@ -88,9 +87,10 @@ class StepDone:
     noise: NoiseReading | None = None
 
     def event(self, start_s: float, before_s: float, now_s: float) -> dict[str, Any]:
-        """The event of the step.
+        """Return the event of the step.
 
-        Since the step before (``before_s``), what was not compute was waiting, for workers or WAN.
+        Time since the previous step (``before_s``) that was not compute is waiting, for workers or
+        WAN.
         """
         return {
             "step": self.step,
@@ -110,7 +110,7 @@ class StepDone:
         compute_s: float,
         noise: NoiseReading | None,
     ) -> StepDone:
-        """What the pushes of a step amount to."""
+        """Summarize the pushes of a step."""
         pushes = list(reports)
         used = [(r.loss or 0.0, r.span.count) for r in pushes if not r.refused]
         loss = sum(value * n for value, n in used) / samples if samples else None
@@ -120,10 +120,10 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A checkpoint's part was taken: each shard holds its copy, here is the control state.
+    """A part of a checkpoint: the control state; each shard holds its copy.
 
-    The copies are of the moment of the event; writing them may take its time. ``tensors`` are the
-    wire's; those that lie where something else is put soon are in ``lazy``, too.
+    The copies are of the moment of the event and may be written later. ``tensors`` are the wire's;
+    those whose memory is reused soon are in ``lazy``.
     """
 
     id: int
@@ -148,11 +148,11 @@ FIRST_TRANSFER: Final = 10**17
 
 @dataclass(frozen=True, slots=True)
 class StateTransfer:
-    """The region's state of now is what newcomers begin with.
+    """The region's present state, from which joining regions start.
 
     Attributes:
-        snapshot: with the number under which each shard holds its copy.
-        view: generation of the view that they begin in.
+        snapshot: control state, with the number under which each shard holds its copy.
+        view: generation of the view in which the joining regions start.
     """
 
     snapshot: Snapshot

@@ -47,12 +47,12 @@ from geo_ray.training.replication import (
 def next_standby(
     preferred: Sequence[str], able: Collection[str], rtts_s: Mapping[str, float]
 ) -> str | None:
-    """The region that is to stand by; None if there is none.
+    """Return the region to make the standby; None if there is none.
 
     Args:
-        preferred: named by the configuration, the best first.
-        able: the members to which the averager's region has a connection.
-        rtts_s: shortest round trips by region, as far as there was one.
+        preferred: configured standbys, best first.
+        able: members connected to the leader.
+        rtts_s: shortest measured round trips by region.
     """
     places = {name: place for place, name in enumerate(preferred)}
     return min(
@@ -62,11 +62,11 @@ def next_standby(
 
 @dataclass(frozen=True, slots=True)
 class AveragerRequest:
-    """To the averager: do this.
+    """Request to the averager.
 
     Attributes:
-        op: what.
-        again: an earlier home had done and answered it: it must not be given up now.
+        op: command.
+        again: a previous leader had executed and answered it, so it must not be discarded.
     """
 
     op: TakeIn | Skip
@@ -75,7 +75,7 @@ class AveragerRequest:
 
 @dataclass(frozen=True, slots=True)
 class AveragerAnswer:
-    """From the home of ``term``: an answer, its number in the log, how far the standby is."""
+    """Answer from the leader of ``term``, with its index in the log and the standby's progress."""
 
     term: int
     reply: ReplyMessage
@@ -85,7 +85,7 @@ class AveragerAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AveragerRefusal:
-    """From the home of ``term``: update ``seq`` is refused."""
+    """Refusal of update ``seq`` by the leader of ``term``."""
 
     term: int
     seq: int
@@ -94,12 +94,12 @@ class AveragerRefusal:
 
 @dataclass(frozen=True, slots=True)
 class LogAppend:
-    """To the standby: the next entry.
+    """Next entry for the standby.
 
     Attributes:
-        term: of the home.
-        entry: the entry.
-        counts: see `ShipEntry`; known at the sender only.
+        term: leader's term.
+        entry: entry.
+        counts: see `ShipEntry`; not transmitted.
     """
 
     term: int
@@ -109,7 +109,7 @@ class LogAppend:
 
 @dataclass(frozen=True, slots=True)
 class InstallSnapshot:
-    """To who is to stand by: the averager as it was after entry ``number``."""
+    """Snapshot for a new standby: the averager's state after entry ``number``."""
 
     term: int
     number: int
@@ -118,12 +118,12 @@ class InstallSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LogAck:
-    """To the averager: everything up to ``number`` is here.
+    """Acknowledgement of all entries up to ``number``.
 
     Attributes:
-        term: of the home.
-        number: of the newest entry.
-        follows: whether there is an averager here that carries entries out; else nothing is here.
+        term: leader's term.
+        number: newest entry.
+        follows: False if the sender has no replica.
     """
 
     term: int
@@ -133,7 +133,7 @@ class LogAck:
 
 @dataclass(frozen=True, slots=True)
 class AveragerLost:
-    """To the standby: whether the home of ``term`` is lost."""
+    """Report to the standby whether the sender has lost the leader of ``term``."""
 
     term: int
     lost: bool
@@ -141,7 +141,7 @@ class AveragerLost:
 
 @dataclass(frozen=True, slots=True)
 class NewAverager:
-    """From the new home; with the newest update of the receiver that is known there."""
+    """Announcement of a new leader, with the receiver's newest update that it knows."""
 
     term: int
     last: tuple[int, int]
@@ -164,8 +164,8 @@ Opener = Callable[[UpdateMessage | ReplyMessage], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """An exchange that the standby may not know: what was sent, and what was merged."""
+class _Retained:
+    """An exchange that the standby may not know: the update and the merged answer."""
 
     update: UpdateMessage
     merged_P: Tensor
@@ -174,25 +174,27 @@ class _Kept:
 
     @property
     def op(self) -> TakeIn | Skip:
-        """What makes the averager do it again; what was given up must not be taken in now."""
+        """Command that repeats the exchange; a discarded update is skipped again."""
         update = self.update
         return Skip(update.region, update.attempt, update.seq) if self.dropped else TakeIn(update)
 
 
 @dataclass(slots=True)
 class Caller:
-    """See the module's docstring; it is told only what comes from the averager's present home.
+    """Requests of one region to the averager; see the module's docstring.
+
+    It receives only messages of the present leader.
 
     Attributes:
-        opener: makes vectors of payloads.
+        opener: decodes payloads.
         keeps: whether missing exchanges are repeated (strategies that send changes).
     """
 
     opener: Opener
     keeps: bool
     _open: UpdateMessage | None = None
-    _kept: dict[int, _Kept] = field(default_factory=dict)
-    _repeated: dict[int, _Kept] = field(default_factory=dict)
+    _retained: dict[int, _Retained] = field(default_factory=dict)
+    _repeated: dict[int, _Retained] = field(default_factory=dict)
     _owed_P: Tensor | None = None
 
     @property
@@ -202,36 +204,35 @@ class Caller:
 
     def find(self, attempt: int, seq: int) -> UpdateMessage | None:
         """An update that is open, or was answered before the standby had it."""
-        kept = [k.update for k in (*self._kept.values(), *self._repeated.values())]
-        mine = kept if self._open is None else [self._open, *kept]
+        retained = [k.update for k in (*self._retained.values(), *self._repeated.values())]
+        mine = retained if self._open is None else [self._open, *retained]
         return next((u for u in mine if (u.attempt, u.seq) == (attempt, seq)), None)
 
     def submit(self, update: UpdateMessage) -> list[TakeIn]:
-        """The region has a new request; there is none open.
+        """Submit a new request; none may be open.
 
         Returns:
-            What to ask now: nothing while exchanges are repeated.
+            Requests to send now: none while exchanges are repeated.
         """
         self._open = update
         return [] if self._repeated else [TakeIn(update)]
 
     def on_moved(self, last: tuple[int, int]) -> list[TakeIn | Skip]:
-        """The averager has a new home.
+        """Follow a new leader.
 
         Args:
-            last: attempt and number of this region's newest update that is known there.
+            last: attempt and number of this region's newest update known to the leader.
 
         Returns:
-            What to ask there, in order. The open request waits for the answers to those that are
-            repeated: whoever is answered it owes nothing any more.
+            Requests to send, in order. The open request waits for the answers to the repeated ones.
         """
         self._repeated = {
-            seq: kept
-            for seq, kept in sorted((self._kept | self._repeated).items())
-            if (kept.update.attempt, kept.update.seq) > last
+            seq: retained
+            for seq, retained in sorted((self._retained | self._repeated).items())
+            if (retained.update.attempt, retained.update.seq) > last
         }
-        self._kept = {}
-        asked: list[TakeIn | Skip] = [kept.op for kept in self._repeated.values()]
+        self._retained = {}
+        asked: list[TakeIn | Skip] = [retained.op for retained in self._repeated.values()]
         if asked or self._open is None:
             return asked
         return [TakeIn(self._open)]
@@ -239,23 +240,25 @@ class Caller:
     def on_reply(
         self, reply: ReplyMessage, number: int, stable: int
     ) -> ReplyMessage | TakeIn | None:
-        """The averager answered.
+        """Handle an answer.
 
         Args:
-            reply: the answer.
-            number: the newest entry of the averager's log that the reply may depend on.
-            stable: up to which entry the standby has everything.
+            reply: answer.
+            number: newest entry of the log that the answer may depend on.
+            stable: newest entry up to which the standby has everything.
 
         Returns:
-            The answer for the region; or what to ask now; None if there is neither.
+            The answer for the region, the next request, or None.
         """
-        self._kept = {seq: kept for seq, kept in self._kept.items() if kept.number > stable}
+        self._retained = {
+            seq: retained for seq, retained in self._retained.items() if retained.number > stable
+        }
         missing = self._repeated.pop(reply.seq, None)
         if missing is not None:
             merged_P = self._vector(reply, missing.update)
             self._owe(merged_P - missing.merged_P)
             if number > stable:  # the next standby may not know it either
-                self._kept[reply.seq] = replace(missing, merged_P=merged_P, number=number)
+                self._retained[reply.seq] = replace(missing, merged_P=merged_P, number=number)
             return None if self._repeated or self._open is None else TakeIn(self._open)
         if self._open is None or reply.seq != self._open.seq:
             return None
@@ -270,7 +273,7 @@ class Caller:
 
     def _finish(self, reply: ReplyMessage, number: int, stable: int) -> ReplyMessage:
         update, self._open = self._open, None
-        if update is None:  # cannot be: whoever finishes has seen it
+        if update is None:  # impossible: every region that finishes has seen it
             return reply
         keep = self.keeps and number > stable
         if not (keep or reply.own or self._owed_P is not None):
@@ -280,7 +283,7 @@ class Caller:
             merged_P, self._owed_P = merged_P + self._owed_P, None
         if keep:
             sent = replace(update, payload_P=self.opener(update).clone(), coded=None)
-            self._kept[reply.seq] = _Kept(sent, merged_P, reply.dropped, number)
+            self._retained[reply.seq] = _Retained(sent, merged_P, reply.dropped, number)
         return replace(reply, payload_P=merged_P, coded=None, own=False)
 
     def _vector(self, reply: ReplyMessage, update: UpdateMessage) -> Tensor:
@@ -293,7 +296,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ReportLost:
-    """Tell another region whether this one has lost the averager."""
+    """Report to another region whether this one has lost the averager."""
 
     to: str
     lost: bool
@@ -306,7 +309,7 @@ class FailOver:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpRegion:
-    """Go on without ``region``."""
+    """Continue without ``region``."""
 
     region: str
 
@@ -316,13 +319,13 @@ WatchEffect = ReportLost | FailOver | GiveUpRegion
 
 @dataclass(slots=True)
 class LivenessWatch:
-    """One region's watch over the averager's home; see the module's docstring.
+    """One region's watch over the leader; see the module's docstring.
 
     Attributes:
-        region: whose watch.
-        leader: where the averager lives, as far as this region knows.
-        failover_s: how long the home must be lost.
-        rejoin_s: how long a new home waits for the region of one before.
+        region: own region.
+        leader: leader, as far as this region knows.
+        failover_s: seconds for which the leader must be unreachable.
+        rejoin_s: seconds for which a new leader waits for the previous leader's region.
     """
 
     region: str
@@ -344,17 +347,17 @@ class LivenessWatch:
         *,
         is_standby: bool,
     ) -> list[WatchEffect]:
-        """Look who is connected.
+        """Check which regions are connected.
 
         Args:
-            now_s: the present.
-            connected: regions to which there is a connection.
-            members: who takes part; not asked for elsewhere than at the home and the standby.
-            is_standby: whether this is the standby.
+            now_s: present time.
+            connected: connected regions.
+            members: members; only used at the leader and at the standby.
+            is_standby: whether this region is the standby.
         """
         self._known |= set(connected)
         self._dead -= set(connected)
-        for peer in self._known:  # a region that was never there is starting, not lost
+        for peer in self._known:  # a region that was never connected is starting, not lost
             if peer in connected:
                 self._lost_s.pop(peer, None)
             else:
@@ -368,7 +371,7 @@ class LivenessWatch:
         return self._report(lost=lost)
 
     def on_vote(self, voter: str, term: int, *, lost: bool) -> None:
-        """A region has lost the home of ``term``, or has found it again."""
+        """Record that a region has lost the leader of ``term``, or has found it again."""
         if term == self.leader.term and voter != self.leader.region:
             (self._votes.add if lost else self._votes.discard)(voter)
 
@@ -380,14 +383,14 @@ class LivenessWatch:
         is_standby: bool,
         comes_back: bool = False,
     ) -> list[WatchEffect]:
-        """Somebody has seen that ``region`` is dead.
+        """Handle a report that ``region`` is dead.
 
         Args:
-            region: which.
-            members: who takes part, as for `tick`.
-            is_standby: whether this is the standby.
-            comes_back: only its bridge is: if the averager lived there it moves, and the region is
-                waited for as one that may only be cut off.
+            region: dead region.
+            members: members, as for `tick`.
+            is_standby: whether this region is the standby.
+            comes_back: only the bridge died: an averager there moves, and the region is waited for
+                as if it were only partitioned.
         """
         if comes_back:
             is_leader = region == self.leader.region
@@ -410,12 +413,12 @@ class LivenessWatch:
         return True
 
     def is_lost(self, peer: str, now_s: float, for_s: float) -> bool:
-        """Whether there has been no connection to ``peer`` for so long; there was one before."""
+        """Tell whether an earlier connection to ``peer`` has been missing for that long."""
         since_s = self._lost_s.get(peer)
         return since_s is not None and now_s - since_s >= for_s
 
     def _report(self, *, lost: bool) -> list[WatchEffect]:
-        """Tell everybody whom that is news for; nobody who was not told takes it for lost."""
+        """Report a changed state to the regions that do not know it."""
         others = [name for name in sorted(self._known) if name != self.leader.region]
         news = [name for name in others if self._told.get(name, False) != lost]
         self._told |= dict.fromkeys(news, lost)
@@ -426,7 +429,7 @@ class LivenessWatch:
         return [FailOver(), *self._give_up(0.0, members)]
 
     def _give_up(self, now_s: float, members: Collection[str]) -> list[WatchEffect]:
-        """Of the homes before this one, those that are not waited for any more."""
+        """Return the previous leaders that are no longer waited for."""
         self._former &= set(members)
         gone = [
             name
@@ -469,18 +472,14 @@ class RefuseOwn:
 
 @dataclass(frozen=True, slots=True)
 class EntryDone:
-    """As the averager's home: an entry was carried out."""
+    """Report of the leader: an entry was executed."""
 
     committed: EntryCommitted
 
 
 @dataclass(frozen=True, slots=True)
 class StandbyEvent:
-    """Worth an event.
-
-    This region took over or follows a new home; as the home, it goes on without a region, or has a
-    standby again.
-    """
+    """Event for the log: a failover, a new leader, a region given up, or a new standby."""
 
     what: Literal["failed_over", "follows", "left", "promoted"]
     region: str
@@ -492,33 +491,32 @@ StandbyEffect = SendMessage | AnswerOwn | RefuseOwn | EntryDone | StandbyEvent
 
 @dataclass(slots=True)
 class StandbyNode:
-    """One bridge's part in an averager that may move: its home, its standby, or neither. Pure.
+    """One bridge's part in a replicated averager: leader, standby or ordinary region. Pure.
 
-        region --Request--> home --Append--> standby    the standby carries out the same log
-               <--Answer--       <--Ack-----
-        region --Lost-----> standby                     a majority has lost the home:
-               <--New------                             the standby is the home of a higher epoch
+        region --Request--> leader --Append--> standby    the standby executes the same log
+               <--Answer--         <--Ack-----
+        region --Lost-----> standby                       a majority has lost the leader:
+               <--New------                               the standby leads in a higher term
 
-    Every answer carries the epoch of the averager's home, and a region that follows a higher epoch
-    takes no answers of a lower one: that fences off a home that was only cut off. When the old home
-    hears of the new epoch, its bridge becomes that of an ordinary region, and asks the new home
-    what it had asked itself.
+    Every answer has the leader's term, and a region rejects answers of lower terms, which fences
+    off a leader that was only partitioned. When the old leader learns of the new term, its bridge
+    becomes that of an ordinary region and repeats its own open request to the new leader.
 
-        home --LogTwin, Append ...--> next standby      after a takeover, or when the standby is
-        gone:
-             <--Ack-------------                        a copy of the averager, then every entry
-             --Append(Appoint)----->                    from here on it may take over
+        leader --InstallSnapshot, Append ...--> next standby    after a failover, or when the
+        standby
+               <--Ack---------------------                      is lost: a snapshot, then every
+               entry --Append(Promote)--------->                      from here on it may take over
 
     Attributes:
-        region: this one.
-        caller: its requests.
-        watch: over the averager's home; knows where that is.
-        make: builds an averager that has done nothing yet.
-        preferred: who is to stand by, the best first; after them any region may.
-        bound: how far an averager here may be ahead of its standby.
-        primary: the averager, if this is its home.
-        replica: its copy, if this is the standby, or is to become it.
-        standby: at the averager's home: who is sent the log.
+        region: own region.
+        caller: own requests.
+        watch: liveness watch over the leader.
+        make: builds a new averager.
+        preferred: preferred standbys, best first; any other region may follow.
+        bound: largest distance of the leader's state from its standby's.
+        primary: averager, at the leader.
+        replica: copy of the averager, at the standby or a candidate.
+        standby: at the leader: region that receives the log.
     """
 
     region: str
@@ -532,7 +530,7 @@ class StandbyNode:
     standby: str | None = None
     _now_s: float = 0.0
     _repeated: set[tuple[str, int]] = field(default_factory=set)  # regions, numbers of updates
-    _greeted: set[str] = field(default_factory=set)  # newcomers who know where the averager is
+    _greeted: set[str] = field(default_factory=set)  # joining regions that know the leader
 
     @property
     def leader(self) -> AveragerLeader:
@@ -541,12 +539,12 @@ class StandbyNode:
 
     @property
     def averager(self) -> Averager | None:
-        """The averager, if this is its home."""
+        """Averager, at the leader; None elsewhere."""
         return None if self.primary is None else self.primary.averager
 
     @property
     def is_standby(self) -> bool:
-        """Whether this region may take over: nothing counts that it lacks."""
+        """Whether this region may take over: it has every committed entry."""
         replica = self.replica
         return replica is not None and replica.is_promoted and self.region in self.members
 
@@ -558,7 +556,7 @@ class StandbyNode:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Who takes part; known at the home and at the standby, empty elsewhere."""
+        """Members; known at the leader and at the standby, empty elsewhere."""
         known = self.replica if self.primary is None else self.primary
         return () if known is None else known.averager.view.members
 
@@ -569,17 +567,17 @@ class StandbyNode:
         return self._ask([*self.caller.submit(update)])
 
     def offer(self, op: Op, now_s: float | None = None) -> list[StandbyEffect]:
-        """As the averager's home: carry ``op`` out, once the standby is near enough."""
+        """Offer ``op`` to the leader's log; executed once the standby is near enough."""
         primary = self.primary
         if primary is None:
             return []
         if isinstance(op, BeginCheckpoint) and not primary.averager.may_begin_checkpoint:
             refused = LogOutcome([], done=False)  # only here it is known that it may not
             return [EntryDone(EntryCommitted(op, refused, primary.number, primary.stable))]
-        return self._carry(primary.offer(op, self._now_s if now_s is None else now_s))
+        return self._effects_of(primary.offer(op, self._now_s if now_s is None else now_s))
 
     def on_message(self, peer: str, message: StandbyMessage) -> list[StandbyEffect]:
-        """Another region has sent ``message``; what does not fit its role is passed over."""
+        """Handle a message of another region; ignore messages that do not fit the own role."""
         match message:
             case AveragerRequest() as request:
                 return self._requested(request) if _sender(request.op) == peer else []
@@ -608,20 +606,20 @@ class StandbyNode:
     def tick(
         self, now_s: float, connected: Collection[str], rtts_s: Mapping[str, float] | None = None
     ) -> list[StandbyEffect]:
-        """Time has passed.
+        """Handle the passing of time.
 
         Args:
-            now_s: the present.
-            connected: the regions to which there is a connection.
-            rtts_s: shortest round trips, as far as there was one.
+            now_s: present time.
+            connected: connected regions.
+            rtts_s: shortest round trips that were measured.
         """
         self._now_s = now_s
         found = self.watch.tick(now_s, connected, self.members, is_standby=self.is_standby)
         return self._watched(found) + self._seek_standby(now_s, connected, rtts_s or {})
 
     def on_report_dead(self, region: str, *, comes_back: bool = False) -> list[StandbyEffect]:
-        """Somebody has seen that ``region`` is dead; see `LivenessWatch.on_report_dead`."""
-        if comes_back and region == self.standby:  # its copy of the averager is gone
+        """Handle a report that ``region`` is dead; see `LivenessWatch.on_report_dead`."""
+        if comes_back and region == self.standby:  # its replica is gone
             return self._release()
         found = self.watch.on_report_dead(
             region, self.members, is_standby=self.is_standby, comes_back=comes_back
@@ -643,7 +641,7 @@ class StandbyNode:
     def _follow(self, leader: AveragerLeader, last: tuple[int, int]) -> list[StandbyEffect]:
         if not self.watch.follow(leader):
             return []
-        # A home that was cut off is none any more.
+        # A partitioned leader no longer leads.
         self.primary = self.replica = self.standby = None
         news = StandbyEvent("follows", leader.region, leader.term)
         return [news, *self._ask(self.caller.on_moved(last))]
@@ -677,7 +675,7 @@ class StandbyNode:
         self._repeated.clear()
         self._greeted = set(averager.view.members)
         effects: list[StandbyEffect] = [StandbyEvent("failed_over", self.region, term)]
-        view = averager.view  # who has left may not have heard that it has
+        view = averager.view  # a region that left may not know it yet
         others = [name for name in (*view.members, *view.left) if name != self.region]
         effects += [SendMessage(other, NewAverager(term, averager.last(other))) for other in others]
         asked = self.caller.on_moved(averager.last(self.region))
@@ -694,19 +692,19 @@ class StandbyNode:
         primary = self.primary
         if primary is None or ack.term != self.leader.term or peer != self.standby:
             return []
-        if not ack.follows:  # it was started anew, or does not know this home yet
+        if not ack.follows:  # it restarted, or does not know this leader yet
             return self._release()
-        return self._carry(primary.on_ack(ack.number))
+        return self._effects_of(primary.on_ack(ack.number))
 
     def _seek_standby(
         self, now_s: float, connected: Collection[str], rtts_s: Mapping[str, float]
     ) -> list[StandbyEffect]:
-        """Nobody stands by: choose who is to, and send a copy of the averager there."""
+        """Choose a standby if there is none, and send it a snapshot."""
         primary, effects = self.primary, list[StandbyEffect]()
         if primary is None or primary.averager.failure is not None:
             return []
         if self.standby is not None:
-            # Who is appointed is waited for, and so may not be passed over as easily.
+            # A promoted standby is waited for, and is replaced later than a candidate.
             given_up = not primary.has_standby and self.watch.is_lost(
                 self.standby, now_s, self.watch.failover_s
             )
@@ -722,16 +720,16 @@ class StandbyNode:
         return [*effects, SendMessage(self.standby, copy)]
 
     def _release(self) -> list[StandbyEffect]:
-        """Nobody stands by any more; what waited for that is committed."""
+        """Remove the standby and commit the entries that waited for it."""
         self.standby = None
-        return [] if self.primary is None else self._carry(self.primary.release())
+        return [] if self.primary is None else self._effects_of(self.primary.release())
 
     def _settle(self, reply: ReplyMessage) -> None:
         """Whose open request is answered has repeated all that the averager did not know."""
         if self.primary is not None and (reply.to, reply.seq) not in self._repeated:
             self.primary.averager.settle(reply.to)
 
-    def _carry(self, steps: list[ReplicationStep]) -> list[StandbyEffect]:
+    def _effects_of(self, steps: list[ReplicationStep]) -> list[StandbyEffect]:
         effects: list[StandbyEffect] = []
         term, standby = self.leader.term, self.standby
         for step in steps:
@@ -754,13 +752,13 @@ class StandbyNode:
         if self.standby is None:
             return []
         term = self.leader.term
-        shipped = SendMessage(self.standby, LogAppend(term, step.entry, step.counts))
+        sent = SendMessage(self.standby, LogAppend(term, step.entry, step.counts))
         if not isinstance(step.entry.op, Promote):
-            return [shipped]
-        return [shipped, StandbyEvent("promoted", self.standby, term)]
+            return [sent]
+        return [sent, StandbyEvent("promoted", self.standby, term)]
 
     def _greet(self) -> list[StandbyEffect]:
-        """Tell newcomers where the averager is, if that is not where the configuration says."""
+        """Notify joining regions of the leader, unless it is the configured one."""
         if self.primary is None or self.leader.term == 1:
             return []
         averager, term = self.primary.averager, self.leader.term

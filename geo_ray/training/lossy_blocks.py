@@ -36,7 +36,7 @@ from geo_ray.training.messages import UpdateMessage
 
 @dataclass(slots=True)
 class _Sent:
-    """What was sent loosely with one update; ``open_L`` (bool): not settled yet."""
+    """Blocks sent lossily with one update; ``open_L`` (bool): not settled yet."""
 
     coded: Coded
     open_L: Tensor
@@ -44,17 +44,17 @@ class _Sent:
 
 @dataclass(slots=True)
 class LossySender:
-    """The books of one region; see the module's docstring.
+    """Sender's accounting for one region; see the module's docstring.
 
     Attributes:
-        codec: of both ends.
+        codec: codec of both ends.
     """
 
     codec: DifferentialCodec
     _sent: dict[int, _Sent] = field(default_factory=dict)  # by seq
 
     def sent(self, seq: int, coded: Coded | None) -> None:
-        """Update ``seq`` is on its way as ``coded``."""
+        """Record that update ``seq`` is sent as ``coded``."""
         if coded is not None and coded.lossy is not None and self.codec.late == "put_back":
             count = coded.lossy.ids_L.numel()
             self._sent[seq] = _Sent(coded, torch.ones(count, dtype=torch.bool))
@@ -64,10 +64,10 @@ class LossySender:
         return max(self._sent, default=None)
 
     def unsent(self, seq: int, first_rank: int) -> list[Coded]:
-        """Blocks of update ``seq`` from ``first_rank`` on have not left, and will not leave.
+        """Record that blocks of update ``seq`` from ``first_rank`` on will not be sent.
 
         Returns:
-            What is to be put back.
+            What to put back.
         """
         entry = self._sent.get(seq)
         if entry is None:
@@ -78,17 +78,17 @@ class LossySender:
         return self._part(entry, unsent_L)
 
     def settle(self, seq: int, report: LossyReport | None) -> list[Coded]:
-        """The reply to update ``seq`` has come; it closes the books of all updates before.
+        """Handle the reply to update ``seq``, which closes all earlier updates.
 
         Args:
-            seq: the answered update.
-            report: what came beside the reply; None from an averager that takes in nothing loose.
+            seq: answered update.
+            report: report of the reply; None from an averager without lossy blocks.
 
         Returns:
-            What is to be put back.
+            What to put back.
 
         Raises:
-            FrameError: if the report makes no sense.
+            FrameError: the report is invalid.
         """
         if report is not None:
             self._taken(seq, report.now)
@@ -97,22 +97,21 @@ class LossySender:
         return self._close([before for before in self._sent if before < seq])
 
     def take_all(self) -> list[Coded]:
-        """Close all books, because the next update tells the averager to forget lossy blocks.
+        """Close all updates, because the next update makes the averager forget lossy blocks.
 
         Returns:
-            What is to be put back.
+            What to put back.
         """
         return self._close(list(self._sent))
 
     def forget(self, seq: int) -> None:
-        """Update ``seq`` was dropped as a whole; somebody else puts it back."""
+        """Forget update ``seq``, which was dropped and is put back elsewhere."""
         self._sent.pop(seq, None)
 
     def export(self) -> tuple[dict[str, Tensor], list[dict[str, object]]]:
-        """The books for a checkpoint, as tensors and plain values.
+        """Return the state for a checkpoint, as tensors and plain values.
 
-        Whoever resumes settles them with the next reply: blocks that are on their way at the cut do
-        not arrive any more.
+        A resumed run settles it with the next reply: blocks in flight at the snapshot never arrive.
         """
         tensors: dict[str, Tensor] = {}
         rows: list[dict[str, object]] = []
@@ -123,10 +122,10 @@ class LossySender:
         return tensors, rows
 
     def restore(self, tensors: Mapping[str, Tensor], rows: object) -> None:
-        """Become what `export` saved.
+        """Restore the result of `export`.
 
         Raises:
-            CheckpointCorruptError: if tensors and values do not fit together.
+            CheckpointCorruptError: tensors and values do not fit.
         """
         self._sent.clear()
         try:
@@ -152,19 +151,19 @@ class LossySender:
 
 
 Block = tuple[int, bytes]
-"""Its number within the vector, and its bytes."""
+"""A block's number within the vector, and its bytes."""
 
 
 @dataclass(slots=True)
 class LossyCounts:
-    """What became of lossy blocks that arrived.
+    """Counts of received lossy blocks.
 
     Attributes:
         on_time: taken in with their own update.
-        late: taken in with a later one.
+        late: taken in with a later update.
         too_late: not taken in.
-        double: had come before.
-        refused: of no update that is expected, or with a wrong number or size.
+        double: duplicates.
+        refused: of an unexpected update, or with a wrong number or size.
     """
 
     on_time: int = 0
@@ -194,12 +193,12 @@ class _Page:
 
 @dataclass(slots=True)
 class LossyReceiver:
-    """The books of one region; see the module's docstring.
+    """Receiver's accounting for one region; see the module's docstring.
 
     Attributes:
-        codec: of both ends.
+        codec: codec of both ends.
         num: P.
-        counts: for people.
+        counts: counts of received blocks.
     """
 
     codec: DifferentialCodec
@@ -256,13 +255,13 @@ class LossyReceiver:
         return len(page.waiting) - before
 
     def begin(self, update: UpdateMessage) -> int:
-        """The reliable part of an update is here, which is to wait for lossy blocks.
+        """Handle the reliable part of an update that waits for lossy blocks.
 
         Returns:
-            How many of them have not come yet.
+            Number of missing blocks.
 
         Raises:
-            FrameError: if the update makes no sense.
+            FrameError: the update is invalid.
         """
         coded = update.coded
         if coded is None or coded.lossy is not None or self._is_old(update):
@@ -273,12 +272,12 @@ class LossyReceiver:
         return DgtHeader(coded).lossy - len(page.waiting)
 
     def complete(self, update: UpdateMessage) -> UpdateMessage:
-        """The update as a vector: its reliable part, and whatever lossy blocks are here.
+        """Return the update as a vector: its reliable part plus the lossy blocks that arrived.
 
-        One that was completed before comes back as it is, for the averager to recognise.
+        A completed update is returned unchanged, so that the averager recognizes the duplicate.
 
         Raises:
-            FrameError: if it makes no sense.
+            FrameError: the update is invalid.
         """
         if self._is_old(update):
             return update
@@ -296,26 +295,28 @@ class LossyReceiver:
         return replace(update, payload_P=payload_P, coded=None, against=None)
 
     def report(self, seq: int) -> LossyReport | None:
-        """What to tell beside the reply to update ``seq``, the newest; None if nobody asks."""
+        """Return the report for the reply to update ``seq``, the newest; None if there is none."""
         return self._reports.get(seq) if self.codec.late == "put_back" else None
 
     def export(self, last: tuple[int, int]) -> dict[str, object] | None:
-        """What a checkpoint must know, as plain values; None for nothing.
+        """Return plain values for a checkpoint; None if there are none.
 
-        Blocks that wait are forgotten: their sender owes them again. What was reported is not, or
-        it would count twice.
+        Waiting blocks are forgotten, since their sender owes them again. Reports are saved, since
+        blocks would count twice otherwise.
 
         Args:
             last: attempt and number of the newest update that the averager has taken in.
         """
-        if self._done != last:  # what was completed since then is sent again
+        if self._done != last:  # updates completed since then are sent again
             return None
         report = self._reports.get(last[1])
-        told = None if report is None else [report.now.hex(), report.late_seq, report.late.hex()]
-        return {"done": list(last), "report": told}
+        reported = (
+            None if report is None else [report.now.hex(), report.late_seq, report.late.hex()]
+        )
+        return {"done": list(last), "report": reported}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Become what `export` saved."""
+        """Restore the result of `export`."""
         attempt, seq = saved["done"]
         self._done = (int(attempt), int(seq))
         if saved["report"] is not None:
@@ -329,7 +330,7 @@ class LossyReceiver:
         self._reports.pop(seq, None)
 
     def _open(self, attempt: int, seq: int) -> None:
-        """The first update of an incarnation of the sender: forget what was of another one."""
+        """Begin a new incarnation of the sender, and forget the previous one."""
         if (attempt, seq) == self._begun or (self._done is not None and self._done[0] == attempt):
             return
         self._pages.clear()
@@ -339,16 +340,16 @@ class LossyReceiver:
         self._ahead = None
 
     def _expects(self, attempt: int, seq: int) -> bool:
-        """Whether blocks of this update may come, be it too late."""
+        """Tell whether blocks of this update may arrive, even too late."""
         if (attempt, seq) == self._begun or self._done is None or attempt > self._done[0]:
             return True
         return attempt == self._done[0] and seq <= self._done[1] + 1
 
     def _page_of(self, attempt: int, seq: int) -> _Page | None:
-        """Where an expected update's blocks are kept; None if they are too late.
+        """Return the storage of an expected update's blocks; None if they are too late.
 
-        Datagrams may outrun the reliable part. Those of a sender's first update are kept apart, one
-        update's at most: what number it has is known only once it is here.
+        Datagrams may overtake the reliable part. Those of a sender's first update are stored
+        separately, for at most one update, since its number is known only with the reliable part.
         """
         if (attempt, seq) != self._begun and (self._done is None or attempt > self._done[0]):
             if self._ahead != (attempt, seq):
@@ -372,7 +373,7 @@ class LossyReceiver:
         if head.elements != self.codec.elements or head.lossy_format != self.codec.loose_values:
             raise wrong(coded.kind, "other blocks than were agreed on")
         page = _Page(head.lossy, is_complete=True)
-        if coded.lossy is not None:  # of this very region: nothing can be lost on the way
+        if coded.lossy is not None:  # from the own region: nothing can be lost in flight
             payload_P = self.codec.decode(coded)
             page.taken = set(range(coded.lossy.ids_L.numel()))
             return payload_P, page
@@ -386,10 +387,10 @@ class LossyReceiver:
         return payload_P, page
 
     def _late(self, update: UpdateMessage) -> tuple[Tensor | None, int | None, set[int]]:
-        """Go through the pages of earlier updates; close those that are due.
+        """Take in late blocks of earlier updates, and close the updates that are due.
 
         Returns:
-            What is to be added; the update whose books this closes, and its ranks in there.
+            What to add; the update that is closed, and its ranks.
         """
         put_back = self.codec.late == "put_back"
         # A last update has all that is owed in it; one without samples has no weight in a round.

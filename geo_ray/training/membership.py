@@ -1,10 +1,11 @@
-"""Membership of a run: views, the averager's location, and changes at a reconfiguration point.
+"""Membership of a run: views, the averager's leader, and changes at barriers.
 
-Rule: members change only where all regions hold the same model. Round-based strategies that
-block reach such a point at the end of every round; others are drained: the averager marks
-answers (`ReplyMessage.flush`), each region sends a final update and waits, and the answers given
-together (`ReplyMessage.barrier`) are the point. A joining region starts from a donor region's state
-there. No checkpoint begins while a change is pending. Source: ours.
+Rule: members change only at a *barrier*, where all regions hold the same model. Blocking
+round-based strategies reach a barrier at the end of every round. Other strategies are flushed: the
+averager marks its answers (`ReplyMessage.flush`), each region sends a final update and waits, and
+the answers given together (`ReplyMessage.barrier`) form the barrier. A joining region starts from
+the state of a donor region at the barrier. No checkpoint begins while a change is pending.
+Source: ours.
 """
 
 from __future__ import annotations
@@ -25,14 +26,13 @@ from geo_ray.training.payload_encoding import REFERENCE
 
 
 class AveragerLeader(NamedTuple):
-    """The region whose bridge hosts the averager, and how often the averager has moved.
+    """Region whose bridge hosts the averager, and the leader's term.
 
-    There is one home at the start of a run, and one more with every takeover. Whoever knows a home
-    of a higher term follows no lower one.
+    Every failover begins a new term. A region that knows a term ignores leaders of lower terms.
 
     Attributes:
-        region: its name.
-        term: 1 for the home that the configuration names; grows by 1 with every takeover.
+        region: leader.
+        term: 1 for the configured leader; grows by 1 with every failover.
     """
 
     region: str
@@ -62,16 +62,16 @@ class View:
     since: tuple[tuple[str, int], ...] = ()
 
     def check(self, region: str, said_in: int = 0) -> None:
-        """Refuse what a region says that does not take part.
+        """Refuse messages of regions that are no members.
 
         Args:
-            region: who says it.
-            said_in: generation of the view that it knew then; 0 if it did not say.
+            region: sender.
+            said_in: generation of the view known to the sender; 0 if not sent.
 
         Raises:
-            RegionLostError: it does no more: the others went on without it. Or it does again, and
-                said this before they had.
-            InvariantError: it never did.
+            RegionLostError: the region was removed, or has joined again and sent this before it was
+                removed.
+            InvariantError: the region was never a member.
         """
         if region in self.members:
             since = dict(self.since).get(region, 1)
@@ -89,7 +89,7 @@ class View:
         raise InvariantError(f"'{region}' is no member of this run")
 
     @property
-    def told(self) -> int:
+    def wire_generation(self) -> int:
         """The generation as messages have it, which leave the first one out."""
         return self.generation if self.generation > 1 else 0
 
@@ -106,15 +106,16 @@ class View:
         return replace(gone, lost=(*self.lost, region), generation=self.generation + 1)
 
     def changed(self, joins: Sequence[str], leaves: Sequence[str], donor: str = "") -> View:
-        """The next view: some join, who may have taken part before, and some leave.
+        """Return the next view.
 
         Args:
-            joins: who were no members.
-            leaves: who are members.
-            donor: whose copies newcomers begin as.
+            joins: regions that join; they may have been members before.
+            leaves: members that leave.
+            donor: region whose state the joining regions copy.
 
         Raises:
-            InvariantError: who joins is a member, who leaves is none, or nobody stays.
+            InvariantError: a joining region is a member, a leaving region is none, or no member
+                remains.
         """
         stay = [name for name in self.members if name not in leaves]
         if set(joins) & set(self.members) or set(leaves) - set(self.members) or not stay:
@@ -134,23 +135,23 @@ class View:
         )
 
     def begun(self, region: str) -> View:
-        """The same view, in which ``region`` is there."""
+        """Return the view with ``region`` active."""
         if region not in self.joining:
             return self
         return replace(self, joining=tuple(name for name in self.joining if name != region))
 
     def export(self) -> dict[str, object]:
-        """Plain values for a checkpoint, in which nobody is joining."""
+        """Return plain values for a checkpoint; joining regions count as absent."""
         return {"generation": self.generation, "lost": list(self.lost), "left": list(self.left)}
 
     def restored(self, saved: object) -> View:
-        """This view, of a resumed run, after all changes of the run before.
+        """Return this view of a resumed run with all earlier changes applied.
 
         Args:
-            saved: what `export` gave; None for a run in which nothing had changed.
+            saved: result of `export`; None if the membership never changed.
 
         Raises:
-            CheckpointCorruptError: it makes no sense.
+            CheckpointCorruptError: ``saved`` is invalid.
         """
         if saved is None:
             return self
@@ -174,12 +175,12 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class MemberChange:
-    """What is to be different at the next border.
+    """Membership change at the next barrier.
 
     Attributes:
-        joins: regions that begin there.
-        leaves: regions that end there.
-        preferred_donor: whose state newcomers begin with; another one if it is not there.
+        joins: regions that join.
+        leaves: regions that leave.
+        preferred_donor: region whose state joining regions copy, if it is still a member.
     """
 
     joins: tuple[str, ...] = ()
@@ -187,19 +188,19 @@ class MemberChange:
     preferred_donor: str = ""
 
     def but(self, region: str) -> MemberChange:
-        """The change without a region that is lost.
+        """Return the change without a lost region.
 
-        If nothing is left of it the border comes all the same: regions are on their way there.
+        The barrier happens even if the change becomes empty: regions are already flushing.
         """
         joins = tuple(name for name in self.joins if name != region)
         leaves = tuple(name for name in self.leaves if name != region)
         return replace(self, joins=joins, leaves=leaves)
 
     def after(self, view: View) -> View:
-        """The view that begins.
+        """Return the view after the change.
 
         Raises:
-            InvariantError: there is none such.
+            InvariantError: the change does not fit the view.
         """
         if not (self.joins or self.leaves):
             return view
@@ -207,7 +208,7 @@ class MemberChange:
         return view.changed(self.joins, self.leaves, donor)
 
     def donor(self, view: View) -> str:
-        """Whose state newcomers begin with."""
+        """Return the region whose state joining regions copy."""
         stay = [name for name in view.members if name not in (*self.leaves, *view.joining)]
         return self.preferred_donor if self.preferred_donor in stay or not stay else stay[0]
 
@@ -225,38 +226,38 @@ class MemberChange:
 
 
 def flushes(traits: Traits) -> bool:
-    """Whether a border needs last words."""
+    """Tell whether a barrier needs final updates."""
     return not traits.in_rounds or traits.exchange.meets_by_final_updates
 
 
 def donor_of(steps: Mapping[str, int], leader: str) -> str:
-    """Whose copy newcomers had best begin as: of those with most left to do, the averager's region.
+    """Return the best donor: the region with the most remaining steps, preferably the leader.
 
     Args:
-        steps: of the members so far, where they do not all take the same.
-        leader: where the averager lives.
+        steps: steps of the members so far, where they differ.
+        leader: averager's region.
     """
     return min(steps, key=lambda name: (steps[name], name != leader, name))
 
 
 class KeepsRegions(Protocol):
-    """What keeps something of every region."""
+    """Interface of objects with per-region state."""
 
     def join(self, region: str, donor: str) -> None:
         """``region`` begins as a copy of ``donor``."""
 
     def leave(self, region: str) -> None:
-        """Nothing more is kept of ``region``."""
+        """Remove the state of ``region``."""
 
 
 def follow(state: AveragerState, parts: Sequence[KeepsRegions], view: View, donor: str) -> None:
-    """Let the strategy's averager, and what else keeps something of regions, enter a view.
+    """Apply a view to the strategy's state and to other objects with per-region state.
 
     Args:
-        state: of the strategy, in the view before.
-        parts: what else.
-        view: the next one.
-        donor: as whose copies newcomers begin.
+        state: strategy's state, in the previous view.
+        parts: other objects with per-region state.
+        view: new view.
+        donor: region whose state joining regions copy.
     """
     before, state.members = state.members, view.members
     for region in [name for name in view.members if name not in before]:
@@ -289,26 +290,26 @@ ShardState = tuple[dict[str, Tensor], dict[str, float]]
 def region_state(
     control: Mapping[str, object], tensors: Mapping[str, Tensor], rows: Mapping[str, object] | None
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """What a newcomer's `Server.restore` is given.
+    """Return the arguments of a joining region's `Server.restore`.
 
     Args:
-        control: of the region whose copy it is, from its `StateTransfer`, as for the next.
-        tensors: its wire's, and what its model carries.
-        rows: the newcomer's own books, if it was there before, as its ledger's `export` gave them.
+        control: control state of the donor, from its `StateTransfer`.
+        tensors: donor's wire tensors and model buffers.
+        rows: joining region's own sample ledger, if it was a member before.
     """
     ledger = Ledger() if rows is None else Ledger.restore(dict(rows))
     for worker in list(ledger.in_flight):
         ledger.take_back(worker)
     own: dict[str, object] = {"ledger": ledger.export(), "noise": None, "times_s": None}
-    kept = {k: v for k, v in tensors.items() if k == REFERENCE or k.startswith(REGION_PREFIX)}
-    return {**control, **own}, kept
+    retained = {k: v for k, v in tensors.items() if k == REFERENCE or k.startswith(REGION_PREFIX)}
+    return {**control, **own}, retained
 
 
 def rows_of(control: Mapping[str, object]) -> dict[str, object]:
-    """The books of rows of a region by its part of a checkpoint, as `region_state` is given them.
+    """Return the sample ledger in a region's part of a checkpoint, for `region_state`.
 
     Raises:
-        CheckpointCorruptError: there are none.
+        CheckpointCorruptError: the part has none.
     """
     ledger = control.get("ledger")
     if not isinstance(ledger, Mapping):
@@ -317,7 +318,7 @@ def rows_of(control: Mapping[str, object]) -> dict[str, object]:
 
 
 def shard_state(state: ShardState, traits: Traits) -> ShardState:
-    """What one of its shards is given, of the other region's shard of the same slice."""
+    """Return the state of a joining region's shard from the donor's shard of the same slice."""
     tensors, numbers = state
     unsent = {f"memory/{name}" for name in traits.region.unsent}
     return {k: v for k, v in tensors.items() if k not in unsent}, dict(numbers)

@@ -1,11 +1,10 @@
 """Messages between a region and the averager: a strategy's payload with its header.
 
-`UpdateMessage` and `ReplyMessage` travel between processes and lie in checkpoints. A strategy sees
-neither: its averager's side receives and returns, and its region's side receives, the
-`geo_ray.strategies.state.Update` and `Reply` that they contain.
+`UpdateMessage` and `ReplyMessage` travel between processes and are stored in checkpoints. A
+strategy sees only their content: `geo_ray.strategies.state.Update` and `Reply`.
 
 Shape legend: P = parameters of the region's model (or of the slice that one shard holds);
-E = bytes of the model's buffers that travel with its parameters.
+E = bytes of the exchanged model buffers.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ def no_buffers() -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class UpdateMessage:
-    """What crosses the WAN towards the averager.
+    """Message from a region to the averager.
 
     Attributes:
-        region: the sender.
-        attempt: incarnation of the sender; grows when it is restarted.
+        region: sender.
+        attempt: incarnation of the sender; grows with every restart.
         seq: number of the request within the attempt, from 1.
-        base_version: the averager's version that the sender had merged when it spoke.
+        base_version: averager's version that the sender had merged.
         num_samples: rows behind this update; its weight in a mean by samples.
-        payload_P: fp32 vector; its meaning is the strategy's.
-        final: the sender has finished training; the last exchange leaves all regions equal.
-        fragment: index of the part of the model, for strategies that send parts.
-        coded: the payload made small; ``payload_P`` is empty then. Strategies never see it.
-        against: version of the reply whose payload the coded one is a difference from; None: from
-            nothing.
-        loss: mean training loss of the last step behind it; known at home only.
+        payload_P: fp32 vector; its meaning depends on the strategy.
+        final: the sender has finished training; the last exchange makes all regions equal.
+        fragment: index of the model's part, for strategies that send parts.
+        coded: encoded payload; ``payload_P`` is then empty. Strategies never see it.
+        against: version of the reply that the encoded payload is a difference from; None: no
+            reference.
+        loss: mean training loss of the last step; not transmitted.
         steps: local steps behind this update.
-        step_s: seconds of one of them of late; 0 if not measured.
-        exchange_s: seconds that the sender's last exchange was on its way, without what the
-            averager held it; 0 if there was none.
-        grad_sq: squared 2-norm of the payload as a vector, of strategies that average gradients;
-            None where that is not measured.
-        buffers_E: what the region's model carries beside its parameters, uint8 (E,), at the moment
-            of the update; no strategy or codec sees it.
-        view: generation of the newest view that the sender has heard of; 0: of none but the first.
+        step_s: recent seconds per step; 0 if not measured.
+        exchange_s: seconds of the sender's last exchange, without the time at the averager; 0 if
+            there was none.
+        grad_sq: squared 2-norm of the payload, for strategies that average gradients; None if not
+            measured.
+        buffers_E: model buffers at the moment of the update, uint8 (E,); strategies and codecs do
+            not see them.
+        view: generation of the newest membership view known to the sender; 0: the first.
     """
 
     region: str
@@ -78,10 +77,10 @@ class UpdateMessage:
         return _size_bytes(self.payload_P, self.coded) + self.buffers_E.numel()
 
     def content(self, version: int) -> Update:
-        """What the strategy receives.
+        """Return the strategy's view of the update.
 
         Args:
-            version: the averager's at present.
+            version: averager's present version.
         """
         return Update(
             self.region,
@@ -99,12 +98,12 @@ class UpdateMessage:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """After this answer all regions hold the same model, and those who take part are others.
+    """Membership barrier: after this answer all regions are equal, and the members change.
 
     Attributes:
-        view: generation of the view that begins (`geo_ray.training.membership`).
-        is_donor: the receiver copies its state after merging the answer; newcomers begin with it.
-        leaves: the receiver takes part no more.
+        view: generation of the new view (`geo_ray.training.membership`).
+        is_donor: the receiver copies its state after merging the answer, for joining regions.
+        leaves: the receiver leaves the run.
     """
 
     view: int
@@ -114,41 +113,40 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class ReplyMessage:
-    """The averager's answer to one update.
+    """Answer of the averager to one update.
 
     Attributes:
-        to: the region it is for.
-        seq: the request it answers.
-        version: the averager's version after the update.
-        num_samples: rows behind the payload, over all regions that contributed.
-        payload_P: fp32 vector; its meaning is the strategy's. It may be the reference of later
-            messages: whoever merges it leaves it as it is.
-        final: it answers a final update, after every region's final update is in.
+        to: receiver.
+        seq: answered request.
+        version: averager's version after the update.
+        num_samples: rows behind the payload, over all contributing regions.
+        payload_P: fp32 vector; its meaning depends on the strategy. Read-only: it may be the
+            reference of later messages.
+        final: answer to a final update, given once the final updates of all regions have arrived.
         stop: finish training now (a target was reached).
-        checkpoint: id of a checkpoint that began before this reply: copy your state for it, if that
-            is not done yet, before this reply is merged.
-        halt: after that, stand still for good (the run was interrupted).
+        checkpoint: id of a checkpoint that began before this reply; the receiver copies its state
+            before it merges the reply.
+        halt: pause after that copy (the run was interrupted).
         coded: as in `UpdateMessage`.
         against: as in `UpdateMessage`.
-        dropped: the update was not taken in, because it was too stale; what it carried goes with
-            the next one. The payload is merged as that of any reply.
-        own: the payload contains the receiver's own change, which it takes back out.
-        lossy: which lossy blocks of the receiver's updates were taken in; None if nobody keeps
-            books of them.
-        fragment: of the update that it answers.
-        own_weight: weight that the receiver's own update has in the payload; 0 if not told.
-        steps: local steps that the receiver is to take before it speaks again; None: as configured.
+        dropped: the update was discarded because it was too stale; its content goes with the next
+            one. The payload is merged as usual.
+        own: the payload contains the receiver's own change, which the receiver subtracts.
+        lossy: lossy blocks of the receiver's updates that were taken in; None if not tracked.
+        fragment: fragment of the answered update.
+        own_weight: weight of the receiver's own update in the payload; 0 if unknown.
+        steps: local steps until the receiver's next exchange; None: as configured.
         seen: rows behind all updates that the averager has taken in.
-        reliable: share of the blocks of the receiver's next update that are to travel reliably, for
+        reliable: fraction of the blocks of the receiver's next update to send reliably, for
             differential transmission; None: as configured.
-        held_s: how long the averager had the update before it answered; told by its shell.
-        buffers_E: the regions' mean of the model buffers, uint8 (E,).
-        buffers_weight: the receiver's weight in it.
-        draining: the receiver's next update is its last word: the run ends with that round.
-        flush: say the last word after the step that is being computed, as at the end of a run:
-            once all have, members change, and then training goes on.
-        barrier: the answer with which members change; None: they do not.
-        view: generation of the view in which it was given; 0: the first.
+        held_s: seconds from the update's arrival at the averager to the answer; set by the shell.
+        buffers_E: mean of the regions' model buffers, uint8 (E,).
+        buffers_weight: weight of the receiver in that mean.
+        draining: the receiver's next update is its final update; the run ends with that round.
+        flush: send a final update after the step in progress; training continues after the
+            barrier.
+        barrier: membership change that this answer completes; None: no change.
+        view: generation of the view in which the answer was given; 0: the first.
     """
 
     to: str
@@ -185,12 +183,12 @@ class ReplyMessage:
 
     @classmethod
     def sending(cls, reply: Reply, *, seq: int, version: int, own: bool = False) -> ReplyMessage:
-        """The message that carries what a strategy has answered.
+        """Build the message for a strategy's reply.
 
         Args:
-            reply: the answer.
-            seq: the request it answers.
-            version: the averager's after the update.
+            reply: strategy's reply.
+            seq: answered request.
+            version: averager's version after the update.
             own: see the attribute.
         """
         return cls(
@@ -209,7 +207,7 @@ class ReplyMessage:
         )
 
     def content(self) -> Reply:
-        """What the strategy receives."""
+        """Return the strategy's view of the reply."""
         return Reply(
             self.to,
             self.payload_P,

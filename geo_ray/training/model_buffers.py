@@ -28,21 +28,20 @@ REGION_PREFIX: Final = "buffers/"
 
 @dataclass(slots=True)
 class RegionBuffers:
-    """What a region's model carries beside its parameters: its workers' values become the region's.
+    """A region's model buffers, combined from those of its workers.
 
-    It is one vector, beside the primary shard, whatever the number of shards. It goes with an
-    update as it is, outside of codec and strategy; the averager answers with the mean over the
-    regions.
+    They are one vector next to the primary shard, whatever the number of shards. It travels with an
+    update outside of codec and strategy; the averager answers with the mean over the regions.
 
-    Shape legend: B = bytes of the whole vector; E = of what regions exchange.
+    Shape legend: B = bytes of the whole vector; E = bytes that regions exchange.
 
     Attributes:
-        layout: of the vector.
-        present_B: the region's values, uint8 (B,).
-        agreed_B: those after the last exchange, which all regions know.
-        num_workers: of the region.
-        alone: there are no other regions: what this one has is agreed.
-        precise_B: the same with statistics of the final parameters, if they were made.
+        layout: layout of the vector.
+        present_B: region's values, uint8 (B,).
+        agreed_B: values after the last exchange, known to all regions.
+        num_workers: number of workers.
+        alone: whether this is the only region; its values are then agreed.
+        precise_B: values with exact statistics of the final parameters, if computed.
     """
 
     layout: BufferLayout
@@ -59,10 +58,10 @@ class RegionBuffers:
         self.agreed_B = self.present_B.clone()
 
     def put(self, worker: int, left_B: Tensor) -> None:
-        """Hold what a worker's step left, uint8 (B,), until the region's step that uses it.
+        """Store a worker's values after its step, uint8 (B,), until the region's step uses them.
 
         Raises:
-            InvariantError: if it has another size.
+            InvariantError: wrong size.
         """
         if left_B.shape != self.present_B.shape:
             raise InvariantError(
@@ -72,15 +71,15 @@ class RegionBuffers:
         self._pushed[worker] = left_B
 
     def keep(self, partition: int) -> None:
-        """Copy what was pushed for a share; its place is needed before the step uses it."""
+        """Copy the pushed values of a partition before their memory is reused."""
         if partition in self._pushed:
             self._pushed[partition] = self._pushed[partition].clone()
 
     def apply(self, contributions: Sequence[Contribution], *, synchronous: bool) -> None:
-        """Take in one step.
+        """Apply one step.
 
         Args:
-            contributions: who takes part, with how many rows; refused ones have none.
+            contributions: partitions with their rows; refused ones have none.
             synchronous: whether the step combines all workers. If false, each contribution has the
                 weight that it would have in a mean over all workers, so values stay within the
                 range of the contributions.
@@ -99,10 +98,10 @@ class RegionBuffers:
             self.agreed_B = self.present_B
 
     def note_precise(self, found: bytes | memoryview) -> None:
-        """Hold what the final evaluation was made with.
+        """Store the values of the final evaluation.
 
         Raises:
-            InvariantError: if it has another size.
+            InvariantError: wrong size.
         """
         if len(found) != self.present_B.numel():
             raise InvariantError(
@@ -112,11 +111,11 @@ class RegionBuffers:
 
     @property
     def final_B(self) -> Tensor:
-        """Those of the final model: with statistics made anew, if they were."""
+        """Values of the final model, with exact statistics if computed."""
         return self.present_B if self.precise_B is None else self.precise_B
 
     def outgoing(self) -> Tensor:
-        """What goes with an update, uint8 (E,)."""
+        """Return the values that travel with an update, uint8 (E,)."""
         self._sent_E = self.present_B[: self.layout.exchanged_bytes].clone()
         return self._sent_E
 
@@ -150,17 +149,17 @@ class RegionBuffers:
         self._sent_E = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Copies of what a checkpoint needs."""
+        """Return copies for a checkpoint."""
         found = {"present": self.present_B.clone(), "agreed": self.agreed_B.clone()}
         if self._sent_E is not None:
             found["sent"] = self._sent_E.clone()
         return {REGION_PREFIX + name: value for name, value in found.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Become what `tensors` gave; an old checkpoint leaves the values of the start.
+        """Restore the result of `tensors`; without any, the initial values stay.
 
         Raises:
-            CheckpointCorruptError: they have another size.
+            CheckpointCorruptError: wrong size.
         """
         present_B = stored_buffers(tensors)
         if present_B is None:
@@ -189,14 +188,14 @@ AVERAGER_PREFIX: Final = "buffers/"
 class AveragerBuffers:
     """The model buffers of all regions, in the averager: their mean over regions.
 
-    The averager keeps the newest values of every region and answers with their mean by rows. In a
-    round those are the round's; for other strategies they are as new as they can be. A region whose
-    last update has no rows behind it keeps the weight of the one before.
+    The averager stores the newest values of every region and answers with their mean by rows. In a
+    round these are the round's values. A region whose last update has no rows keeps its previous
+    weight.
 
     Shape legend: E = bytes that regions exchange.
 
     Attributes:
-        layout: of the vectors; an empty one carries nothing.
+        layout: layout of the vectors; empty if there are no model buffers.
     """
 
     layout: BufferLayout = field(default_factory=partial(BufferLayout, ()))
@@ -205,15 +204,15 @@ class AveragerBuffers:
 
     @property
     def size_bytes(self) -> int:
-        """E: what comes with every update; 0: nothing does."""
+        """E, the bytes with every update; 0 without model buffers."""
         return self.layout.exchanged_bytes
 
     def check(self, update: UpdateMessage) -> None:
-        """Refuse what cannot be taken in.
+        """Refuse invalid values.
 
         Raises:
             InvariantError: wrong size.
-            NonFiniteError: it has NaN or infinity.
+            NonFiniteError: NaN or infinity.
         """
         what = f"update {update.seq} of region '{update.region}'"
         if update.buffers_E.shape != (self.size_bytes,):
@@ -225,7 +224,7 @@ class AveragerBuffers:
             raise NonFiniteError(f"what {what} carries is not finite; refused")
 
     def take(self, update: UpdateMessage) -> None:
-        """Take in what came with an update."""
+        """Store the values of an update."""
         if not self.size_bytes:
             return
         self._newest[update.region] = update.buffers_E.clone()
@@ -240,7 +239,7 @@ class AveragerBuffers:
             self._rows[region] = self._rows[donor]
 
     def leave(self, region: str) -> None:
-        """Go on without a region."""
+        """Remove a region."""
         self._newest.pop(region, None)
         self._rows.pop(region, None)
 
@@ -264,7 +263,7 @@ class AveragerBuffers:
         )
 
     def restore(self, tensors: Mapping[str, Tensor], rows: object) -> None:
-        """Become what `export` saved."""
+        """Restore the result of `export`."""
         self._newest = {
             name.removeprefix(AVERAGER_PREFIX): value.clone()
             for name, value in tensors.items()

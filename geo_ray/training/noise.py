@@ -30,14 +30,14 @@ _KEEP: Final = 0.99  # of the smoothed value at each measurement; 100 of them co
 
 @dataclass(frozen=True, slots=True)
 class NoiseReading:
-    """What is known after one more measurement; the fields of a `noise` event.
+    """Estimate after one more measurement; the fields of a `noise` event.
 
     Attributes:
-        step: at which it was measured.
+        step: step of the measurement.
         grad_sq: |G|^2, smoothed.
         trace: tr(Sigma) of one row, smoothed.
-        rows: behind the measured mean.
-        workers: gradients that were compared.
+        rows: rows behind the measured mean.
+        workers: number of compared gradients.
         count: measurements so far.
     """
 
@@ -80,10 +80,10 @@ class NoiseMeter:
     _trace: float = 0.0
 
     def feed(self, rows_and_sq: Sequence[tuple[int, float]], mean_sq: float) -> bool:
-        """Take in one measurement; see `estimate`.
+        """Add one measurement; see `estimate`.
 
         Returns:
-            False if it is passed over: a number is not finite, or there is only one gradient.
+            False if it is skipped: a number is not finite, or there is only one gradient.
         """
         if len(rows_and_sq) < 2:
             return False
@@ -97,16 +97,16 @@ class NoiseMeter:
 
     @property
     def grad_sq(self) -> float:
-        """|G|^2, smoothed; it may be negative while noise is large. NaN before there is any."""
+        """|G|^2, smoothed; may be negative while noise is large. NaN before any measurement."""
         return self._grad_sq / self._weight if self.count else math.nan
 
     @property
     def trace(self) -> float:
-        """tr(Sigma) of one row, smoothed. NaN before there is any."""
+        """tr(Sigma) of one row, smoothed. NaN before the first measurement."""
         return self._trace / self._weight if self.count else math.nan
 
     def reading(self, step: int, rows_and_sq: Sequence[tuple[int, float]]) -> NoiseReading:
-        """What is known after the gradients of ``step`` were taken in."""
+        """Return the estimate after the measurement at ``step``."""
         rows = sum(count for count, _ in rows_and_sq)
         return NoiseReading(step, self.grad_sq, self.trace, rows, len(rows_and_sq), self.count)
 
@@ -115,7 +115,7 @@ class NoiseMeter:
         return {"count": self.count, "grad_sq": self._grad_sq, "trace": self._trace}
 
     def restore(self, data: object) -> None:
-        """Become what `export` saved; empty for the checkpoint of an older release."""
+        """Restore the result of `export`."""
         saved = data if isinstance(data, dict) else {}
         self.count = int(saved.get("count", 0))
         self._grad_sq = float(saved.get("grad_sq", 0.0))
@@ -123,7 +123,7 @@ class NoiseMeter:
 
     @property
     def _weight(self) -> float:
-        """What the exponential mean has taken in so far; 1 in the end."""
+        """Total weight in the exponential mean; tends to 1."""
         return 1.0 - _KEEP**self.count
 
 
@@ -148,33 +148,33 @@ class AveragerNoise:
         return usable if len(usable) == len(averager.members) > 1 else []
 
     def take(self, step: int, updates: Sequence[Update], answers: Sequence[Reply]) -> None:
-        """Take in a round.
+        """Add a round.
 
         Args:
-            step: its number.
-            updates: of `measured`.
-            answers: what the strategy answered; all hold the mean.
+            step: round's number.
+            updates: result of `measured`.
+            answers: strategy's answers, which all contain the mean.
         """
         norms = [(u.num_samples, u.grad_sq) for u in updates if u.grad_sq is not None]
         if answers and norms and self.meter.feed(norms, square_norm(answers[0].payload_P)):
             self._news.append(self.meter.reading(step, norms))
 
     def news(self) -> list[NoiseReading]:
-        """What was measured since the last call, for the shell to tell."""
+        """Return the readings since the last call, for events."""
         news, self._news = self._news, []
         return news
 
 
 @dataclass(slots=True)
 class RegionNoise:
-    """A region's part in measuring gradient noise: which steps are measured, and what came of it.
+    """Measures gradient noise in a region.
 
-    A step is measured if its gradients are plain means over rows of their own: not coded ones, not
-    what workers with steps of their own push, not a step of one worker alone in mode ``async``.
+    A step is measured if its gradients are plain means over separate rows: no coded gradients, no
+    changes of workers with local steps, no steps of a single worker in mode ``async``.
 
     Attributes:
         every: steps between measurements; None for `NOISE_EVERY`.
-        meter: smooths.
+        meter: smoothed estimate.
     """
 
     every: int | None = None
@@ -185,9 +185,9 @@ class RegionNoise:
     def norms(
         self, step: int, contributions: Sequence[Contribution], reports: Mapping[int, StepReport]
     ) -> list[tuple[int, float]]:
-        """Rows and squared norm of each gradient in ``step``; empty if it is not to be measured.
+        """Return rows and squared norm of each gradient in ``step``; empty if it is not measured.
 
-        Every region measures at the same steps, so that what they measured can be put together.
+        All regions measure at the same steps, so that the measurements can be combined.
         """
         used = [c for c in contributions if c.num_samples > 0]
         found = [(c.num_samples, reports[c.worker].grad_sq) for c in used if c.weight is None]
@@ -197,15 +197,15 @@ class RegionNoise:
     def take(
         self, step: int, norms: Sequence[tuple[int, float]], mean_sq: float | None
     ) -> NoiseReading | None:
-        """Take in what the shards measured.
+        """Add the shards' measurement.
 
         Args:
-            step: the step.
-            norms: of `norms`.
-            mean_sq: squared norm of the gradients' mean over all shards; None if not measured.
+            step: step.
+            norms: result of `norms`.
+            mean_sq: squared norm of the mean gradient over all shards; None if not measured.
 
         Returns:
-            What is known now; None if nothing was learnt.
+            New estimate; None if there is none.
         """
         # The mean of one is that one.
         self._mean_sq = norms[0][1] if len(norms) == 1 else mean_sq

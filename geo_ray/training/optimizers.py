@@ -25,7 +25,7 @@ from geo_ray.training.parameters import GroupPiece
 
 
 class RateSchedule(StrictModel):
-    """Linear warm-up to the rate of the optimizer, then decay to a share of it."""
+    """Linear warm-up to the rate of the optimizer, then decay to a fraction of it."""
 
     kind: Literal["constant", "linear", "cosine"] = Field(
         "cosine", description="shape of the decay"
@@ -37,10 +37,10 @@ class RateSchedule(StrictModel):
     last: float = Field(0.1, ge=0, le=1, description="share of the rate that is left at the end")
 
     def factor(self, taken: int) -> float:
-        """What the rate is multiplied by in the step after ``taken`` steps.
+        """Return the factor on the rate in the step after ``taken`` steps.
 
         Raises:
-            ValueError: if neither the configuration nor `over` said how many steps there are.
+            ValueError: neither the configuration nor `over` gave the number of steps.
         """
         if taken < self.warmup_steps:
             return (taken + 1) / self.warmup_steps
@@ -53,7 +53,7 @@ class RateSchedule(StrictModel):
         return self.last + (1 - self.last) * left
 
     def over(self, steps: int) -> RateSchedule:
-        """The same, ``steps`` long unless it has a length."""
+        """Return the schedule with a length of ``steps``, unless it has one."""
         return self if self.steps is not None else self.model_copy(update={"steps": steps})
 
 
@@ -86,7 +86,7 @@ class Sgd(StrictModel):
 
     @property
     def has_momentum(self) -> bool:
-        """Whether a step repeats a share of the steps before."""
+        """Whether a step repeats a fraction of earlier steps."""
         return False
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
@@ -108,14 +108,14 @@ class Momentum(StrictModel):
 
     @property
     def has_momentum(self) -> bool:
-        """Whether a step repeats a share of the steps before."""
+        """Whether a step repeats a fraction of earlier steps."""
         return True
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
         """One step with the gradients of the group's parameters."""
-        kept = [state.get("momentum_buffer") for state in group.states]
-        _sgd(group, grads, kept, momentum=self.momentum, nesterov=self.nesterov)
-        for state, buffer in zip(group.states, kept, strict=True):
+        retained = [state.get("momentum_buffer") for state in group.states]
+        _sgd(group, grads, retained, momentum=self.momentum, nesterov=self.nesterov)
+        for state, buffer in zip(group.states, retained, strict=True):
             if buffer is not None:
                 state["momentum_buffer"] = buffer
 
@@ -135,7 +135,7 @@ class AdamW(StrictModel):
 
     @property
     def has_momentum(self) -> bool:
-        """Whether a step repeats a share of the steps before."""
+        """Whether a step repeats a fraction of earlier steps."""
         return self.beta1 > 0
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
@@ -166,7 +166,7 @@ class AdamW(StrictModel):
 def _sgd(
     group: OptimizerGroup,
     grads: list[Tensor],
-    kept: list[Tensor | None],
+    retained: list[Tensor | None],
     *,
     momentum: float,
     nesterov: bool,
@@ -174,7 +174,7 @@ def _sgd(
     sgd(
         group.params,
         grads,
-        kept,
+        retained,
         weight_decay=group.weight_decay,
         momentum=momentum,
         lr=group.lr,
@@ -192,23 +192,23 @@ _TAKEN = "schedule_steps"  # how many steps a scheduled optimizer took, among it
 
 
 def lasting(optimizer: OneOptimizer, steps: int) -> OneOptimizer:
-    """The same optimizer with a schedule ``steps`` long, if it has one without a length."""
+    """Return the optimizer with its schedule set to ``steps``, if the schedule has no length."""
     if optimizer.schedule is None:
         return optimizer
     return optimizer.model_copy(update={"schedule": optimizer.schedule.over(steps)})
 
 
 class InnerOptimizer:
-    """Applies gradients to a flat slice in place and gives its state to checkpoints.
+    """Applies gradients to a flat slice in place; its state is part of checkpoints.
 
     Attributes:
-        taken: steps so far, where a schedule stands; counted only for one.
-        rate: what the learning rate is multiplied by in the next steps.
+        taken: steps so far; counted only for a schedule.
+        rate: factor on the learning rate in the next steps.
 
     Args:
-        config: which optimizer; a schedule in it has a length (`lasting`).
-        params_S: fp32 (S,), the live parameters of one shard.
-        pieces: of the slice, if parameters are in groups; its state in checkpoints is the same.
+        config: optimizer; its schedule has a length (`lasting`).
+        params_S: fp32 (S,), live parameters of one shard.
+        pieces: pieces of the slice, for parameter groups; the state in checkpoints is the same.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class InnerOptimizer:
         self.rate = 1.0
 
     def apply(self, grad_S: Tensor) -> None:
-        """One step with ``grad_S`` (S,), which is not changed."""
+        """Make one step with ``grad_S`` (S,), which is read-only."""
         factor = 1.0
         if self._schedule is not None:
             factor = self._schedule.factor(self.taken)
@@ -254,42 +254,42 @@ class InnerOptimizer:
             part.give()
 
     def live(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The optimizer's own tensors by name, and copies that never change.
+        """Return the optimizer's tensors by name, and copies that never change.
 
-        Where parameters are in groups, torch keeps a tensor for each: they are joined in copies.
-        Both are empty before the first step.
+        For parameter groups, torch has one tensor per parameter, which are joined in copies. Both
+        results are empty before the first step.
         """
         own: dict[str, Tensor] = {}
-        kept: dict[str, Tensor] = {}
+        retained: dict[str, Tensor] = {}
         for part in self._parts:
             for key, value in part.state.items():
                 if len(self._parts) == 1 and part.piece.block is None:
                     own[key] = value
                     continue
                 if not value.dim():
-                    kept[key] = value.clone()
+                    retained[key] = value.clone()
                     continue
-                if key not in kept:
-                    kept[key] = torch.empty_like(self._params_S)
-                part.own(kept[key]).copy_(part.inside(value))
+                if key not in retained:
+                    retained[key] = torch.empty_like(self._params_S)
+                part.own(retained[key]).copy_(part.inside(value))
         if self._schedule is not None:
-            kept[_TAKEN] = torch.tensor(self.taken)
-        return own, kept
+            retained[_TAKEN] = torch.tensor(self.taken)
+        return own, retained
 
     def export(self) -> dict[str, Tensor]:
         """Copies of them all."""
-        own, kept = self.live()
-        return kept | {key: value.clone() for key, value in own.items()}
+        own, retained = self.live()
+        return retained | {key: value.clone() for key, value in own.items()}
 
     def restore(self, tensors: dict[str, Tensor], *, given: bool = False) -> None:
-        """Take back what `export` gave.
+        """Restore the result of `export`.
 
         Args:
-            tensors: by name.
-            given: they are the optimizer's own from now on, which saves a copy.
+            tensors: tensors by name.
+            given: the optimizer may use the tensors without copying them.
 
         Raises:
-            CheckpointCorruptError: if a tensor does not fit the parameters.
+            CheckpointCorruptError: a tensor does not fit the parameters.
         """
         for name, value in tensors.items():
             if value.dim() and value.shape != self._params_S.shape:
@@ -298,10 +298,10 @@ class InnerOptimizer:
                     f"the shard has {tuple(self._params_S.shape)}"
                 )
         self.taken = int(tensors[_TAKEN]) if _TAKEN in tensors else 0
-        kept = {name: value for name, value in tensors.items() if name != _TAKEN}
+        retained = {name: value for name, value in tensors.items() if name != _TAKEN}
         for part in self._parts:
             part.state.clear()
-            for name, value in kept.items():
+            for name, value in retained.items():
                 part.state[name] = (
                     part.taken(value, given=given and len(self._parts) == 1)
                     if value.dim()
@@ -319,16 +319,16 @@ class _Part:
         self.param = self._params if piece.block is None else torch.zeros(piece.block[0])
 
     def own(self, vector_S: Tensor) -> Tensor:
-        """Its elements of the slice."""
+        """Return the part's elements of the slice."""
         return vector_S[self.piece.start : self.piece.stop]
 
     def inside(self, values: Tensor) -> Tensor:
-        """Its elements of a tensor that is like its parameter."""
+        """Return the part's elements of a tensor shaped like its parameter."""
         at = 0 if self.piece.block is None else self.piece.block[1]
         return values[at : at + self.piece.stop - self.piece.start]
 
     def taken(self, vector_S: Tensor, *, given: bool) -> Tensor:
-        """Its elements of the slice, like its parameter; a copy, unless they are all and given."""
+        """Return the part's elements, shaped like its parameter; possibly without a copy."""
         return vector_S if given and self.piece.block is None else self.spread(vector_S)
 
     def spread(self, vector_S: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """A model's parameters as one flat fp32 vector, and its model buffers as one vector of bytes.
 
-Strategies, codecs and servers only see vectors. `pieces_of` cuts a shard's slice at parameter
+Strategies, codecs and servers only see vectors. `pieces_of` splits a shard's slice at parameter
 boundaries, so parameter groups get the same bits as torch's own optimizers. `BufferLayout` places
 model buffers (running statistics, counters): floats are averaged by rows, variances by the law of
 total variance, integers take the largest.
@@ -60,10 +60,10 @@ def write_parameters(module: nn.Module, params_P: Tensor) -> None:
 
 
 def square_norm(x_P: Tensor) -> float:
-    """The squared 2-norm of a contiguous fp32 vector (P,), in one pass.
+    """Return the squared 2-norm of a contiguous fp32 vector (P,), in one pass.
 
-    Summed up in fp32, ten million squares are wrong by a thousandth, which is as much as the
-    differences of norms that gradient noise is taken from. So only short pieces are.
+    In fp32, the sum of ten million squares has an error of a thousandth, as much as the differences
+    of norms from which gradient noise is computed. Therefore only short pieces are summed in fp32.
     """
     whole = x_P.numel() // _PIECE * _PIECE
     total = float(torch.linalg.vector_norm(x_P[whole:])) ** 2
@@ -74,16 +74,16 @@ def square_norm(x_P: Tensor) -> float:
 
 
 def exact_square_norm(x_P: Tensor) -> float:
-    """The same in fp64, so that the sum over slices hardly depends on where they are cut."""
+    """Return the squared 2-norm in fp64, so that sums over slices hardly depend on the slicing."""
     pieces = torch.split(x_P, _PIECE)
     return sum(float(torch.dot(piece.double(), piece.double())) for piece in pieces)
 
 
 def check_module(module: nn.Module) -> None:
-    """Refuse what cannot be trained as one flat fp32 vector.
+    """Refuse a module that cannot be trained as one flat fp32 vector.
 
     Raises:
-        TaskOutputError: naming the parameter.
+        TaskOutputError: names the parameter.
     """
     trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     if not trainable:
@@ -100,10 +100,10 @@ def check_module(module: nn.Module) -> None:
 
 
 def split_sizes(num_params: int, num_shards: int) -> list[tuple[int, int]]:
-    """Cut P parameters into nearly equal contiguous slices.
+    """Split P parameters into nearly equal contiguous slices.
 
-    Slices begin at multiples of a vector register's length: the fused AdamW computes what is left
-    over at a slice's end in another way, and S shards would not give the bits of one.
+    Slices begin at multiples of a vector register's length: the fused AdamW computes the remainder
+    at a slice's end differently, and S shards would not give the bits of one.
 
     Returns:
         ``(start, stop)`` per shard.
@@ -114,31 +114,31 @@ def split_sizes(num_params: int, num_shards: int) -> list[tuple[int, int]]:
 
 
 def fragment_bounds(num_params: int, fragments: int) -> list[tuple[int, int]]:
-    """Where the fragments of a model lie, as ``(start, stop)``.
+    """Return the positions of a model's fragments, as ``(start, stop)``.
 
-    With several, one more follows that is the whole: the last exchange is about all of it.
+    With several fragments, the last entry is the whole model, for the last exchange.
     """
-    cuts = split_sizes(num_params, fragments)
-    return cuts if fragments == 1 else [*cuts, (0, num_params)]
+    bounds = split_sizes(num_params, fragments)
+    return bounds if fragments == 1 else [*bounds, (0, num_params)]
 
 
 def fragments_in(
     num_params: int, fragments: int, piece: tuple[int, int]
 ) -> tuple[tuple[int, int], ...]:
-    """Where the model's fragments lie within one shard's slice; empty ranges where they do not.
+    """Return the positions of the model's fragments in one shard's slice; possibly empty ranges.
 
     Args:
         num_params: P.
-        fragments: number of parts.
-        piece: the slice, as (start, stop).
+        fragments: number of fragments.
+        piece: slice, as (start, stop).
 
     Returns:
-        ``(start, stop)`` per entry of `fragment_bounds`, counted from the slice's start.
+        ``(start, stop)`` per entry of `fragment_bounds`, relative to the slice's start.
     """
     start, stop = piece
-    cuts = fragment_bounds(num_params, fragments)
+    bounds = fragment_bounds(num_params, fragments)
     return tuple(
-        (min(max(a, start), stop) - start, max(min(b, stop), start) - start) for a, b in cuts
+        (min(max(a, start), stop) - start, max(min(b, stop), start) - start) for a, b in bounds
     )
 
 
@@ -160,7 +160,7 @@ def _trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
-BLOCK: Final = 64  # floats; a multiple of what any vector loop takes at once
+BLOCK: Final = 64  # floats; a multiple of the elements that any vector loop processes at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ def _block(run: GroupRun, start: int, stop: int) -> tuple[int, int] | None:
     return min(BLOCK, run.stop - first), inside
 
 
-_LINE_BYTES = 64  # what lies behind the vector begins on a cache line
+_LINE_BYTES = 64  # aligned, so that the parameters behind the vector begin on a cache line
 _INTEGER_BYTES = 8
 
 
@@ -222,25 +222,25 @@ _INTEGER_BYTES = 8
 class BufferLayout:
     """Layout of model buffers in a byte vector, and the rules that average several such vectors.
 
-        | means of variances | those variances | other floats | integers | what a region keeps |
+        | means of variances | those variances | other floats | integers | regional values |
           fp32                 fp32              fp32           int64      raw
         |------------------ exchanged between regions ------------------|
 
-    Floats become the mean by rows. A variance about a mean that moves is not the mean of variances:
-    by the law of total variance it is ``sum_i q_i (v_i + (m_i - m)^2)``. Of integers the largest
-    counts.
+    Floats become the mean by rows. The variance of mixed groups is not the mean of variances: by
+    the law of total variance it is ``sum_i q_i (v_i + (m_i - m)^2)``. Integers take the largest
+    value.
 
     Shape legend: B = bytes of the whole vector; E = of what is exchanged; F = floats.
 
     Attributes:
-        entries: the model buffers.
+        entries: model buffers.
     """
 
     entries: tuple[BufferEntry, ...]
 
     @classmethod
     def of(cls, task: object, module: nn.Module) -> BufferLayout:
-        """The layout of a task's model; empty if it carries nothing.
+        """Return the layout of a task's model; empty without model buffers.
 
         Raises:
             TaskStateError: see `buffer_entries`.
@@ -260,14 +260,14 @@ class BufferLayout:
         shared = [e for e in self.entries if e.rule == "mean" and e.name not in paired]
         floats = [entry for entry in shared if entry.torch_dtype in FLOATS]
         integers = [entry for entry in shared if entry.torch_dtype not in FLOATS]
-        kept = [entry for entry in self.entries if entry.rule == "region"]
+        retained = [entry for entry in self.entries if entry.rule == "region"]
         places, at = {}, 0
         for group, width in (([*means, *self._variances, *floats], 4), (integers, _INTEGER_BYTES)):
             at = _up(at, width)
             for entry in group:
                 places[entry.name] = (at, at + width * entry.count)
                 at += width * entry.count
-        for entry in kept:
+        for entry in retained:
             at = _up(at, _INTEGER_BYTES)
             places[entry.name] = (at, at + entry.torch_dtype.itemsize * entry.count)
             at = places[entry.name][1]
@@ -292,18 +292,18 @@ class BufferLayout:
 
     @property
     def size_floats(self) -> int:
-        """The vector's length where it lies before parameters, as so many fp32."""
+        """Length of the vector in front of the parameters, in fp32 values."""
         return self.size_bytes // 4
 
     def combine(self, vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """One vector of several.
+        """Combine several vectors into one.
 
         Args:
-            vectors: uint8 (B,) or (E,) each, all alike; what is a region's own is the first's.
-            weights: of each, not all 0.
+            vectors: uint8 (B,) or (E,), all of one size; regional values are those of the first.
+            weights: weight of each, not all 0.
 
         Returns:
-            A new vector; the very bits of one that is alone.
+            A new vector; identical to the input if there is only one.
         """
         first_B = vectors[0].clone()
         if len(vectors) == 1:
@@ -325,16 +325,16 @@ class BufferLayout:
         return first_B
 
     def renewed(self, mean_E: Tensor, fraction: float, sent_E: Tensor, now_B: Tensor) -> Tensor:
-        """A region's vector after an exchange during which it has gone on.
+        """Return a region's vector after an exchange during which training continued.
 
-        Its own part in the mean is as old as its request. It is replaced by what is there now, with
-        the same weight.
+        The region's contribution to the mean is as old as its request. It is replaced by the
+        present values with the same weight.
 
         Args:
-            mean_E: the averager's answer.
-            fraction: the region's weight in it.
-            sent_E: what the region had sent.
-            now_B: what it has now.
+            mean_E: averager's answer.
+            fraction: region's weight in it.
+            sent_E: values that the region had sent.
+            now_B: present values.
         """
         new_B = now_B.clone()
         sent, now = sent_E, now_B[: self.exchanged_bytes]
@@ -368,7 +368,7 @@ class BufferLayout:
         return new_B
 
     def is_finite(self, vector: Tensor) -> bool:
-        """Whether all floats that are averaged are finite."""
+        """Tell whether all averaged floats are finite."""
         floats_F = vector[: 4 * self.num_floats].view(torch.float32)
         return bool(torch.isfinite(floats_F).all())
 
@@ -379,7 +379,7 @@ class BufferLayout:
         return vector_B
 
     def read_into(self, module: nn.Module, vector_B: Tensor) -> None:
-        """The same into a vector that is there.
+        """Read the values of a module into an existing vector.
 
         Raises:
             TaskStateError: a value has another shape or type than at the start.

@@ -1,9 +1,9 @@
-"""Both ends of an exchange: payloads are encoded at one and decoded at the other.
+"""Encoding and decoding of payloads at both ends of an exchange.
 
-A change is coded as it is. A model is coded as its difference from a reference: the payload of
-the last reply the region merged, which the averager knows to the bit. The first message goes in
-full, and the last one pays all residuals. In rounds one answer is encoded once for all regions;
-otherwise each region has its own reference and residual.
+A change is encoded directly. A model is encoded as its difference from a reference: the payload of
+the last reply that the region merged, which the averager knows to the bit. The first message is
+sent in full, and the last one pays all residuals. In rounds one answer is encoded once for all
+regions; otherwise each region has its own reference and residual.
 
 Shape legend: P = parameters of the model.
 """
@@ -33,16 +33,16 @@ from geo_ray.training.parameters import fragment_bounds
 
 @dataclass(frozen=True, slots=True)
 class WirePlan:
-    """The codecs of a run, and what they must know of its strategy.
+    """Codecs of a run, and the strategy's properties that they depend on.
 
     Attributes:
-        up: codec of updates; None sends them as they are.
-        down: codec of replies; None sends them as they are.
-        sends: what the strategy's payloads are.
+        up: codec of updates; None: no encoding.
+        down: codec of replies; None: no encoding.
+        sends: kind of the strategy's payloads.
         in_rounds: whether a round has one answer for all regions.
-        seed: the run's seed.
-        fragments: parts of the model that are sent one at a time, each a stream of its own.
-        last_error: relative error that the last exchange may have; 0: it goes in full.
+        seed: run's seed.
+        fragments: number of the model's parts, each with its own stream.
+        last_error: largest relative error of the last exchange; 0: it is sent in full.
     """
 
     up: Codec | None = None
@@ -55,43 +55,43 @@ class WirePlan:
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether both ends remember the last reply's payload, to send differences from it."""
+        """Whether both ends store the last reply's payload, to send differences from it."""
         return self.differs(self.up) or self.differs(self.down)
 
     def differs(self, codec: Codec | None) -> bool:
-        """Whether what goes through ``codec`` is a difference from the reference.
+        """Tell whether ``codec`` encodes differences from the reference.
 
-        A lossless codec is given the payload itself: a difference would be rounded.
+        A lossless codec encodes the payload itself, since a difference would be rounded.
         """
         return self.sends == "model" and self.is_lossy(codec)
 
     @property
     def owes_replies(self) -> bool:
-        """Whether what a reply has lost must be added to the next.
+        """Whether a reply's loss must be added to the next reply.
 
-        A mean of the regions' models builds on what they hold, so what they were not told is gone
-        from it. But a model that the averager makes of its own memory (`ama`) has it still: the
-        difference from the reference contains it, and it would count twice.
+        A mean of the regions' models is based on what they hold, so a loss is missing from it. A
+        model that the averager makes from its own state (`ama`) still contains it: the difference
+        from the reference has it, and it would count twice.
         """
         return self.sends == "change" or self.in_rounds
 
     @property
     def last_reply_error(self) -> float:
-        """The same for the answers; 0 where each region gets its own about one model.
+        """As `last_error`, for answers; 0 where each region gets its own encoding of one model.
 
-        They leave all regions equal to the bit, which only full precision does then.
+        All regions must be equal to the bit, which then needs full precision.
         """
         return self.last_error if self.sends == "change" or self.in_rounds else 0.0
 
     @property
     def owes(self) -> bool:
-        """Whether something may be owed after the last round, unless that is the last word."""
+        """Whether something may be owed after the last round, unless it is the final update."""
         codecs = [codec for codec in (self.up, self.down) if codec is not None]
         return any(codec.traits.lossy and not codec.traits.feeds_back for codec in codecs)
 
     @staticmethod
     def is_lossy(codec: Codec | None) -> bool:
-        """Whether ``codec`` does not give back the very bits."""
+        """Tell whether ``codec`` changes any bits."""
         return codec is not None and codec.traits.lossy
 
     def export(self) -> dict[str, object]:
@@ -99,13 +99,13 @@ class WirePlan:
         return {"up": _name(self.up), "down": _name(self.down)}
 
     def check(self, saved: object) -> None:
-        """Refuse state that belongs to other codecs.
+        """Refuse state of other codecs.
 
         Args:
-            saved: what `export` gave; None for a checkpoint that knew no codecs.
+            saved: result of `export`; None for a checkpoint without codecs.
 
         Raises:
-            ConfigChangedError: if they are not the present ones.
+            ConfigChangedError: the saved codecs differ from the present ones.
         """
         found = saved if isinstance(saved, Mapping) else {"up": "none", "down": "none"}
         for direction, wanted in self.export().items():
@@ -122,7 +122,7 @@ def _name(codec: Codec | None) -> str:
 
 
 REFERENCE: Final = "reference"
-"""The newest answer, among a region's tensors: what later messages are differences from."""
+"""Name of the newest answer among a region's tensors: the reference of later messages."""
 
 _OWED_BEFORE = "owed_before"
 _PART = "fragment/"
@@ -149,9 +149,11 @@ class RegionWire:
     plan: WirePlan = field(default_factory=WirePlan)
     region: str = ""
     num_params: int = 0
-    _cuts: list[tuple[int, int]] = field(init=False)
+    _bounds: list[tuple[int, int]] = field(init=False)
     _encoder: Encoder = field(init=False)
-    _parts: list[Encoder] = field(default_factory=list)  # of fragments, if there are several
+    _parts: list[Encoder] = field(
+        default_factory=list
+    )  # encoders of fragments, if there are several
     _reference_P: Tensor | None = None
     _version: int = 0
     _open: UpdateMessage | None = None
@@ -161,17 +163,17 @@ class RegionWire:
     def __post_init__(self) -> None:
         stream = f"{self.plan.seed}/up/{self.region}"
         self._encoder = Encoder(self.plan.up, stream)
-        self._cuts = fragment_bounds(self.num_params, self.plan.fragments)
-        if len(self._cuts) > 1:
-            self._parts = [Encoder(self.plan.up, f"{stream}/{i}") for i in range(len(self._cuts))]
+        self._bounds = fragment_bounds(self.num_params, self.plan.fragments)
+        if len(self._bounds) > 1:
+            self._parts = [Encoder(self.plan.up, f"{stream}/{i}") for i in range(len(self._bounds))]
         differential = None if self.plan.up is None else self.plan.up.traits.differential
         if differential is not None:
             self._lossy = LossySender(differential)
 
     def encode(self, update: UpdateMessage) -> UpdateMessage:
-        """The update as it goes on its way; in their order.
+        """Encode updates, in order.
 
-        One that is open already, after a resume, stays as it was coded.
+        An update that was already encoded before a resume is unchanged.
         """
         known = self._open
         if known is not None and (known.attempt, known.seq) == (update.attempt, update.seq):
@@ -184,14 +186,14 @@ class RegionWire:
             owed_P = encoder.residual_P
             self._owed_before_P = None if owed_P is None else owed_P.clone()
         if plan.in_rounds and update.num_samples == 0:
-            # It has no weight in the round: what is owed must not be lost with it.
+            # Its weight in the round is 0, so what is owed must not be sent with it.
             encoder = replace(encoder, residual_P=None)
         reference_P = self._reference_P if plan.differs(plan.up) else None
         last = update.final and plan.is_lossy(plan.up)
         if last:
             payload_P = self._owed_of_parts(payload_P)
         first = plan.differs(plan.up) and reference_P is None
-        # What is made to lose blocks on the way has all of its bytes to send anyway.
+        # A codec that loses blocks in flight has all of its bytes to send anyway.
         in_full = plan.last_error == 0.0 or self._lossy is not None
         if first or (last and in_full):
             self._open = replace(update, payload_P=encoder.in_full(payload_P))
@@ -214,7 +216,7 @@ class RegionWire:
         return self._open
 
     def in_full(self, update: UpdateMessage) -> UpdateMessage:
-        """The same update without its coding, for an averager that has lost the reference."""
+        """Return the update unencoded, for an averager that has lost the reference."""
         if update.coded is None:
             return update
         vector_P = open_coded(self.plan.up, update.coded, self.num_of(update.fragment))
@@ -223,14 +225,13 @@ class RegionWire:
         return self._open
 
     def decode(self, reply: ReplyMessage) -> ReplyMessage:
-        """The reply with its payload as a vector; from now on that is the reference.
+        """Decode a reply, whose payload becomes the reference.
 
-        If it says that the update was dropped, that is owed again first.
+        If the update was dropped, its content is first added to what is owed.
 
         Raises:
-            FrameError: if the coded payload makes no sense.
-            InvariantError: if it is a difference from something that is not here, or if another
-                update is open than one that was dropped.
+            FrameError: the encoded payload is invalid.
+            InvariantError: the reference is missing, or the dropped update is not the open one.
         """
         if reply.dropped:
             self.dropped(reply.seq)
@@ -250,7 +251,7 @@ class RegionWire:
 
     @property
     def open_update(self) -> UpdateMessage | None:
-        """The open request as it goes on its way; None if there is none that was coded."""
+        """Encoded form of the open request; None without one."""
         return self._open
 
     def reopen(self, update: UpdateMessage) -> None:
@@ -258,7 +259,7 @@ class RegionWire:
         self._open = update
 
     def flowing(self) -> int | None:
-        """The newest update whose lossy blocks may still be on their way; None if there is none."""
+        """Newest update whose lossy blocks may still be in flight; None if there is none."""
         return None if self._lossy is None else self._lossy.newest()
 
     def unsent(self, seq: int, first_rank: int) -> None:
@@ -267,13 +268,13 @@ class RegionWire:
             self._put_back_all(self._lossy.unsent(seq, first_rank))
 
     def dropped(self, seq: int) -> UpdateMessage:
-        """Take back the open update, which nobody took in: its content is owed again.
+        """Take back the open update, which was discarded: its content is owed again.
 
         Returns:
             The update.
 
         Raises:
-            InvariantError: if another one is open, or a round needs it.
+            InvariantError: another update is open, or a round needs it.
         """
         update = self._open
         if update is None or update.seq != seq:
@@ -292,16 +293,16 @@ class RegionWire:
         return update
 
     def put_back(self, coded: Coded, fragment: int = 0) -> None:
-        """Owe again what ``coded``, or a part of what was coded, stands for.
+        """Add the content of ``coded``, or of a part of it, to what is owed.
 
         Raises:
-            FrameError: if it makes no sense.
+            FrameError: ``coded`` is invalid.
         """
         vector_P = open_coded(self.plan.up, coded, self.num_of(fragment))
         self._encoder_of(fragment).put_back(vector_P)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Copies of what a checkpoint needs."""
+        """Return copies for a checkpoint."""
         found = self._encoder.export()
         if self._lossy is not None:
             found |= {_LOSSY + name: value for name, value in self._lossy.export()[0].items()}
@@ -319,10 +320,10 @@ class RegionWire:
         return {"codecs": self.plan.export(), "version": self._version, "lossy": books}
 
     def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
-        """Become what `tensors` and `export` saved.
+        """Restore the results of `tensors` and `export`.
 
         Raises:
-            ConfigChangedError: if it was saved with other codecs.
+            ConfigChangedError: the state was saved with other codecs.
         """
         self.plan.check(control.get("codecs"))
         self._encoder.restore(tensors)
@@ -340,11 +341,11 @@ class RegionWire:
             self._lossy.restore(own, control.get("lossy"))
 
     def _owed_of_parts(self, payload_P: Tensor) -> Tensor:
-        """The whole model's last payload with what is owed of its fragments."""
+        """Return the whole model's last payload plus what its fragments owe."""
         if not self._parts:
             return payload_P
         whole_P = payload_P.clone()
-        for part, (start, stop) in zip(self._parts[:-1], self._cuts, strict=False):
+        for part, (start, stop) in zip(self._parts[:-1], self._bounds, strict=False):
             whole_P[start:stop] = part.in_full(whole_P[start:stop])
         return whole_P
 
@@ -352,8 +353,8 @@ class RegionWire:
         return self._parts[fragment] if self._parts else self._encoder
 
     def num_of(self, fragment: int) -> int:
-        """Parameters in a fragment of the model, which is all of it where there are no others."""
-        start, stop = self._cuts[fragment]
+        """Return the number of parameters in a fragment; without fragments, of the model."""
+        start, stop = self._bounds[fragment]
         return stop - start
 
     def _whole(self, vector_P: Tensor, against: int | None) -> Tensor:
@@ -366,7 +367,7 @@ class RegionWire:
         return self._reference_P.to(vector_P.device) + vector_P
 
     def _before(self, update: UpdateMessage, lossy: LossySender) -> None:
-        """What differential transmission needs to know before it codes an update."""
+        """Return what differential transmission needs before it encodes an update."""
         if update.loss is not None:
             lossy.codec.observe(self._encoder.memory, update.loss)
         if update.final:  # the averager forgets lossy blocks with it
@@ -401,7 +402,7 @@ class AveragerWire:
     _references: dict[str, Tensor] = field(default_factory=dict)
     _versions: dict[str, int] = field(default_factory=dict)
     _merged: dict[str, int] = field(default_factory=dict)
-    _in_full: set[str] = field(default_factory=set)  # who said its last word last
+    _in_full: set[str] = field(default_factory=set)  # regions whose last update was a final one
 
     def decode(self, update: UpdateMessage, num_params: int) -> UpdateMessage:
         """The update with its payload as a vector; notes which reply its sender has merged.
@@ -415,10 +416,10 @@ class AveragerWire:
             ReferenceLostError: if it is a difference from something that is not here.
         """
         if update.coded is not None:
-            cuts = fragment_bounds(num_params, self.plan.fragments)
-            if update.fragment >= len(cuts):
+            bounds = fragment_bounds(num_params, self.plan.fragments)
+            if update.fragment >= len(bounds):
                 raise wrong(update.coded.kind, f"there is no fragment {update.fragment}")
-            start, stop = cuts[update.fragment]
+            start, stop = bounds[update.fragment]
             payload_P = open_coded(self.plan.up, update.coded, stop - start)
             if update.against is not None:
                 payload_P = self._reference(update, update.against) + payload_P
@@ -431,7 +432,7 @@ class AveragerWire:
         return update
 
     def encode(self, replies: Sequence[ReplyMessage]) -> list[ReplyMessage]:
-        """Answers as they go on their way; once per answer, in their order."""
+        """Encode answers, in order; each only once."""
         if not replies or not (self.plan.down or self.plan.keeps_reference):
             return list(replies)
         if self.plan.in_rounds:
@@ -439,15 +440,15 @@ class AveragerWire:
         return [coded for reply in replies for coded in self._encode(reply.to, [reply])]
 
     def join(self, region: str, donor: str) -> None:
-        """A region begins as a copy of another one, which is owed nothing at a border."""
+        """Register a joining region as a copy of its donor; nothing is owed at a barrier."""
         if donor in self._merged:
             self._merged[region] = self._merged[donor]
-        if donor in self._references:  # in rounds it is everybody's
+        if donor in self._references:  # in rounds all regions share it
             self._references[region] = self._references[donor]
             self._versions[region] = self._versions[donor]
 
     def leave(self, region: str) -> None:
-        """A region takes part no more."""
+        """Remove a region."""
         self._merged.pop(region, None)
         self._references.pop(region, None)
         self._versions.pop(region, None)
@@ -457,10 +458,10 @@ class AveragerWire:
             del self._encoders[key]
 
     def _owed_by_fragments(self, key: str, payload_P: Tensor) -> Tensor:
-        """The whole model's answer with what is owed of its fragments."""
+        """Return the whole model's answer plus what its fragments owe."""
         whole_P = payload_P.clone()
-        cuts = fragment_bounds(payload_P.numel(), self.plan.fragments)[:-1]
-        for i, (start, stop) in enumerate(cuts):
+        bounds = fragment_bounds(payload_P.numel(), self.plan.fragments)[:-1]
+        for i, (start, stop) in enumerate(bounds):
             whole_P[start:stop] = self._encoder(f"{key}#{i}").in_full(whole_P[start:stop])
         return whole_P
 
@@ -477,10 +478,10 @@ class AveragerWire:
         }
 
     def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
-        """Become what `export` saved.
+        """Restore the result of `export`.
 
         Raises:
-            ConfigChangedError: if it was saved with other codecs.
+            ConfigChangedError: the state was saved with other codecs.
         """
         self.plan.check(control.get("codecs"))
         versions, merged = control.get("versions", {}), control.get("merged", {})
@@ -533,7 +534,8 @@ class AveragerWire:
         known = all(self._merged.get(reply.to) == self._versions.get(key) for reply in replies)
         reference_P = self._references.get(key) if known and plan.differs(plan.down) else None
         gap = plan.differs(plan.down) and reference_P is None
-        # A last word may be answered as an ordinary one, for a checkpoint: also that as a last one.
+        # A final update may be answered as an ordinary one, for a checkpoint, and again as a final
+        # one.
         final = any(reply.to in self._in_full for reply in replies)
         coded, against = None, None
         last = (final or whole) and plan.is_lossy(plan.down)
@@ -557,17 +559,17 @@ class AveragerWire:
 def check_payload(
     vector_P: Tensor, fragments: Sequence[tuple[int, int]], what: str, fragment: int = 0
 ) -> None:
-    """Refuse what no strategy may take in.
+    """Refuse payloads that no strategy may take in.
 
     Args:
-        vector_P: decoded.
-        fragments: where those of the model lie, see `fragment_bounds`.
-        what: of whom it is, in words.
-        fragment: which one it is about.
+        vector_P: decoded payload.
+        fragments: positions of the model's fragments, see `fragment_bounds`.
+        what: description of the message, for errors.
+        fragment: fragment of the payload.
 
     Raises:
-        InvariantError: there is no such fragment, or it has another size.
-        NonFiniteError: it has NaN or infinity.
+        InvariantError: the fragment does not exist, or has another size.
+        NonFiniteError: the payload has NaN or infinity.
     """
     if fragment >= len(fragments):
         raise InvariantError(f"{what} is about fragment {fragment} of {len(fragments)}")

@@ -1,18 +1,16 @@
-"""The averager's log on its way to the standby, and what may be committed before it is there.
+"""Replication of the averager's log to the standby, and the rule for committing entries.
 
-The averager gives every entry a number, ships it at once if somebody follows, and commits it
-(carries it out and lets its answers go) when the standby has it, or earlier as long as what is
-committed and not yet there stays within the bound: the sum of the entries' distances. With a bound
-of 0 nothing is committed before the standby has it. Nor is the beginning of a checkpoint, or what
-comes at the end of the training, or a change of members, whatever the bound: there one update's
-answer hangs on others, and a standby that knows the update but not the others would answer
-otherwise.
+The leader numbers every entry, sends it at once if there is a standby, and commits it (executes it
+and releases its answers) when the standby has it. With a divergence bound above 0, it commits
+earlier as long as the distances of all committed entries that the standby lacks sum to at most the
+bound. Some entries are never committed early: the beginning of a checkpoint, updates at the end of
+training, and membership changes. There, one update's answer depends on others, and a standby that
+knows only some of them would answer differently.
 
-A new standby is won in the middle of a run: it is sent a copy of the averager (`StateSnapshot`),
-behind it every entry, and the averager waits for nothing. Once it has caught up, one entry appoints
-it (`Promote`): from there on nothing counts that it lacks, and whoever holds that entry has all
-that came before. So it alone knows for certain whether it may take over; the averager may lose it
-again at any time.
+A new standby can be added at any time: it receives a state snapshot (`StateSnapshot`) and every
+later entry, while the leader waits for nothing. Once it has caught up, a `Promote` entry makes it
+the standby: it has everything that was committed. Only the standby knows for certain whether it may
+take over; the leader may lose it at any time.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from geo_ray.training.command_log import (
 )
 from geo_ray.training.messages import UpdateMessage
 
-_MOST_AHEAD: Final = 32  # entries, however small: regions keep what they may have to repeat
+_MOST_AHEAD: Final = 32  # entries, however small: regions retain what they may have to repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +45,9 @@ class ShipEntry:
     """Send an entry to the standby.
 
     Attributes:
-        entry: the entry.
-        counts: it is committed once it is there; else it may have been, and is its own copy.
+        entry: entry.
+        counts: True if the entry is committed only after the standby has it; False if it may
+            already be committed, and the message holds its own copy.
     """
 
     entry: LogEntry
@@ -57,13 +56,13 @@ class ShipEntry:
 
 @dataclass(frozen=True, slots=True)
 class EntryCommitted:
-    """An entry was carried out.
+    """Report of an executed entry.
 
     Attributes:
-        op: what it says.
-        outcome: what it gave.
-        number: its place in the log.
-        stable: up to which number the standby has everything; all, if nobody stands by.
+        op: command.
+        outcome: result.
+        number: index in the log.
+        stable: newest entry up to which the standby has everything; all without a standby.
     """
 
     op: Op
@@ -84,14 +83,14 @@ class _Line:
 
 @dataclass(slots=True)
 class ReplicatedAverager:
-    """The averager's end; see the module's docstring.
+    """Leader's end of the replication; see the module's docstring.
 
     Attributes:
-        averager: whose log it is.
-        bound: how far the averager may be ahead of the standby.
-        has_standby: whether there is one; without one everything is committed at once.
-        number: of the newest entry.
-        ahead: how far it is ahead, at most.
+        averager: averager.
+        bound: largest distance of the averager's state from the standby's.
+        has_standby: whether there is a standby; without one every entry is committed at once.
+        number: number of the newest entry.
+        ahead: upper bound of the present distance.
     """
 
     averager: Averager
@@ -101,28 +100,28 @@ class ReplicatedAverager:
     ahead: float = 0.0
     _stable: int = 0
     _lines: deque[_Line] = field(default_factory=deque)
-    _begins: int | None = None  # number at which the copy was made for who is to stand by
+    _begins: int | None = None  # number at which the snapshot for the candidate was taken
 
     def offer(self, op: Op, now_s: float = 0.0) -> list[ReplicationStep]:
-        """Put ``op`` at the end of the log; what is there, or on its way there, is not repeated.
+        """Append ``op`` to the log, unless it is already there.
 
         Args:
-            op: what to do.
-            now_s: the host's time, which becomes the averager's when it is carried out.
+            op: command.
+            now_s: host's time, which becomes the averager's when the entry is executed.
         """
         if isinstance(op, TakeIn | Skip) and self._is_known(op):
             if self._is_waiting(op):
                 return []
-            # Its answer again; nothing changes.
+            # A repetition: changes nothing.
             return [self._committed(LogEntry(self.number, op, self.averager.state.now_s))]
         self.averager.at(now_s)
         line = _Line(LogEntry(self.number + 1, op, self.averager.state.now_s))
         self.number += 1
         self._lines.append(line)
-        return self._shipped(line.entry) + self._advance()
+        return self._sent(line.entry) + self._advance()
 
     def on_ack(self, number: int) -> list[ReplicationStep]:
-        """The standby, or who is to become it, has everything up to ``number``."""
+        """Record that the standby, or a candidate, has everything up to ``number``."""
         if number > self.number:
             raise InvariantError(f"the standby has entry {number}; the log ends at {self.number}")
         if self._begins is not None:
@@ -132,14 +131,14 @@ class ReplicatedAverager:
         return self._advance()
 
     def begin_snapshot(self) -> StateSnapshot:
-        """A copy for who is to stand by; every entry from now on is shipped."""
+        """Copy the state for a candidate; every later entry is sent to it."""
         if self.has_standby:
             raise InvariantError("there is a standby")
         self._begins = self.number
         return snapshot_of(self.averager)
 
     def release(self) -> list[ReplicationStep]:
-        """Nobody stands by any more, or is to: nothing waits for that."""
+        """Continue without a standby or candidate; commit what waited for it."""
         self.has_standby, self._begins = False, None
         return self._advance()
 
@@ -156,16 +155,16 @@ class ReplicatedAverager:
 
     @property
     def is_waking(self) -> bool:
-        """Whether what the averager asked for by its clock is in the log already."""
+        """Whether the log already has the requested `Wake`."""
         return any(isinstance(o.entry.op, Wake) and not o.is_committed for o in self._lines)
 
-    def _shipped(self, entry: LogEntry) -> list[ReplicationStep]:
-        if self._begins is not None:  # what is sent late must not change meanwhile
+    def _sent(self, entry: LogEntry) -> list[ReplicationStep]:
+        if self._begins is not None:  # a message that is sent late must not change
             return [ShipEntry(replace(entry, op=_copied(entry.op)), counts=False)]
         return [ShipEntry(entry)] if self.has_standby else []
 
     def _has_caught_up(self, number: int) -> bool:
-        """Whether little is on its way; or so much that it must be waited for."""
+        """Tell whether little is in flight, or so much that the candidate must be waited for."""
         if self._begins is None or number < self._begins:
             return False
         behind = self.number - number
@@ -225,18 +224,18 @@ class ReplicatedAverager:
 
 @dataclass(slots=True)
 class AveragerReplica:
-    """The standby's end: an averager that carries out the same entries and answers nobody.
+    """Standby's end: an averager that executes the same entries and answers nobody.
 
     Attributes:
-        averager: built, or restored, as the one at home, or a copy of it.
-        number: up to which it has everything.
-        is_promoted: whether nothing counts that it lacks: it may take over.
+        averager: averager with the leader's state at the start.
+        number: newest entry up to which it has everything.
+        is_promoted: whether it has every committed entry and may take over.
     """
 
     averager: Averager
     number: int = 0
     is_promoted: bool = True
-    _early: dict[int, LogEntry] = field(default_factory=dict)  # overtook others on the way
+    _early: dict[int, LogEntry] = field(default_factory=dict)  # overtook other entries
 
     def on_entry(self, entry: LogEntry) -> int:
         """Take in the next entry; one that is here already is passed over.
@@ -250,8 +249,8 @@ class AveragerReplica:
             self.number = known.number
             self.is_promoted |= isinstance(known.op, Promote)
             execute_entry(self.averager, known)
-            self.averager.snapshots.clear()  # the one at home writes them
-            self.averager.noise.news()  # and tells these
+            self.averager.snapshots.clear()  # the leader writes them
+            self.averager.noise.news()  # and reports these
         return self.number
 
 
@@ -262,7 +261,7 @@ def _copied(op: Op) -> Op:
 
 
 def copied_update(update: UpdateMessage) -> UpdateMessage:
-    """The update with a payload of its own."""
+    """Return the update with its own copy of the payload."""
     buffers_E = update.buffers_E.clone() if update.buffers_E.numel() else update.buffers_E
     if update.coded is None:
         return replace(update, payload_P=update.payload_P.clone(), buffers_E=buffers_E)

@@ -42,21 +42,20 @@ _REQUEST: Final = "request"  # prefix of the open request's tensors
 
 @dataclass(slots=True)
 class RegionRequests:
-    """A region's open request, and what its update says of the time since its last one.
+    """A region's open request, and measurements since the last update.
 
-    A region has at most one request open at the averager; its number, what lies in it and what is
-    said beside it belong together. When to send is decided in `geo_ray.training.server`.
+    A region has at most one request open at the averager. `Server` decides when to send.
 
     Attributes:
         seq: number of the newest request.
-        is_open: whether it is not answered yet.
-        request: the open one.
+        is_open: whether it is unanswered.
+        request: open request.
         samples: rows since the last update.
-        compute_s: seconds of computing in the steps since then, one after another.
-        step_s: of one step, over those before the last update.
-        exchange_s: of the last exchange, without what the averager held it.
+        compute_s: sum of the steps' compute seconds since the last update.
+        step_s: seconds per step, over the steps before the last update.
+        exchange_s: seconds of the last exchange, without the time at the averager.
         sent_at: steps applied before the newest request.
-        view: generation of the newest view that answers were given in; 0: the first.
+        view: generation of the newest view among the answers; 0: the first.
     """
 
     seq: int = 0
@@ -79,9 +78,9 @@ class RegionRequests:
         """Open the next request.
 
         Args:
-            update: what it says, but for its number and for the steps behind it.
+            update: update without number and measurements.
             version: steps applied.
-            blocking: whether the region stands still for it.
+            blocking: whether training waits for the answer.
         """
         self.seq += 1
         self.is_open = True
@@ -103,11 +102,11 @@ class RegionRequests:
         return self.request
 
     def answered(self, took_s: float, *, dropped: bool) -> None:
-        """The open request was answered.
+        """Close the open request.
 
         Args:
-            took_s: seconds that it was on its way.
-            dropped: it was not taken in: its rows count with the next one.
+            took_s: seconds of the exchange.
+            dropped: the update was discarded; its rows count with the next one.
         """
         if dropped:
             self.samples += self._sent_samples
@@ -115,7 +114,7 @@ class RegionRequests:
         self.exchange_s = max(0.0, took_s)
 
     def record_encoded(self, update: UpdateMessage) -> bool:
-        """The open request goes on its way like this; whether it is that one."""
+        """Record the encoded update; returns whether it belongs to the open request."""
         if self.request is None or self.request.update.seq != update.seq:
             return False
         self.request = replace(self.request, update=update)
@@ -138,10 +137,10 @@ class RegionRequests:
         } | ({"view": self.view} if self.view else {})
 
     def restore(self, data: Mapping[str, object], version: int) -> None:
-        """Become what `export` saved, with no request open.
+        """Restore the result of `export`, with no request open.
 
         Args:
-            data: the plain values.
+            data: plain values.
             version: steps applied.
         """
         self.seq = int(str(data["seq"]))
@@ -156,7 +155,7 @@ class RegionRequests:
     def export_request(
         self, coded: UpdateMessage | None
     ) -> tuple[dict[str, Tensor], dict[str, object] | None]:
-        """The open request as tensors and plain values; ``coded``: as it goes on its way, if so."""
+        """Return the open request as tensors and plain values; ``coded``: its encoded form."""
         if self.request is None:
             return {}, None
         tensors, rows = save_messages(_REQUEST, [coded or self.request.update])
@@ -172,41 +171,40 @@ def load_request(tensors: Mapping[str, Tensor], request: Mapping[str, object]) -
 
 @dataclass(slots=True)
 class RegionCompletion:
-    """When a region's run ends, and which of its requests is the last word.
+    """Decides when a region's run ends, and which of its requests is the final update.
 
-    The last word says all that is left to say, and pays what codecs owe. So a request that could
-    not be answered before it only makes it later: at the last step what is due goes with the last
-    word. Where regions never stand still, that is also true of what would be under way by then.
+    The final update contains everything that is left, and pays what codecs owe. A request shortly
+    before it would only delay it, so at the last step the due request is merged into the final
+    update. For strategies that never block, so is any request that would still be in flight.
 
-    A round that stands still has no exchange after the last step if that ended a round. Then the
-    exchange of that round is the last word, if codecs owe something. Regions that do not know their
-    last step (they end together, or at a target) are told one round before: the run is *closing*.
+    A blocking round that ends with the last step needs no further exchange: its update is the final
+    update if codecs owe something. Regions that do not know their last step (they end together, or
+    at a target) are notified one round before: the run is *draining*.
 
-    When members are about to change, all regions say a last word that is none: they come to a
-    *border* (`geo_ray.training.membership`), and go on.
+    Before a membership change all regions *flush*: each sends an interim final update, which leads
+    to the barrier (`geo_ray.training.membership`), and training continues.
 
-    A run that is resumed with another goal first comes to the end that its regions knew: some may
-    have said their last word there already, and only last words are answered together. Then it goes
-    on.
+    A run that is resumed with another goal first completes the previous goal: some regions may have
+    sent their final update there, and final updates are only answered together.
 
     Attributes:
-        plan: what the server is to do.
-        stopped: whether it was told to finish.
-        draining: whether the next request is to be the last word.
+        plan: server's plan.
+        stopped: whether the region was asked to finish.
+        draining: whether the next request is the final update.
     """
 
     plan: ServerPlan
     stopped: bool = False
     draining: bool = False
     _ends: list[float] = field(init=False)  # steps: of goals before this one, then of this one
-    _continues: bool = False  # what it is told to finish may be a goal before this one
+    _continues: bool = False  # the end it is asked for may be that of a previous goal
 
     def __post_init__(self) -> None:
         self._ends = [self._own_end]
 
     @property
     def total_steps(self) -> float:
-        """Steps after which there is a last word; infinite while that is not known."""
+        """Steps before the final update; infinite while unknown."""
         return self._ends[0]
 
     @property
@@ -215,7 +213,7 @@ class RegionCompletion:
         return math.inf if steps is None else steps * self.plan.steps_per_round
 
     def is_over(self, version: int) -> bool:
-        """Whether ``version`` steps are all."""
+        """Tell whether ``version`` steps are all."""
         return version >= self.total_steps
 
     def stop(self, version: int, *, computing: bool) -> None:
@@ -224,14 +222,14 @@ class RegionCompletion:
         self.stopped = True
 
     def flush(self, version: int, sent_at: int, *, computing: bool) -> None:
-        """Come to a border: as `stop`, and then go on.
+        """Stop for a barrier, and continue after it.
 
-        Where rounds have the same steps in all regions, after those: they are to stay in step.
+        Where rounds have the same number of steps in all regions, the region completes its round.
 
         Args:
             version: steps applied.
             sent_at: steps applied before the newest request.
-            computing: whether a step is being computed.
+            computing: whether a step is in progress.
         """
         end = version + (1 if computing else 0)
         if self.plan.round_steps is not None:
@@ -240,26 +238,26 @@ class RegionCompletion:
             self._ends.insert(0, end)
             self.stopped = self._continues = True
 
-    def passed(self, version: int, *, told: bool) -> bool:
-        """The last word is said and answered, or there was none to say; whether that was all.
+    def passed(self, version: int, *, still_stopping: bool) -> bool:
+        """Record that the final update was answered or not needed; returns whether the run is over.
 
         Args:
             version: steps applied.
-            told: whether regions are still told to finish.
+            still_stopping: whether regions are still asked to finish.
         """
-        if not self._continues or told:
+        if not self._continues or still_stopping:
             return True
         self.stopped = False
         self._ends = [end for end in self._ends[1:] if end > version] or [self._own_end]
         self._continues = len(self._ends) > 1
         return self.is_over(version)
 
-    def may_speak(self, version: int, step_s: float, exchange_s: float) -> bool:
-        """Whether there may be a request, after ``version`` steps, beside the last word.
+    def may_request(self, version: int, step_s: float, exchange_s: float) -> bool:
+        """Tell whether a request other than the final update may be sent.
 
         Args:
             version: steps applied.
-            step_s: seconds of one step of late.
+            step_s: recent seconds per step.
             exchange_s: seconds of the last exchange; 0 if there was none.
         """
         if self.stopped:  # all regions send their final update next, or rounds would not match
@@ -272,11 +270,11 @@ class RegionCompletion:
         return not (self.is_over(version) or too_late)
 
     def is_final_update(self, version: int) -> bool:
-        """Whether a round's request after ``version`` steps is the last word."""
+        """Tell whether a round's request after ``version`` steps is the final update."""
         return self.plan.last_round_is_final and (self.draining or self.is_over(version))
 
     def has_more(self, version: int) -> bool:
-        """Whether there are steps left, as far as is known."""
+        """Tell whether steps are left, as far as is known."""
         return not self.stopped and not self.is_over(version)
 
     def export(self) -> dict[str, object]:
@@ -289,12 +287,12 @@ class RegionCompletion:
         }
 
     def restore(self, data: Mapping[str, object], version: int, *, done: bool) -> None:
-        """Become what `export` saved; a run with another goal now goes on after the end it had.
+        """Restore the result of `export`; a run with another goal continues after the previous one.
 
         Args:
-            data: the plain values.
+            data: plain values.
             version: steps applied.
-            done: whether the region had ended.
+            done: whether the region had finished.
         """
         is_same = False
         known: list[float] = []
@@ -303,45 +301,45 @@ class RegionCompletion:
             is_same = ends["goal"] == self.plan.goal
             known = [float(end) for end in ends["steps"]]
         own_end, stops = self._own_end, data.get("stops")
-        kept = {end for end in known if end < own_end and not (done and end <= version)}
+        retained = {end for end in known if end < own_end and not (done and end <= version)}
         if isinstance(stops, list):
             for_this = stops[0] == self.plan.goal
             self.stopped = for_this or (self.plan.has_final_update and not done)
-            kept |= {stops[1]} if self.stopped and stops[1] < own_end else set()
-        self._ends = [*sorted(kept), own_end]
+            retained |= {stops[1]} if self.stopped and stops[1] < own_end else set()
+        self._ends = [*sorted(retained), own_end]
         self.draining = data.get("drains") == self.plan.goal
         was_to_go_on = isinstance(ends, Mapping) and bool(ends["continues"])
-        self._continues = was_to_go_on if is_same else (not done or len(kept) > 0)
+        self._continues = was_to_go_on if is_same else (not done or len(retained) > 0)
 
 
 @dataclass(slots=True)
 class Server:
-    """A region's parameter server: who computes what, when a step is whole, when to send.
+    """Parameter server of a region: assigns work, completes steps and sends updates.
 
-    A pure state machine. Calls are events; what comes back are effects that the shell carries out:
+    A pure state machine. Calls are events and return effects, which the shell executes:
     `geo_ray.runtime` over sockets, `geo_ray.simulator` on a virtual clock.
 
         join, push -> [Assignment ...]  new parameters and the next rows for a worker
                    -> [SendUpdate]      an update for the averager
-        leave      -> the same, for others, where a region goes on while workers are missing
-        dismiss    -> the same; the worker goes home with its next push, and nothing is lost
-        cut        -> [Snapshot]        the state that a checkpoint must hold is the present one
+        leave      -> as join, for other workers, if the region continues without some
+        drain      -> as join; the worker exits after its next push, and nothing is lost
+        snapshot   -> [Snapshot]        the present state, for a checkpoint
 
-    A checkpoint holds nobody up: the region copies what it has, its open request included, and goes
-    on. Whoever resumes from the copy repeats that request (`Server.resume`).
+    A checkpoint blocks nobody: the region copies its state, the open request included. A run that
+    resumes from the copy repeats that request (`Server.resume`).
 
     Attributes:
-        plan: what to do.
-        model: the region's shards.
-        wire: encodes updates and decodes replies. The shell does both, and needs no lock for it: a
-            region has one request open, so only who carries that one is in there.
-        model_buffers: the model's buffers; None if it has none.
+        plan: plan.
+        model: region's shards.
+        wire: encodes updates and decodes replies. The shell calls it without a lock: a region has
+            one open request, and only the thread that sends it uses the codecs.
+        model_buffers: model buffers; None if the model has none.
         version: steps applied.
-        phase: what the region is waiting for, if anything.
-        refused_in_a_row: steps without a usable gradient.
-        noise: what the workers' gradients say about each other.
-        work: the workers, what they compute, and the sample books.
-        requests: the open request, and what is said of the steps before it.
+        phase: what the region waits for, if anything.
+        refused_in_a_row: consecutive steps without a usable gradient.
+        noise: gradient noise across workers.
+        work: workers, their work and the sample ledger.
+        requests: open request and measurements since the last update.
         loss: mean training loss of the last step that had one.
     """
 
@@ -360,7 +358,7 @@ class Server:
     _seen: int = 0
     _completion: RegionCompletion = field(init=False)
     _newest_snapshot: int = -1
-    _at_halt: dict[str, object] = field(default_factory=dict)  # what was exported then
+    _at_halt: dict[str, object] = field(default_factory=dict)  # control state of that snapshot
 
     def __post_init__(self) -> None:
         self.noise = RegionNoise(self.plan.noise_every)
@@ -384,28 +382,28 @@ class Server:
     # -------------------------------------------------------------- events
 
     def join(self, worker: int) -> list[Effect]:
-        """A worker, new or replaced, is ready. What its predecessor held is its own now."""
+        """Add a worker, new or replaced; it inherits its predecessor's rows."""
         if not 0 <= worker < self.plan.num_workers:
             raise InvariantError(f"{self.plan.region} has no worker {worker}")
         self.work.join(worker)
         return self._advance()
 
     def push(self, worker: int, report: StepReport) -> list[Effect]:
-        """A worker's gradient lies in the shards; ``report`` says what is behind it."""
+        """Handle a worker's push: the gradient is in the shards, ``report`` describes it."""
         self.work.push(worker, report)
         return self._advance()
 
     def partition_of(self, worker: int) -> int:
-        """Under which share the shards are to hold what ``worker`` pushes next."""
+        """Return the partition of ``worker``'s next push, by which shards store it."""
         return self.work.partition_of(worker)
 
     def leave(self, worker: int) -> list[Effect]:
-        """A worker is gone. The step waits for its replacement, or others compute its share."""
+        """Remove a worker. The step waits for its replacement, or others compute its partition."""
         self.work.leave(worker)
         return [] if self.plan.elastic is None else self._advance()
 
     def drain(self, worker: int) -> list[Effect]:
-        """A worker is to go home once what it computes counts: its machine may be gone soon."""
+        """Let a worker exit after its next push; its machine may be terminated soon."""
         self.work.drain(worker)
         return self._advance()
 
@@ -426,7 +424,7 @@ class Server:
         self.model.merge(replace(reply, buffers_E=no_buffers()))
         self.averager_version, self._seen = reply.version, reply.seen
         self.requests.view = max(self.requests.view, reply.view)
-        told = reply.stop or self._completion.draining
+        still_stopping = reply.stop or self._completion.draining
         self._completion.draining = reply.draining
         if reply.stop:
             self.stop()
@@ -440,7 +438,7 @@ class Server:
             # Not final: others waited for this region, the final update is sent again.
             self.phase = "training"
             if reply.final:
-                self._pass_end(told=told, at_barrier=reply.barrier is not None)
+                self._pass_end(still_stopping=still_stopping, at_barrier=reply.barrier is not None)
         transferred = [] if reply.barrier is None else self._enter(reply.barrier)
         return transferred + self._advance()
 
@@ -448,7 +446,7 @@ class Server:
         """All regions are equal, and members change."""
         if barrier.leaves:
             self.phase = "done"
-            self.work.evals.skip_last()  # others go on without it
+            self.work.evals.skip_last()  # others continue without it
         if not barrier.is_donor:
             return []
         number = FIRST_TRANSFER + barrier.view
@@ -456,10 +454,10 @@ class Server:
         return [StateTransfer(Snapshot(number, self.export(), self._tensors()), barrier.view)]
 
     def stop(self) -> None:
-        """Finish after the step that is being computed, if any.
+        """Finish after the step in progress, if any.
 
-        A region that stands still for an answer finishes with it: one step more in one region
-        would wait for the others for ever.
+        A region that waits for an answer finishes with it: a further step in one region would wait
+        for the others forever.
         """
         self._completion.stop(self.version, computing=self._is_computing)
 
@@ -467,16 +465,16 @@ class Server:
     def _is_computing(self) -> bool:
         return self.work.is_computing and self.phase != "waiting"
 
-    def cut(self, checkpoint: int, *, halt: bool) -> list[Effect]:
-        """A checkpoint has begun: copy the present state.
+    def snapshot(self, checkpoint: int, *, halt: bool) -> list[Effect]:
+        """Copy the present state for a checkpoint.
 
-        It must come before an answer is decoded that the averager gave since then. A region may
-        hear of a checkpoint in two ways; the second time nothing happens. One that stands still
-        copies the same state again: the checkpoint before may have come to nothing.
+        Must be called before an answer is decoded that the averager gave after the checkpoint
+        began. A region may be notified twice; the second call has no effect. A paused region copies
+        its state again, since the earlier checkpoint may have failed.
 
         Args:
-            checkpoint: its id, larger than those before.
-            halt: stand still afterwards.
+            checkpoint: id, larger than all before.
+            halt: pause afterwards.
         """
         if checkpoint <= self._newest_snapshot:
             return []
@@ -486,13 +484,13 @@ class Server:
         if self.phase == "halted":  # rows that came back since then are still to be computed
             control = self._at_halt | {name: control[name] for name in ("wire", "open")}
         taken = Snapshot(checkpoint, control, self._tensors())
-        if not halt or self.phase in {"done", "halted"}:  # nothing more to stand still for
+        if not halt or self.phase in {"done", "halted"}:  # nothing left to wait for
             return [taken]
         self.phase, self._at_halt = "halted", control
         return [taken, *self._advance()]
 
     def resume(self) -> list[Effect]:
-        """What a restored region has to do first: repeat the request that was open, if one was."""
+        """Return the first effects of a restored region: it repeats the open request, if any."""
         return [] if self.open_request is None else [self.open_request]
 
     @property
@@ -511,7 +509,7 @@ class Server:
         return self.requests.seq
 
     def record_encoded(self, update: UpdateMessage) -> None:
-        """The open request goes on its way like this: nobody needs its uncoded payload any more."""
+        """Record the encoded form of the open request; the original payload may be released."""
         if self.requests.record_encoded(update):
             self.wire.reopen(update)
 
@@ -526,12 +524,12 @@ class Server:
 
     @property
     def ledger(self) -> Ledger:
-        """The sample books."""
+        """Sample ledger."""
         return self.work.ledger
 
     @property
     def exhausted(self) -> bool:
-        """Whether too many steps in a row had no usable gradient."""
+        """Whether too many consecutive steps had no usable gradient."""
         return self.refused_in_a_row >= self.plan.max_refused
 
     # -------------------------------------------------------------- what follows from them
@@ -603,7 +601,7 @@ class Server:
 
     def _outgoing(self) -> list[Effect]:
         requests = self.requests
-        if not self._completion.may_speak(self.version, requests.step_s, requests.exchange_s):
+        if not self._completion.may_request(self.version, requests.step_s, requests.exchange_s):
             return []
         out = self.model.outgoing()
         if isinstance(out, Wait):
@@ -618,21 +616,21 @@ class Server:
         return [sent]
 
     def _finish(self) -> list[Effect]:
-        if self.link_busy:  # merge what is on its way before the final update
+        if self.link_busy:  # merge the answer in flight before the final update
             self.phase = "waiting"
             return []
         out = self.model.finish()
         if out is None:
-            self._pass_end(told=self._completion.stopped)
+            self._pass_end(still_stopping=self._completion.stopped)
             return []
         sent = self._send(out, final=True)
         self.phase = "finishing"
         return [sent]
 
-    def _pass_end(self, *, told: bool, at_barrier: bool = False) -> None:
-        is_over = self._completion.passed(self.version, told=told)
-        # At a border others may go on: the last word is said again, and means it.
-        self.phase = "done" if is_over and (told or not at_barrier) else "training"
+    def _pass_end(self, *, still_stopping: bool, at_barrier: bool = False) -> None:
+        is_over = self._completion.passed(self.version, still_stopping=still_stopping)
+        # After a barrier the run may continue; the final update is then sent again.
+        self.phase = "done" if is_over and (still_stopping or not at_barrier) else "training"
 
     def _send(self, out: Outgoing, *, final: bool) -> SendUpdate:
         if out.wait:
@@ -672,17 +670,17 @@ class Server:
     def restore(
         self, data: Mapping[str, object], tensors: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Become what `export` saved.
+        """Restore the result of `export`.
 
-        Workers join anew and get the rows that were in flight; those of ranks that are no more go
-        to whoever asks first. `resume` tells what to do then.
+        Workers join again and get the rows that were in flight; rows of removed ranks go to the
+        first workers that ask. Call `resume` afterwards.
 
         Args:
-            data: the control state.
-            tensors: the wire's.
+            data: control state.
+            tensors: wire's tensors.
 
         Raises:
-            ConfigChangedError: if it was saved with other codecs.
+            ConfigChangedError: the state was saved with other codecs.
         """
         ledger, wire = data["ledger"], data.get("wire", {})
         if not isinstance(ledger, dict) or not isinstance(wire, dict):
@@ -715,7 +713,7 @@ class Server:
         request = data.get("open")
         if not isinstance(request, Mapping):
             return
-        if self.plan.alone:  # the others were lost, and with them who would answer
+        if self.plan.alone:  # the other regions are lost, and with them the leader
             self.phase = "training"
             return
         update = load_request(tensors, request)

@@ -39,13 +39,13 @@ from geo_ray.training.parameters import (
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A worker may fetch this from every shard, until it is heard of again.
+    """Permission for a worker to fetch one version from every shard, until its next request.
 
     Attributes:
-        worker: its rank.
-        ticket: number of the pull, larger than those before.
-        version: how many changes the parameters hold.
-        judged: not the live parameters, but those that an evaluation is about.
+        worker: rank.
+        ticket: number of the pull, larger than all before.
+        version: number of changes that the parameters hold.
+        judged: fetch the parameters of an evaluation, not the live ones.
     """
 
     worker: int
@@ -56,11 +56,11 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One operation that may change the parameters of every shard.
+    """An operation that may change the parameters of every shard.
 
     Attributes:
-        version: what it makes.
-        pulls: those that are open, all of older versions.
+        version: resulting version.
+        pulls: open pulls, all of older versions.
     """
 
     version: int
@@ -69,10 +69,10 @@ class Change:
 
 @dataclass(slots=True)
 class OpenPulls:
-    """The primary shard's side: what workers were told.
+    """Open pulls, at the primary shard.
 
     Attributes:
-        version: how many changes were asked of the shards.
+        version: number of changes requested from the shards.
     """
 
     version: int = 0
@@ -87,7 +87,7 @@ class OpenPulls:
         return pull
 
     def heard(self, worker: int) -> None:
-        """A worker spoke, or is gone: it has what it was told, or wants it no more."""
+        """Close a worker's pull, because it sent its next request or is gone."""
         self._open.pop(worker, None)
 
     def change(self) -> Change:
@@ -98,10 +98,10 @@ class OpenPulls:
 
 @dataclass(slots=True)
 class HeldVersions:
-    """A shard's side: the present version, and copies of older ones that somebody waits for.
+    """Present version and copies of older ones that workers may still fetch, at a shard.
 
     Attributes:
-        version: how many changes the parameters hold.
+        version: number of changes that the parameters hold.
     """
 
     version: int = 0
@@ -109,11 +109,11 @@ class HeldVersions:
     _copies: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
 
     def before(self, change: Change, present: Callable[[bool], Tensor]) -> None:
-        """Keep what ``change`` is about to overwrite, where a pull of it is still to be served.
+        """Copy the parameters that ``change`` overwrites, if an open pull needs them.
 
         Args:
-            change: which.
-            present: gives the live parameters, or those that are evaluated.
+            change: next change.
+            present: returns the live or the evaluated parameters.
         """
         waiting = [p for p in change.pulls if self._served.get(p.worker, 0) < p.ticket]
         wanted = {(pull.version, pull.judged) for pull in waiting}
@@ -124,10 +124,10 @@ class HeldVersions:
         self.version = change.version
 
     def fetch(self, pull: Pull, present: Callable[[bool], Tensor]) -> Tensor:
-        """What a worker was told that it may fetch: live, or a copy; not to be changed.
+        """Return the version of a pull, live or as a copy; read-only.
 
         Raises:
-            InvariantError: if it is not here, because its worker was heard of since.
+            InvariantError: the pull was closed.
         """
         self._served[pull.worker] = max(pull.ticket, self._served.get(pull.worker, 0))
         if pull.version == self.version:
@@ -148,12 +148,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """One share of a step.
+    """One partition of a step.
 
     Attributes:
-        worker: the rank whose share it is.
+        worker: rank of the partition.
         num_samples: rows behind its gradient, its weight in the mean; 0 if refused.
-        weight: its weight as it is, if it is not that.
+        weight: explicit weight, instead of the number of rows.
     """
 
     worker: int
@@ -162,15 +162,15 @@ class Contribution:
 
 
 class Shard:
-    """A slice of the parameters and everything that belongs to it.
+    """A slice of the parameters and its state.
 
     Args:
-        params_S: fp32 (S,), changed in place from now on.
-        optimizer: the inner optimizer's configuration.
-        strategy: the rule between regions.
-        alone: whether this is the only region, so that there is nobody to send to.
-        fragments: where the model's fragments lie in the slice.
-        pieces: of the slice, where parameters are in groups.
+        params_S: fp32 (S,), changed in place.
+        optimizer: inner optimizer's configuration.
+        strategy: strategy.
+        alone: whether this is the only region, which sends nothing.
+        fragments: positions of the model's fragments in the slice.
+        pieces: pieces of the slice, for parameter groups.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Shard:
         self.state = RegionState(params_S, self._step, fragments=fragments or whole)
 
     @classmethod
-    def cut(
+    def from_slice(
         cls,
         params_P: Tensor,
         piece: tuple[int, int],
@@ -244,31 +244,31 @@ class Shard:
         self._grads[worker] = grad_S
 
     def keep(self, worker: int) -> None:
-        """Copy what is held for a share; its place is needed before the step uses it."""
+        """Copy a pushed partition before its memory is reused."""
         if worker in self._grads:
             self._grads[worker] = self._grads[worker].clone()
 
     def ask(
         self, operation: Callable[[Shard, *As], R], *arguments: *As, change: Change | None = None
     ) -> R:
-        """Carry out one of the methods below; see `geo_ray.training.shard`."""
+        """Call one of the methods below; see `ShardPort.ask`."""
         if change is not None:
             self._versions.before(change, self._present)
         return operation(self, *arguments)
 
     def fetch(self, pull: Pull) -> Tensor:
-        """The slice of a version that a worker was told of, fp32 (S,); not to be changed.
+        """Return the slice of a pull's version, fp32 (S,); read-only.
 
         Raises:
-            InvariantError: if it is not here any more.
+            InvariantError: the pull was closed.
         """
         return self._versions.fetch(pull, self._present)
 
     def mean_sq(self, contributions: Sequence[Contribution]) -> float | None:
-        """Make the mean of a step's gradients, for the `apply` that follows.
+        """Compute the mean of a step's gradients for the next `apply`.
 
         Returns:
-            Its squared norm, of this slice, in fp64; None if nobody's gradient is used.
+            Squared norm of this slice's mean, in fp64; None if no gradient is used.
         """
         self._ready_S = self._combine(contributions)
         return None if self._ready_S is None else exact_square_norm(self._ready_S)
@@ -280,16 +280,16 @@ class Shard:
         scale: float = 1.0,
         rate: float = 1.0,
     ) -> float | None:
-        """Take in one step: the sample-weighted mean of the named workers' gradients.
+        """Apply one step: the sample-weighted mean of the workers' gradients.
 
         Args:
-            contributions: who takes part, and how much.
-            measure: look at the mean's norm.
-            scale: what the mean is multiplied by after that.
-            rate: what the inner optimizer's learning rate is multiplied by.
+            contributions: partitions and their weights.
+            measure: whether to return the mean's norm.
+            scale: factor on the mean.
+            rate: factor on the inner optimizer's learning rate.
 
         Returns:
-            Its square, of this slice; None if not asked for, or if nobody's gradient is used.
+            Squared norm of this slice's mean; None if not requested, or if no gradient is used.
         """
         self._unread.secure()
         grad_S = self._combine(contributions) if self._ready_S is None else self._ready_S
@@ -327,20 +327,20 @@ class Shard:
         return out if isinstance(out, Outgoing) else None
 
     def merge(self, reply: ReplyMessage) -> None:
-        """Merge the answer (its payload cut to this slice)."""
+        """Merge the answer, whose payload is sliced for this shard."""
         self._unread.secure()
         self.state.link_busy = False
         self.state.budget = reply.steps
         self._strategy.on_reply(self.state, reply.content())
 
     def live_params(self) -> Tensor:
-        """`params_S`, for who asks for it."""
+        """Return `params_S`."""
         return self.params_S
 
     def snapshot(self, checkpoint: int) -> None:
-        """Keep the present state until it is taken; the newest two at most.
+        """Retain the present state until it is taken; at most the newest two.
 
-        What changes before it is read is copied then: see `geo_ray.training.lazy_copy`.
+        Tensors are copied only when they change: see `geo_ray.training.lazy_copy`.
         """
         while len(self._snapshots) > 1:
             self._snapshots.pop(min(self._snapshots))
@@ -350,12 +350,12 @@ class Shard:
         self._snapshots[checkpoint] = copies, numbers
 
     def take_snapshot(self, checkpoint: int) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Hand over the state that `snapshot` kept, as copies."""
+        """Return a retained state as copies."""
         tensors, numbers = self.release_snapshot(checkpoint)
         return {name: copy.whole() for name, copy in tensors.items()}, numbers
 
     def release_snapshot(self, checkpoint: int) -> tuple[dict[str, LazyCopy], dict[str, float]]:
-        """Hand over the state that `snapshot` kept to who writes it, while the shard goes on."""
+        """Return a retained state to its writer while the shard continues."""
         return self._snapshots.pop(checkpoint)
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -365,8 +365,8 @@ class Shard:
 
     def _live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
         """Tensors that will change, tensors that will not, and numbers."""
-        own, kept = self._optimizer.live()
-        fixed = {_MOMENTS + k: v for k, v in kept.items()}
+        own, retained = self._optimizer.live()
+        fixed = {_MOMENTS + k: v for k, v in retained.items()}
         changing = {"params": self.params_S}
         changing |= {_MOMENTS + k: v for k, v in own.items()}
         changing |= {f"memory/{k}": v for k, v in self.state.memory.items()}
@@ -388,15 +388,15 @@ class Shard:
     def restore(
         self, tensors: Mapping[str, Tensor], counters: Mapping[str, float], *, given: bool = False
     ) -> None:
-        """Become what `export` saved.
+        """Restore the result of `export`.
 
         Args:
-            tensors: by name.
+            tensors: tensors by name.
             counters: numbers by name.
-            given: the tensors are the shard's from now on, which saves a copy of them.
+            given: the shard may use the tensors without copying them.
 
         Raises:
-            CheckpointCorruptError: if a tensor is missing or does not fit the slice.
+            CheckpointCorruptError: a tensor is missing or does not fit the slice.
         """
         params_S = tensors.get("params")
         if params_S is None or params_S.shape != self.params_S.shape:
@@ -409,8 +409,8 @@ class Shard:
         self.params_S.copy_(params_S)
         self._optimizer.restore(_with_prefix(tensors, _MOMENTS), given=given)
         self.state.memory.clear()
-        kept = _with_prefix(tensors, "memory/")
-        self.state.memory.update({k: v if given else v.clone() for k, v in kept.items()})
+        retained = _with_prefix(tensors, "memory/")
+        self.state.memory.update({k: v if given else v.clone() for k, v in retained.items()})
         state = self.state
         state.numbers.clear()
         state.numbers.update(
@@ -423,7 +423,7 @@ class Shard:
         state.link_busy = bool(counters.get("link_busy", 0.0))
 
     def _step(self, grad_S: Tensor) -> None:
-        """One step of the inner optimizer; parameters are secured by who begins a change."""
+        """Make one step of the inner optimizer; the caller has secured the parameters."""
         self._unread_moments.secure()
         self._optimizer.apply(grad_S)
 
@@ -458,35 +458,35 @@ def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor
 
 
 class ShardPort(Protocol):
-    """A shard: `Shard` itself, or what asks one that lives elsewhere."""
+    """A shard: a local `Shard`, or a client of a remote one."""
 
     def ask(
         self, operation: Callable[[Shard, *As], R], *arguments: *As, change: Change | None = None
     ) -> R:
-        """Let the shard carry out one of its methods, as ``ask(Shard.merge, reply)``.
+        """Let the shard call one of its methods, as in ``ask(Shard.merge, reply)``.
 
-        ``change`` is given if it may change the parameters, and there are other shards.
+        ``change`` is given if the call may change the parameters and there are other shards.
         """
 
 
 class Concurrently(Protocol):
-    """Makes some calls; all have ended when it returns, or raises what one of them raised."""
+    """Makes several calls; all have ended when it returns or raises the first error."""
 
     def __call__(self, calls: Sequence[Callable[[], R]]) -> list[R]:
         """Their results, in their order."""
 
 
 class RegionModel:
-    """Carries out each operation on all shards, cutting and joining payloads.
+    """Runs each operation on all shards; slices and joins payloads.
 
     Attributes:
-        pulls: what workers may fetch from the shards.
+        pulls: open pulls of workers.
 
     Args:
-        shards: in the order of their slices.
-        num_params: P, so that replies can be cut.
-        fragments: parts of the model that are sent one at a time.
-        pool: asks all shards; at the same time where they live in processes of their own.
+        shards: shards, in the order of their slices.
+        num_params: P, for slicing replies.
+        fragments: number of fragments of the model.
+        pool: calls all shards; concurrently if they are remote.
     """
 
     def __init__(
@@ -504,7 +504,7 @@ class RegionModel:
         self.num_params = num_params
 
     @property
-    def is_cut(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether there are several shards, from which a worker must fetch one version."""
         return len(self._shards) > 1
 
@@ -516,17 +516,17 @@ class RegionModel:
         most_norm: float | None = None,
         rate: float = 1.0,
     ) -> float | None:
-        """One step on every shard.
+        """Apply one step on every shard.
 
         Args:
-            contributions: who takes part.
-            measure: look at the mean's norm.
-            most_norm: largest norm of the mean gradient over all shards; it is made that short.
-            rate: what the learning rate is multiplied by.
+            contributions: partitions of the step.
+            measure: whether to return the mean's norm.
+            most_norm: largest norm of the mean gradient over all shards; longer ones are scaled
+                down.
+            rate: factor on the learning rate.
 
         Returns:
-            The squared norm of the mean gradient over all shards, before it is made shorter; None
-            if not to be measured.
+            Squared norm of the mean gradient over all shards, before scaling; None if not measured.
         """
         scale = 1.0
         if most_norm is not None:
@@ -538,11 +538,11 @@ class RegionModel:
         return sum(known) if len(known) == len(found) else None
 
     def keep(self, fraction: int) -> None:
-        """Every shard copies what was pushed for a share, whose place is needed."""
+        """Copy a pushed partition in every shard before its memory is reused."""
         self._all(Shard.keep, fraction)
 
     def outgoing(self) -> Outgoing | Wait | None:
-        """What the region sends after a step, its payload joined to (P,)."""
+        """Return the region's message after a step, its payload joined to (P,)."""
         return self._join(self._change(Shard.outgoing))
 
     def finish(self) -> Outgoing | None:
@@ -553,7 +553,7 @@ class RegionModel:
     def merge(self, reply: ReplyMessage) -> None:
         """Merge an answer whose payload is (P,)."""
         parts = [reply]
-        if self.is_cut:
+        if self.is_sharded:
             sizes = [each[reply.fragment] for each in self._sizes]
             cut = torch.split(reply.payload_P, sizes)
             parts = [replace(reply, payload_P=part_S) for part_S in cut]
@@ -567,7 +567,7 @@ class RegionModel:
         self._all(Shard.snapshot, checkpoint)
 
     def whole_params(self) -> Tensor:
-        """The live parameters, fp32 (P,), not to be changed; a copy if there are several shards."""
+        """Return the live parameters, fp32 (P,), read-only; a copy if there are several shards."""
         found = self._all(Shard.live_params)
         return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -578,12 +578,12 @@ class RegionModel:
         return self._pool(asks)
 
     def _change(self, operation: Callable[[Shard, *As], R], *arguments: *As) -> list[R]:
-        """The same for an operation that may change the parameters."""
+        """Run an operation that may change the parameters on all shards."""
         return self._all(operation, *arguments, change=self._next_change())
 
     def _next_change(self) -> Change | None:
         # One shard gives its parameters with its answer: nothing comes between.
-        return self.pulls.change() if self.is_cut else None
+        return self.pulls.change() if self.is_sharded else None
 
     def _join(self, parts: Sequence[Outgoing | Wait | None]) -> Outgoing | Wait | None:
         first = parts[0]

@@ -1,13 +1,12 @@
-"""Finds values of a model that change although nobody said so, and such that differ elsewhere.
+"""Detects undeclared changes of a model's values, and differences between processes.
 
-What is neither trained nor a declared model buffer must stay as it is: it is in no exchange and no
-checkpoint. Its digests are compared at the start with those of other processes, and after a
-worker's steps: the first ones, where a change ends a run that has just begun before it has cost
-anything, then those whose number is a power of two, and before every evaluation. What begins to
-change late (an average from step 100 on, a queue that fills at an epoch's end), or is found by a
-worker that came late (after a resume, as a replacement), is told once and ends nothing: the run of
-hours before it stands. A look reads all of that state once, so a run of N steps pays for log2(N)
-looks and one per evaluation.
+Values that are neither trained nor declared model buffers must not change: they are in no exchange
+and no checkpoint. Their digests are compared between processes at the start, and checked after a
+worker's first steps, after steps whose number is a power of two, and before every evaluation. A
+change in the first steps ends the run, before it has cost anything. A change that begins later (an
+average from step 100 on, a queue that fills at an epoch's end), or is found by a worker that joined
+late, is reported once, and the run continues. A check reads all of that state once, so a run of N
+steps pays for log2(N) checks and one per evaluation.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ _FIX: Final[Mapping[ChangeKind, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """Something about a model's parameters or buffers that changed although nothing may change it.
+    """Undeclared change of a model's parameters or buffers.
 
     Attributes:
-        how: what happened.
-        names: to which parameters or buffers, in words.
+        how: kind of change.
+        names: affected parameters or buffers.
     """
 
     how: ChangeKind
@@ -82,21 +81,21 @@ class StateGuard:
         self._steps = 0
         self._joined_at: int | None = None
         self._trained = _trained_names(module)
-        self._changed: dict[str, ChangeKind] = {}  # found late, and not told yet
+        self._changed: dict[str, ChangeKind] = {}  # found late, not reported yet
         there = digests_of(module)
         self._before = {name: value for name, value in there.items() if name not in self._ruled}
         self.constants = constants_of(module, there)
 
     def on_work(self, version: int) -> None:
-        """Work came, on parameters of ``version`` region steps; the first says when it joined."""
+        """Record work on parameters of ``version`` region steps."""
         if self._joined_at is None:
             self._joined_at = version
 
     def after_step(self) -> None:
-        """A step was computed.
+        """Record a completed step, and check if due.
 
         Raises:
-            TaskStateError: it is one of the first of a run; naming what has changed.
+            TaskStateError: a change in the first steps of a run; names the values.
         """
         self._steps += 1
         is_first = self._steps <= WATCHED_STEPS
@@ -106,10 +105,10 @@ class StateGuard:
             self.look()
 
     def look(self) -> None:
-        """Compare all that must stay as it is with what it was; see `take_changed`."""
+        """Compare all constant values with their first digests; see `take_changed`."""
         changed = self._found()
         self._changed |= changed
-        self._ruled |= changed.keys()  # told once
+        self._ruled |= changed.keys()  # reported once
         self._trained |= {name for name, how in changed.items() if how == "unfrozen"}
         self._before = {k: v for k, v in self._before.items() if k not in self._ruled}
 
@@ -132,7 +131,7 @@ class StateGuard:
             )
 
     def take_changed(self) -> list[StateChange]:
-        """What was found late since this was asked last."""
+        """Return the changes found late since the last call."""
         changed, self._changed = self._changed, {}
         return [StateChange(how, _listed(names)) for how, names in _by_kind(changed)]
 
@@ -142,7 +141,7 @@ def _trained_names(module: nn.Module) -> frozenset[str]:
 
 
 def _by_kind(changed: Mapping[str, ChangeKind]) -> list[tuple[ChangeKind, list[str]]]:
-    """The changes that there are, with the names of each; the most surprising kind first."""
+    """Return the changes with the names of each, most surprising kind first."""
     kinds = [
         (how, [n for n, kind in changed.items() if kind == how]) for how in reversed(CHANGE_KINDS)
     ]
@@ -169,15 +168,15 @@ def constants_of(module: nn.Module, digests: Mapping[str, str] | None = None) ->
 
 
 def check_same_size(here: int, wanted: int, who: str) -> None:
-    """Refuse to train another model than the rest of the run does.
+    """Refuse to train another model than the rest of the run.
 
     Args:
         here: parameters of this process's model.
-        wanted: of that of the process that started the run.
-        who: this process, in words.
+        wanted: parameters of the model of the process that started the run.
+        who: this process, for the error.
 
     Raises:
-        TaskStateError: they differ.
+        TaskStateError: the sizes differ.
     """
     if here != wanted:
         raise TaskStateError(
@@ -191,12 +190,12 @@ def check_constants(here: Mapping[str, str], wanted: Mapping[str, str], who: str
     """Refuse to train with other frozen values than the rest of the run.
 
     Args:
-        here: of this process.
-        wanted: of the process that started the run.
-        who: this process, in words.
+        here: digests of this process.
+        wanted: digests of the process that started the run.
+        who: this process, for the error.
 
     Raises:
-        TaskStateError: naming what differs.
+        TaskStateError: names the differing values.
     """
     differing = sorted(n for n in wanted.keys() | here.keys() if wanted.get(n) != here.get(n))
     if differing:

@@ -76,7 +76,7 @@ class Stragglers:
 
     @classmethod
     def of(cls, config: BackupWorkers | GradientCoding | None, num_workers: int) -> Stragglers:
-        """What a configuration means for a region."""
+        """Return the rule of a region's configuration."""
         if config is None:
             return cls(num_workers, num_workers)
         if isinstance(config, BackupWorkers):
@@ -85,7 +85,7 @@ class Stragglers:
         return cls(num_workers, num_workers - config.tolerate, code)
 
     def holds_all_rows(self, contributions: Sequence[Contribution]) -> bool:
-        """Whether a step has every worker's rows in it, also of those that it did without."""
+        """Tell whether a step has the rows of all workers, even of those it did not wait for."""
         return self.code is not None and any(c.num_samples for c in contributions)
 
     def readers(self, takers: Sequence[int]) -> Sequence[int]:
@@ -93,14 +93,14 @@ class Stragglers:
         return takers if self.code is None or not takers else range(self.num_workers)
 
     def parts_of(self, worker: int, spans: Mapping[int, Span]) -> tuple[CodedPartition, ...]:
-        """Rows and weights of what ``worker`` pushes; empty for a plain gradient of its own."""
+        """Return rows and weights of ``worker``'s push; empty for a plain gradient."""
         if self.code is None:
             return ()
         pairs = zip(self.code.partitions_of(worker), self.code.weights_of(worker), strict=True)
         return tuple(CodedPartition(spans[partition], weight) for partition, weight in pairs)
 
     def is_enough(self, pushes: Mapping[int, StepReport]) -> bool:
-        """Whether a step can be made of these."""
+        """Tell whether these pushes make a step."""
         return sum(not report.refused for report in pushes.values()) >= self.needed or (
             len(pushes) == self.num_workers
         )
@@ -128,10 +128,10 @@ class Stragglers:
 def check_stragglers(
     config: BackupWorkers | GradientCoding, workers: Mapping[str, int], mode: str
 ) -> None:
-    """Refuse what no region can do.
+    """Refuse configurations that no region supports.
 
     Raises:
-        ValueError: naming the key.
+        ValueError: names the key.
     """
     if mode != "sync":
         raise ValueError("train.stragglers: with train.mode async nobody waits for a worker anyway")
@@ -152,18 +152,18 @@ def check_stragglers(
 
 
 READING: Final = "reading"
-"""What a worker says of itself while it waits for its rows."""
+"""State that a worker reports while it waits for its rows."""
 _NEWEST: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """What one worker is doing.
+    """Present work of one worker.
 
     Attributes:
-        attempt: its incarnation.
-        for_s: seconds since it was given rows.
-        is_usual: whether its step is to take the usual time.
+        attempt: incarnation of the worker.
+        for_s: seconds since it received its rows.
+        is_usual: whether its step should take the usual time.
     """
 
     attempt: int
@@ -180,11 +180,10 @@ class _Work:
 
 
 class WorkTimes:
-    """Measures how long each worker of a region has computed what it was given. Pure.
+    """Measures the compute time of each worker of a region. Pure.
 
     The usual time is the median over the newest steps. A worker's first step, which may compile or
-    fetch, and steps with an evaluation before them are no usual ones. Times are seconds of one
-    clock.
+    fetch, and steps after an evaluation are excluded. Times are seconds of one clock.
     """
 
     def __init__(self) -> None:
@@ -205,14 +204,14 @@ class WorkTimes:
         self._open[worker] = _Work(attempt, now_s, not (is_first or evaluates), evaluates)
 
     def evaluated(self, worker: int, now_s: float) -> None:
-        """It has evaluated; its step begins now."""
+        """Record the end of a worker's evaluation; its step begins."""
         work = self._open.get(worker)
         if work is not None and work.evaluates:
             work.began_s, work.evaluates = now_s, False
             work.is_usual = self._attempts.get(worker) == work.attempt
 
     def end(self, worker: int, now_s: float) -> None:
-        """It has pushed what it computed."""
+        """Record a worker's push."""
         work = self._open.pop(worker, None)
         if work is None:
             return
@@ -221,7 +220,7 @@ class WorkTimes:
             self._took_s.append(now_s - work.began_s)
 
     def forget(self, worker: int) -> None:
-        """It is gone, or waits for others."""
+        """Forget a worker that is gone or waits for others."""
         self._open.pop(worker, None)
 
     @property

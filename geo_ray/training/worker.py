@@ -52,7 +52,7 @@ from geo_ray.training.state_guard import StateChange, StateGuard
 
 
 def has_statistics(module: nn.Module) -> bool:
-    """Whether a module keeps running statistics, which training changes."""
+    """Tell whether a module has running statistics that training changes."""
     was_training = module.training
     try:
         return bool(_layers(module.train()))
@@ -63,16 +63,16 @@ def has_statistics(module: nn.Module) -> bool:
 def precise_statistics(
     task: Task, module: nn.Module, layout: BufferLayout, batches: Sequence[Batch], into_B: Tensor
 ) -> None:
-    """Leave the statistics over ``batches`` in a vector of model buffers.
+    """Write the exact statistics over ``batches`` into a vector of model buffers.
 
-    Each batch counts the same; variances by the law of total variance. All else in the vector stays
-    as it is.
+    Each batch has the same weight; variances follow the law of total variance. Other values in the
+    vector do not change.
 
     Args:
-        task: its loss is what runs the model.
-        module: in training mode, with the parameters that the statistics are about.
-        layout: of the vector.
-        batches: of one size.
+        task: its loss runs the model.
+        module: module in training mode, with the final parameters.
+        layout: layout of the vector.
+        batches: batches of one size.
         into_B: uint8 (B,).
     """
     layers = _layers(module)
@@ -82,9 +82,12 @@ def precise_statistics(
     found: list[list[tuple[Tensor, Tensor]]] = []
     try:
         for layer in layers:
-            layer.momentum = 1.0  # what is kept is then that of the last batch alone
+            layer.momentum = 1.0  # only the last batch's values remain
         for batch in batches:
-            with torch.enable_grad(), suppress(NonFiniteError):  # as in a step: it may ask for some
+            with (
+                torch.enable_grad(),
+                suppress(NonFiniteError),
+            ):  # as in a step: the task may draw random numbers
                 checked_loss(task, module, batch)
             found.append([_of(layer) for layer in layers])
     finally:
@@ -101,42 +104,45 @@ def precise_statistics(
 
 @dataclass(slots=True)
 class StatisticsCollector:
-    """Puts the regions' statistics of the final parameters together, before they are evaluated.
+    """Combines the regions' statistics of the final parameters before their evaluation.
 
-    Every region's first worker makes them over rows of its own; the final evaluation, and the model
-    that is kept, have those over all regions' rows. Nobody trains by then, so nobody is held up.
+    Every region's first worker computes statistics over its region's rows. The final evaluation and
+    the saved model use the mean over all regions. Training has ended by then, so nothing is
+    delayed.
 
     Attributes:
-        layout: of the vectors.
-        rows: of each region's training data, its weight.
+        layout: layout of the vectors.
+        rows: rows of each region's training data, its weight.
     """
 
     layout: BufferLayout
     rows: Mapping[str, float]
-    _told: dict[str, Tensor] = field(default_factory=dict)
+    _reported: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, region: str, buffers_B: Tensor) -> None:
         """A region's model buffers, uint8 (B,), with statistics over its own rows."""
-        self._told[region] = buffers_B
+        self._reported[region] = buffers_B
 
     def take(self, members: Collection[str]) -> dict[str, Tensor]:
-        """Each member's own values with statistics over all, once all have told theirs."""
-        if not self._told or not set(members) <= set(self._told):
+        """Return each member's values with statistics over all, once all members have reported."""
+        if not self._reported or not set(members) <= set(self._reported):
             return {}
-        told = {region: self._told[region] for region in members}
-        self._told = {}
-        return {name: self.layout.with_statistics(name, told, self.rows) for name in told}
+        reported = {region: self._reported[region] for region in members}
+        self._reported = {}
+        return {name: self.layout.with_statistics(name, reported, self.rows) for name in reported}
 
     def give_up(self) -> dict[str, Tensor]:
-        """What was told, as it was told: others do not come any more."""
-        told, self._told = self._told, {}
-        return told
+        """Return the reported values unchanged, because other reports will not come."""
+        reported, self._reported = self._reported, {}
+        return reported
 
 
 def _layers(module: nn.Module) -> list[_NormBase]:
     """Those that training does not hold fixed, as some do for good in their own `train`."""
-    kept = [p for p in module.modules() if isinstance(p, _NormBase) and p.running_mean is not None]
-    return [layer for layer in kept if layer.training]
+    retained = [
+        p for p in module.modules() if isinstance(p, _NormBase) and p.running_mean is not None
+    ]
+    return [layer for layer in retained if layer.training]
 
 
 def _of(layer: _NormBase) -> tuple[Tensor, Tensor]:
@@ -145,13 +151,12 @@ def _of(layer: _NormBase) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What `Worker.step` found; the gradient lies in the worker's flat buffer.
+    """Result of `Worker.step`; the gradient is in the worker's flat buffer.
 
     Attributes:
         loss: mean loss, or None if refused.
-        refused: why the gradient must not be used, or None.
-        grad_sq: squared 2-norm of the gradient as it is used; None if that is no plain mean of
-            gradients.
+        refused: reason why the gradient must not be used, or None.
+        grad_sq: squared 2-norm of the gradient; None if it is no plain mean of gradients.
     """
 
     loss: float | None
@@ -163,21 +168,21 @@ class Worker:
     """Computes gradients of one task on one replica of the model.
 
     Attributes:
-        params_P: where the parameters are read from.
-        grad_P: where the gradient is left.
-        buffers_B: where model buffers are read from, uint8 (B,); empty if there are none.
-        left_B: where they are left.
+        params_P: buffer of parameters.
+        grad_P: buffer for the gradient.
+        buffers_B: model buffers before a step, uint8 (B,); empty if there are none.
+        left_B: model buffers after a step.
 
     Args:
         task: model, loss and evaluation.
-        params_P: fp32 buffer that the parameter server fills: what the model carries, if it does
+        params_P: fp32 buffer that the parameter server fills: model buffers, if any
             (`BufferLayout.size_floats`), then the parameters.
-        grad_P: fp32 buffer for the same after a step; may be shared memory.
-        region: for the seed of random numbers.
-        seed: the run's seed.
-        device: where the model computes; buffers on the CPU are copied to and fro if it is another.
+        grad_P: fp32 buffer of the same layout for the results; may be shared memory.
+        region: region, for the seed of random numbers.
+        seed: run's seed.
+        device: device of the model; CPU buffers are copied to and from it.
         clip_norm: largest 2-norm of a gradient; None for no clipping.
-        module: the replica, fresh from the task; None: it is made now.
+        module: replica, fresh from the task; None: make one.
     """
 
     def __init__(
@@ -232,15 +237,15 @@ class Worker:
     def step(self, columns: Columns, span: Span) -> StepResult:
         """Compute the mean gradient over ``columns`` into the gradient buffer.
 
-        What the model carries is left beside it.
+        Model buffers are written next to it.
 
         Args:
-            columns: the rows of ``span``.
-            span: their position in the region's stream.
+            columns: rows of ``span``.
+            span: position in the region's stream.
 
         Raises:
-            TaskOutputError: if the task's loss is no scalar that depends on the parameters.
-            TaskStateError: if the step changes what nobody declared, or trained parameters.
+            TaskOutputError: the task's loss is no scalar that depends on the parameters.
+            TaskStateError: the step changes undeclared state or trained parameters.
         """
         self._load()
         self._flat.zero_grad()
@@ -296,7 +301,7 @@ class Worker:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether the model keeps running statistics that are carried."""
+        """Whether the model has running statistics among its declared model buffers."""
         return bool(self.layout.entries) and has_statistics(self.module)
 
     def make_precise(self, batches: Sequence[Columns]) -> None:
@@ -338,20 +343,20 @@ class Worker:
         return int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big")
 
     def rng_devices(self) -> list[int]:
-        """Whose generators a step plants, beside the CPU's; for `generators_restored`."""
+        """Devices whose generators a step seeds, besides the CPU; for `generators_restored`."""
         return [torch.cuda.current_device()] if self._device.type == "cuda" else []
 
 
 class LocalStepsWorker:
-    """Has the face of a `Worker`, and one inside.
+    """Worker that makes several local steps per push.
 
     Args:
         worker: computes the gradients.
-        optimizer: applies them to its parameters.
-        steps: per push; the rows of a push are cut into as many batches.
-        region_rows: of a batch of each of the region's workers together, to know from a push's
-            place in the stream how many came before.
-        groups: of the parameters, if they are not all alike.
+        optimizer: applies them to the worker's parameters.
+        steps: steps per push; the rows of a push are split into as many batches.
+        region_rows: rows of one batch of all the region's workers, which gives the number of
+            earlier steps from a push's position in the stream.
+        groups: parameter groups, if any.
     """
 
     def __init__(
@@ -375,7 +380,7 @@ class LocalStepsWorker:
 
     @property
     def grad_P(self) -> Tensor:
-        """Where the change is left, as what is to be subtracted, fp32 (P,)."""
+        """Buffer for the change, as the vector to subtract, fp32 (P,)."""
         return self._worker.grad_P
 
     @property
@@ -390,7 +395,7 @@ class LocalStepsWorker:
 
     @property
     def layout(self) -> BufferLayout:
-        """Of what the model carries."""
+        """Layout of the model buffers."""
         return self._worker.layout
 
     @property
@@ -419,7 +424,7 @@ class LocalStepsWorker:
         params_P = self.params_P
         before_P, before_B = params_P.clone(), self.buffers_B.clone()
         losses = []
-        # From the stream, since nobody saves what a worker counts.
+        # Derived from the stream, since a worker's counters are not saved.
         self._optimizer.taken = span.start // self._region_rows
         for i in range(self._steps):
             first, stop = (span.count * n // self._steps for n in (i, i + 1))
@@ -465,15 +470,17 @@ def coded_step(
         read: gives the rows of a span.
     """
     total_P = torch.zeros_like(worker.grad_P)
-    told = StepResult(None)
+    reported = StepResult(None)
     for part in parts:
         result = worker.step(read(part.span), part.span)
         if result.loss is None:
             return result
         total_P.add_(worker.grad_P, alpha=part.weight)
-        told = replace(result, grad_sq=None) if part.span == own or told.loss is None else told
+        reported = (
+            replace(result, grad_sq=None) if part.span == own or reported.loss is None else reported
+        )
     worker.grad_P.copy_(total_P)
-    return told
+    return reported
 
 
 class StepTime(Protocol):
@@ -499,12 +506,12 @@ class _Slot:
 
     @property
     def is_held(self) -> bool:
-        """Whether the module still holds this very parameter."""
+        """Whether the module still has this parameter object."""
         return getattr(self.owner, self.leaf, None) is self.param
 
     @property
     def is_attached(self) -> bool:
-        """Whether parameter and gradient lie in the buffers; compares addresses only."""
+        """Whether parameter and gradient are in the buffers; compares addresses only."""
         return (
             _address(self.param) == self.value_at
             and _address(self.param.grad) == self.grad_at
@@ -600,7 +607,7 @@ class FlatModel:
 
 
 def _address(tensor: Tensor | None) -> int | None:
-    """Where the elements are; None if there are none, or not all, as in a sparse gradient."""
+    """Address of the elements; None if there are none, or not all, as in a sparse gradient."""
     if tensor is None or tensor.layout is not torch.strided:
         return None
     return tensor.data_ptr()
@@ -614,4 +621,4 @@ def _same_values(one: Tensor, other: Tensor) -> bool:
 def _attach(slot: _Slot) -> None:
     slot.param.grad = None  # a gradient must fit the parameter's type and device
     slot.param.data = slot.value
-    slot.param.grad = slot.grad.detach()  # a tensor of its own: `Module.to` gives it other memory
+    slot.param.grad = slot.grad.detach()  # a separate tensor, since `Module.to` moves it

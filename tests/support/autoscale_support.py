@@ -1,4 +1,4 @@
-"""One region and one policy, looked at one moment at a time."""
+"""One region and one policy, has_reported at one moment at a time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from geo_ray.cloud.autoscaler.observation import (
     RegionOutage,
 )
 from geo_ray.cloud.autoscaler.policy import AutoscalePolicy, Decided
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory
+from geo_ray.cloud.autoscaler.state import AutoscalerState
 from geo_ray.cloud.autoscaler.target import REGION_LABEL, ClusterTarget, MachineKind, RegionTarget
-from geo_ray.cloud.backtest.simulated_cloud import SimTemper, SimulatedCloud, forever
+from geo_ray.cloud.backtest.simulated_cloud import SimCloudBehavior, SimulatedCloud, forever
 from geo_ray.cloud.provider import (
     Availability,
     LaunchFailure,
@@ -79,7 +79,7 @@ class Scene:
     config: AutoscaleConfig = CONFIG
     now_s: float = 1_000_000.0
     usd: dict[Pool, float | None] = field(default_factory=dict)
-    memory: AutoscalerMemory = field(default_factory=AutoscalerMemory)
+    memory: AutoscalerState = field(default_factory=AutoscalerState)
     machines: dict[str, Machine] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
     unready: set[str] = field(default_factory=set)
@@ -202,13 +202,13 @@ def simulated_bench(tmp_path: Path) -> Iterator[CloudBench]:
     """The simulated cloud, by the machine's clock, for the contract of providers."""
     cheap, rare, south = pool(Market.SPOT), pool(type_="rare"), pool(region="south")
     markets = {pool(): forever(1.0), cheap: forever(0.5), rare: forever(1.0, 2)}
-    temper = SimTemper(start_s=0.1, unlisted_s=0.1, quota={"south": 1})
-    cloud = SimulatedCloud({**markets, south: forever(1.0)}, time.time, temper)
+    behavior = SimCloudBehavior(start_s=0.1, unlisted_s=0.1, quota={"south": 1})
+    cloud = SimulatedCloud({**markets, south: forever(1.0)}, time.time, behavior)
     yield CloudBench(cloud, cloud, pool(), cheap, rare, south, reports_availability=False)
 
 
 def waiting(
-    count: int = 1, strategy: PlacementStrategy = "alone", at: str = "r", **resources: float
+    count: int = 1, strategy: PlacementStrategy = "independent", at: str = "r", **resources: float
 ) -> PendingGroup:
     """So many bundles that wait in a region; each wants a CPU unless something else is said."""
     labels = (LabelWanted(REGION_LABEL, (at,)),)

@@ -24,7 +24,7 @@ from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler
 from geo_ray.cloud.cluster.head import find_head
 from geo_ray.cloud.cluster.providers import RemoteProvider, RemoteStore, open_clouds
-from geo_ray.cloud.cluster.spec import AskedCluster
+from geo_ray.cloud.cluster.spec import ClusterSpec
 from geo_ray.cloud.cluster.state import ClusterState
 from geo_ray.cloud.cluster.status import ALL_ENDED, HeadStatus, read_status, write_status
 from geo_ray.cloud.provider import Machine, MachineProvider, MachineState
@@ -349,7 +349,7 @@ def played_head(state: ClusterState, ahead_s: float = 0.0) -> Iterator[None]:
                 provider = provider or open_clouds(record, state)
                 head = find_head(provider.list_machines(record.name), record)
                 runs = head is not None and head.state is MachineState.RUNNING
-                if not runs and record.head.standing is None:
+                if not runs and record.head.existing is None:
                     continue
                 _serve(state, stop, ahead_s)
             except GeoRayError:
@@ -390,7 +390,7 @@ def _serve(state: ClusterState, stop: threading.Event, ahead_s: float) -> None:
             living = [
                 m for m in result.observed.machines or () if m.state is not MachineState.ENDED
             ]
-            own = 0 if record.head.standing is not None else 1
+            own = 0 if record.head.existing is not None else 1
             did = (ALL_ENDED,) if work.is_released and len(living) <= own else ()
             status = AutoscalerStatus(
                 True, time.time(), tuple(living), left_s=5000.0, actions=tuple(actions)
@@ -416,10 +416,10 @@ def until(what: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def asked_of(world: CloudWorld) -> AskedCluster:
+def asked_of(world: CloudWorld) -> ClusterSpec:
     """What `geo-ray up` asks for with a world's configuration."""
     words: Any = (world.config, (), "local", None, "optimal", None, None, nobody)
-    found: AskedCluster = _asked(*words)
+    found: ClusterSpec = _asked(*words)
     return found
 
 

@@ -203,7 +203,7 @@ class Plane:
     def _region(self, name: str) -> Region:
         start_P = torch.linspace(-1, 1, NUM_PARAMS)
         shards = [
-            Shard.cut(start_P, piece, self.setup.optimizer, Watched(self, name))
+            Shard.from_slice(start_P, piece, self.setup.optimizer, Watched(self, name))
             for piece in split_sizes(NUM_PARAMS, self.setup.num_shards)
         ]
         exchange = self.setup.strategy.traits.exchange
@@ -321,7 +321,7 @@ class Plane:
         region.last_answered = self.answered.get((reply.to, reply.seq), region.last_answered)
         region.sent = None
         if reply.checkpoint is not None:
-            self._take(reply.to, region.server.cut(reply.checkpoint, halt=reply.halt))
+            self._take(reply.to, region.server.snapshot(reply.checkpoint, halt=reply.halt))
         if region.server.phase == "halted":
             return
         decoded = region.server.wire.decode(reply)
@@ -345,7 +345,7 @@ class Plane:
     def deliver_mark(self, at: int) -> None:
         """A region is told of a checkpoint; perhaps its next answer told it before."""
         name, checkpoint, halt = self.marks.pop(at)
-        self._take(name, self.regions[name].server.cut(checkpoint, halt=halt))
+        self._take(name, self.regions[name].server.snapshot(checkpoint, halt=halt))
 
     def request_stop(self) -> None:
         self.stopped = True

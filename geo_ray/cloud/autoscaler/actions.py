@@ -109,7 +109,7 @@ class AutoscalerStatus:
 
     Attributes:
         is_acting: whether this autoscaler holds the lease.
-        looked_unix_s: time of the last iteration; None: there was none.
+        iteration_unix_s: time of the last iteration; None: there was none.
         machines: machines of the cluster as listed; those of unreachable regions as last listed.
         usd_per_hour: cost of all machines.
         spend: money spent by region and reason.
@@ -122,7 +122,7 @@ class AutoscalerStatus:
     """
 
     is_acting: bool
-    looked_unix_s: float | None = None
+    iteration_unix_s: float | None = None
     machines: tuple[Machine, ...] = ()
     usd_per_hour: float = 0.0
     spend: tuple[tuple[str, str, SpendRow], ...] = ()

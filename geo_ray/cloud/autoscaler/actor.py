@@ -43,7 +43,7 @@ from geo_ray.cloud.autoscaler.observation import (
 from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler, TickResult
 from geo_ray.cloud.autoscaler.run_work import NamedRun, RunWork
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory
+from geo_ray.cloud.autoscaler.state import AutoscalerState
 from geo_ray.cloud.autoscaler.target import ClusterTarget
 from geo_ray.cloud.provider import Machine, MachineProvider
 from geo_ray.experiment.autoscale import AutoscaleConfig
@@ -116,7 +116,9 @@ class RayNodes:
                 for resources, labels, count in wanted
             )
             if not any(each.key in _GIVEN for bundle in bundles for each in bundle.labels):
-                found.append(PendingGroup(bundles, _PLACEMENT_STRATEGIES.get(strategy, "alone")))
+                found.append(
+                    PendingGroup(bundles, _PLACEMENT_STRATEGIES.get(strategy, "independent"))
+                )
         return tuple(found)
 
 
@@ -367,7 +369,7 @@ class AutoscalerActor:
         order = self.order
         cost = ""
 
-        def there() -> AutoscalerMemory:
+        def there() -> AutoscalerState:
             nonlocal cost
             now_s = time.time()
             spent, cost = self._spent_before(now_s)
@@ -396,8 +398,8 @@ class AutoscalerActor:
         if budget_usd is None:
             return None, "not known"
         return all_spent(order.made, budget_usd, now_unix_s), (
-            f"not known: it counts as the whole budget of {budget_usd:.4g} USD, and nothing is "
-            "rented before `geo-ray up` raises that (`plan.budget_usd`) by what may still be spent"
+            f"unknown: the whole budget of {budget_usd:.4g} USD counts as spent, and no machines "
+            "are launched until `geo-ray up` raises `plan.budget_usd`"
         )
 
     def _miss(self, what: str) -> None:

@@ -33,7 +33,7 @@ from geo_ray.cloud.autoscaler.packing import (
 )
 from geo_ray.cloud.autoscaler.pools import PoolOffer, alternatives_of
 from geo_ray.cloud.autoscaler.state import (
-    AutoscalerMemory,
+    AutoscalerState,
     InstanceState,
     ManagedInstance,
     PendingLaunch,
@@ -99,7 +99,7 @@ class DemandKeeper:
         self,
         config: AutoscaleConfig,
         regions: Sequence[DemandRegion],
-        memory: AutoscalerMemory,
+        memory: AutoscalerState,
         observed: Observed,
         *,
         only_on_demand: bool,
@@ -140,7 +140,7 @@ class DemandKeeper:
         for group in self._observed.pending:
             mine = [bundle for bundle in group.items() if bundle.regions() & names]
             if mine:
-                strategy = "alone" if group.strategy == "STRICT_PACK" else group.strategy
+                strategy = "independent" if group.strategy == "STRICT_PACK" else group.strategy
                 waiting.append(PendingGroup(tuple(mine), strategy))
         catalog = self._catalog()
         found = []

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from geo_ray.base.errors import LeaseLostError, RunDirectoryError
 from geo_ray.cloud.autoscaler.state import (
-    AutoscalerMemory,
+    AutoscalerState,
     ManagedInstance,
     PendingLaunch,
     decode_memory,
@@ -43,9 +43,9 @@ class Journal:
     def __init__(self, store: ConditionalStore, epoch: int) -> None:
         self._store, self._epoch = store, epoch
         self._tag: str | None = None
-        self._memory: AutoscalerMemory | None = None
+        self._memory: AutoscalerState | None = None
 
-    def read(self) -> AutoscalerMemory:
+    def read(self) -> AutoscalerState:
         """Return the state. The store is read only once.
 
         Raises:
@@ -55,11 +55,11 @@ class Journal:
             found = self._store.read(JOURNAL_KEY)
             if found is not None:
                 self._tag = found.tag
-            self._memory = AutoscalerMemory() if found is None else decode_memory(found.data)
+            self._memory = AutoscalerState() if found is None else decode_memory(found.data)
             self._memory.epoch = self._epoch
         return self._memory
 
-    def write(self, memory: AutoscalerMemory) -> None:
+    def write(self, memory: AutoscalerState) -> None:
         """Replace the state.
 
         Raises:
@@ -203,7 +203,7 @@ class JournalMachines:
         return None if found is None else _view(decode_memory(found.data), now_unix_s)
 
 
-def _view(memory: AutoscalerMemory, now_unix_s: float) -> MachinesView:
+def _view(memory: AutoscalerState, now_unix_s: float) -> MachinesView:
     instances = (*memory.heads.values(), *memory.instances.values())
     rows = [_machine_row(instance, now_unix_s) for instance in instances]
     for pending_launch in memory.pending_launches.values():

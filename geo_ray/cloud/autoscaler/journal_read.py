@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from geo_ray.base.errors import RunDirectoryError
 from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory, decode_memory, encode_memory, taken_in
+from geo_ray.cloud.autoscaler.state import AutoscalerState, adopted, decode_memory, encode_memory
 from geo_ray.cloud.provider import Machine, MachineState
 from geo_ray.storage.conditional_store import ConditionalStore
 
@@ -75,7 +75,7 @@ class SpentRecorder:
         self._tag: str | None = None
         self._last: SpentRecord | None = None
 
-    def write(self, memory: AutoscalerMemory, now_unix_s: float) -> None:
+    def write(self, memory: AutoscalerState, now_unix_s: float) -> None:
         """Record the cost in the ledger. Call it after the journal is written.
 
         Raises:
@@ -108,7 +108,7 @@ class JournalRead:
         trouble: why the journal is unreadable; empty: it is readable.
     """
 
-    memory: AutoscalerMemory = field(default_factory=AutoscalerMemory)
+    memory: AutoscalerState = field(default_factory=AutoscalerState)
     trouble: str = ""
 
 
@@ -128,7 +128,7 @@ def read_journal(store: ConditionalStore) -> JournalRead:
 
 
 def put_aside(
-    store: ConditionalStore, begin: Callable[[], AutoscalerMemory] = AutoscalerMemory
+    store: ConditionalStore, begin: Callable[[], AutoscalerState] = AutoscalerState
 ) -> str | None:
     """Save an unreadable journal under another key and begin a new one.
 
@@ -165,7 +165,7 @@ def memory_of(
     now_unix_s: float,
     unreachable: Collection[str] = (),
     spent: SpentRecord | None = None,
-) -> AutoscalerMemory:
+) -> AutoscalerState:
     """Return the state that follows from the listed machines, without a journal.
 
     The machines keep working. Their price at launch is unknown.
@@ -178,12 +178,12 @@ def memory_of(
         spent: recorded cost; None: unknown, and machines are charged from their launch.
     """
     own = [m for m in machines if m.state in _ALIVE and (m.request_id or "").startswith(prefix)]
-    memory = AutoscalerMemory(unreached=tuple(sorted(unreachable)))
+    memory = AutoscalerState(unreached=tuple(sorted(unreachable)))
     if spent is not None:
-        memory.booked_unix_s = spent.until_unix_s
+        memory.charged_unix_s = spent.until_unix_s
         memory.ledger.add("", BEFORE, 0.0, spent.paid_usd, spent.paid_usd)
         memory.pace.stopped_at_usd = spent.stopped_at_usd
-    memory.instances |= {each.id: taken_in(memory, each, now_unix_s) for each in own}
+    memory.instances |= {each.id: adopted(memory, each, now_unix_s) for each in own}
     return memory
 
 

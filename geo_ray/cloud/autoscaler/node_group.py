@@ -21,7 +21,7 @@ from geo_ray.cloud.autoscaler.actions import Alternative
 from geo_ray.cloud.autoscaler.observation import LIFE
 from geo_ray.cloud.autoscaler.pools import Losses, PoolOffer, alternatives_of, price_of
 from geo_ray.cloud.autoscaler.state import (
-    AutoscalerMemory,
+    AutoscalerState,
     InstanceState,
     ManagedInstance,
     PendingLaunch,
@@ -122,13 +122,13 @@ class NodeGroupChoice:
     Attributes:
         launches: machines by pool, each with its reason and price.
         drains: machines that leave now, each with its reason.
-        calls_off: whether all pending requests are withdrawn.
+        withdraws: whether all pending requests are withdrawn.
         alternatives: all scored pools; empty if none was considered.
     """
 
     launches: dict[Pool, tuple[int, str, float]] = field(default_factory=dict)
     drains: list[tuple[ManagedInstance, str]] = field(default_factory=list)
-    calls_off: bool = False
+    withdraws: bool = False
     alternatives: tuple[Alternative, ...] = ()
 
 
@@ -165,7 +165,7 @@ class NodeGroupPolicy:
     def __init__(
         self,
         config: AutoscaleConfig,
-        memory: AutoscalerMemory,
+        memory: AutoscalerState,
         node_group: NodeGroupSpec,
         offers: Sequence[PoolOffer],
         losses: Losses,
@@ -196,20 +196,20 @@ class NodeGroupPolicy:
         if node_group.rows_per_s <= 0:
             self._record.surplus_unix_s = None
             self._drain_all(instances)
-            self._choice.calls_off = True
+            self._choice.withdraws = True
             return self._choice
         for instance in instances:
             if instance.stays and node_group.speed(instance.machine.pool) <= 0:
                 instance.leave(DEADLINE if node_group.only_on_demand else TOO_MANY)
         coming = self._coming(pending_launches)
-        self._make_up_floor(instances, coming)
+        self._add_floor_machines(instances, coming)
         have = sum(self._speed(instance) for instance in instances if instance.stays)
         have += sum(node_group.speed(pool) * count for pool, count in coming.items())
         if have < node_group.rows_per_s * ENOUGH:
             self._record.surplus_unix_s = None
-            self._make_up(instances, node_group.rows_per_s - have)
+            self._add_machines(instances, node_group.rows_per_s - have)
         else:
-            self._exchange(instances, bool(coming), left_s)
+            self._replace(instances, bool(coming), left_s)
         self._let_go(instances)
         return self._choice
 
@@ -285,7 +285,9 @@ class NodeGroupPolicy:
                 found[pool] = found.get(pool, 0) + missing
         return found
 
-    def _make_up_floor(self, instances: Sequence[ManagedInstance], coming: dict[Pool, int]) -> None:
+    def _add_floor_machines(
+        self, instances: Sequence[ManagedInstance], coming: dict[Pool, int]
+    ) -> None:
         """Launch the on-demand machines of the floor first; they count towards the speed."""
         have = sum(d.stays and _is_safe(d.machine.pool) for d in instances)
         have += sum(count for pool, count in coming.items() if _is_safe(pool))
@@ -298,12 +300,12 @@ class NodeGroupPolicy:
                 return
             if _is_safe(offer.pool):
                 count = min(self._node_group.floor - have, self._left(offer))
-                self._rent(offer, count)
+                self._launch(offer, count)
                 if count > 0:
                     coming[offer.pool] = coming.get(offer.pool, 0) + count
                     have += count
 
-    def _make_up(self, instances: Sequence[ManagedInstance], rows_per_s: float) -> None:
+    def _add_machines(self, instances: Sequence[ManagedInstance], rows_per_s: float) -> None:
         returning = self._returning(instances)
         items = [self._item(instance) for instance in returning] + [
             CoverItem(self._node_group.speed(o.pool), o.full_usd_per_hour, self._left(o))
@@ -314,7 +316,7 @@ class NodeGroupPolicy:
             if count:
                 instance.keep()
         for offer, count in zip(self._offers, counts[len(returning) :], strict=True):
-            self._rent(offer, count)
+            self._launch(offer, count)
         self._show()
 
     def _returning(self, instances: Sequence[ManagedInstance]) -> list[ManagedInstance]:
@@ -329,7 +331,7 @@ class NodeGroupPolicy:
 
     # ------------------------------------------------------------------ enough
 
-    def _exchange(
+    def _replace(
         self, instances: Sequence[ManagedInstance], is_coming: bool, left_s: float | None
     ) -> None:
         steady = [instance for instance in instances if instance.stays]
@@ -354,15 +356,15 @@ class NodeGroupPolicy:
         leaving = [instance for instance, count in zip(free, counts, strict=False) if not count]
         if any(rented):
             for offer, count in zip(offers, rented, strict=True):
-                self._rent(offer, count, CHEAPER)
+                self._launch(offer, count, CHEAPER)
             self._show()
-        elif not self._was_too_much(bool(leaving)):
+        elif not self._is_lasting_surplus(bool(leaving)):
             return
         self._record.surplus_unix_s = None
         for instance in leaving:
             instance.leave(CHEAPER if any(rented) else TOO_MANY)
 
-    def _was_too_much(self, is_too_much: bool) -> bool:
+    def _is_lasting_surplus(self, is_too_much: bool) -> bool:
         """Return whether there is a surplus that has lasted for a while."""
         since_s = self._record.surplus_unix_s
         if not is_too_much:
@@ -427,7 +429,7 @@ class NodeGroupPolicy:
         )  # fmt: skip
         return max(0, offer.most - taken)
 
-    def _rent(self, offer: PoolOffer, count: int, reason: str = "") -> None:
+    def _launch(self, offer: PoolOffer, count: int, reason: str = "") -> None:
         if count <= 0 or offer.usd_per_hour is None:
             return
         before = self._choice.launches.get(offer.pool, (0, "", 0.0))[0]

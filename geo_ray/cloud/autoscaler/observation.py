@@ -12,16 +12,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from geo_ray.cloud.autoscaler.pools import cool_down, did_not_join, gave, joined, learn, price_of
+from geo_ray.cloud.autoscaler.pools import (
+    back_off,
+    joined,
+    learn,
+    price_of,
+    record_join_failure,
+    record_success,
+)
 from geo_ray.cloud.autoscaler.state import (
-    AutoscalerMemory,
+    AutoscalerState,
     InstanceState,
     ManagedInstance,
     PendingLaunch,
+    adopted,
     outstanding,
     pool_key,
-    taken_in,
-    unbooked_unix_s,
+    uncharged_unix_s,
 )
 from geo_ray.cloud.autoscaler.target import REGION_LABEL, ROLE_LABEL, ClusterTarget
 from geo_ray.cloud.provider import (
@@ -36,12 +43,13 @@ from geo_ray.cloud.provider import (
 )
 from geo_ray.experiment.autoscale import AutoscaleConfig
 
-PlacementStrategy = Literal["alone", "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+PlacementStrategy = Literal["independent", "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 """Placement strategy of a group.
 
-``alone``: each bundle by itself, as for tasks and actors. The others are those of Ray's placement
-    groups, which are placed completely or not at all: STRICT_PACK on one machine, STRICT_SPREAD on
-    one machine each. PACK and SPREAD are preferences."""
+``independent``: each bundle by itself, as for tasks and actors. The others are those of Ray's
+placement groups, which are placed completely or not at all: STRICT_PACK on one machine,
+STRICT_SPREAD on one machine each. PACK and SPREAD are preferences.
+"""
 
 _GB: Final = 1e9
 
@@ -104,7 +112,7 @@ class PendingGroup:
     """
 
     bundles: tuple[PendingBundle, ...]
-    strategy: PlacementStrategy = "alone"
+    strategy: PlacementStrategy = "independent"
 
     def items(self) -> tuple[PendingBundle, ...]:
         """Return the units of placement: for STRICT_PACK, all bundles as one."""
@@ -224,7 +232,7 @@ class StateUpdater:
         self,
         config: AutoscaleConfig,
         target: ClusterTarget,
-        memory: AutoscalerMemory,
+        memory: AutoscalerState,
         observed: Observed,
         prefix: str,
     ) -> None:
@@ -238,17 +246,17 @@ class StateUpdater:
         for pool, availability in self._observed.availabilities.items():
             if availability.usd_per_hour is not None:
                 self._memory.pool(pool).usd_per_hour = availability.usd_per_hour
-        self._hold_back()
-        self._take_resources()
-        self._take_failures()
-        self._take_machines()
+        self._clamp_times()
+        self._apply_resources()
+        self._apply_failures()
+        self._apply_machines()
         for machine_id in list(self._memory.instances):
             instance = self._memory.instances[machine_id]
             self._charge(instance, instance.observed_unix_s)
-        self._take_heads()
+        self._apply_heads()
         self._give_up_pending_launches()
 
-    def _hold_back(self) -> None:
+    def _clamp_times(self) -> None:
         """Clamp stored times to now: later ones come from a clock that was ahead."""
         for instance in (*self._memory.instances.values(), *self._memory.heads.values()):
             instance.paid_unix_s = min(instance.paid_unix_s, self._now_s)
@@ -257,7 +265,7 @@ class StateUpdater:
             if instance.idle_unix_s is not None:
                 instance.idle_unix_s = min(instance.idle_unix_s, self._now_s)
 
-    def _take_resources(self) -> None:
+    def _apply_resources(self) -> None:
         """Record the resources of each machine type: the minimum over the current machines."""
         found: dict[str, dict[str, float]] = {}
         for machine in self._observed.machines or ():
@@ -272,7 +280,7 @@ class StateUpdater:
 
     # ------------------------------------------------------------------ launches
 
-    def _take_failures(self) -> None:
+    def _apply_failures(self) -> None:
         for failure in self._observed.failures:
             pending_launch = self._memory.pending_launches.get(failure.request_id)
             if failure.kind is LaunchFailureKind.THROTTLED:
@@ -281,7 +289,7 @@ class StateUpdater:
                 self._did_not_start(failure.machine_id, pending_launch, failure.kind)
             elif pending_launch is not None and failure.missing > pending_launch.failed:
                 pending_launch.failed = failure.missing
-                self._leave_alone(pending_launch.request.pool, failure.kind)
+                self._back_off(pending_launch.request.pool, failure.kind)
 
     def _did_not_start(
         self, machine_id: str, pending_launch: PendingLaunch | None, failure_kind: LaunchFailureKind
@@ -293,16 +301,16 @@ class StateUpdater:
             pending_launch.ended += (machine_id,)
         if instance is not None:
             self._memory.remove(instance)
-            self._leave_alone(instance.machine.pool, failure_kind)
+            self._back_off(instance.machine.pool, failure_kind)
         elif pending_launch is not None and is_new:
-            self._leave_alone(pending_launch.request.pool, failure_kind)
+            self._back_off(pending_launch.request.pool, failure_kind)
 
     def _give_up_pending_launches(self) -> None:
         for request_id in list(self._memory.pending_launches):
             pending_launch = self._memory.pending_launches[request_id]
             missing = outstanding(self._memory, pending_launch)
             is_unreachable = pending_launch.request.pool.region in self._observed.unreachable
-            if missing > 0 and not is_unreachable and self._is_hopeless(pending_launch):
+            if missing > 0 and not is_unreachable and self._is_abandoned(pending_launch):
                 self._memory.pool(pending_launch.request.pool).until_unix_s = (
                     self._now_s + self._config.retry.longest_s
                 )
@@ -310,18 +318,18 @@ class StateUpdater:
             if missing <= 0:
                 del self._memory.pending_launches[request_id]
 
-    def _is_hopeless(self, pending_launch: PendingLaunch) -> bool:
+    def _is_abandoned(self, pending_launch: PendingLaunch) -> bool:
         """Return whether it was resent for long enough; time without iterations does not count."""
         retry = self._config.retry
         waited_s = max(0.0, min(retry.resend_s, self._now_s - pending_launch.sent_unix_s))
         return (pending_launch.sends - 1) * retry.resend_s + waited_s >= retry.give_up_s
 
-    def _leave_alone(self, pool: Pool, failure_kind: LaunchFailureKind) -> None:
-        cool_down(self._memory, pool, failure_kind, self._now_s, self._config.retry)
+    def _back_off(self, pool: Pool, failure_kind: LaunchFailureKind) -> None:
+        back_off(self._memory, pool, failure_kind, self._now_s, self._config.retry)
 
     # ------------------------------------------------------------------ machines
 
-    def _take_machines(self) -> None:
+    def _apply_machines(self) -> None:
         for listed in self._observed.machines or ():
             machine = self._counted(listed)
             known = self._memory.instances.get(machine.id)
@@ -331,14 +339,14 @@ class StateUpdater:
                 else:
                     self._has_ended(machine)
             elif known is not None:
-                self._look_at(known, machine)
+                self._update_machine(known, machine)
             elif self._is_wanted(machine):
-                self._welcome(machine)
+                self._add_machine(machine)
             elif not (machine.request_id or "").startswith(self._prefix):
                 continue
             elif machine.pool.region in self._memory.unreached:
-                self._memory.instances[machine.id] = taken_in(self._memory, machine, self._now_s)
-                self._look_at(self._memory.instances[machine.id], machine)
+                self._memory.instances[machine.id] = adopted(self._memory, machine, self._now_s)
+                self._update_machine(self._memory.instances[machine.id], machine)
             else:
                 self._reject(machine)
         unreachable = self._observed.unreachable
@@ -347,7 +355,7 @@ class StateUpdater:
         )
         for instance in list(self._memory.instances.values()):
             if instance.machine.pool.region in unreachable:
-                self._goes_on(instance)
+                self._assume_running(instance)
             elif self._now_s - instance.observed_unix_s >= self._config.retry.missing_s:
                 self._is_gone(instance, instance.observed_unix_s)
 
@@ -364,7 +372,7 @@ class StateUpdater:
         instance.terminate(UNWANTED, now_s)
         self._memory.instances[machine.id] = instance
 
-    def _goes_on(self, instance: ManagedInstance) -> None:
+    def _assume_running(self, instance: ManagedInstance) -> None:
         """Assume that a machine of an unreachable region runs on.
 
         It is charged, timeouts are not.
@@ -407,7 +415,7 @@ class StateUpdater:
         others = [each for each in pending_launch.ended if each != machine.id]
         return came + len(others) < pending_launch.request.count
 
-    def _welcome(self, machine: Machine) -> None:
+    def _add_machine(self, machine: Machine) -> None:
         pending_launch = self._memory.pending_launches[machine.request_id or ""]
         since_s = min(machine.launched_unix_s, self._now_s)
         instance = ManagedInstance(
@@ -420,15 +428,15 @@ class StateUpdater:
         )
         self._memory.instances[machine.id] = instance
         pending_launch.ended = tuple(each for each in pending_launch.ended if each != machine.id)
-        self._look_at(instance, machine)
+        self._update_machine(instance, machine)
 
-    def _look_at(self, instance: ManagedInstance, machine: Machine) -> None:
+    def _update_machine(self, instance: ManagedInstance, machine: Machine) -> None:
         is_notice = self._is_notice(instance, machine)
         instance.machine, instance.observed_unix_s = machine, self._now_s
         if self._observed.node(machine.id).is_ready:
             if not instance.has_joined:
                 joined(self._memory, machine.pool)
-                gave(self._memory, machine.pool, instance.node_unix_s)
+                record_success(self._memory, machine.pool, instance.node_unix_s)
             if not instance.is_ready:
                 instance.apply("join", self._now_s)
         elif instance.is_ready:
@@ -455,9 +463,7 @@ class StateUpdater:
             instance.terminate(NO_NODE_CAME, self._now_s)
             if instance.has_joined:
                 retry = self._config.retry
-                cool_down(
-                    self._memory, machine.pool, LaunchFailureKind.SOLD_OUT, self._now_s, retry
-                )
+                back_off(self._memory, machine.pool, LaunchFailureKind.SOLD_OUT, self._now_s, retry)
             else:
                 self._did_not_join(instance)
 
@@ -467,7 +473,7 @@ class StateUpdater:
         Its cost is separate.
         """
         machine, retry = instance.machine, self._config.retry
-        did_not_join(self._memory, machine.pool, machine.request_id, self._now_s, retry)
+        record_join_failure(self._memory, machine.pool, machine.request_id, self._now_s, retry)
         self._charge(instance, instance.observed_unix_s)
         region = machine.labels.get(REGION_LABEL, "")
         self._memory.ledger.move(region, instance.reason, NO_NODE_CAME, instance.starting)
@@ -510,7 +516,7 @@ class StateUpdater:
         if pending_launch is not None and machine.id not in pending_launch.ended:
             pending_launch.ended += (machine.id,)
 
-    def _take_heads(self) -> None:
+    def _apply_heads(self) -> None:
         """Charge the machine of the Ray head; nothing else is decided about it.
 
         It is charged from its start, which may precede the autoscaler. A head that is no longer
@@ -530,7 +536,7 @@ class StateUpdater:
             if machine.state in _ALIVE:
                 alive.add(machine.id)
                 if known is None and usd is not None:
-                    since_s = unbooked_unix_s(self._memory, machine, self._now_s)
+                    since_s = uncharged_unix_s(self._memory, machine, self._now_s)
                     ready, now_s = InstanceState.READY, self._now_s
                     known = ManagedInstance(machine, HEAD, usd, since_s, now_s, now_s, ready, ready)
                     heads[machine.id] = known
@@ -569,7 +575,7 @@ class StateUpdater:
             learn(self._memory.pool(machine.pool), self._now_s, hours)
 
 
-def burn_usd_per_hour(memory: AutoscalerMemory, target: ClusterTarget, now_unix_s: float) -> float:
+def burn_usd_per_hour(memory: AutoscalerState, target: ClusterTarget, now_unix_s: float) -> float:
     """Return the hourly cost of all machines, including the head and requested ones."""
     total = 0.0
     for instance in (*memory.instances.values(), *memory.heads.values()):

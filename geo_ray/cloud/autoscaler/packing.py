@@ -215,8 +215,8 @@ def _packed(
                 ):
                     continue
                 taken = _Filling.of(capacity).fill(items[number:], is_trial=True)
-                worth = taken / max(offer.usd_per_hour, _LEAST_USD)
-                rank = (capacity.region in unsafe and offer.is_safe, worth)
+                value = taken / max(offer.usd_per_hour, _LEAST_USD)
+                rank = (capacity.region in unsafe and offer.is_safe, value)
                 if best is None or rank > best:
                     best, chosen = rank, capacity
             if chosen is None:
@@ -229,7 +229,7 @@ def _packed(
 
 
 def _batched(groups: Sequence[PendingGroup], missed: set[int]) -> list[int]:
-    return sorted(number for number in missed if groups[number].strategy != "alone")
+    return sorted(number for number in missed if groups[number].strategy != "independent")
 
 
 def _times(bundle: PendingBundle, free: Mapping[str, float]) -> int:
@@ -265,7 +265,7 @@ def infeasible(group: PendingGroup, catalog: Sequence[CapacityOffer]) -> str | N
     for bundle in group.bundles:
         if not any(fits(bundle, capacity) for capacity in capacities):
             return _too_large(bundle, catalog)
-    if group.strategy == "alone" or not pack([group], (), catalog).missed:
+    if group.strategy == "independent" or not pack([group], (), catalog).missed:
         return None
     count = sum(bundle.count for bundle in group.bundles)
     largest = max(group.bundles, key=_size)

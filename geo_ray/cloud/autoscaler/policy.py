@@ -36,7 +36,7 @@ from geo_ray.cloud.autoscaler.observation import (
 )
 from geo_ray.cloud.autoscaler.pools import Losses, offers_of
 from geo_ray.cloud.autoscaler.state import (
-    AutoscalerMemory,
+    AutoscalerState,
     InstanceState,
     ManagedInstance,
     PendingLaunch,
@@ -82,7 +82,7 @@ class RunPace:
 
 
 def run_pace(
-    config: AutoscaleConfig, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
+    config: AutoscaleConfig, target: ClusterTarget, memory: AutoscalerState, observed: Observed
 ) -> RunPace:
     """Return the required speed. Records in the state whether spot machines are allowed.
 
@@ -120,7 +120,7 @@ def run_pace(
 def affords(
     config: AutoscaleConfig,
     target: ClusterTarget,
-    memory: AutoscalerMemory,
+    memory: AutoscalerState,
     usd_per_hour: float,
     now_unix_s: float,
 ) -> bool:
@@ -146,7 +146,7 @@ def _stop_s(config: AutoscaleConfig) -> float:
 
 
 def _pace(
-    config: AutoscaleConfig, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
+    config: AutoscaleConfig, target: ClusterTarget, memory: AutoscalerState, observed: Observed
 ) -> RunPace:
     if target.deadline_unix_s is None or observed.left_s is None:
         memory.pace.only_on_demand = False
@@ -173,7 +173,7 @@ TOLD_UNJOINED: Final = 3
 """Consecutive launches whose nodes did not join, before the status reports it."""
 
 
-def unjoined_notes(memory: AutoscalerMemory) -> list[str]:
+def unjoined_notes(memory: AutoscalerState) -> list[str]:
     """Return notes about pools whose machines start but whose nodes do not join."""
     found = []
     for key in sorted(memory.pools):
@@ -191,7 +191,7 @@ def unjoined_notes(memory: AutoscalerMemory) -> list[str]:
     return found
 
 
-def resource_notes(said: Mapping[str, Mapping[str, float]], memory: AutoscalerMemory) -> list[str]:
+def resource_notes(said: Mapping[str, Mapping[str, float]], memory: AutoscalerState) -> list[str]:
     """Return notes about machine types on which Ray finds less than configured."""
     found = []
     for type_ in sorted(said):
@@ -229,7 +229,7 @@ class Decided:
         notes: findings that need the attention of the user.
     """
 
-    memory: AutoscalerMemory
+    memory: AutoscalerState
     actions: tuple[Action, ...]
     pace: RunPace
     usd_per_hour: float
@@ -260,9 +260,7 @@ class AutoscalePolicy:
         """Interval at which prices are read: every fourth iteration, at least once a minute."""
         return min(_PRICES_S, _PRICES_LOOKS * self._config.every_s)
 
-    def decide(
-        self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
-    ) -> Decided:
+    def decide(self, target: ClusterTarget, memory: AutoscalerState, observed: Observed) -> Decided:
         """Return the actions and the new state.
 
         Args:
@@ -283,9 +281,9 @@ class AutoscalePolicy:
         if pace.reason == UNKNOWN:  # only account costs and check the budget
             _leave_out_time(memory, max(0.0, now_s - last_s))
             return Decided(memory, (), pace, burn_usd_per_hour(memory, target, now_s))
-        self._go_on(memory, observed)
+        self._keep_busy(memory, observed)
         since_unix_s = now_s - self._config.retry.missing_s
-        memory.called_off = {k: s for k, s in memory.called_off.items() if s > since_unix_s}
+        memory.withdrawn = {k: s for k, s in memory.withdrawn.items() if s > since_unix_s}
         losses = self._losses(target, memory, observed)
         pace = replace(pace, speed=self._speed(target, memory, observed, pace, losses))
         actions = self._drains_again(memory, observed)
@@ -309,8 +307,8 @@ class AutoscalePolicy:
                 )
                 keeper = NodeGroupPolicy(self._config, memory, node_group, offers, losses, now_s)
                 choice = keeper.decide(instances, pending_launches, observed.left_s)
-                if choice.calls_off:
-                    self._call_off(memory, pending_launches)
+                if choice.withdraws:
+                    self._withdraw(memory, pending_launches)
                 too_dear += self._leave_out_too_dear(target, memory, choice, now_s)
                 actions += self._execute(memory, region, node_group.role, choice, now_s)
                 if choice.launches:
@@ -328,8 +326,8 @@ class AutoscalePolicy:
             if choice.launches:
                 shown.append((f"{name}/{role}", choice.alternatives))
         unneeded = demand.unneeded | self._unneeded(target, memory, observed, pace)
-        actions += self._strangers(target, memory, observed, pace)
-        self._call_off(memory, self._unsent(memory, unneeded, now_s))
+        actions += self._surplus(target, memory, observed, pace)
+        self._withdraw(memory, self._expired(memory, unneeded, now_s))
         actions += self._ends(memory, observed)
         actions += self._again(memory, observed, unneeded)
         burn = burn_usd_per_hour(memory, target, now_s)
@@ -346,7 +344,7 @@ class AutoscalePolicy:
     def _demand(
         self,
         target: ClusterTarget,
-        memory: AutoscalerMemory,
+        memory: AutoscalerState,
         observed: Observed,
         pace: RunPace,
         losses: Losses,
@@ -388,7 +386,7 @@ class AutoscalePolicy:
     def _speed(
         self,
         target: ClusterTarget,
-        memory: AutoscalerMemory,
+        memory: AutoscalerState,
         observed: Observed,
         pace: RunPace,
         losses: Losses,
@@ -454,9 +452,7 @@ class AutoscalePolicy:
             record.speed, record.speed_unix_s = best, now_s
         return best
 
-    def _losses(
-        self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
-    ) -> Losses:
+    def _losses(self, target: ClusterTarget, memory: AutoscalerState, observed: Observed) -> Losses:
         """Return the cost of a preemption. Before anything runs, assume the cheapest machines."""
         weight_h = self._config.preemption_weight_h
         free = Losses.of(target, weight_h, 0.0)
@@ -470,7 +466,7 @@ class AutoscalePolicy:
         return Losses.of(target, weight_h, max(usual, burn))
 
     def _of(
-        self, memory: AutoscalerMemory, region: str, role: MachineRole
+        self, memory: AutoscalerState, region: str, role: MachineRole
     ) -> tuple[list[ManagedInstance], list[PendingLaunch]]:
         instances = [
             each
@@ -488,7 +484,7 @@ class AutoscalePolicy:
 
     def _execute(
         self,
-        memory: AutoscalerMemory,
+        memory: AutoscalerState,
         region: RegionTarget,
         role: MachineRole,
         choice: NodeGroupChoice,
@@ -514,7 +510,7 @@ class AutoscalePolicy:
         return actions
 
     def _leave_out_too_dear(
-        self, target: ClusterTarget, memory: AutoscalerMemory, choice: NodeGroupChoice, now_s: float
+        self, target: ClusterTarget, memory: AutoscalerState, choice: NodeGroupChoice, now_s: float
     ) -> list[str]:
         """Skip launches that the rest of the budget could not start and stop; return notes."""
         rented_usd = 0.0
@@ -539,7 +535,7 @@ class AutoscalePolicy:
         instance.drain(reason, until_s, epoch)
         return Drain(instance.machine.id, _place(instance.machine.labels)[0], reason, until_s)
 
-    def _drains_again(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
+    def _drains_again(self, memory: AutoscalerState, observed: Observed) -> list[Action]:
         """Drain machines again whose drain may never have reached the node.
 
         If another autoscaler decided the drain, the machine gets its full time again, since the
@@ -559,17 +555,15 @@ class AutoscalePolicy:
             found.append(again)
         return found
 
-    def _call_off(
-        self, memory: AutoscalerMemory, pending_launches: Sequence[PendingLaunch]
-    ) -> None:
+    def _withdraw(self, memory: AutoscalerState, pending_launches: Sequence[PendingLaunch]) -> None:
         """Forget requests that are no longer needed; machines that still come of them are ended."""
         for pending_launch in pending_launches:
             if outstanding(memory, pending_launch) > 0:
-                memory.called_off[pending_launch.request.request_id] = pending_launch.sent_unix_s
+                memory.withdrawn[pending_launch.request.request_id] = pending_launch.sent_unix_s
             del memory.pending_launches[pending_launch.request.request_id]
 
-    def _unsent(
-        self, memory: AutoscalerMemory, unneeded: Set[str], now_s: float
+    def _expired(
+        self, memory: AutoscalerState, unneeded: Set[str], now_s: float
     ) -> list[PendingLaunch]:
         """Return requests that were unneeded for a long time; they are not sent again."""
         idle_s = self._config.calm.idle_s
@@ -580,7 +574,7 @@ class AutoscalePolicy:
         ]
 
     def _unneeded(
-        self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed, pace: RunPace
+        self, target: ClusterTarget, memory: AutoscalerState, observed: Observed, pace: RunPace
     ) -> set[str]:
         """Return requests that no region of the target needs now: all of them during `HOLDS`."""
         places = _places(target)
@@ -591,8 +585,8 @@ class AutoscalePolicy:
             and pending_launch.request.pool.region not in observed.unreachable
         }
 
-    def _strangers(
-        self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed, pace: RunPace
+    def _surplus(
+        self, target: ClusterTarget, memory: AutoscalerState, observed: Observed, pace: RunPace
     ) -> list[Action]:
         """Drain machines of regions and roles that the target does not have.
 
@@ -605,7 +599,7 @@ class AutoscalePolicy:
         is_over = pace.speed <= 0 and pace.reason != HOLDS
         if is_over:
             unneeded = self._unneeded(target, memory, observed, pace)
-            self._call_off(memory, [memory.pending_launches[name] for name in sorted(unneeded)])
+            self._withdraw(memory, [memory.pending_launches[name] for name in sorted(unneeded)])
         is_planned = any(each.rows_per_s > 0 for each in target.regions)
         found: list[Action] = []
         for instance in memory.instances.values():
@@ -631,7 +625,7 @@ class AutoscalePolicy:
                 instance.release(STRANGER, now_s)
         return found
 
-    def _go_on(self, memory: AutoscalerMemory, observed: Observed) -> None:
+    def _keep_busy(self, memory: AutoscalerState, observed: Observed) -> None:
         """Keep machines that were to leave as idle and are busy again."""
         for instance in memory.instances.values():
             node = observed.node(instance.machine.id)
@@ -640,7 +634,7 @@ class AutoscalePolicy:
                 instance.keep()
                 instance.idle_unix_s = None
 
-    def _ends(self, memory: AutoscalerMemory, observed: Observed) -> list[Action]:
+    def _ends(self, memory: AutoscalerState, observed: Observed) -> list[Action]:
         """End drained machines that are idle or have reached their deadline."""
         found: list[Action] = []
         for instance in memory.instances.values():
@@ -658,7 +652,7 @@ class AutoscalePolicy:
         return found
 
     def _again(
-        self, memory: AutoscalerMemory, observed: Observed, unneeded: Set[str]
+        self, memory: AutoscalerState, observed: Observed, unneeded: Set[str]
     ) -> list[Action]:
         """Resend requests without a listed machine; clouds execute each request only once.
 
@@ -683,7 +677,7 @@ class AutoscalePolicy:
         return found
 
 
-def _leave_out_time(memory: AutoscalerMemory, passed_s: float) -> None:
+def _leave_out_time(memory: AutoscalerState, passed_s: float) -> None:
     """Exclude the time since the last iteration from idle and surplus times."""
     for instance in memory.instances.values():
         if instance.idle_unix_s is not None:

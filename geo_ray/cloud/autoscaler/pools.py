@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Final
 
 from geo_ray.cloud.autoscaler.actions import Alternative
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory, PoolRecord, outstanding, pool_key
+from geo_ray.cloud.autoscaler.state import AutoscalerState, PoolRecord, outstanding, pool_key
 from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.cloud.provider import Availability, LaunchFailureKind, Market, Pool
 from geo_ray.experiment.autoscale import RetryConfig
@@ -54,8 +54,8 @@ def rate_per_h(record: PoolRecord | None, assumed_per_h: float, weight_h: float)
 _MOST_DOUBLINGS: Final = 20
 
 
-def cool_down(
-    memory: AutoscalerMemory,
+def back_off(
+    memory: AutoscalerState,
     pool: Pool,
     failure_kind: LaunchFailureKind,
     now_unix_s: float,
@@ -79,8 +79,8 @@ def cool_down(
             record.until_unix_s = now_unix_s + retry.longest_s
 
 
-def did_not_join(
-    memory: AutoscalerMemory,
+def record_join_failure(
+    memory: AutoscalerState,
     pool: Pool,
     request_id: str | None,
     now_unix_s: float,
@@ -98,13 +98,13 @@ def did_not_join(
     record.unjoined, record.unjoined_request = record.unjoined + 1, request_id
 
 
-def joined(memory: AutoscalerMemory, pool: Pool) -> None:
+def joined(memory: AutoscalerState, pool: Pool) -> None:
     """Record that the node of a machine of a pool joined."""
     record = memory.pool(pool)
     record.unjoined, record.unjoined_request = 0, None
 
 
-def gave(memory: AutoscalerMemory, pool: Pool, came_unix_s: float) -> None:
+def record_success(memory: AutoscalerState, pool: Pool, came_unix_s: float) -> None:
     """Record that a machine of a pool works.
 
     Args:
@@ -118,7 +118,7 @@ def gave(memory: AutoscalerMemory, pool: Pool, came_unix_s: float) -> None:
         record.refusals = 0
 
 
-def left_alone_s(record: PoolRecord | None, now_unix_s: float) -> float:
+def backoff_left_s(record: PoolRecord | None, now_unix_s: float) -> float:
     """Return the remaining seconds of the backoff of a pool."""
     return 0.0 if record is None else max(0.0, record.until_unix_s - now_unix_s)
 
@@ -153,7 +153,7 @@ class Losses:
         assumed = target.preemptions_per_h
         return cls(assumed, weight_h, target.lost_s / 3600.0, all_usd_per_hour)
 
-    def rate_per_h(self, memory: AutoscalerMemory, pool: Pool) -> float:
+    def rate_per_h(self, memory: AutoscalerState, pool: Pool) -> float:
         """Return the expected preemptions of one machine of a pool per hour."""
         if pool.market is Market.ON_DEMAND:
             return 0.0
@@ -218,7 +218,7 @@ def alternatives_of(
 
 
 def price_of(
-    memory: AutoscalerMemory,
+    memory: AutoscalerState,
     pool: Pool,
     kind: MachineKind | None,
     availability: Availability | None = None,
@@ -235,7 +235,7 @@ def price_of(
 def offers_of(
     region: RegionTarget,
     kinds: Sequence[MachineKind],
-    memory: AutoscalerMemory,
+    memory: AutoscalerState,
     availabilities: Mapping[Pool, Availability],
     losses: Losses,
     now_unix_s: float,
@@ -264,7 +264,7 @@ def offers_of(
         rate = losses.rate_per_h(memory, pool)
         most, note = kind.cap - rented[_family(pool)], ""
         record = memory.pools.get(pool_key(pool))
-        waits_s = left_alone_s(record, now_unix_s)
+        waits_s = backoff_left_s(record, now_unix_s)
         if usd is None or (availability is not None and availability.usd_per_hour is None):
             most, note = 0, "not for sale"
         elif waits_s > 0:
@@ -287,7 +287,7 @@ def offers_of(
 
 
 def _spared(
-    offers: Sequence[PoolOffer], memory: AutoscalerMemory, since_unix_s: float
+    offers: Sequence[PoolOffer], memory: AutoscalerState, since_unix_s: float
 ) -> list[PoolOffer]:
     """Skip pools with a recent preemption where other pools of the same market have capacity."""
     calm = {

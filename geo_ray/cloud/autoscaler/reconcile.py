@@ -37,7 +37,7 @@ from geo_ray.cloud.autoscaler.observation import (
     burn_usd_per_hour,
 )
 from geo_ray.cloud.autoscaler.policy import UNKNOWN, AutoscalePolicy, Decided, RunPace
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory, set_with_clock
+from geo_ray.cloud.autoscaler.state import AutoscalerState, set_with_clock
 from geo_ray.cloud.autoscaler.target import ClusterTarget
 from geo_ray.cloud.provider import (
     Availability,
@@ -129,7 +129,7 @@ class Reconciler:
     _availabilities: dict[Pool, Availability] = field(default_factory=dict)
     _availabilities_unix_s: float = -math.inf
     _unreachable: dict[str, RegionOutage] = field(default_factory=dict)
-    _looked: tuple[float, float] | None = None  # both clocks at the last iteration
+    _iterated: tuple[float, float] | None = None  # both clocks at the last iteration
     _is_set: bool = False  # whether they disagreed then
 
     def tick(self, now_unix_s: float, steady_s: float | None = None) -> TickResult:
@@ -158,7 +158,7 @@ class Reconciler:
         observed = self._observe(now_unix_s, memory, errors)
         decided = self.policy.decide(self.target, memory, observed)
         self.journal.write(decided.memory)
-        self._looked = None if steady_s is None else (now_unix_s, steady_s)
+        self._iterated = None if steady_s is None else (now_unix_s, steady_s)
         if observed.machines is not None:
             self._failures.clear()  # they are in the journal now
         for action in decided.actions:
@@ -168,15 +168,15 @@ class Reconciler:
 
     def _set_s(self, now_unix_s: float, steady_s: float | None) -> float:
         """Return by how much the clock was set since the last valid iteration."""
-        if steady_s is None or self._looked is None:
+        if steady_s is None or self._iterated is None:
             return 0.0
-        before_unix_s, before_s = self._looked
+        before_unix_s, before_s = self._iterated
         set_s = (now_unix_s - before_unix_s) - (steady_s - before_s)
         return set_s if abs(set_s) >= _SET_S else 0.0
 
     # ------------------------------------------------------------------ what is seen
 
-    def _observe(self, now_unix_s: float, memory: AutoscalerMemory, errors: list[str]) -> Observed:
+    def _observe(self, now_unix_s: float, memory: AutoscalerState, errors: list[str]) -> Observed:
         observed = Observed(now_unix_s, None, is_released=self.work.is_released)
         everywhere = _regions(self.target, memory)
 
@@ -225,8 +225,8 @@ class Reconciler:
 
         # Pending demand is read after the nodes: what was placed meanwhile launches nothing.
         # Failures are read after the machines: the failure of a machine listed as ended is known.
-        for look in (work, machines, pending, availabilities, failures):
-            if not self._attempt(errors, look) and look in (work, pending):
+        for stage in (work, machines, pending, availabilities, failures):
+            if not self._attempt(errors, stage) and stage in (work, pending):
                 observed = replace(
                     observed, is_need_known=False
                 )  # the other observations are valid, costs in particular
@@ -241,7 +241,7 @@ class Reconciler:
 
     # ------------------------------------------------------------------ what is done
 
-    def _act(self, action: Action, memory: AutoscalerMemory) -> None:
+    def _act(self, action: Action, memory: AutoscalerState) -> None:
         match action:
             case Launch(request=request):
                 try:
@@ -291,7 +291,7 @@ def _asked(
         return (), dict.fromkeys(everywhere, error.message)
 
 
-def _regions(target: ClusterTarget, memory: AutoscalerMemory) -> list[str]:
+def _regions(target: ClusterTarget, memory: AutoscalerState) -> list[str]:
     """Return the cloud names of all regions that have, or may have, machines."""
     found = {pool.region for pool in target.pools()} | {region.at for region in target.regions}
     found |= {instance.machine.pool.region for instance in memory.instances.values()}

@@ -1,8 +1,8 @@
 """The work left in a run, read from its directory.
 
 A restarted run gets another directory, NAME-2 and so on, so the newest running one of the name
-is looked up each time. An unreadable directory does not hide the others, and for a while
-nothing is concluded from older ones: the error may pass.
+is found in each iteration. An unreadable directory does not hide the others. Older runs are not
+used for a while, since the error may be temporary.
 """
 
 from __future__ import annotations

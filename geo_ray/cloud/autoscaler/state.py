@@ -378,7 +378,7 @@ class PaceRecord:
 
 
 @dataclass(slots=True)
-class AutoscalerMemory:
+class AutoscalerState:
     """Autoscaler state persisted between iterations; see the module.
 
     It is written before any action and survives the process.
@@ -394,11 +394,11 @@ class AutoscalerMemory:
         resources: by machine type, what Ray last found.
         heads: machines of the Ray head by machine id; only charged here.
         pace: decisions on deadline and budget.
-        called_off: last send time of withdrawn requests by request id; their machines may still
+        withdrawn: last send time of withdrawn requests by request id; their machines may still
             appear, since clouds list new ones late.
         unreached: cloud names of regions that were unreachable when an unreadable journal was
             replaced; their machines are adopted once they answer.
-        booked_unix_s: if an earlier journal was unreadable: end of the time whose total cost is in
+        charged_unix_s: if an earlier journal was unreadable: end of the time whose total cost is in
             the ledger as one sum.
     """
 
@@ -412,11 +412,11 @@ class AutoscalerMemory:
     pace: PaceRecord = field(default_factory=PaceRecord)
     resources: dict[str, dict[str, float]] = field(default_factory=dict)
     heads: dict[str, ManagedInstance] = field(default_factory=dict)
-    called_off: dict[str, float] = field(default_factory=dict)
+    withdrawn: dict[str, float] = field(default_factory=dict)
     unreached: tuple[str, ...] = ()
-    booked_unix_s: float = 0.0
+    charged_unix_s: float = 0.0
 
-    def copied(self) -> AutoscalerMemory:
+    def copied(self) -> AutoscalerState:
         """Return a deep copy."""
         return replace(
             self,
@@ -428,7 +428,7 @@ class AutoscalerMemory:
             ledger=SpendLedger({key: replace(row) for key, row in self.ledger.rows.items()}),
             resources={key: dict(each) for key, each in self.resources.items()},
             heads={key: each.copied() for key, each in self.heads.items()},
-            called_off=dict(self.called_off),
+            withdrawn=dict(self.withdrawn),
         )
 
     def remove(self, instance: ManagedInstance) -> None:
@@ -445,7 +445,7 @@ class AutoscalerMemory:
         return self.regions.setdefault(name, RegionMemory())
 
 
-def set_with_clock(memory: AutoscalerMemory, by_s: float) -> AutoscalerMemory:
+def set_with_clock(memory: AutoscalerState, by_s: float) -> AutoscalerState:
     """Return a copy whose stored times are shifted with the clock.
 
     Times reported by clouds (launch, end) follow their own clocks and stay.
@@ -458,8 +458,8 @@ def set_with_clock(memory: AutoscalerMemory, by_s: float) -> AutoscalerMemory:
         return None if when_unix_s is None else at(when_unix_s)
 
     memory = memory.copied()
-    memory.booked_unix_s = at(memory.booked_unix_s)
-    memory.called_off = {key: at(when) for key, when in memory.called_off.items()}
+    memory.charged_unix_s = at(memory.charged_unix_s)
+    memory.withdrawn = {key: at(when) for key, when in memory.withdrawn.items()}
     memory.pace.speed_unix_s = at(memory.pace.speed_unix_s)
     memory.pace.done_unix_s = since(memory.pace.done_unix_s)
     for pending_launch in memory.pending_launches.values():
@@ -484,14 +484,14 @@ def set_with_clock(memory: AutoscalerMemory, by_s: float) -> AutoscalerMemory:
     return memory
 
 
-def unbooked_unix_s(memory: AutoscalerMemory, machine: Machine, now_unix_s: float) -> float:
+def uncharged_unix_s(memory: AutoscalerState, machine: Machine, now_unix_s: float) -> float:
     """Return the start of the cost of a machine that is not in the ledger yet."""
-    return min(max(machine.launched_unix_s, memory.booked_unix_s), now_unix_s)
+    return min(max(machine.launched_unix_s, memory.charged_unix_s), now_unix_s)
 
 
-def taken_in(memory: AutoscalerMemory, machine: Machine, now_unix_s: float) -> ManagedInstance:
+def adopted(memory: AutoscalerState, machine: Machine, now_unix_s: float) -> ManagedInstance:
     """Return an instance for a listed machine that is in no journal."""
-    since_s = unbooked_unix_s(memory, machine, now_unix_s)
+    since_s = uncharged_unix_s(memory, machine, now_unix_s)
     return ManagedInstance(machine, _TAKEN_IN, 0.0, since_s, now_unix_s, now_unix_s)
 
 
@@ -500,7 +500,7 @@ def pool_key(pool: Pool) -> str:
     return f"{pool.region}/{pool.zone or '*'}/{pool.type}/{pool.market.value}"
 
 
-def outstanding(memory: AutoscalerMemory, pending_launch: PendingLaunch) -> int:
+def outstanding(memory: AutoscalerState, pending_launch: PendingLaunch) -> int:
     """Return the number of machines of a request that may still appear."""
     request = pending_launch.request
     came = sum(
@@ -520,7 +520,7 @@ class _Stored:
     """
 
     format: str
-    memory: AutoscalerMemory
+    memory: AutoscalerState
 
 
 _FORMAT: Final = "autoscaler-journal-2"
@@ -531,12 +531,12 @@ class _FormatOf(BaseModel):
     format: str = "autoscaler-journal-1"  # which had no such field
 
 
-def encode_memory(memory: AutoscalerMemory) -> bytes:
+def encode_memory(memory: AutoscalerState) -> bytes:
     """Return the bytes that `decode_memory` reads."""
     return zlib.compress(_READER.dump_json(_Stored(_FORMAT, memory)))
 
 
-def decode_memory(data: bytes) -> AutoscalerMemory:
+def decode_memory(data: bytes) -> AutoscalerState:
     """Read the bytes that `encode_memory` returned.
 
     Raises:

@@ -83,7 +83,7 @@ class DayKind:
     most_sold_out_per_day: float = 4.0
 
 
-def made_up_day(
+def generated_day(
     book: PriceBook,
     cloud: str,
     regions: dict[str, tuple[str, ...]],

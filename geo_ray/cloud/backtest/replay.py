@@ -20,7 +20,7 @@ from geo_ray.base.clock import VirtualClock
 from geo_ray.cloud.autoscaler.journal import Journal
 from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory
+from geo_ray.cloud.autoscaler.state import AutoscalerState
 from geo_ray.cloud.autoscaler.target import (
     REGION_LABEL,
     ROLE_LABEL,
@@ -31,9 +31,9 @@ from geo_ray.cloud.autoscaler.target import (
 )
 from geo_ray.cloud.backtest.markets import MarketTrace
 from geo_ray.cloud.backtest.simulated_cloud import (
+    SimCloudBehavior,
     SimJob,
     SimMachine,
-    SimTemper,
     SimulatedCloud,
     SimWorld,
 )
@@ -76,7 +76,7 @@ class FixedFleet:
                 missing = _needed(region, role, pool) - len(_there(self.world, region, role))
                 if missing > 0:
                     self._count += 1
-                    _rent(self.world, region, role, pool, missing, self._count)
+                    _launch(self.world, region, role, pool, missing, self._count)
 
     def _start(
         self,
@@ -141,7 +141,7 @@ class ZoneFailover:
                 continue
             needed = _needed(region, role, pool)
             self._count += 1
-            _rent(self.world, region, role, pool, needed, self._count)
+            _launch(self.world, region, role, pool, needed, self._count)
             there = _there(self.world, region, role)
             if len(there) >= needed:
                 self._pools[place] = pool
@@ -191,7 +191,7 @@ def _there(world: SimWorld, region: RegionTarget, role: MachineRole) -> list[Sim
     ]
 
 
-def _rent(
+def _launch(
     world: SimWorld, region: RegionTarget, role: MachineRole, pool: Pool, count: int, number: int
 ) -> None:
     name = f"{region.name}-{role}-{number}"
@@ -245,7 +245,7 @@ class Replayed:
         taken: preempted machines.
         launches: launched machines.
         left_over: machines still running after the end.
-        booked_usd: cost in the autoscaler's ledger; None: a baseline ran.
+        ledger_usd: cost in the autoscaler's ledger; None: a baseline ran.
     """
 
     usd: float
@@ -255,7 +255,7 @@ class Replayed:
     taken: int
     launches: int
     left_over: int
-    booked_usd: float | None = None
+    ledger_usd: float | None = None
 
 
 def replay(
@@ -279,10 +279,10 @@ def replay(
         longest_s: time limit.
     """
     clock = VirtualClock(start_unix_s)
-    temper = SimTemper(start_s=max(0.0, config.start_s - job.join_s))
-    cloud = SimulatedCloud(markets, clock.now_s, temper)
+    behavior = SimCloudBehavior(start_s=max(0.0, config.start_s - job.join_s))
+    cloud = SimulatedCloud(markets, clock.now_s, behavior)
     world = SimWorld(target, job, cloud, clock)
-    memory: list[AutoscalerMemory] = []
+    memory: list[AutoscalerState] = []
     rule = _rule(strategy, world, config, memory)
     ends_s = start_unix_s + longest_s
     while world.finished_unix_s is None and clock.now_s() < ends_s:
@@ -312,7 +312,7 @@ def replay(
 
 
 def _rule(
-    strategy: str, world: SimWorld, config: AutoscaleConfig, memory: list[AutoscalerMemory]
+    strategy: str, world: SimWorld, config: AutoscaleConfig, memory: list[AutoscalerState]
 ) -> Rule:
     floor = config.floor != "none"
     if strategy == ON_DEMAND:

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class SimTemper:
+class SimCloudBehavior:
     """Behavior of the simulated cloud.
 
     Attributes:
@@ -81,7 +81,7 @@ class SimulatedCloud:
     Attributes:
         markets: by pool.
         now: returns the current time.
-        temper: behavior.
+        behavior: behavior.
         seed: seed of the random generator.
         machines: all machines ever launched, by id.
         unreachable: regions that do not answer.
@@ -89,7 +89,7 @@ class SimulatedCloud:
 
     markets: Mapping[Pool, MarketTrace]
     now: Callable[[], float]
-    temper: SimTemper = field(default_factory=SimTemper)
+    behavior: SimCloudBehavior = field(default_factory=SimCloudBehavior)
     seed: int = 0
     machines: dict[str, SimMachine] = field(default_factory=dict)
     unreachable: set[str] = field(default_factory=set)
@@ -122,7 +122,7 @@ class SimulatedCloud:
         self.advance()
         if request.request_id not in self._requests:
             self._requests[request.request_id] = self._make(request)
-        if self._chance().random() < self.temper.outage:
+        if self._chance().random() < self.behavior.outage:
             raise ProviderUnreachableError("the reply to a launch was lost")
         return self._requests[request.request_id]
 
@@ -135,7 +135,7 @@ class SimulatedCloud:
             if each.ended_unix_s is None and each.machine.pool.region not in self.unreachable:
                 each.ended_unix_s = self.now()
         self._heard({each.machine.pool.region for each in wanted})
-        if self._chance().random() < self.temper.outage:
+        if self._chance().random() < self.behavior.outage:
             raise ProviderUnreachableError("the reply to a termination was lost")
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
@@ -154,7 +154,7 @@ class SimulatedCloud:
             found.append((pool.region, availability))
         return self._reachable(found)
 
-    # ------------------------------------------------------------------ for who plays the world
+    # ------------------------------------------------------------------ control of the simulation
 
     def advance(self) -> None:
         """Preempt machines until now: first with a notice, then for good."""
@@ -194,7 +194,7 @@ class SimulatedCloud:
         capacity = 0 if market is None else market.available_at(now_s) - len(self._in(pool))
         alive = [each for each in self.machines.values() if each.ended_unix_s is None]
         used = sum(each.machine.pool.region == pool.region for each in alive)
-        quota = self.temper.quota.get(pool.region)
+        quota = self.behavior.quota.get(pool.region)
         bound, failure_kind = capacity, LaunchFailureKind.SOLD_OUT
         if quota is not None and quota - used < capacity:
             bound, failure_kind = quota - used, LaunchFailureKind.QUOTA
@@ -211,7 +211,7 @@ class SimulatedCloud:
                 request.ends_unix_s,
                 request.cluster_id,
             )
-            late_s = self._chance().random() * self.temper.unlisted_s
+            late_s = self._chance().random() * self.behavior.unlisted_s
             self.machines[made.id] = SimMachine(made, request.cluster, now_s + late_s)
         if count == request.count:
             return ()
@@ -235,18 +235,18 @@ class SimulatedCloud:
             if excess <= 0:
                 return
             if not self._is_noticed(each, now_s):
-                ends_s = now_s + self.temper.notice_s
+                ends_s = now_s + self.behavior.notice_s
                 each.machine = replace(each.machine, ends_unix_s=ends_s)
                 excess -= 1
 
     def _is_noticed(self, each: SimMachine, now_s: float) -> bool:
         ends_s = each.machine.ends_unix_s
-        return ends_s is not None and ends_s - now_s <= self.temper.notice_s
+        return ends_s is not None and ends_s - now_s <= self.behavior.notice_s
 
     def _seen(self, each: SimMachine, now_s: float) -> Machine:
         if each.ended_unix_s is not None:
             return replace(each.machine, state=MachineState.ENDED)
-        if now_s - each.machine.launched_unix_s < self.temper.start_s:
+        if now_s - each.machine.launched_unix_s < self.behavior.start_s:
             return each.machine
         number = int(each.machine.launched_unix_s) % 200
         address = f"10.0.{number}.{1 + len(each.machine.id) % 200}"
@@ -266,7 +266,7 @@ class SimulatedCloud:
             raise ProviderUnreachableError(f"no answer of {', '.join(sorted(regions))}")
 
     def _trouble(self, call: str) -> None:
-        if self._chance().random() < self.temper.refusal:
+        if self._chance().random() < self.behavior.refusal:
             raise ProviderUnreachableError(f"no answer to {call}")
 
     def _chance(self) -> random.Random:
@@ -415,5 +415,5 @@ class SimWorld:
         return sum(speeds[each.machine.pool.type] for each in workers) / region.rows_per_s
 
     def _has_joined(self, each: SimMachine, now_s: float) -> bool:
-        start_s = self.cloud.temper.start_s + self.job.join_s
+        start_s = self.cloud.behavior.start_s + self.job.join_s
         return now_s - each.machine.launched_unix_s >= start_s

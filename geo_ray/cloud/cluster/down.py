@@ -24,7 +24,7 @@ from geo_ray.cloud.autoscaler.journal_read import put_aside, read_journal
 from geo_ray.cloud.autoscaler.state import outstanding
 from geo_ray.cloud.cluster.head import find_head, is_alive, listed_for_head
 from geo_ray.cloud.cluster.providers import open_clouds, secrets_of
-from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, Phase, alone
+from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, Phase, cluster_lock
 from geo_ray.cloud.cluster.status import read_status, report_of
 from geo_ray.cloud.provider import Machine, MachineProvider, MachineState
 from geo_ray.runs.lease import LeaseKeeper
@@ -78,7 +78,7 @@ def end_cluster(state: ClusterState, notify: Notify, *, at_once: bool = False) -
     """
     state.known()  # before a folder is created for a missing cluster
     state.make()
-    with alone(state, "down", notify) as lease:
+    with cluster_lock(state, "down", notify) as lease:
         record = state.known()
         provider = open_clouds(record, state)
         before = report_of(record, state, provider)
@@ -97,14 +97,14 @@ def end_cluster(state: ClusterState, notify: Notify, *, at_once: bool = False) -
         # The cost that a dead head has not recorded can be computed only while its machines are
         # listed.
         spent_usd = max(before.spent_usd, report_of(record, state, provider).spent_usd)
-    standing = record.head.standing
+    existing = record.head.existing
     return EndedCluster(
         name=record.name,
         machines=len(known),
         spent_usd=spent_usd,
         in_order=in_order,
         was_down=was_down and not known,
-        stack=standing.stack if standing else None,
+        stack=existing.stack if existing else None,
         unread=unread,
     )
 
@@ -130,7 +130,7 @@ def _ended_by_head(
         is_gone = False
         with suppress(RegionsUnreachableError):  # its state is unknown: the status decides
             head = find_head(listed_for_head(provider, record), record)
-            is_gone = record.head.standing is None and not is_alive(head)
+            is_gone = record.head.existing is None and not is_alive(head)
         if is_gone:
             notify("the head is not running: ending machines without it")
             return False
@@ -243,7 +243,7 @@ def _check(
         outstanding(memory, each) > 0 for each in memory.pending_launches.values()
     )
     missing_s = record.autoscale.retry.missing_s
-    late_s = max(memory.called_off.values(), default=-math.inf) + missing_s - time.time()
+    late_s = max(memory.withdrawn.values(), default=-math.inf) + missing_s - time.time()
     wait_s = missing_s if unreached else min(max(0.0, late_s), missing_s)
     if wait_s > 0:
         notify(f"waiting {wait_s:.0f} s for requested machines that were never listed")

@@ -53,7 +53,7 @@ def find_head(machines: Sequence[Machine], record: ClusterRecord) -> Machine | N
 
     None: it is not listed, or belongs to another cluster.
     """
-    if record.head.standing is not None:
+    if record.head.existing is not None:
         return None
     wanted = head_request(record).request_id
     mine = [machine for machine in machines if machine.request_id == wanted]
@@ -69,7 +69,7 @@ def listed_for_head(provider: MachineProvider, record: ClusterRecord) -> Sequenc
     try:
         return provider.list_machines(record.name)
     except RegionsUnreachableError as error:
-        if record.head.standing is None and record.head.pool.region in error.unreachable:
+        if record.head.existing is None and record.head.pool.region in error.unreachable:
             raise
         return error.found
 
@@ -95,7 +95,7 @@ def tunnel_command(address: str, record: ClusterRecord, machine: Machine | None)
     if head.cloud == "local":
         return None
     name = None if machine is None else machine.id
-    name = name if head.standing is None else head.standing.machine
+    name = name if head.existing is None else head.existing.machine
     if head.cloud == "aws" and name is not None:
         return (
             f"aws ssm start-session --region {head.pool.region} --target {name} "
@@ -112,8 +112,8 @@ def is_alive(machine: Machine | None) -> bool:
 
 def head_address(machine: Machine | None, record: ClusterRecord) -> str | None:
     """Return the address of the Ray head, host:port; None: its machine has no address yet."""
-    if record.head.standing is not None:
-        return record.head.standing.address
+    if record.head.existing is not None:
+        return record.head.existing.address
     if machine is None or machine.state is not MachineState.RUNNING or machine.address is None:
         return None
     return f"{machine.address}:{record.head.port}"

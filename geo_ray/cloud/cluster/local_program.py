@@ -58,9 +58,9 @@ class RayMachineProgram:
         environment = local_node_environment(self.token_path)
         found: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {"node": (node, environment)}
         if self.agent:
-            heard = ("--cloud", "local", "--file", str(place.notice_path))
+            notice_args = ("--cloud", "local", "--file", str(place.notice_path))
             whose = ("--machine", place.id, "--address", self.address)
-            argv = (sys.executable, "-m", "geo_ray.cloud.agent", *heard, *whose)
+            argv = (sys.executable, "-m", "geo_ray.cloud.agent", *notice_args, *whose)
             found["agent"] = (argv, environment)
         return found
 

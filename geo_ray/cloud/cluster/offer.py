@@ -16,9 +16,9 @@ from geo_ray.base.text import counted
 from geo_ray.cloud.autoscaler.actions import Launch
 from geo_ray.cloud.autoscaler.observation import Observed
 from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory
+from geo_ray.cloud.autoscaler.state import AutoscalerState
 from geo_ray.cloud.cluster.providers import LOCAL, open_clouds
-from geo_ray.cloud.cluster.spec import AskedCluster
+from geo_ray.cloud.cluster.spec import ClusterSpec
 from geo_ray.cloud.local import LocalProvider, write_catalog
 from geo_ray.cloud.provider import Availability, MachineProvider, Pool
 from geo_ray.planner.plan import Plan
@@ -82,7 +82,7 @@ class ClusterOffer(ShownModel):
         return line, headings, rows
 
 
-def cluster_offer(asked: AskedCluster) -> ClusterOffer:
+def cluster_offer(asked: ClusterSpec) -> ClusterOffer:
     """Read prices and let the autoscaler's policy choose machines; nothing is launched.
 
     Raises:
@@ -110,7 +110,7 @@ def _head_row(head: Pool, availabilities: dict[Pool, Availability]) -> OfferedMa
     )
 
 
-def _head_usd(asked: AskedCluster, availabilities: dict[Pool, Availability]) -> float:
+def _head_usd(asked: ClusterSpec, availabilities: dict[Pool, Availability]) -> float:
     """Cost of the head during the planned run."""
     head = asked.record.target.head
     if head is None:
@@ -120,19 +120,19 @@ def _head_usd(asked: AskedCluster, availabilities: dict[Pool, Availability]) -> 
     return usd * hours * head.kind.age_factor(0.0, hours)
 
 
-def _availabilities(provider: MachineProvider, asked: AskedCluster) -> dict[Pool, Availability]:
+def _availabilities(provider: MachineProvider, asked: ClusterSpec) -> dict[Pool, Availability]:
     head = asked.record.head
-    pools = [*([head.pool] if head.standing is None else []), *asked.record.target.pools()]
+    pools = [*([head.pool] if head.existing is None else []), *asked.record.target.pools()]
     wanted = list(dict.fromkeys(pools))
     return dict(zip(wanted, provider.availability(wanted), strict=True))
 
 
-def _offer(asked: AskedCluster, availabilities: dict[Pool, Availability]) -> ClusterOffer:
+def _offer(asked: ClusterSpec, availabilities: dict[Pool, Availability]) -> ClusterOffer:
     record = asked.record
     policy = AutoscalePolicy(record.autoscale, record.name, record.id)
     observed = Observed(time.time(), (), availabilities=availabilities, left_s=record.plan.total_s)
-    decided = policy.decide(record.target, AutoscalerMemory(), observed)
-    rows = [] if record.head.standing is not None else [_head_row(record.head.pool, availabilities)]
+    decided = policy.decide(record.target, AutoscalerState(), observed)
+    rows = [] if record.head.existing is not None else [_head_row(record.head.pool, availabilities)]
     others: list[OfferedMachines] = []
     seen = set()
     for action in decided.actions:

@@ -1,9 +1,9 @@
 """Machine providers and secret stores of a cluster, opened from its record.
 
 `RegionProviders` combines several clouds and calls them in parallel. A cloud that fails or hangs
-does not delay the others; their results come with the error that names it. `OwnMachines` filters
-for machines with the cluster's name and id: names may collide, ids do not. `RemoteProvider` and
-`RemoteStore` are sent to the autoscaler actor and open there.
+does not delay the others; their results come with the error that names it. `ClusterMachines`
+filters for machines with the cluster's name and id: names may collide, ids do not.
+`RemoteProvider` and `RemoteStore` are sent to the autoscaler actor and open there.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ _SHOWN = 5
 
 
 @dataclass(slots=True)
-class OwnMachines:
+class ClusterMachines:
     """Filters a provider for the machines of one cluster.
 
     Attributes:
@@ -298,7 +298,7 @@ def open_clouds(
     Raises:
         CloudError: there are no credentials.
     """
-    return OwnMachines(open_accounts(record, state, address, longest_s), record.id)
+    return ClusterMachines(open_accounts(record, state, address, longest_s), record.id)
 
 
 def open_accounts(
@@ -344,7 +344,7 @@ def secrets_of(record: ClusterRecord, state: ClusterState) -> list[SecretStore]:
     None with an existing head, which has its own token.
     """
     found: list[SecretStore] = []
-    if record.head.standing is not None:
+    if record.head.existing is not None:
         return found
     for cloud in record.clouds:
         provider = record.provider
@@ -370,7 +370,7 @@ def key_of_own_role(record: ClusterRecord) -> str | None:
     """
     region, aws, tencent = record.head.pool.region, record.provider.aws, record.provider.tencent
     pairs: dict[str, tuple[str | None, str | None]] = {}
-    if record.head.standing is not None:
+    if record.head.existing is not None:
         return None
     if record.head.cloud == "aws" and aws is not None:
         key = f"provider.aws.places.{region}.head_profile"
@@ -432,7 +432,7 @@ def _cloud(
     record: ClusterRecord, state: ClusterState, cloud: str, address: str | None
 ) -> _CloudProvider:
     provider, head = record.provider, record.head
-    if head.standing is not None:
+    if head.existing is not None:
         return _as_configured(provider, cloud)
     boot = HeadBoot(
         port=head.port,
@@ -472,7 +472,7 @@ def _as_configured(provider: ProviderConfig, cloud: str) -> _CloudProvider:
 def _secrets_region(record: ClusterRecord, cloud: str) -> str:
     """Region of the head if it is in that cloud, else the first region of the cloud."""
     section = {"aws": record.provider.aws, "tencent": record.provider.tencent}.get(cloud)
-    if record.head.standing is not None and section is not None and section.join is not None:
+    if record.head.existing is not None and section is not None and section.join is not None:
         return section.join.secrets_region or record.head.pool.region
     places = places_of(record.provider, cloud)
     region = record.head.pool.region

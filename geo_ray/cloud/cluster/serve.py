@@ -282,7 +282,7 @@ class ClusterServer:
             # The cluster may have been replaced by another one between two iterations.
             phase = found.phase if found.made == record.made else "down"
             if phase == "down":
-                if record.head.standing is not None:
+                if record.head.existing is not None:
                     self._cluster.end(record.name)
                 return
             if phase == "up" and found.target.budget_usd != allowed_usd:

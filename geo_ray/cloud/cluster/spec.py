@@ -26,9 +26,9 @@ from geo_ray.cloud.cluster.state import (
     Clouds,
     ClusterRecord,
     ClusterState,
+    ExistingHead,
     HeadRecord,
     RunLocation,
-    StandingHead,
 )
 from geo_ray.cloud.local import LocalCatalog, LocalOffer
 from geo_ray.cloud.provider import Market, Pool
@@ -230,7 +230,7 @@ def head_on_stack(stack: TerraformStack) -> HeadRecord:
         port=int(head.address.rpartition(":")[2]),
         dashboard_port=_DASHBOARD_PORT,
         is_known=True,
-        standing=StandingHead(stack=stack.stack, machine=head.machine, address=head.address),
+        existing=ExistingHead(stack=stack.stack, machine=head.machine, address=head.address),
     )
 
 
@@ -241,7 +241,7 @@ _CLOUDS: Final = TypeAdapter(Clouds)
 
 
 @dataclass(frozen=True, slots=True)
-class AskedCluster:
+class ClusterSpec:
     """Specification of a requested cluster.
 
     Attributes:
@@ -261,7 +261,7 @@ def state_asked(
     """Return the folder of the cluster, after checks that do not depend on a plan.
 
     Args:
-        experiment: the configuration; see `asked_cluster`.
+        experiment: the configuration; see `cluster_spec`.
         cloud: cloud of all machines.
         stack: the Terraform stack.
 
@@ -271,14 +271,14 @@ def state_asked(
     return _place(experiment, cloud, stack)[2]
 
 
-def asked_cluster(
+def cluster_spec(
     experiment: Experiment,
     plan: Plan,
     book: PriceBook,
     cloud: str | None,
     now_unix_s: float,
     stack: TerraformStack | None = None,
-) -> AskedCluster:
+) -> ClusterSpec:
     """Return the specification of a cluster; nothing is created.
 
     Args:
@@ -328,7 +328,7 @@ def asked_cluster(
         plan=plan,
     )
     catalog = _catalog(experiment, record, book) if is_local else None
-    return AskedCluster(record, state, catalog)
+    return ClusterSpec(record, state, catalog)
 
 
 def _without_budget(experiment: Experiment) -> Experiment:

@@ -1,7 +1,7 @@
 """The record of a cluster, its folder, and the lock of commands that change it.
 
 Each cluster has a folder in a directory or a bucket. A record is written only if it has not changed
-since it was read. `alone` serializes commands that create or end a cluster.
+since it was read. `cluster_lock` serializes commands that create or end a cluster.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Phase = Literal["up", "ending", "down"]
 Clouds = tuple[Literal["local", "aws", "tencent"], ...]
 
 
-class StandingHead(StrictModel):
+class ExistingHead(StrictModel):
     """An existing head that outlives the cluster, such as that of a Terraform stack."""
 
     stack: str = Field(description="its name")
@@ -69,7 +69,7 @@ class HeadRecord(StrictModel):
         description="whether it was listed or given up: an unlisted head has ended, and "
         "its launch is not repeated",
     )
-    standing: StandingHead | None = Field(
+    existing: ExistingHead | None = Field(
         None, description="the existing head; null: the cluster launches its own"
     )
 
@@ -110,7 +110,7 @@ class ClusterRecord(StrictModel):
     @property
     def token_secret(self) -> str:
         """Name of the secret with the Ray token; for an existing head, that of the head."""
-        if self.head.standing is not None:
+        if self.head.existing is not None:
             section = self.provider.aws if self.head.cloud == "aws" else self.provider.tencent
             if section is not None and section.join is not None:
                 return section.join.token_secret
@@ -147,7 +147,7 @@ def decode_cluster(data: bytes, where: str) -> ClusterRecord:
 
 
 STATUS_KEY = "status.json"
-_MAKING = "making"
+_LOCK = "lock"
 _LOCAL_POLL_S = 0.2
 _REMOTE_POLL_S = 5.0
 
@@ -210,9 +210,9 @@ class ClusterState:
         """Return the store of the record, the journal and the autoscaler's lease."""
         return self._store("")
 
-    def making(self) -> ConditionalStore:
+    def lock_store(self) -> ConditionalStore:
         """Return the store of the lease of commands that create or end the cluster."""
-        return self._store(_MAKING)
+        return self._store(_LOCK)
 
     def make(self) -> None:
         """Create the folder, if it is a directory.
@@ -222,7 +222,7 @@ class ClusterState:
         """
         if not self.is_remote:
             try:
-                (self.path / _MAKING).mkdir(mode=0o700, parents=True, exist_ok=True)
+                (self.path / _LOCK).mkdir(mode=0o700, parents=True, exist_ok=True)
                 # The folder contains keys and frequently changing files: exclude it from commits
                 # and uploads.
                 (self.path / ".gitignore").write_text("*\n")
@@ -297,7 +297,7 @@ _AGAIN_S: Final = 0.5
 
 
 @contextmanager
-def alone(
+def cluster_lock(
     state: ClusterState, doing: str, notify: Callable[[str], None], longest_s: float = 600.0
 ) -> Iterator[LeaseKeeper]:
     """Hold the lock of commands that create or end a cluster while the block runs.
@@ -323,12 +323,14 @@ def alone(
 
     while True:
         try:
-            keeper = LeaseSeeker(state.making(), state.name, report_check, lives_s=lives_s).take()
+            keeper = LeaseSeeker(
+                state.lock_store(), state.name, report_check, lives_s=lives_s
+            ).take()
             break
         except RunDirectoryError as error:
             raise ClusterStateError(
                 f"the lock of {state.name} cannot be read in {state.shown}: {error.message}",
-                fix="If no command is running, remove making/lease.json there, and the lease.json "
+                fix="If no command is running, remove lock/lease.json there, and the lease.json "
                 "of the autoscaler next to it if that is unreadable as well.",
             ) from error
         except RunHeldError as error:

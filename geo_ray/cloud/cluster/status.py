@@ -20,7 +20,7 @@ from geo_ray.base.text import counted
 from geo_ray.cloud.autoscaler.actions import AutoscalerStatus
 from geo_ray.cloud.autoscaler.journal_read import read_journal
 from geo_ray.cloud.autoscaler.state import (
-    AutoscalerMemory,
+    AutoscalerState,
     InstanceState,
     ManagedInstance,
     pool_key,
@@ -33,7 +33,7 @@ from geo_ray.storage.conditional_store import MAX_RECORD_BYTES, ConditionalStore
 
 ALL_ENDED: Final = "all machines have ended"
 _HOUR_S: Final = 3600.0
-_STALE_LOOKS: Final = 4
+_STALE_ITERATIONS: Final = 4
 _ACTIONS: Final = 20
 _UNREAD: Final = "costs and nodes of its machines are unknown"
 _STALE: Final = "its autoscaler has not reported for a while, as far as clocks agree"
@@ -102,8 +102,8 @@ class ClusterReport(ShownModel):
     is_stopped: bool = Field(description="whether the budget is used up")
     left_s: float | None = Field(description="remaining seconds of the run; null: unknown")
     to_finish_usd: float | None = Field(description="cost of the rest of the run")
-    looked: bool = Field(description="whether its autoscaler has reported at all")
-    looked_age_s: float | None = Field(
+    has_reported: bool = Field(description="whether its autoscaler has reported at all")
+    report_age_s: float | None = Field(
         description="seconds since its last report, as far as clocks agree"
     )
     reported_unix_s: float | None = Field(
@@ -205,7 +205,7 @@ def report_of(
     notes = [f"{journal.trouble}: {_UNREAD}"] if journal.trouble else []
     notes += [f"{name} does not answer: {unreachable[name]}" for name in sorted(unreachable)]
     head_usd = None
-    if record.head.standing is None:
+    if record.head.existing is None:
         try:
             (availability,) = provider.availability([record.head.pool])
             head_usd = _price(availability)
@@ -268,8 +268,8 @@ def report_of(
         is_idle=is_idle,
         left_s=left_s,
         to_finish_usd=None if left_s is None else burn * left_s / _HOUR_S,
-        looked=head_status is not None and head_status.status.looked_unix_s is not None,
-        looked_age_s=age_s,
+        has_reported=head_status is not None and head_status.status.iteration_unix_s is not None,
+        report_age_s=age_s,
         reported_unix_s=None if head_status is None else head_status.unix_s,
         acts=is_fresh and head_status is not None and head_status.status.is_acting,
         notes=tuple(notes),
@@ -277,7 +277,7 @@ def report_of(
     )
 
 
-def _is_stopped(record: ClusterRecord, memory: AutoscalerMemory, spent_usd: float) -> bool:
+def _is_stopped(record: ClusterRecord, memory: AutoscalerState, spent_usd: float) -> bool:
     budget_usd = record.target.budget_usd
     return budget_usd is not None and budget_usd <= max(
         spent_usd, memory.pace.stopped_at_usd or 0.0
@@ -286,14 +286,14 @@ def _is_stopped(record: ClusterRecord, memory: AutoscalerMemory, spent_usd: floa
 
 def unresponsive_s(record: ClusterRecord) -> float:
     """Return the seconds without a report after which an autoscaler counts as unresponsive."""
-    return _STALE_LOOKS * record.autoscale.every_s + 10.0
+    return _STALE_ITERATIONS * record.autoscale.every_s + 10.0
 
 
 # ------------------------------------------------------------------ parts
 
 
 def _listed(
-    provider: MachineProvider, record: ClusterRecord, memory: AutoscalerMemory
+    provider: MachineProvider, record: ClusterRecord, memory: AutoscalerState
 ) -> tuple[list[Machine], Mapping[str, str]]:
     """Return the machines, unreachable ones as last listed, and the outages by region."""
     try:
@@ -304,7 +304,7 @@ def _listed(
         return [*error.found, *unreached], error.unreachable
 
 
-def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> ClusterMachineRow:
+def _row(machine: Machine, memory: AutoscalerState, now_s: float) -> ClusterMachineRow:
     instance = memory.instances.get(machine.id)
     termination = None if instance is None else instance.termination
     pool = machine.pool
@@ -374,7 +374,7 @@ def _head_row(head: Machine, usd: float | None, now_s: float) -> ClusterMachineR
 
 
 def _node_groups(
-    record: ClusterRecord, memory: AutoscalerMemory, rows: Sequence[ClusterMachineRow]
+    record: ClusterRecord, memory: AutoscalerState, rows: Sequence[ClusterMachineRow]
 ) -> list[NodeGroupRow]:
     planned: dict[tuple[str, str], int] = {}
     for region in record.plan.regions:
@@ -423,10 +423,10 @@ def _notes(
     is_hidden: bool,
 ) -> list[str]:
     found = []
-    standing = record.head.standing
-    if standing is not None:
+    existing = record.head.existing
+    if existing is not None:
         found.append(
-            f"the head {standing.machine} belongs to the Terraform stack {standing.stack}: neither "
+            f"the head {existing.machine} belongs to the Terraform stack {existing.stack}: neither "
             "counted here nor ended by `geo-ray down`"
         )
         if record.phase != "down" and head_status is not None and not is_fresh:

@@ -21,7 +21,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY
 from geo_ray.cloud.autoscaler.journal_read import put_aside, read_journal
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory, encode_memory
+from geo_ray.cloud.autoscaler.state import AutoscalerState, encode_memory
 from geo_ray.cloud.autoscaler.target import ROLE_LABEL
 from geo_ray.cloud.cluster.head import (
     find_head,
@@ -38,8 +38,8 @@ from geo_ray.cloud.cluster.providers import (
     open_clouds,
     secrets_of,
 )
-from geo_ray.cloud.cluster.spec import AskedCluster
-from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, alone
+from geo_ray.cloud.cluster.spec import ClusterSpec
+from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, cluster_lock
 from geo_ray.cloud.cluster.status import ClusterReport, report_of, unresponsive_s
 from geo_ray.cloud.local import LocalCatalog, catalog_path, read_catalog, write_catalog
 from geo_ray.cloud.provider import HEAD_ROLE, Machine, MachineProvider
@@ -52,7 +52,7 @@ _HEAD_S: Final = 900.0
 _UNSEEN_S: Final = 120.0
 
 
-def make_cluster(asked: AskedCluster, notify: Notify) -> ClusterRecord:
+def make_cluster(asked: ClusterSpec, notify: Notify) -> ClusterRecord:
     """Create a cluster up to its head, or complete an unfinished one.
 
     Args:
@@ -68,10 +68,10 @@ def make_cluster(asked: AskedCluster, notify: Notify) -> ClusterRecord:
     """
     state = asked.state
     state.make()
-    with alone(state, "up", notify) as lease:
+    with cluster_lock(state, "up", notify) as lease:
         record = _written(asked, notify)
         if asked.catalog is not None:
-            _sell(state.path / "cloud", asked.catalog)
+            _add_offers(state.path / "cloud", asked.catalog)
         _put_token(record, state, notify)
         return _with_head(record, state, lease, notify)
 
@@ -96,12 +96,12 @@ def await_machines(
     deadline_s: float | None = None
     reported = ""
     provider = open_clouds(record, state, longest_s=record.autoscale.answer_s)
-    hearing = _Hearing(unresponsive_s(record))
+    monitor = _ReportMonitor(unresponsive_s(record))
     while True:
         if state.known().phase != "up":
             raise ClusterStateError(f"{record.name} is being taken down by another command")
-        report = report_of(record, state, provider, is_heard=hearing.is_heard())
-        hearing.hear(report.reported_unix_s)
+        report = report_of(record, state, provider, is_heard=monitor.is_heard())
+        monitor.note_report(report.reported_unix_s)
         if report.head is not None and report.head.state in ("ending", "ended"):
             raise ClusterStartError(
                 f"the head of {record.name} ended while starting{_last_words(provider, report)}",
@@ -130,28 +130,28 @@ def await_machines(
 
 
 @dataclass(slots=True)
-class _Hearing:
+class _ReportMonitor:
     """Detects reports of the autoscaler by this machine's clock only."""
 
     unresponsive_s: float
     _reported_unix_s: float | None = None
     _heard_s: float | None = None
-    _has_looked: bool = False
+    _has_observed: bool = False
 
-    def hear(self, reported_unix_s: float | None) -> None:
+    def note_report(self, reported_unix_s: float | None) -> None:
         if (
-            self._has_looked
+            self._has_observed
             and reported_unix_s is not None
             and reported_unix_s != self._reported_unix_s
         ):
             self._heard_s = time.monotonic()
-        self._reported_unix_s, self._has_looked = reported_unix_s, True
+        self._reported_unix_s, self._has_observed = reported_unix_s, True
 
     def is_heard(self) -> bool:
         return self._heard_s is not None and time.monotonic() - self._heard_s < self.unresponsive_s
 
 
-def _written(asked: AskedCluster, notify: Notify) -> ClusterRecord:
+def _written(asked: ClusterSpec, notify: Notify) -> ClusterRecord:
     """Write the record, unless the cluster is up already."""
     found, tag = asked.state.read()
     if found is None or found.phase == "down":
@@ -186,7 +186,7 @@ def _written(asked: AskedCluster, notify: Notify) -> ClusterRecord:
     return found
 
 
-def _sell(root: Path, catalog: LocalCatalog) -> None:
+def _add_offers(root: Path, catalog: LocalCatalog) -> None:
     """Add the pools that the cluster may request to the catalog of the local cloud."""
     if not catalog_path(root).exists():
         write_catalog(root, catalog)
@@ -200,7 +200,7 @@ def _sell(root: Path, catalog: LocalCatalog) -> None:
         write_catalog(root, known.model_copy(update={"offers": offers, "cpus": cpus}))
 
 
-def _check_name(asked: AskedCluster, record: ClusterRecord) -> None:
+def _check_name(asked: ClusterSpec, record: ClusterRecord) -> None:
     """Reject the name of a running cluster."""
     state = asked.state
     if asked.catalog is None or catalog_path(state.path / "cloud").exists():
@@ -209,8 +209,8 @@ def _check_name(asked: AskedCluster, record: ClusterRecord) -> None:
 
 def _made_of(record: ClusterRecord) -> object:
     """Return what identifies a cluster: its configuration, its clouds and its stack."""
-    standing = record.head.standing
-    stack = None if standing is None else (standing, record.provider)
+    existing = record.head.existing
+    stack = None if existing is None else (existing, record.provider)
     return record.digest, record.clouds, stack
 
 
@@ -223,7 +223,7 @@ def _forget(state: ClusterState, notify: Notify) -> None:
     found = store.read(JOURNAL_KEY)
     if found is not None:
         before = read_journal(store).memory
-        memory = AutoscalerMemory(before.epoch, before.launches, pools=before.pools)
+        memory = AutoscalerState(before.epoch, before.launches, pools=before.pools)
         data = encode_memory(memory)
         if data != found.data:
             store.write(JOURNAL_KEY, data, found.tag)
@@ -253,9 +253,9 @@ def _with_head(
     record: ClusterRecord, state: ClusterState, lease: LeaseKeeper, notify: Notify
 ) -> ClusterRecord:
     """Launch the head unless it runs, and wait for its address."""
-    standing = record.head.standing
-    if standing is not None:
-        notify(f"the head {standing.machine} at {standing.address} is that of {standing.stack}")
+    existing = record.head.existing
+    if existing is not None:
+        notify(f"the head {existing.machine} at {existing.address} is that of {existing.stack}")
         return record
     provider = open_clouds(record, state)
     machines = listed_for_head(provider, record)

@@ -1,4 +1,4 @@
-"""Chooses the path of a bridge's updates, as the experiment says, and builds it."""
+"""Chooses and builds the exchange transport of a bridge, as the experiment configures it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ COMBINE: Final[dict[PathKind, tuple[StageKind, ...]]] = {
     "standby": ("plain", "transfers"),
     "overlay": ("plain",),
 }
-"""Which stages go with which path; `Experiment` refuses all other combinations, with reasons."""
+"""Supported stages of each path; `Experiment` refuses all other combinations, with reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +63,19 @@ class PathChoice:
 
 @dataclass(frozen=True, slots=True)
 class PathSetting:
-    """What a bridge's path is made for.
+    """Arguments of a bridge's exchange transport.
 
     Attributes:
         experiment: the run.
         num_params: P.
-        averager: if `averager_lives_in` this region.
-        event_buffer: takes events for the controller.
-        places: where parts of checkpoints go.
+        averager: the averager, if `averager_lives_in` this region.
+        event_buffer: receives events for the controller.
+        places: where parts of checkpoints are written.
         timeout_s: longest wait of the region for an answer.
-        saved: what the path's stage has left in the checkpoint from which the run goes on.
+        saved: state of the stage from the checkpoint that the run resumes from.
         run_dir: the run's directory.
-        leader: where the averager lives; None: where the configuration says, at the start.
-        make: builds an averager that has done nothing yet, for who is to stand by.
+        leader: the averager's leader; None: as configured, at the start.
+        make: builds a new averager, for a region that becomes standby.
     """
 
     experiment: Experiment
@@ -91,10 +91,10 @@ class PathSetting:
 
 
 def choose_path(experiment: Experiment) -> PathChoice:
-    """The path that an experiment asks for.
+    """Return the path that an experiment configures.
 
     Raises:
-        InvariantError: it asks for what does not go together.
+        InvariantError: the combination is not supported.
     """
     path: PathKind = "direct"
     if experiment.overlay.kind != "star":
@@ -113,12 +113,12 @@ def choose_path(experiment: Experiment) -> PathChoice:
 
 
 def build_path(setting: PathSetting, site: EndpointSite, failure: BridgeFailure) -> UpdatePath:
-    """The path of the updates of one bridge.
+    """Build the path of the updates of one bridge.
 
     Args:
-        setting: what it is made for.
+        setting: its arguments.
         site: the bridge's endpoint, which listens.
-        failure: of the bridge.
+        failure: the bridge's failure.
     """
     experiment = setting.experiment
     endpoint, region = site.endpoint, site.endpoint.identity.region
@@ -164,12 +164,12 @@ def _is_connected(endpoint: Endpoint, peer: str) -> bool:
 
 
 def averager_lives_in(experiment: Experiment, region: str) -> bool:
-    """Whether the bridge of ``region`` needs an averager: as its home, or as its standby."""
+    """Return whether the bridge of ``region`` needs an averager: as leader or as standby."""
     return region in (experiment.averager_region, experiment.first_standby)
 
 
 def dials(experiment: Experiment) -> list[tuple[str, str]]:
-    """Which region's bridge dials which, beside the averager's: (who, whom), each pair once."""
+    """Return the pairs of bridges (dialing, dialed) besides those of the averager, each once."""
     leader, names = experiment.averager_region, sorted(experiment.present_names)
     others = [name for name in names if name != leader]
     sums_on_the_way = experiment.transfers is not None and experiment.transfers.aggregate
@@ -180,17 +180,17 @@ def dials(experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def _differential(experiment: Experiment) -> DifferentialCodec | None:
-    """The codec for updates, if parts of what it encodes may get lost on the way."""
+    """Return the codec for updates, if parts of its encoding may be lost in transit."""
     codec = experiment.codec.up
     return None if codec is None else codec.traits.differential
 
 
 def _standby_node(setting: PathSetting, region: str, leader: AveragerLeader) -> StandbyNode:
-    """The part of ``region`` in an averager that may move."""
+    """Build the standby node of ``region`` for an averager that may move."""
     experiment, averager = setting.experiment, setting.averager
     config, plan, standby = experiment.averager, wire_plan(experiment), experiment.first_standby
     if setting.make is None:
-        raise InvariantError(f"'{region}' could not stand by: nothing builds an averager there")
+        raise InvariantError(f"'{region}' cannot be standby: no averager is built there")
 
     def vector(message: UpdateMessage | ReplyMessage) -> Tensor:
         if message.coded is None:
@@ -212,13 +212,13 @@ def _standby_node(setting: PathSetting, region: str, leader: AveragerLeader) -> 
 
 
 def _known_links_mbps(run_dir: Path) -> dict[tuple[str, str], float]:
-    """Goodput of ordered pairs, from the run's link table; nothing if there is none."""
+    """Return the goodput of ordered pairs from the run's link table; empty if there is none."""
     path = RunDirectory(run_dir, run_dir).links
     if not path.exists():
         return {}
     try:
         table = load_links(path)
     except GeoRayError as error:
-        log.warning("the overlay begins without what was measured: %s", error)
+        log.warning("the overlay starts without link measurements: %s", error)
         return {}
     return {record.pair: record.goodput_mbps for record in table.links}

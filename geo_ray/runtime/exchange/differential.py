@@ -1,8 +1,8 @@
 """Differential transmission: lossy blocks travel as datagrams next to the reliable part.
 
-A region's bridge sends the reliable part, then the lossy blocks until the next update comes.
-The averager's bridge completes updates with the blocks that have arrived, and answers with the
-blocks it applied. Keys, ports and reports go over the connection.
+A region's bridge sends the reliable part, then the lossy blocks until the next update comes. The
+averager's bridge completes updates with the blocks that have arrived, and answers with the blocks
+it applied. Keys, ports and reports use the connection.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from geo_ray.transport.wire.sockets import Address
 log = logging.getLogger(__name__)
 
 DATAGRAMS = b"datagrams"
-"""What the key of a connection is derived for."""
+"""Label for deriving the datagram key of a connection."""
 
 
 def notify(endpoint: Endpoint, peer: str, kind: str, meta: Meta) -> None:
-    """Send a small message ahead of all data; one that finds no room is not worth waiting for."""
+    """Send a small message ahead of all data; it is dropped if there is no capacity."""
     try:
         endpoint.send(peer, Message(kind, meta, b"", "control", CONTROL), deadline_s=0.0)
     except (DeadlineExceededError, LinkDownError) as error:
         log.debug("region %s was not sent %s: %s", peer, kind, error.message)
 
 
-_SILENCE_S: Final = 5.0  # without a report for so long, a session is asked for anew
-_GUESS_MBPS: Final = 10.0  # where nothing is known of a link
+_SILENCE_S: Final = 5.0  # without a report for this long, another session is requested
+_GUESS_MBPS: Final = 10.0  # for a link without measurements
 
 
 class DifferentialSender:
     """A region's end: sends lossy blocks to the averager's region.
 
     Args:
-        codec: what the run is configured with.
-        endpoint: this region's.
-        channel: this region's.
+        codec: the configured codec.
+        endpoint: this region's endpoint.
+        channel: this region's datagram channel.
         leader: the averager's region.
-        address: of the averager's endpoint; datagrams go to the same host.
+        address: address of the averager's endpoint; datagrams are sent to the same host.
         clock: for pacing.
-        emulated: the link model of the way there and the clock's time at its 0; None for none.
+        emulated: the link model of the direction and the clock's time at its 0; None: no emulation.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class DifferentialSender:
         self._ask()
 
     def depart(self, update: UpdateMessage) -> tuple[UpdateMessage, LossyLoad | None]:
-        """Take the lossy blocks off an update; those of the last one leave no more."""
+        """Remove the lossy blocks from an update; unsent blocks of the last one are dropped."""
         self.sender.stop()
         coded = update.coded
         if coded is None or coded.lossy is None:
             return update, None
         lossy = coded.lossy
-        # A copy: what the update came in is used again for the next request.
+        # A copy: the memory of the update is reused for the next request.
         data = memoryview(lossy.blocks_LK.numpy().tobytes())
         size = lossy.blocks_LK.shape[1]
         ids = tuple(lossy.ids_L.tolist())
@@ -104,14 +104,14 @@ class DifferentialSender:
         return replace(update, coded=replace(coded, lossy=None)), load
 
     def follow(self, load: LossyLoad | None) -> None:
-        """The reliable part is on its way: let the blocks follow."""
+        """Send the blocks after the reliable part, which has been sent."""
         if load is None or not load.ids:
             return
         now_s = self._clock.now_s()
         if now_s - max(self._heard_s, self._asked_s) > _SILENCE_S:
-            self._ask()  # the other end may have begun anew, and knows no session
+            self._ask()  # the other end may have restarted without a session
         elif self.sender.sealed > MOST_UNDER_ONE_KEY:
-            self._ask()  # another session, and with it another key
+            self._ask()  # another session, with another key
         if self._codec.loose == "drop":
             load = replace(load, seq=load.seq, ids=())
         self.sender.start(load)
@@ -128,7 +128,7 @@ class DifferentialSender:
             _, key = self._endpoint.link_key(
                 self._leader, DATAGRAMS, outgoing=True, link_id=link_id
             )
-        except LinkDownError:  # the offer was for a connection that is no more
+        except LinkDownError:  # the offer was for a connection that is closed
             self._ask()
             return
         self._heard_s = self._clock.now_s()
@@ -181,7 +181,7 @@ class DifferentialSender:
 
 @dataclass(slots=True)
 class _Held:
-    """An update that waits for its lossy blocks, until they are here or its grace is over."""
+    """An update that waits for its lossy blocks, until they arrive or its grace period ends."""
 
     update: UpdateMessage
     missing: int
@@ -190,14 +190,14 @@ class _Held:
 
 
 class DifferentialReceiver:
-    """The averager's end: takes in every region's lossy blocks.
+    """The averager's end: receives the lossy blocks of all regions.
 
     Args:
-        codec: what the run is configured with.
+        codec: the configured codec.
         num_params: P.
-        endpoint: this region's.
-        path: tells a region that its update makes no sense, and the controller of what fails here.
-        saved: what `export` gave for the checkpoint from which the run goes on, by region.
+        endpoint: this region's endpoint.
+        path: reports invalid updates to their regions, and failures to the controller.
+        saved: result of `export` in the checkpoint that the run resumes from, by region.
     """
 
     def __init__(
@@ -219,18 +219,18 @@ class DifferentialReceiver:
             self._of(region).restore(state)
 
     def on_ask(self, peer: str, channel: UdpChannel) -> None:
-        """A region wants to send datagrams."""
+        """Handle a region's request for a datagram session."""
         try:
             link_id, key = self._endpoint.link_key(peer, DATAGRAMS, outgoing=False)
         except LinkDownError:
-            return  # it asks again
+            return  # the region repeats its request
         session = new_session()
         channel.expect(peer, Secret.derived(session, key))
         offer: Meta = {"session": session, "link": link_id, "port": channel.port}
         notify(self._endpoint, peer, "loose_offer", offer)
 
     def on_group(self, peer: str, group: BlockGroup) -> None:
-        """Lossy blocks have come; perhaps an update waits for them."""
+        """Record received lossy blocks; an update may be waiting for them."""
         due = None
         with self._lock:
             received = self._of(peer)
@@ -250,7 +250,7 @@ class DifferentialReceiver:
         notify(self._endpoint, peer, "loose_seen", meta)
 
     def arrive(self, update: UpdateMessage, go_on: Pass) -> None:
-        """Complete an update, now or when its grace is over, and go on with it."""
+        """Complete an update, now or at the end of its grace period, and pass it on."""
         try:
             with self._lock:
                 received = self._of(update.region)
@@ -276,7 +276,7 @@ class DifferentialReceiver:
             return replace(reply, lossy=received.report(reply.seq))
 
     def export(self, averager: Averager) -> dict[str, object]:
-        """What a checkpoint must know of the books, by region; see `LossyReceiver.export`."""
+        """Return the block accounting for a checkpoint, by region; see `LossyReceiver.export`."""
         with self._lock:
             found = {
                 region: books.export(averager.last(region))
@@ -285,7 +285,7 @@ class DifferentialReceiver:
         return {region: state for region, state in found.items() if state is not None}
 
     def counts(self) -> dict[str, int]:
-        """What became of lossy blocks, over all regions."""
+        """Return the counts of lossy blocks by outcome, over all regions."""
         total: Counter[str] = Counter()
         with self._lock:
             for received in self._received.values():
@@ -293,7 +293,7 @@ class DifferentialReceiver:
         return dict(total)
 
     def close(self) -> None:
-        """Let go of what waits."""
+        """Release waiting updates."""
         with self._lock:
             held, self._held = self._held, {}
         for one in held.values():
@@ -317,10 +317,10 @@ class DifferentialReceiver:
     def _release(self, region: str, held: _Held) -> None:
         with self._lock:
             if self._held.get(region) is not held:
-                return  # the timer and the last block came together
+                return  # the timer and the last block coincided
             del self._held[region]
         held.timer.cancel()
-        try:  # in a thread of the datagrams or of the timer: nobody else hears of an error
+        try:  # in a thread of the datagrams or of the timer, whose errors would be lost
             try:
                 with self._lock:
                     update = self._of(region).complete(held.update)
@@ -335,11 +335,11 @@ class DifferentialReceiver:
 
 @dataclass(frozen=True, slots=True)
 class EndpointSite:
-    """An endpoint that listens, and the links that lead away from it.
+    """A listening endpoint, and the models of its outgoing links.
 
     Attributes:
         endpoint: the endpoint.
-        address: that it listens on.
+        address: its listening address.
         run_start_s: the machine's clock's time at which the link models' time is 0.
         links: its link models by destination.
     """
@@ -354,11 +354,11 @@ class Differential(UpdateStage):
     """Both ends in one bridge; the averager's region itself sends no lossy blocks.
 
     Args:
-        codec: what the run is configured with.
+        codec: the configured codec.
         num_params: P.
-        site: the endpoint beside which datagrams go.
-        path: that this is a stage of.
-        saved: what the stage has left in the checkpoint from which the run goes on.
+        site: the endpoint that the datagram channel accompanies.
+        path: the path of this stage.
+        saved: state of the stage from the checkpoint that the run resumes from.
     """
 
     def __init__(
@@ -404,7 +404,7 @@ class Differential(UpdateStage):
         return self._receiver.export(averager)
 
     def on_address(self, region: str, address: Address) -> None:
-        """Lossy blocks go to the averager's region."""
+        """Set the address of the averager's region, which receives the lossy blocks."""
         if region != self._leader:
             return
         model = self._site.links.get(region)
@@ -416,7 +416,7 @@ class Differential(UpdateStage):
     def depart(self, update: UpdateMessage, ship: Pass, *, again: bool) -> None:
         """See `UpdateStage`."""
         if self._sender is None:
-            raise LinkDownError("there is no region to send lossy blocks to")
+            raise LinkDownError("the region that receives lossy blocks is not known")
         rest, load = self._sender.depart(update)
         ship(rest)
         self._sender.follow(load)
@@ -429,7 +429,7 @@ class Differential(UpdateStage):
         return {"seq": stopped[0], "first_rank": stopped[1]}
 
     def status(self, links: Mapping[str, Any]) -> dict[str, Any]:
-        """Counts of both ends; bytes of datagrams are a class of their own in ``links``."""
+        """Return the counts of both ends; ``links`` gets the datagrams as a traffic class."""
         counts = self._channel.counts
         found: dict[str, Any] = {"blocks": self._receiver.counts(), "strange": counts.strange}
         for peer, num_bytes in counts.bytes_received.items():

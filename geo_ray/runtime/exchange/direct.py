@@ -71,13 +71,13 @@ Hear = Callable[[GeoRayError], None]
 
 
 class BridgeFailure:
-    """The first failure of a bridge; those that follow from it are logged only.
+    """The first failure of a bridge; later ones are only logged.
 
-    A message counts as received before it is handled. So an error in a handler, or in a thread that
-    nobody waits for, would be lost, and with it the answer to an update: here it ends the run.
+    A message counts as received before it is handled. An error in a handler, or in a background
+    thread, would be lost, and with it the answer to an update. Therefore it ends the run.
 
-    Args:
-        region: of the bridge.
+    Attributes:
+        region: region of the bridge.
     """
 
     def __init__(self, region: str) -> None:
@@ -88,11 +88,11 @@ class BridgeFailure:
 
     @property
     def first(self) -> GeoRayError | None:
-        """The failure; None while all goes well."""
+        """The failure; None: there is none."""
         return self._first
 
     def listen(self, hear: Hear) -> None:
-        """Let ``hear`` be told: later, or now if there is a failure already."""
+        """Call ``hear`` at the failure, or now if there is one already."""
         with self._lock:
             self._hearers.append(hear)
             first = self._first
@@ -100,11 +100,12 @@ class BridgeFailure:
             hear(first)
 
     def note(self, error: Exception, doing: str) -> GeoRayError:
-        """Something failed.
+        """Record a failure.
 
         Args:
-            error: an error of geo_ray's tree as it is; any other becomes one that names its line.
-            doing: what failed, for people.
+            error: errors of geo_ray's tree are used unchanged; others are converted, with their
+                line.
+            doing: the operation that failed, for messages.
 
         Returns:
             The typed error.
@@ -132,17 +133,17 @@ class BridgeFailure:
         )
 
 
-_LOOK_S: Final = 0.5  # between two looks at whether the averager's region is there
+_LOOK_S: Final = 0.5  # between two checks whether the averager's region is reachable
 
 
 class Answers:
-    """Passes answers, by the number of their update, from receiving threads to the waiting one.
+    """Passes answers from receiving threads to the waiting one, by the number of their update.
 
     Args:
         region: this region.
         timeout_s: longest wait.
-        is_reachable: whether there is a connection to a region at present.
-        unreachable_s: how long the averager's region may be out of reach.
+        is_reachable: whether a region is connected now.
+        unreachable_s: how long the averager's region may be unreachable.
     """
 
     def __init__(
@@ -165,20 +166,20 @@ class Answers:
         self._put(reply.seq, reply)
 
     def fail(self, seq: int, error: GeoRayError) -> None:
-        """Let the wait for update ``seq``, which the averager refused, raise ``error``."""
+        """Raise ``error`` in the wait for update ``seq``, which the averager refused."""
         self._put(seq, error)
 
     def wait(self, seq: int, leader: Callable[[], str]) -> ReplyMessage:
-        """Return the answer to update ``seq`` once it is here.
+        """Wait for the answer to update ``seq``.
 
         Args:
             seq: its number.
-            leader: gives the averager's region, which may change.
+            leader: returns the averager's region, which may change.
 
         Raises:
-            DeadlineExceededError: it did not come in time.
-            LinkDownError: the averager's region is out of reach, or the bridge is closing.
-            GeoRayError: the update was refused, or what `end` was given.
+            DeadlineExceededError: it did not arrive in time.
+            LinkDownError: the averager's region is unreachable, or the bridge is closing.
+            GeoRayError: the update was refused, or `end` was called with this error.
         """
         began_s = reached_s = time.monotonic()
         while (answer := self._look(seq)) is None:
@@ -187,8 +188,8 @@ class Answers:
                 reached_s = now_s
             elif now_s - reached_s > self._unreachable_s:
                 raise LinkDownError(
-                    f"region '{self._region}': the averager's region '{peer}' is out of reach "
-                    f"since {self._unreachable_s:g} s; update {seq} is not answered"
+                    f"region '{self._region}': the averager's region '{peer}' has been "
+                    f"unreachable for {self._unreachable_s:g} s; update {seq} has no answer"
                 )
             if now_s - began_s > self._timeout_s:
                 raise DeadlineExceededError(
@@ -201,7 +202,7 @@ class Answers:
         return answer
 
     def _look(self, seq: int) -> ReplyMessage | GeoRayError | None:
-        """Wait a little; the answer, if it is here. What is older is of no use to anybody."""
+        """Wait briefly; return the answer, if it has arrived. Older answers are dropped."""
         with self._changed:
             if seq not in self._here and self._end is None:
                 self._changed.wait(min(_LOOK_S, self._timeout_s))
@@ -214,11 +215,11 @@ class Answers:
         return None
 
     def close(self) -> None:
-        """Let every present and later `wait` fail because the bridge is closing."""
+        """Fail every current and later `wait`: the bridge is closing."""
         self.end(LinkDownError(f"the bridge of region '{self._region}' is closing"))
 
     def end(self, error: GeoRayError) -> None:
-        """Let every present and later `wait` raise ``error``; the first one counts."""
+        """Raise ``error`` in every current and later `wait`; only the first call counts."""
         with self._changed:
             self._end = self._end or error
             self._changed.notify_all()
@@ -241,43 +242,43 @@ Routes = Mapping[str, Route]
 
 
 class Pass(Protocol):
-    """Takes an update that a stage lets pass."""
+    """Receives an update from a stage."""
 
     def __call__(self, update: UpdateMessage, /) -> None:
-        """Ship it, or take it in."""
+        """Send it, or apply it."""
 
 
 class UpdateStage:
-    """Decides when an update leaves its region and when it is taken in; this one: at once.
+    """Decides when an update leaves its region and when it is applied; this one: at once.
 
-    `Transfers` and `Differential` are the others.
+    `Transfers` and `Differential` are the other stages.
     """
 
     def depart(self, update: UpdateMessage, ship: Pass, *, again: bool) -> None:
-        """Ship an update of the own region when it may leave, if ever.
+        """Send an update of the own region when it may leave, if ever.
 
         Args:
             update: its payload stays unchanged until it is answered.
             ship: sends it.
-            again: an earlier leader had answered it already.
+            again: an earlier leader had answered it.
         """
         ship(update)
 
     def answered(self, reply: ReplyMessage) -> ReplyMessage:
-        """Return an answer for the own region as the region shall see it."""
+        """Return an answer for the own region in its final form."""
         return reply
 
     def recall(self) -> Meta:
-        """Stop sending what is left of the last update; return what did not leave, as a header."""
+        """Stop sending the rest of the last update; return the unsent part, as a header."""
         return {"seq": None}
 
     def arrive(self, update: UpdateMessage, take: Pass, *, again: bool) -> None:
-        """Take an update in when it is its turn, in the averager's region.
+        """Apply an update when it is due, in the averager's region.
 
         Args:
-            update: which.
-            take: takes it in.
-            again: an earlier leader had answered it already.
+            update: the update.
+            take: applies it.
+            again: an earlier leader had answered it.
         """
         take(update)
 
@@ -286,20 +287,20 @@ class UpdateStage:
         return reply
 
     def on_moved(self) -> None:
-        """Forget what was asked of the averager: it has moved, and its new leader knows nothing."""
+        """Forget requests to the averager: it has moved, and its new leader does not know them."""
 
     def on_address(self, region: str, address: Address) -> None:
-        """Note where the endpoint of a region is."""
+        """Record the address of a region's endpoint."""
 
     def routes(self) -> Routes:
         """Handlers of the stage's messages."""
         return {}
 
     def export(self, averager: Averager) -> dict[str, object]:
-        """Return what the averager's part of a checkpoint must hold of the stage, as plain values.
+        """Return the state of the stage for the averager's part of a checkpoint, as plain values.
 
         Args:
-            averager: knows the newest update of every region that it has taken in.
+            averager: knows the newest applied update of every region.
         """
         return {}
 
@@ -312,18 +313,18 @@ class UpdateStage:
 
 
 class UpdatePath(Protocol):
-    """How one region's updates get to the averager; see the module's docstring."""
+    """Transports one region's updates to the averager; see the module."""
 
     @property
     def leader(self) -> AveragerLeader:
-        """Where the averager lives at present."""
+        """The averager's current leader."""
 
     @property
     def stage(self) -> UpdateStage:
-        """Its stage; the bridge hands messages, addresses and the end on to it."""
+        """Its stage; the bridge forwards messages, addresses and the end to it."""
 
     def exchange(self, update: UpdateMessage) -> ReplyMessage:
-        """Bring an update of the own region to the averager; blocks until it is answered.
+        """Send an update of the own region to the averager; blocks until it is answered.
 
         Returns:
             The answer.
@@ -336,18 +337,18 @@ class UpdatePath(Protocol):
         """Handlers of its own messages."""
 
     def request_stop(self) -> None:
-        """Let the averager, which is here, tell all regions to finish."""
+        """Let the averager, which is here, ask all regions to finish."""
 
     def request_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
         """Let the averager, which is here, begin a checkpoint; False if it cannot be now."""
 
     def report_dead(self, region: str, *, comes_back: bool = False) -> None:
-        """The controller has seen that ``region`` is dead.
+        """Record that ``region`` is dead, as the controller has observed.
 
         Args:
-            region: which.
-            comes_back: only its bridge is, and there will be another: the averager that lived there
-                moves, and the region is waited for.
+            region: the region.
+            comes_back: only its bridge is dead and will be replaced: an averager there moves, and
+                the region is waited for.
         """
 
     def tell_members(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
@@ -362,59 +363,59 @@ class UpdatePath(Protocol):
         """The averager's version and open requests if it is here, and counters: plain values."""
 
     def close(self) -> None:
-        """End all threads; whoever waits for an answer is told."""
+        """End all threads, and all waits for an answer."""
 
 
 class StagedPath(Protocol):
-    """What a stage may ask of its path; all but the first three at the averager's home only."""
+    """What a stage uses of its path; all but the first three only at the averager's leader."""
 
     @property
     def leader(self) -> AveragerLeader:
-        """Where the averager lives at present."""
+        """The averager's current leader."""
 
     def send(self, to: str, message: Message) -> None:
         """Send a message to another region."""
 
     def give(self, reply: ReplyMessage) -> None:
-        """Hand an answer to the own region, which waits for it."""
+        """Pass an answer to the waiting own region."""
 
     def version(self) -> int:
-        """Commits so far, and those that are bound to come."""
+        """Number of commits, including those that are certain to follow."""
 
     def skip(self, region: str, attempt: int, seq: int) -> None:
-        """Answer an update without taking it in."""
+        """Answer an update without applying it."""
 
     def take_sum(
         self, parts: tuple[UpdateMessage, ...], total_P: Tensor
     ) -> list[ReplyMessage] | None:
-        """Take in a sum of updates; None if it must come in parts.
+        """Apply a sum of updates; return None if its parts must be sent individually.
 
         Raises:
             GeoRayError: the averager refuses it.
         """
 
     def deliver(self, reply: ReplyMessage) -> None:
-        """Send an answer on its way."""
+        """Send an answer."""
 
     def refuse(self, update: UpdateMessage, error: GeoRayError) -> None:
-        """Tell an update's region that it was refused."""
+        """Report a refusal to the update's region."""
 
     def fail(self, error: Exception, doing: str) -> None:
-        """A thread of the stage has met an error of which nobody else would hear."""
+        """Report an error in a thread of the stage, which would otherwise be lost."""
 
 
 class StageFactory(Protocol):
     """Builds a path's stage; the path calls it in its constructor."""
 
     def __call__(self, path: StagedPath, /) -> UpdateStage:
-        """The stage of ``path``."""
+        """Return the stage of ``path``."""
 
 
 def joined(*tables: Routes) -> dict[str, Route]:
-    """One table of handlers.
+    """Merge tables of handlers.
 
     Raises:
-        InvariantError: two of them handle messages of one kind.
+        InvariantError: two tables handle the same kind.
     """
     found: dict[str, Route] = {}
     for table in tables:
@@ -426,10 +427,10 @@ def joined(*tables: Routes) -> dict[str, Route]:
 
 
 class Alarm:
-    """Set it again and again; only the last time counts.
+    """A timer that can be set repeatedly; only the last setting counts.
 
-    Args:
-        ring: called in a thread of its own, never twice for one setting.
+    Attributes:
+        ring: called in a separate thread, at most once per setting.
     """
 
     def __init__(self, ring: Callable[[], None]) -> None:
@@ -439,7 +440,7 @@ class Alarm:
         self._at_s: float | None = None
 
     def set(self, at_s: float | None) -> None:
-        """Ring at ``at_s`` (`time.monotonic`), and at no other time; None: not at all."""
+        """Ring at ``at_s`` (`time.monotonic`), and at no other time; None: never."""
         with self._lock:
             if at_s == self._at_s:
                 return
@@ -469,12 +470,12 @@ class Staged(Protocol):
 
 
 class AveragerOutput:
-    """Takes what an averager leaves beside its answers: parts of checkpoints, events, its failure.
+    """Handles the averager's outputs besides answers: checkpoint parts, events, its failure.
 
-    Args:
-        event_buffer: takes events for the controller.
-        places: where parts of checkpoints go.
-        failure: of the bridge.
+    Attributes:
+        event_buffer: receives events for the controller.
+        places: where parts of checkpoints are written.
+        failure: the bridge's failure.
     """
 
     def __init__(
@@ -485,12 +486,12 @@ class AveragerOutput:
         self._places = places
 
     def collect(self, averager: Averager, path: Staged | None = None) -> None:
-        """Take what ``averager`` has left; call under the lock that guards it."""
+        """Process the outputs of ``averager``; call under the lock that guards it."""
         snapshots, averager.snapshots = averager.snapshots, []
         for snapshot in snapshots:  # disks are slow, and this may be the link's receiving thread
             snapshot.control["attach"] = {} if path is None else path.stage.export(averager)
             threading.Thread(target=self._write, args=(snapshot,), daemon=True).start()
-        for reading in averager.noise.news():  # of all regions together
+        for reading in averager.noise.news():  # over all regions
             self._event_buffer.add("noise", **{**reading.fields(), "region": None})
         if averager.failure is not None:
             self.failure.note(averager.failure, "the averager")
@@ -498,19 +499,19 @@ class AveragerOutput:
     def _write(self, snapshot: AveragerSnapshot) -> None:
         try:
             part = write_averager_part(self._places, snapshot)
-        except Exception as error:  # whatever it is: the controller waits for the part
+        except Exception as error:  # of any class: the controller waits for the part
             self._event_buffer.add("part_failed", id=snapshot.id, error=typed(error))
         else:
             self._event_buffer.add("parts", id=snapshot.id, step=0, parts=[part])
 
 
 class LocalAverager:
-    """An averager without a standby, for threads.
+    """A thread-safe averager without a standby.
 
     Args:
         averager: the averager.
-        output: takes what it leaves beside its answers.
-        answer: takes answers that come when the strategy asked to be woken.
+        output: handles its outputs besides answers.
+        answer: receives answers of a wake-up that the strategy requested.
         path: its stage adds to checkpoints.
     """
 
@@ -528,7 +529,7 @@ class LocalAverager:
         self._lock = threading.Lock()
         self._alarm = Alarm(self._on_wake)
         averager.at(time.monotonic())
-        self._alarm.set(averager.wakes_s)  # it may have been restored
+        self._alarm.set(averager.wakes_s)  # it may be a restored one
 
     @property
     def version(self) -> int:
@@ -542,11 +543,11 @@ class LocalAverager:
 
     @property
     def view(self) -> View:
-        """Who takes part."""
+        """The membership view."""
         return self._averager.view
 
     def open_requests(self) -> dict[str, int] | None:
-        """See `open_requests`; None, too, while the averager is at work: nobody waits for that."""
+        """See `open_requests`; also None while the averager is busy, without waiting."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -555,7 +556,7 @@ class LocalAverager:
             self._lock.release()
 
     def execute(self, op: Op) -> LogOutcome:
-        """Do what ``op`` says."""
+        """Execute a command."""
         with self._lock:
             self._averager.at(time.monotonic())
             outcome = execute(self._averager, op)
@@ -564,7 +565,7 @@ class LocalAverager:
         return outcome
 
     def take_in_round(self, updates: Sequence[UpdateMessage]) -> list[ReplyMessage]:
-        """Take in all updates of a round.
+        """Apply all updates of a round.
 
         Raises:
             GeoRayError: it refuses them.
@@ -576,7 +577,7 @@ class LocalAverager:
                 self._output.collect(self._averager)
 
     def request_stop(self) -> None:
-        """Tell all regions, with their next answers, to finish."""
+        """Ask all regions, in their next answers, to finish."""
         with self._lock:
             self._averager.request_stop()
 
@@ -589,24 +590,24 @@ class LocalAverager:
         return begun
 
     def close(self) -> None:
-        """Be woken no more."""
+        """Cancel the timer."""
         self._alarm.set(None)
 
     def _on_wake(self) -> None:
         try:
             self._answer(self.execute(Wake()).replies)
-        except Exception as error:  # this is a thread of its own: nobody else would hear of it
-            self._output.failure.note(error, "answers that were due")
+        except Exception as error:  # this thread has no caller that would receive it
+            self._output.failure.note(error, "scheduled answers")
 
 
 class DirectPath:
-    """See the module's docstring and `UpdatePath`.
+    """The plain exchange transport; see the module and `UpdatePath`.
 
     Args:
-        endpoint: this region's.
-        leader: where the averager lives.
-        averager: the averager, if that is here.
-        output: takes what the averager leaves beside its answers.
+        endpoint: this region's endpoint.
+        leader: the averager's leader.
+        averager: the averager, if it is here.
+        output: handles the averager's outputs besides answers.
         answers: where the own region's requests wait.
         stage: builds the stage of this path.
     """
@@ -658,10 +659,10 @@ class DirectPath:
         return self._here().request_checkpoint(checkpoint, halt=halt)
 
     def report_dead(self, region: str, *, comes_back: bool = False) -> None:
-        """See `UpdatePath`; whoever waited for it alone is answered."""
-        if comes_back:  # the averager does not move here
+        """See `UpdatePath`; answers regions that waited only for this one."""
+        if comes_back:  # the averager cannot move here
             return
-        log.warning("the run goes on without region '%s': its data are missing", region)
+        log.warning("continuing without region '%s': its data are missing", region)
         self._tell(Leave(region))
 
     def tell_members(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
@@ -700,7 +701,7 @@ class DirectPath:
     def _on_update(self, peer: str, message: Message) -> None:
         try:
             update = read_update(message.meta, view_of(message.payload))
-        except FrameError as error:  # who speaks otherwise ends itself, and nobody else
+        except FrameError as error:  # ends only the peer that violates the protocol
             log.error("an update of region '%s' cannot be read: %s", peer, error.message)
             refusal = refusal_meta(fields.count(message.meta, "seq"), error)
             self.send(peer, Message("refused", refusal, b"", "control"))
@@ -721,11 +722,11 @@ class DirectPath:
     # ------------------------------------------------------------------ for the stage
 
     def send(self, to: str, message: Message) -> None:
-        """See `StagedPath`, as for all that follows."""
+        """See `StagedPath`, as for all following methods."""
         self._endpoint.send(to, message)
 
     def give(self, reply: ReplyMessage) -> None:
-        """Hand an answer to the own region."""
+        """Pass an answer to the own region."""
         self.answers.give(self.stage.answered(reply))
 
     def version(self) -> int:
@@ -733,20 +734,20 @@ class DirectPath:
         return self._here().version
 
     def skip(self, region: str, attempt: int, seq: int) -> None:
-        """Answer an update without taking it in."""
+        """Answer an update without applying it."""
         self._deliver_all(self._here().execute(Skip(region, attempt, seq)).replies)
 
     def take_sum(
         self, parts: tuple[UpdateMessage, ...], total_P: Tensor
     ) -> list[ReplyMessage] | None:
-        """Take in a sum of updates."""
+        """Apply a sum of updates."""
         outcome = self._here().execute(TakeSum(parts, total_P))
         if outcome.error is not None:
             raise outcome.error
         return outcome.replies if outcome.done else None
 
     def deliver(self, reply: ReplyMessage) -> None:
-        """Send an answer on its way."""
+        """Send an answer."""
         arrived_s = self._arrived_s.get(reply.to)
         if arrived_s is not None:
             reply = replace(reply, held_s=time.monotonic() - arrived_s)
@@ -757,7 +758,7 @@ class DirectPath:
         self.send(reply.to, Message("reply", reply_meta(reply), payload_bytes(reply), "reply"))
 
     def refuse(self, update: UpdateMessage, error: GeoRayError) -> None:
-        """Tell an update's region that it was refused."""
+        """Report a refusal to the update's region."""
         if update.region == self._region:
             self.answers.fail(update.seq, error)
             return
@@ -765,7 +766,7 @@ class DirectPath:
         self.send(update.region, Message("refused", meta, b"", "control"))
 
     def fail(self, error: Exception, doing: str) -> None:
-        """A thread of the stage has met an error."""
+        """Record an error in a thread of the stage."""
         self._failure.note(error, doing)
 
     # ------------------------------------------------------------------ at the averager's home

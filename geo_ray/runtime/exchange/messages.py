@@ -57,14 +57,14 @@ LOSSY: Final = Record(LossyReport, "now=loose_now late_seq=loose_late_seq late=l
 
 
 def sizes_of(coded: Coded) -> CodedSizes:
-    """What a header tells of a payload's sizes."""
+    """Return the sizes of a payload for its header."""
     lossy = coded.lossy
     shape = (0, 0, 0) if lossy is None else (*lossy.blocks_LK.shape, lossy.bands)
     return CodedSizes(coded.num, coded.data_B.numel(), *shape)
 
 
 def coded_bytes(coded: Coded) -> memoryview:
-    """The bytes of a coded payload; without a copy if it has no lossy blocks."""
+    """Return the bytes of an encoded payload; without a copy if it has no lossy blocks."""
     lossy = coded.lossy
     if lossy is None or not len(lossy.ids_L):  # torch cannot view empty ids as bytes
         return _view(coded.data_B)
@@ -73,12 +73,12 @@ def coded_bytes(coded: Coded) -> memoryview:
 
 
 def read_coded(kind: str, sizes: CodedSizes, payload: Buffer | None) -> Coded:
-    """The coded payload of a header and bytes.
+    """Decode a header and bytes to an encoded payload.
 
-    Tensors share memory with ``payload`` where that can be written.
+    Tensors share memory with ``payload`` if it is writable.
 
     Raises:
-        FrameError: if the sizes do not fit together.
+        FrameError: the sizes are inconsistent.
     """
     view = memoryview(b"" if payload is None else payload)
     num, num_data, blocks, block_bytes, bands = sizes
@@ -109,15 +109,15 @@ def _tensor(view: memoryview) -> Tensor:
 
 
 def as_bytes(payload_P: Tensor) -> memoryview:
-    """A fp32 CPU tensor (P,), or one of bytes, as bytes, without a copy."""
+    """Return a fp32 CPU tensor (P,), or one of bytes, as bytes, without a copy."""
     return memoryview(payload_P.detach().contiguous().cpu().numpy().data).cast("B")
 
 
 def as_tensor(buffer: memoryview | bytearray | bytes | None, count: int | None = None) -> Tensor:
-    """Bytes as a fp32 tensor (P,), without a copy; shares memory with ``buffer``.
+    """Return bytes as a fp32 tensor (P,), without a copy; it shares memory with ``buffer``.
 
     Raises:
-        FrameError: if the size is not that of ``count`` floats.
+        FrameError: the size is not that of ``count`` floats.
     """
     view = memoryview(b"" if buffer is None else buffer)
     if view.nbytes % 4 or (count is not None and view.nbytes != 4 * count):
@@ -130,7 +130,7 @@ def as_tensor(buffer: memoryview | bytearray | bytes | None, count: int | None =
 
 
 def payload_bytes(message: UpdateMessage | ReplyMessage) -> memoryview:
-    """The payload of an update or a reply as it goes on the wire, without a copy if it can be.
+    """Return the payload of an update or a reply as on the wire, without a copy if possible.
 
     Model buffers follow it.
     """
@@ -149,7 +149,7 @@ _WEIGHT: Final = "buffers_weight"
 
 
 class _Payload:
-    """The codec of a message's payload: fp32, or coded with its sizes in the header.
+    """The codec of a message's payload: fp32, or encoded with its sizes in the header.
 
     Model buffers may follow it; the header then has their size.
     """
@@ -175,7 +175,7 @@ class _Payload:
 
     @staticmethod
     def _model_buffers(meta: Meta, payload: Buffer | None) -> tuple[dict[str, Any], Buffer | None]:
-        """The model buffers, and the payload before them."""
+        """Return the model buffers, and the payload before them."""
         if _BUFFERS not in meta:
             return {}, payload
         size, view = count(meta, _BUFFERS), memoryview(b"" if payload is None else payload)
@@ -197,7 +197,7 @@ class _Payload:
             coded = read_coded(kind, SIZES.read(meta), payload)
             return found | {"coded": coded, "payload_P": torch.empty(0)}
         if header := [name for name in SIZES.names if name in meta]:
-            raise FrameError(f"nothing is 'coded' says a header that has {', '.join(header)}")
+            raise FrameError(f"a header without 'coded' has {', '.join(header)}")
         return found | {"payload_P": as_tensor(payload)}
 
 
@@ -270,36 +270,36 @@ read_contributions = _CONTRIBUTIONS.read
 
 
 def read_answer(worker: int, meta: Meta) -> Assignment:
-    """A worker's next work."""
+    """Return a worker's next assignment."""
     return _ASSIGNMENT.read(meta, worker=worker)
 
 
 def read_pull(worker: int, meta: Meta) -> Pull:
-    """What a worker may fetch from every shard."""
+    """Return what a worker may fetch from every shard."""
     return _PULL.read(meta, worker=worker)
 
 
 def report_meta(report: StepReport) -> Meta:
-    """What a worker reports beside its gradient, as a request's header."""
+    """Return a worker's report on a step, as a request's header."""
     return {"op": "push", **_REPORT.write(report)}
 
 
 def contributions_meta(contributions: Sequence[Contribution]) -> Meta:
-    """A step's contributions as a request's header; all have a weight of their own, or none."""
+    """Return a step's contributions as a request's header; all or none have weights."""
     return {"op": "apply", **_CONTRIBUTIONS.write(contributions)}
 
 
 def refusal_meta(seq: int, error: GeoRayError) -> Meta:
-    """The averager's refusal of update ``seq`` as a header."""
+    """Return the averager's refusal of update ``seq`` as a header."""
     return _REFUSAL.write(Refusal(seq, error))
 
 
 def stats_message(
     version: int, stats: Stats, rows: int, *, final: bool, model: str | None = None
 ) -> tuple[Meta, memoryview]:
-    """A worker's evaluation: names and sizes in the header, the float64 sums as payload.
+    """Return a worker's evaluation: names and sizes as header, the float64 sums as payload.
 
-    ``model`` is the digest of the evaluated parameters, where it is told.
+    ``model`` is the digest of the evaluated parameters, if reported.
     """
     names = sorted(stats)
     arrays = [np.ascontiguousarray(stats[name], dtype=np.float64).reshape(-1) for name in names]
@@ -311,10 +311,10 @@ def stats_message(
 
 
 def read_stats(meta: Meta, payload: Buffer | None) -> dict[str, list[float]]:
-    """The sums of `stats_message` by name.
+    """Return the sums of `stats_message` by name.
 
     Raises:
-        FrameError: if a field is missing or wrong, or names, sizes and payload do not fit together.
+        FrameError: a field is missing or invalid, or names, sizes and payload are inconsistent.
     """
     found = _EVALUATION.read(meta)
     names, sizes = found.names, found.sizes

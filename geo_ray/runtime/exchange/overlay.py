@@ -1,8 +1,8 @@
 """Exchange over an overlay: the updates of a round are summed on their way.
 
-One lock covers all events of the aggregation tree nodes and the coordinator; the endpoint never
-blocks, and what it has no capacity for is kept and retried. One thread commits rounds and
-handles timeouts.
+One lock covers all events of the aggregation tree nodes and the coordinator. The endpoint never
+blocks; messages without capacity are kept and retried. One thread commits rounds and handles
+timeouts.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ from geo_ray.transport.wire.message import Message
 log = logging.getLogger(__name__)
 
 Commit = Callable[[Mapping[str, Meta], Floats], tuple[Mapping[str, Meta], Floats] | None]
-"""Where the sums meet: takes what every region sent and the mean of all; gives what every region is
-to know, and the result. None if the round must not count: then it never ends."""
+"""Commits a round: takes every region's metadata and the mean of all contributions; returns
+metadata for every region and the result, or None if the round must not count and never ends."""
 
 _TO_COORDINATOR: Final = (Ready, Sent, Whole, Stuck, Starved)
 _RETRY_S: Final = 0.02
@@ -90,16 +90,16 @@ _LINKS_EVERY_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class OverlaySetting:
-    """Who takes part in what.
+    """Participants and configuration of an overlay.
 
     Attributes:
         region: this region.
-        regions: all of them.
+        regions: all regions.
         leader: the region of the coordinator and the averager.
-        config: the overlay.
+        config: the overlay's configuration.
         num_params: P.
         seed: of random decisions.
-        links_mbps: goodput of ordered pairs, as it was measured before.
+        links_mbps: goodput of ordered pairs, as measured before.
     """
 
     region: str
@@ -115,14 +115,14 @@ class OverlayVectors:
     """One region's end of the overlay.
 
     Args:
-        setting: who takes part in what.
-        commit: only in the averager's region: combines a round.
-        endpoint: this region's, whose messages of the kinds in `routes` come here.
+        setting: participants and configuration.
+        commit: commits a round; only in the averager's region.
+        endpoint: this region's endpoint, whose messages of the kinds in `routes` are handled here.
         clock: None takes the machine's.
-        on_failure: hears of an error in the thread; None: whoever waits hears of it only.
+        on_failure: receives an error in the thread; None: only waiting calls receive it.
 
     Attributes:
-        fused: whether results go out before the coordinator has the whole sum; see `Policy`.
+        fused: whether results are sent before the coordinator has the whole sum; see `Policy`.
     """
 
     def __init__(
@@ -155,12 +155,12 @@ class OverlayVectors:
         self.fused = policy.fused
         self._tick_s = tick_s(config)
         self._endpoint = endpoint
-        self._changed = threading.Condition()  # guards all that follows, node and coordinator
+        self._changed = threading.Condition()  # guards all following attributes
         self._backlog: dict[int, deque[Message]] = {}
         self._finished: dict[int, Finished] = {}
         self._committed = 0
         self._looked_s = 0.0
-        self._unreachable_s: dict[str, float] = {}  # since when, by region
+        self._unreachable_s: dict[str, float] = {}  # start time, by region
         self._failure: GeoRayError | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="overlay", daemon=True)
@@ -174,7 +174,7 @@ class OverlayVectors:
         return {CONTROL_MESSAGE: self._on_message, PART: self._on_part}
 
     def close(self) -> None:
-        """End; whoever waits is told."""
+        """Close, and end all waits."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -189,7 +189,7 @@ class OverlayVectors:
             return found
 
     def links_mbps(self) -> dict[tuple[str, str], float]:
-        """In the averager's region: what is known of links by now."""
+        """Return the known link rates, in the averager's region."""
         with self._changed:
             if self._coordinator is None:
                 return {}
@@ -204,14 +204,14 @@ class OverlayVectors:
 
         Args:
             own_P: this region's contribution, fp32 (P,); must stay unchanged meanwhile.
-            weight: of the contribution in the mean.
-            about: for `Commit`.
+            weight: weight of the contribution in the mean.
+            about: metadata for `Commit`.
             timeout_s: longest wait.
 
         Raises:
             DeadlineExceededError: the round was not over in time.
             LinkDownError: the path was closed.
-            GeoRayError: whatever `fail` was given.
+            GeoRayError: `fail` was called with this error.
         """
         with self._changed:
             rnd = self._node.finished + 1
@@ -233,7 +233,7 @@ class OverlayVectors:
             )
 
     def fail(self, error: GeoRayError) -> None:
-        """Let whoever waits, or comes, end with ``error``."""
+        """End every current and later wait with ``error``."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
@@ -257,19 +257,19 @@ class OverlayVectors:
         if not isinstance(control, _TO_COORDINATOR):
             self._node.on_message(sender, control, self._now_s())
         elif self._coordinator is None:
-            raise FrameError(f"'{self._names[sender]}' takes '{self._region}' for the coordinator")
+            raise FrameError(f"'{self._names[sender]}' uses '{self._region}' as the coordinator")
         else:
             self._coordinator.on_message(sender, control, self._now_s())
 
     def _number(self, peer: str) -> int:
         if peer not in self._numbers:
-            raise FrameError(f"'{peer}' is no region of this run")
+            raise FrameError(f"'{peer}' is not a region of this run")
         return self._numbers[peer]
 
     # ------------------------------------------------------------------ what goes out
 
     def _drain(self) -> None:
-        """Under the lock: send what node and coordinator have for other regions."""
+        """Send pending messages of node and coordinator; under the lock."""
         self._push()
         self._send_parts()
         self._node.acknowledge()
@@ -293,7 +293,7 @@ class OverlayVectors:
                         self._send(dst, control_message(control))
 
     def _send_parts(self) -> None:
-        """One to each region in turn, as long as there are any."""
+        """Send parts to the regions in turn, as long as there are any."""
         targets = self._node.targets()
         while targets:
             more = []
@@ -316,7 +316,7 @@ class OverlayVectors:
             try:
                 self._endpoint.send(self._names[dst], queue[0], 0.0)
             except (DeadlineExceededError, LinkDownError):
-                return  # no room, or not connected yet: `_run` tries again
+                return  # no capacity, or not connected yet: `_run` retries
             queue.popleft()
 
     # ------------------------------------------------------------------ time
@@ -334,7 +334,7 @@ class OverlayVectors:
                 with self._changed:
                     self._keep_time()
                     self._drain()
-            except Exception as error:  # nobody else would hear of it
+            except Exception as error:  # the thread has no caller that would receive it
                 log.exception("the overlay of region '%s' failed", self._region)
                 if self._on_failure is not None:
                     self._on_failure(error)
@@ -367,19 +367,19 @@ class OverlayVectors:
                 self._note_reach(peer, now_s, up=stats["connected"])
 
     def _note_reach(self, peer: str, now_s: float, *, up: bool) -> None:
-        """A round has no deadline of its own, but it cannot end without a region that is gone."""
+        """Fail after a region was unreachable for too long: the round could not end without it."""
         if up:
             self._unreachable_s.pop(peer, None)
             return
         since_s = self._unreachable_s.setdefault(peer, now_s)
         if now_s - since_s > UNREACHABLE_S and self._failure is None:
             self._failure = LinkDownError(
-                f"region '{self._region}': region '{peer}' is out of reach for too long"
+                f"region '{self._region}': region '{peer}' has been unreachable for too long"
             )
             self._changed.notify_all()
 
     def _is_due(self) -> int | None:
-        """The round that could be committed now."""
+        """Return the round that could be committed now."""
         rnd = self._committed + 1
         if self._coordinator is None or not self._coordinator.is_complete(rnd):
             return None
@@ -424,17 +424,17 @@ class OverlayVectors:
 
 
 class OverlayPath:
-    """Carries the updates of one region, and at the averager's home those of all to the averager.
+    """Transports the updates of one region, and at the leader those of all regions.
 
-    The averager is handed every region's update with the same vector, the round's weighted mean,
-    and gives the same answer as to the updates themselves, up to rounding.
+    The averager receives every region's update with the same vector, the round's weighted mean, and
+    gives the same answer as to the updates themselves, up to rounding.
 
     Args:
-        setting: who takes part in what.
-        strategy: the run's; says how updates are weighted.
-        averager: the averager, if this is its home.
-        output: takes what the averager leaves beside its answers.
-        endpoint: this region's.
+        setting: participants and configuration.
+        strategy: the run's strategy; determines how updates are weighted.
+        averager: the averager, if it is here.
+        output: handles the averager's outputs besides answers.
+        endpoint: this region's endpoint.
         timeout_s: longest wait for a round.
     """
 
@@ -477,8 +477,8 @@ class OverlayPath:
         reply = read_reply(done.about, as_bytes(torch.from_numpy(done.result_P)))
         if reply.to != self._region or reply.seq != update.seq:
             raise FrameError(
-                f"region '{self._region}' awaits the answer to update {update.seq} and got that of "
-                f"'{reply.to}' to {reply.seq}"
+                f"region '{self._region}' awaits the answer to update {update.seq} and received "
+                f"that of '{reply.to}' to {reply.seq}"
             )
         return reply
 
@@ -493,7 +493,7 @@ class OverlayPath:
         return self._here().request_checkpoint(checkpoint, halt=halt)
 
     def report_dead(self, region: str, *, comes_back: bool = False) -> None:
-        """Nobody takes over."""
+        """Do nothing: an overlay has no failover."""
 
     def tell_members(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
         """Members do not change here."""
@@ -536,7 +536,7 @@ class OverlayPath:
         for region, meta in sorted(about.items()):
             update = replace(read_update(meta, b""), payload_P=payload_P)
             if update.region != region:
-                raise FrameError(f"'{region}' contributes in the name of '{update.region}'")
+                raise FrameError(f"'{region}' contributes an update of '{update.region}'")
             updates.append(update)
         try:
             replies = self._here().take_in_round(updates)
@@ -550,14 +550,14 @@ class OverlayPath:
             raise InvariantError(f"a round of {sorted(about)} was answered to {sorted(metas)}")
         result_P = replies[0].payload_P
         if any(reply.payload_P is not result_P for reply in replies):
-            raise InvariantError("the answers to a round differ; an overlay carries one for all")
+            raise InvariantError("the answers to a round differ; an overlay has one for all")
         return metas, mean_P if self.vectors.fused else result_P.contiguous().numpy()
 
     def _failed(self, error: Exception) -> None:
         self._failure.note(error, "the overlay")
 
     def _unasked(self, replies: Sequence[ReplyMessage]) -> None:
-        raise InvariantError("an overlay has no answers but those of whole rounds")
+        raise InvariantError("an overlay only answers whole rounds")
 
     def _refuse(self, update: UpdateMessage, error: GeoRayError) -> None:
         if update.region == self._region:

@@ -84,7 +84,7 @@ _CONTROL: Final = "control"
 
 
 def snapshot_bytes(snapshot: StateSnapshot) -> memoryview:
-    """The copy's plain values, then its tensors, those with the largest elements first."""
+    """Serialize the plain values, then the tensors, those with the largest elements first."""
     tensors = aligned(snapshot.tensors)
     header = encode_header(
         tensors, {_CONTROL: canonical_json(cast(JSONObject, snapshot.control)).decode()}
@@ -100,19 +100,19 @@ def snapshot_bytes(snapshot: StateSnapshot) -> memoryview:
 
 
 def read_snapshot(payload: Buffer) -> StateSnapshot:
-    """The inverse of `snapshot_bytes`; the tensors are the caller's own.
+    """The inverse of `snapshot_bytes`; the tensors belong to the caller.
 
     Raises:
-        FrameError: it makes no sense.
+        FrameError: the payload is invalid.
     """
     view = memoryview(payload).cast("B")
     try:
         metadata, entries = check_header(view, view.nbytes)
         control = json.loads(metadata[_CONTROL])
     except (CheckpointCorruptError, ValueError, KeyError, RecursionError) as error:
-        raise FrameError(f"a copy of the averager cannot be read: {error}") from error
+        raise FrameError(f"a snapshot of the averager cannot be read: {error}") from error
     if not isinstance(control, dict):
-        raise FrameError("a copy of the averager has no plain values")
+        raise FrameError("a snapshot of the averager has no plain values")
     start, tensors = header_bytes(bytes(view[:8])), {}
     for entry in entries:
         own = bytearray(view[start + entry.start : start + entry.stop])
@@ -124,19 +124,19 @@ def read_snapshot(payload: Buffer) -> StateSnapshot:
 
 
 Finder = Callable[[int, int], UpdateMessage | None]
-"""``find(attempt, seq)``: an update of this region that is still in its hands."""
+"""``find(attempt, seq)``: returns an update that this region still holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TakeInYours:
-    """An entry about an update of the standby's own region: without the payload."""
+    """An entry for an update of the standby's own region, without the payload."""
 
     update: UpdateMessage
 
 
 @dataclass(frozen=True, slots=True)
 class _TakeParts:
-    """An entry about a sum, whose total is the message's payload."""
+    """An entry for a sum, whose total is the message's payload."""
 
     parts: tuple[UploadRequest, ...]
 
@@ -215,7 +215,7 @@ _SHAPES: Final = {
         CONTROL,
     ),
     "averager_lost": _Shape(AveragerLost, Record(AveragerLost, _TERM, "lost"), lane=CONTROL),
-    # In one lane with the answers that follow, or they would come before it.
+    # In the same lane as the answers that follow it, so that it arrives first.
     "new_averager": _Shape(
         NewAverager,
         Record(NewAverager, _TERM, Field("last", CountList("last_attempt", "last_seq"))),
@@ -226,15 +226,15 @@ KINDS: Final = tuple(_SHAPES)
 
 
 def standby_message(to: str, content: StandbyMessage, log_lane: int, *, bare: bool) -> Message:
-    """A message for region ``to``.
+    """Build a message for region ``to``.
 
     Args:
-        to: who it is for.
-        content: what to send.
-        log_lane: lane of what the standby must have before it counts; of the rest of the log, and
-            of the copy before it, it is the last one, and all other payloads have that of data.
-        bare: whether such an entry about the standby's own update may go without the payload,
-            because it is certain to be in its hands still.
+        to: the receiver.
+        content: the content.
+        log_lane: lane of entries that the standby must have before they count. The rest of the log,
+            and the snapshot before it, use the last lane; all other payloads use the data lane.
+        bare: whether an entry for the standby's own update may omit the payload, because the
+            standby certainly still holds it.
     """
     kind = _KIND_OF[type(content.op if isinstance(content, AveragerRequest) else content)]
     shape = _SHAPES[kind]
@@ -258,16 +258,16 @@ def read_standby(peer: str, message: Message, find: Finder) -> StandbyMessage:
     """The inverse of `standby_message`.
 
     Args:
-        peer: who sent it.
+        peer: the sender.
         message: one of `KINDS`.
-        find: finds updates of this region that an entry is about.
+        find: finds updates of this region that an entry refers to.
 
     Raises:
-        FrameError: if a field is missing or has the wrong type or range.
+        FrameError: a field is missing, or has an invalid type or range.
     """
     shape = _SHAPES.get(message.kind)
     if shape is None:
-        raise FrameError(f"'{message.kind}' is no message of an averager that may move")
+        raise FrameError(f"'{message.kind}' is not a message of an averager with a standby")
     payload = view_of(message.payload)
     snapshot = read_snapshot(payload) if message.kind == "install_snapshot" else None
     found: StandbyMessage = shape.record.read(message.meta, payload, region=peer, snapshot=snapshot)
@@ -278,7 +278,7 @@ def read_standby(peer: str, message: Message, find: Finder) -> StandbyMessage:
 
 
 def _outgoing(op: Op, to: str | None) -> tuple[Any, Buffer]:
-    """What the log's message has of an entry, and its payload."""
+    """Return the log message's fields for an entry, and its payload."""
     match op:
         case TakeIn(update) if update.region == to:
             bare = replace(update, payload_P=torch.empty(0), coded=None)
@@ -298,7 +298,7 @@ def _incoming(op: Any, payload: memoryview, find: Finder) -> Op:
             found = find(update.attempt, update.seq)
             if found is None:
                 name = f"update {update.seq}"
-                raise FrameError(f"an entry is about {name}, which is not here any more")
+                raise FrameError(f"an entry refers to {name}, which is no longer here")
             return TakeIn(found)
         case _TakeParts(parts):
             return TakeSum(headers_of(parts), as_tensor(payload))
@@ -313,14 +313,14 @@ _COMMIT_S: Final = 30.0  # for a checkpoint to begin
 
 
 class StandbyPath:
-    """See the module's docstring and `UpdatePath`.
+    """The exchange transport with failover; see the module and `UpdatePath`.
 
     Args:
         node: the state machine.
-        endpoint: this region's.
-        output: takes what the averager leaves beside its answers.
+        endpoint: this region's endpoint.
+        output: handles the averager's outputs besides answers.
         answers: where the own region's requests wait.
-        event_buffer: takes events for the controller.
+        event_buffer: receives events for the controller.
         stage: builds the stage of this path.
     """
 
@@ -338,7 +338,7 @@ class StandbyPath:
         self._output = output
         self._answers = answers
         self._event_buffer = event_buffer
-        self._log_lane = DATA if node.bound == 0 else BACKGROUND  # with 0 everything waits for it
+        self._log_lane = DATA if node.bound == 0 else BACKGROUND  # with 0 all else waits for it
         self._bare = node.bound == 0 or node.caller.keeps
         self._alarm = Alarm(partial(self._offer, Wake()))
         self._changed = threading.Condition(threading.RLock())
@@ -361,8 +361,8 @@ class StandbyPath:
     # ------------------------------------------------------------------ for the own region
 
     def exchange(self, update: UpdateMessage) -> ReplyMessage:
-        """See `UpdatePath`; the region may use its buffer again when it is answered."""
-        # A copy: a message to a home that was cut off may leave long after another one's answer.
+        """See `UpdatePath`; the region may reuse its buffer once it is answered."""
+        # A copy: a message to a partitioned leader may leave long after another leader's answer.
         retained = copied_update(update)
         with self._changed:
             asked = [AveragerRequest(op) for op in self._node.caller.submit(retained)]
@@ -402,16 +402,16 @@ class StandbyPath:
         with self._changed:
             averager = self._node.averager
             if averager is None:
-                raise InvariantError(f"the averager does not live in '{self._node.region}'")
+                raise InvariantError(f"the averager is not in '{self._node.region}'")
             if isinstance(op, ChangeMembers):
                 op.change.after(averager.view)
             self._offer(op)
 
     def status(self) -> dict[str, Any]:
-        """See `UpdatePath`; also how far the averager is ahead of its standby, and who stands by.
+        """See `UpdatePath`; includes the averager's lead over its standby, and the standby.
 
-        A region says of itself that it stands by, for the home that it follows: nobody else knows
-        for certain.
+        Only the standby itself knows for certain that it can take over from the leader it follows,
+        so it reports this itself.
         """
         with self._changed:
             node, primary = self._node, self._node.primary
@@ -448,37 +448,37 @@ class StandbyPath:
     # ------------------------------------------------------------------ for the stage
 
     def send(self, to: str, message: Message) -> None:
-        """See `StagedPath`; the message leaves after those that were sent before it."""
+        """See `StagedPath`; messages leave in the order of the calls."""
         self._outgoing.put((to, message))
 
     def give(self, reply: ReplyMessage) -> None:
-        """See `StagedPath`, as for all that follows."""
+        """See `StagedPath`, as for all following methods."""
         self._answers.give(self.stage.answered(reply))
 
     def version(self) -> int:
-        """Commits so far, and those that wait for the standby."""
+        """Number of commits, including those that wait for the standby."""
         with self._changed:
             primary = self._node.primary
             return 0 if primary is None else primary.averager.state.version + primary.waiting
 
     def skip(self, region: str, attempt: int, seq: int) -> None:
-        """Answer an update without taking it in."""
+        """Answer an update without applying it."""
         self._offer(Skip(region, attempt, seq))
 
     def take_sum(
         self, parts: tuple[UpdateMessage, ...], total_P: Tensor
     ) -> list[ReplyMessage] | None:
-        """Sums are not taken in here: their parts must come by themselves."""
+        """Return None: the parts of a sum must be sent individually."""
         return None
 
     def deliver(self, reply: ReplyMessage) -> None:
-        """Answers leave as messages of the node."""
+        """Do nothing: answers are messages of the node."""
 
     def refuse(self, update: UpdateMessage, error: GeoRayError) -> None:
-        """Refusals leave as messages of the node."""
+        """Do nothing: refusals are messages of the node."""
 
     def fail(self, error: Exception, doing: str) -> None:
-        """A thread of the stage has met an error."""
+        """Record an error in a thread of the stage."""
         self._output.failure.note(error, doing)
 
     # ------------------------------------------------------------------ messages and effects
@@ -487,13 +487,13 @@ class StandbyPath:
         with self._changed:
             term = message.meta.get("leader_term")
             if message.kind == "log" and isinstance(term, int) and term < self.leader.term:
-                return  # of a home that is none any more; what it is about may be gone as well
+                return  # from a former leader; what it refers to may be gone as well
             try:
                 parsed = read_standby(peer, message, self._node.caller.find)
             except FrameError as error:
                 if message.kind != "update":
                     raise
-                # Who speaks otherwise ends itself, and nobody else.
+                # A peer that violates the protocol is disconnected; others are unaffected.
                 log.error("an update of region '%s' cannot be read: %s", peer, error.message)
                 seq = fields.count(message.meta, "seq")
                 self._send(peer, AveragerRefusal(self.leader.term, seq, error))
@@ -505,7 +505,7 @@ class StandbyPath:
             self._execute(self._node.on_message(peer, parsed))
 
     def _arrived(self, peer: str, request: AveragerRequest) -> None:
-        """A request for the averager here; the stage decides when an update is taken in."""
+        """Handle a request for the averager here; the stage decides when an update is applied."""
 
         def take(_: UpdateMessage) -> None:
             with self._changed:
@@ -558,10 +558,10 @@ class StandbyPath:
             log.warning("region '%s' hosts the averager now", event.region)
             self._event_buffer.add("averager_moved", term=event.term)
         elif event.what == "left":
-            log.warning("the run goes on without region '%s': its data are missing", event.region)
+            log.warning("continuing without region '%s': its data are missing", event.region)
             self._event_buffer.add("region_left", name=event.region)
         elif event.what == "promoted":
-            log.info("region '%s' stands by for the averager now", event.region)
+            log.info("region '%s' is the averager's standby now", event.region)
             self._event_buffer.add("standby_ready", name=event.region, term=event.term)
             return
         self.stage.on_moved()

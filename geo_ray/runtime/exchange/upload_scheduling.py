@@ -1,11 +1,11 @@
-"""Scheduled uploads: a region asks before it sends, and regions help each other to sum.
+"""Scheduled uploads: regions ask before they send, and sum updates for each other.
 
     region --ask--> upload coordinator     small, or no contention: the update follows at once
            <-grant-                        otherwise it waits for this
            <-gather- and --part--> helper --ask_sum, sum--> upload coordinator
-                     <--bundled-- helper <----bundle-----
+           <--bundled-- helper <----bundle-----
 
-Every bridge has an upload coordinator; the one in the averager's region is asked. One lock
+Every bridge has an upload coordinator; requests go to the one in the averager's region. One lock
 covers a decision and its commit.
 """
 
@@ -56,14 +56,14 @@ MOST_BYTES: Final = 1 << 40
 
 
 class Asked(NamedTuple):
-    """A region's request; ``sent`` says that the update is on its way already."""
+    """A region's request; ``sent`` says that the update has been sent already."""
 
     ask: UploadRequest
     sent: bool
 
 
 class Summed(NamedTuple):
-    """A helper's sum: its number, and the updates that make it, in their order."""
+    """A helper's sum: its number, and its updates in order."""
 
     group: int
     parts: tuple[UploadRequest, ...]
@@ -80,7 +80,7 @@ _SIZE: Final = Field("size_bytes", below(MOST_BYTES + 1))
 
 
 def _possible_norm(norm: float) -> float:
-    """A norm that cannot be counts as none; NaN as well."""
+    """Return an invalid norm, such as NaN, as 0."""
     return float(norm) if norm >= 0 else 0.0
 
 
@@ -122,7 +122,7 @@ bundle_meta = BUNDLE.write
 
 
 def ask_meta(ask: UploadRequest, *, sent: bool) -> Meta:
-    """A region's request; ``sent`` says that the update is on its way already."""
+    """Encode a region's request; ``sent`` says that the update has been sent already."""
     return ASK.write(Asked(ask, sent))
 
 
@@ -132,7 +132,7 @@ def read_ask(peer: str, meta: Meta) -> Asked:
 
 
 def ask_of(update: UpdateMessage, *, norm: float = 0.0, again: bool = False) -> UploadRequest:
-    """What would be asked for an update."""
+    """Return the request for an update."""
     return UploadRequest(
         update.region,
         update.attempt,
@@ -146,18 +146,18 @@ def ask_of(update: UpdateMessage, *, norm: float = 0.0, again: bool = False) -> 
 
 
 def headers_of(parts: Sequence[UploadRequest]) -> tuple[UpdateMessage, ...]:
-    """The updates of a sum without their payloads."""
+    """Return the updates of a sum without their payloads."""
     empty = torch.empty(0)
     return tuple(UpdateMessage(a.region, a.attempt, a.seq, a.base_version, 0, empty) for a in parts)
 
 
 def read_bundle(meta: Meta, payload_P: Tensor) -> tuple[ReplyMessage, ...]:
-    """The answers of `bundle_meta`, which share one payload."""
+    """Return the answers of `bundle_meta`, which share one payload."""
     return BUNDLE.read(meta, payload_P=payload_P)
 
 
 def can_bundle(replies: Sequence[ReplyMessage]) -> bool:
-    """Whether these differ in nothing but whom they are for."""
+    """Return whether these differ only in their receivers."""
     first = replies[0]
     same = {(r.version, r.stop, r.checkpoint, r.halt, r.own, r.final) for r in replies}
     payloads = {r.payload_P.data_ptr() for r in replies}
@@ -166,13 +166,13 @@ def can_bundle(replies: Sequence[ReplyMessage]) -> bool:
 
 log = logging.getLogger(__name__)
 
-_LOOK_S: Final = 1.0  # between looks at round trip times
+_LOOK_S: Final = 1.0  # between measurements of round trip times
 _SHORTEST_S: Final = 0.001
 
 
 @dataclass(slots=True)
 class _Here:
-    """What has arrived and waits for its turn: an update, or a sum with its helper."""
+    """An arrived update that waits to be applied, or a sum with its helper."""
 
     update: UpdateMessage | None = None
     take: Pass | None = None
@@ -181,15 +181,15 @@ class _Here:
 
 
 class UploadCoordinator:
-    """Runs the scheduler of uploads to the averager and carries out its decisions.
+    """Runs the scheduler of uploads to the averager and executes its decisions.
 
-    Whatever the averager takes in passes here, in the order of the decisions: one lock covers a
-    decision and the commit that follows from it.
+    Everything that the averager applies passes here, in the order of the decisions: one lock covers
+    a decision and the commit that follows from it.
 
     Args:
         config: how transfers take turns.
-        path: the way to the averager, and at its home the averager.
-        endpoint: knows the round trip times to other regions.
+        path: the path to the averager, and at the leader the averager.
+        endpoint: provides the round trip times to other regions.
     """
 
     def __init__(
@@ -206,17 +206,17 @@ class UploadCoordinator:
         self._here: dict[tuple[str, bool], _Here] = {}
         self._newest: dict[str, tuple[int, int]] = {}
         self._permissions: dict[str, bool] = {}
-        self._changed = threading.Condition()  # guards all of it; its lock may be taken again
+        self._changed = threading.Condition()  # guards all attributes; reentrant
         self._closed = False
         self._timer: threading.Thread | None = None
 
     def seed(self, mbps_by_region: Mapping[str, float]) -> None:
-        """Begin with rates of paths to the averager that were measured elsewhere."""
+        """Set initial rates of paths to the averager, from other measurements."""
         with self._changed:
             self._line.line.rates.paths |= dict(mbps_by_region)
 
     def close(self) -> None:
-        """Decide nothing more."""
+        """Stop making decisions."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -226,7 +226,7 @@ class UploadCoordinator:
     # ------------------------------------------------------------------ events
 
     def on_ask(self, peer: str, message: Message) -> None:
-        """A region wants to send, or has begun to."""
+        """Handle a region's request to send, or its note that it has begun to."""
         ask, sent = read_ask(peer, message.meta)
         with self._changed:
             now_s = self._look()
@@ -238,18 +238,18 @@ class UploadCoordinator:
                 self._decide(self._line.ask(now_s, self._path.version(), ask))
 
     def on_ask_sum(self, peer: str, message: Message) -> None:
-        """A helper has all parts of a sum."""
+        """Handle a helper's report that it has all parts of a sum."""
         ask = self._read_sum(peer, message.meta)
         with self._changed:
             self._decide(self._line.ask(self._look(), self._path.version(), ask))
 
     def arrived(self, update: UpdateMessage, take: Pass, *, again: bool) -> None:
-        """An update is here.
+        """Handle an arrived update.
 
         Args:
-            update: which.
-            take: commits it; called when it is its turn, if ever.
-            again: an earlier home of the averager had answered it already.
+            update: the update.
+            take: commits it; called when it is due, if ever.
+            again: an earlier leader of the averager had answered it.
         """
         ask = ask_of(update, again=again)
         with self._changed:
@@ -259,7 +259,7 @@ class UploadCoordinator:
             self._decide(self._line.arrived(self._look(), self._path.version(), ask))
 
     def on_sum(self, peer: str, message: Message) -> None:
-        """A sum of updates is here."""
+        """Handle an arrived sum of updates."""
         ask = self._read_sum(peer, message.meta)
         total_P = as_tensor(view_of(message.payload))
         with self._changed:
@@ -299,7 +299,7 @@ class UploadCoordinator:
     def _take(self, ask: UploadRequest) -> list[Decision]:
         here = self._here.pop(ask.key, None)
         if here is None:
-            log.error("nothing is here of what region '%s' sent", ask.region)
+            log.error("no update of region '%s' is waiting", ask.region)
             return []
         if here.total_P is not None:
             return self._take_sum(ask, here.total_P, here.helper)
@@ -312,7 +312,7 @@ class UploadCoordinator:
         group = ask.seq
         try:
             replies = self._path.take_sum(headers_of(ask.parts), total_P)
-        except GeoRayError as error:  # then its parts are asked for, and refused by themselves
+        except GeoRayError as error:  # its parts are then requested, and refused individually
             log.error("the sum %d of region '%s' was refused: %s", group, helper, error)
             replies = None
         if replies is None:
@@ -336,7 +336,7 @@ class UploadCoordinator:
                 del self._here[key]
 
     def _send_permission(self, region: str) -> None:
-        """Whether a region need not wait for its next grant, if that is news for it."""
+        """Notify a region, if changed, whether it may send without waiting for its next grant."""
         is_open = self._line.is_quiet
         if region != self._first_leader and self._permissions.get(region, True) != is_open:
             self._permissions[region] = is_open
@@ -346,13 +346,13 @@ class UploadCoordinator:
         lane, traffic = (CONTROL, "control") if payload is None else (DATA, "reply")
         try:
             self._path.send(region, Message(kind, meta, payload or b"", traffic, lane))
-        except LinkDownError as error:  # it will ask again, or is gone
+        except LinkDownError as error:  # the region asks again, or is gone
             log.warning("%s for region '%s' was not sent: %s", kind, region, error)
 
     # ------------------------------------------------------------------ time
 
     def _look(self) -> float:
-        """The time; and every so often, how far away regions are."""
+        """Return the time; update the round trip times periodically."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= _LOOK_S:
             self._looked_s = now_s
@@ -368,7 +368,7 @@ class UploadCoordinator:
         try:
             self._keep_time()
         except Exception as error:
-            self._path.fail(error, "the transfers' time line")
+            self._path.fail(error, "the upload schedule")
 
     def _keep_time(self) -> None:
         with self._changed:
@@ -387,7 +387,7 @@ _MOST_GROUPS: Final = 8
 
 @dataclass(slots=True)
 class _Pending:
-    """An update of the own region that is not answered yet."""
+    """An update of the own region without an answer."""
 
     update: UpdateMessage
     ship: Pass
@@ -397,7 +397,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Group:
-    """A sum in the making at this region."""
+    """A sum in progress at this region."""
 
     asks: tuple[UploadRequest, ...] = ()
     arrived: dict[str, UpdateMessage] = field(default_factory=dict)
@@ -405,13 +405,13 @@ class _Group:
 
 
 class Transfers(UpdateStage):
-    """One bridge's part; see the module's docstring.
+    """The stage of one bridge; see the module.
 
     Args:
         region: this region.
         config: how transfers take turns.
-        path: that this is a stage of.
-        endpoint: knows the round trip times to other regions.
+        path: the path of this stage.
+        endpoint: provides the round trip times to other regions.
     """
 
     def __init__(
@@ -475,10 +475,10 @@ class Transfers(UpdateStage):
             self._groups.clear()
 
     def answered(self, reply: ReplyMessage) -> ReplyMessage:
-        """An answer for the own region; one to a sum without the own part of it."""
+        """Return an answer for the own region; its own part is removed from the answer to a sum."""
         with self._lock:
             pending = self._pending.pop(reply.seq, None)
-            own = (self._region, reply.seq)  # a sum that it was in is over
+            own = (self._region, reply.seq)  # the sum with this update is complete
             self._groups = {
                 number: group
                 for number, group in self._groups.items()
@@ -500,7 +500,7 @@ class Transfers(UpdateStage):
         pending.ship(pending.update)
 
     def _on_gather(self, meta: Meta, message: Message) -> None:
-        """The own update goes into a sum; perhaps it is summed here."""
+        """Send the own update to a sum, which may be formed here."""
         gather = GATHER.read(meta)
         own = next((ask for ask in gather.asks if ask.region == self._region), None)
         with self._lock:
@@ -532,7 +532,7 @@ class Transfers(UpdateStage):
     def _join(
         self, group: int, update: UpdateMessage, asks: tuple[UploadRequest, ...] = ()
     ) -> None:
-        """One more part is here; it may come before the message that this is a group."""
+        """Add a part; it may arrive before the message that announces the group."""
         with self._lock:
             found = self._groups.setdefault(group, _Group())
             found.asks = found.asks or asks
@@ -562,7 +562,7 @@ class Transfers(UpdateStage):
             self._send_to_leader(Message("sum", parts, as_bytes(found.total_P), "update"))
 
     def _on_bundle(self, meta: Meta, message: Message) -> None:
-        """One answer for all who were in a sum; what is in it is their business."""
+        """Forward one answer to all regions of a sum, without interpreting it."""
         payload_P = as_tensor(view_of(message.payload))
         for reply in read_bundle(meta, payload_P):
             if reply.to == self._region:
@@ -584,7 +584,7 @@ class Transfers(UpdateStage):
         self._path.send(self._path.leader.region, message)
 
     def _try(self, peer: str, message: Message) -> None:
-        """A helper out of reach delays a sum until the upload coordinator gives it up; no more."""
+        """Send to a helper; an unreachable one only delays the sum until it is given up."""
         try:
             self._path.send(peer, message)
         except LinkDownError as error:
@@ -592,7 +592,7 @@ class Transfers(UpdateStage):
 
 
 def _fit(parts: list[UpdateMessage], asks: tuple[UploadRequest, ...]) -> bool:
-    """Whether these are the updates that were asked for, and can be added up."""
+    """Return whether these are the requested updates, and can be added."""
     sizes = {part.payload_P.numel() for part in parts}
     named = all(
         (part.attempt, part.seq) == (ask.attempt, ask.seq)
@@ -602,6 +602,6 @@ def _fit(parts: list[UpdateMessage], asks: tuple[UploadRequest, ...]) -> bool:
 
 
 def _rtts_s(endpoint: Endpoint) -> dict[str, float]:
-    """Shortest round trips by region, as far as there was one."""
+    """Return the shortest round trips by region, where measured."""
     found = {peer: stats["rtt_min_s"] for peer, stats in endpoint.stats().items()}
     return {peer: rtt_s for peer, rtt_s in found.items() if rtt_s is not None}

@@ -110,8 +110,8 @@ class PriceTable:
     ``p = L (U / L)^(rho / C)``: without reservations the price is L, which any job can pay; at full
     capacity it is U, which none can. Both bounds are learned from the jobs that have arrived:
 
-        U_r = max_i u_i(fastest) / d_i_r          worth per unit, if it finishes as fast as it can
-        L   = min_i u_i(until the end) / (2 T sum_{s,r} C)      worth per unit, if it finishes last
+        U_r = max_i u_i(fastest) / d_i_r          value per unit, at full speed
+        L   = min_i u_i(until the end) / (2 T sum_{s,r} C)      value per unit, if it finishes last
 
     ``d_i_r`` is the amount of ``r`` that the job uses in all its slots at full speed (``tight``),
     or the demand of one worker and one parameter server, as in the paper. ``L`` stays within a
@@ -297,7 +297,7 @@ def _value(active: tuple[str, JobProgress]) -> float:
     return progress.job.utility.value
 
 
-def _worthiest_first(view: SlotView) -> list[tuple[str, JobProgress]]:
+def _most_valuable_first(view: SlotView) -> list[tuple[str, JobProgress]]:
     return sorted(view.active.items(), key=_value, reverse=True)
 
 
@@ -327,11 +327,11 @@ class _PdOrs:
             self._offer(view)
         new = [job for job in view.arrived if job.id not in again]
         admissions += [self._admit(job, view.slot) for job in new]
-        turned_away = {each.job for each in admissions if not each.is_admitted}
+        rejected = {each.job for each in admissions if not each.is_admitted}
         given = {}
         for name, each in view.active.items():
             plan = self._promised.get(name)
-            if name in turned_away or plan is None:
+            if name in rejected or plan is None:
                 continue
             if not plan or max(plan) < view.slot:
                 # It overran its plan (it was slower, or lost a slot): reschedule the rest whatever
@@ -560,7 +560,7 @@ class _PdOrs:
 
     def _offer(self, view: SlotView) -> None:
         """Reschedule jobs that have not begun, since others have released capacity."""
-        for name, each in _worthiest_first(view):
+        for name, each in _most_valuable_first(view):
             plan = self._promised.get(name)
             if plan and view.slot not in plan and max(plan) > view.slot:
                 self._replan(each, view.slot)
@@ -596,7 +596,7 @@ class _PdOrs:
         """Reschedule jobs whose capacity was reclaimed, most valuable first."""
         capacity = SiteCapacity(self._cluster, view.capacity_SR)
         lost = []
-        for name, each in _worthiest_first(view):
+        for name, each in _most_valuable_first(view):
             had = self._promised.get(name, {}).get(view.slot)
             if had is None:
                 continue

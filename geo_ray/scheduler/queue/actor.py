@@ -53,12 +53,12 @@ class QueueServed:
 
     Attributes:
         is_acting: whether this process serves it.
-        looks: number of iterations.
+        iterations: number of iterations.
         errors: failed steps, which are retried.
     """
 
     is_acting: bool
-    looks: int = 0
+    iterations: int = 0
     errors: tuple[str, ...] = ()
 
 
@@ -127,7 +127,7 @@ class QueueActor:
         look_s = _REMOTE_POLL_S if location.is_remote else _LOCAL_POLL_S
         while not self._ends:
             self._wake.clear()
-            looks = self._served.looks + 1
+            iterations = self._served.iterations + 1
             try:
                 errors = loop.tick(time.time())
             except LeaseLostError:
@@ -136,7 +136,7 @@ class QueueActor:
                 _log.exception("queue: an iteration failed")
                 errors = (f"an iteration failed: {error}",)
                 loop = QueueLoop(order.config, location.store(), world, keeper.epoch, keeper)
-            self._served = QueueServed(True, looks, errors)
+            self._served = QueueServed(True, iterations, errors)
             keeper.note(f"{len(loop.state.living())} jobs")
             self._wake.wait(look_s)
 

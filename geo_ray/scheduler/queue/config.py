@@ -148,7 +148,7 @@ class QueueConfig(StrictModel):
             raise ValueError(f"policy: {error.message}") from None
         if self.policy == "oasis":
             raise ValueError(
-                "policy: oasis keeps parameter servers on sites of their own, and a region of a "
+                "policy: oasis needs separate sites for parameter servers, but a region of a "
                 "queue is one site: use pd_ors"
             )
         for pair in self.links:

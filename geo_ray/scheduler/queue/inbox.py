@@ -1,9 +1,9 @@
 """Requests of tenants: signed, put into a tenant's inbox, and admitted or refused by the queue.
 
-A tenant's token signs its requests, and the queue has only the public half. An inbox is changed
-only as it was read, so two concurrent writers both succeed, and the queue removes only what its
-journal has. Inboxes are objects of their own, so a tenant can be given access to its own alone.
-A request counts once, by its id.
+A tenant's token signs its requests, and the queue has only the public half. An inbox is written
+only if it has not changed since it was read, so concurrent writers both succeed, and the queue
+removes only what its journal has. Each inbox is a separate object, so that a tenant can be given
+access to its inbox only. A request counts once, by its id.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from geo_ray.scheduler.queue.journal import (
     AnyEntry,
     EndedEntry,
     LeaveEntry,
-    TakenEntry,
+    RequestEntry,
     pack,
     unpack,
 )
@@ -232,7 +232,7 @@ def taken(
         request: the request.
         unix_s: current time.
     """
-    entry = TakenEntry(unix_s=unix_s, tenant=tenant, request=request)
+    entry = RequestEntry(unix_s=unix_s, tenant=tenant, request=request)
     try:
         if request.sent_unix_s > unix_s + _MOST_AHEAD_S:
             raise QueueRequestError(
@@ -265,7 +265,7 @@ def _named(request: AnyRequest) -> AnyRequest:
     return request.model_copy(update={"job": request.job.model_copy(update=bare)})
 
 
-def _check_written(entry: TakenEntry) -> None:
+def _check_written(entry: RequestEntry) -> None:
     """Reject a request that is too large to store."""
     entries: list[AnyEntry] = [entry]
     if len(pack(ENTRIES, entries)) > MOST_JOB_BYTES:
@@ -401,7 +401,7 @@ def _job_of(state: QueueState, config: QueueConfig, tenant: str, name: str) -> Q
 
 
 def _check_move(state: QueueState, config: QueueConfig, tenant: str, request: MoveRequest) -> None:
-    job, who = _job_of(state, config, tenant, request.job), config.tenants[tenant]
+    job, tenant_config = _job_of(state, config, tenant, request.job), config.tenants[tenant]
     most = config.tenants[job.tenant].max_value if job.tenant in config.tenants else None
     asked = None if request.value is None else request.value.value
     if asked is not None and most is not None and asked > most:
@@ -414,7 +414,7 @@ def _check_move(state: QueueState, config: QueueConfig, tenant: str, request: Mo
         raise QueueRequestError(f"job {request.job} cannot be before itself")
     if request.position == "before":
         _living(state, request.before)
-    if who.operator or request.position == "last":
+    if tenant_config.operator or request.position == "last":
         return
     passed = [each for each in _passed(state, job, request) if each.tenant != job.tenant]
     if passed:

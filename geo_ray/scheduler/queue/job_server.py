@@ -90,7 +90,7 @@ class JobCode:
 
     def _copy(self, source: int, target: Path, place: tuple[str, ...]) -> None:
         if len(place) > _MOST_DEPTH:
-            raise self._refused(f"has more than {_MOST_DEPTH} directories nested")
+            raise self._refused(f"has more than {_MOST_DEPTH} nested directories")
         target.mkdir(exist_ok=True)
         for name in sorted(os.listdir(source)):
             if name in _NOT_CODE:

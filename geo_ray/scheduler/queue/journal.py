@@ -70,7 +70,7 @@ class OpenedEntry(StrictModel):
     config: QueueConfig
 
 
-class TakenEntry(StrictModel):
+class RequestEntry(StrictModel):
     """A request was accepted or refused."""
 
     kind: Literal["taken"] = "taken"
@@ -118,7 +118,7 @@ class SlotEntry(StrictModel):
     jobs: dict[str, ObservedJob] = Field({}, description="active jobs, in order")
     given: dict[str, GivenJob] = Field({}, description="allocations from now on")
     surpluses: dict[str, float | None] = Field({}, description="surplus of arrived jobs")
-    turned_away: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
     held: dict[str, str] = Field(
         {}, description="allocations that were not applied, with the reason"
     )
@@ -218,7 +218,7 @@ class SnapshotEntry(StrictModel):
 
 AnyEntry = Annotated[
     OpenedEntry
-    | TakenEntry
+    | RequestEntry
     | SlotEntry
     | PolicyGenerationEntry
     | StartEntry
@@ -442,8 +442,7 @@ def _grouped(entries: Sequence[AnyEntry]) -> list[list[AnyEntry]]:
 
 def _overtaken() -> LeaseLostError:
     return LeaseLostError(
-        "another process has written the journal of this queue; this one makes no more decisions "
-        "any more"
+        "another process has written the journal of this queue; this one makes no more decisions"
     )
 
 

@@ -369,7 +369,7 @@ class QueueLoop:
                     errors.append(
                         f"a request of tenant {tenant} is not signed with its token, or is invalid"
                     )
-                elif not self.state.was_heard(tenant, request):
+                elif not self.state.was_answered(tenant, request):
                     found.append((tenant, request))
         for tenant, request in sorted(found, key=_sent_unix_s):
             if request.id not in self.state.answers:

@@ -94,7 +94,7 @@ def view_of(report: QueueReport, now_unix_s: float) -> QueueView:
     ended = [row for row in report.jobs if row.state == "ended"]
     ended.sort(key=_ended_unix_s, reverse=True)
     shown = [*living, *ended[:_MOST_ENDED]]
-    origin_s = min((row.came_unix_s for row in shown), default=now_unix_s)
+    origin_s = min((row.submitted_unix_s for row in shown), default=now_unix_s)
     running = [row for row in living if row.state == "running"]
     utility = sum(row.utility or 0.0 for row in ended)
     slot = "no slot yet" if report.slot is None else f"slot {report.slot}"
@@ -125,7 +125,9 @@ def _lane(row: QueueJobRow, origin_s: float, now_unix_s: float) -> QueueLane:
         bars.append(_bar(each, "has" if lasts else "had", origin_s, now_unix_s))
     for each in row.planned:
         bars.append(_bar(each, "planned", origin_s, now_unix_s))
-    deadline_s = None if row.deadline_s is None else row.came_unix_s + row.deadline_s - origin_s
+    deadline_s = (
+        None if row.deadline_s is None else row.submitted_unix_s + row.deadline_s - origin_s
+    )
     message = row.message if row.code is None else f"{row.code}: {row.message}"
     return QueueLane(
         row.name,
@@ -133,7 +135,7 @@ def _lane(row: QueueJobRow, origin_s: float, now_unix_s: float) -> QueueLane:
         row.outcome or row.state,
         row.state == "ended",
         tuple(bars),
-        row.came_unix_s - origin_s,
+        row.submitted_unix_s - origin_s,
         deadline_s,
         (message, f"{row.value:g}", f"{row.done:.0%}", f"{row.factor:.2f}", str(row.attempts)),
     )

@@ -60,7 +60,7 @@ class QueueJobRow(StrictModel):
     message: str = Field(description="reason of the state")
     value: float
     deadline_s: float | None = Field(description="seconds from submission")
-    came_unix_s: float
+    submitted_unix_s: float
     ended_unix_s: float | None
     utility: float | None = Field(description="achieved value; null: it has not ended")
     done: float = Field(description="completed fraction of its work")
@@ -165,7 +165,7 @@ def _row(job: QueuedJob, state: QueueState, planned: Sequence[JobSegment]) -> Qu
         message=_message(job, state),
         value=value.value,
         deadline_s=value.deadline_s,
-        came_unix_s=job.came_unix_s,
+        submitted_unix_s=job.submitted_unix_s,
         ended_unix_s=None if end is None else end.unix_s,
         utility=utility_of_end(job),
         done=progress.done,
@@ -205,7 +205,7 @@ def _stands(job: QueuedJob, state: QueueState) -> str:
         return "its regions have no capacity" if known else "waits for the next slot"
     if job.name in slot.held:
         return slot.held[job.name]
-    if job.name in slot.turned_away:
+    if job.name in slot.rejected:
         return "no feasible schedule next to existing reservations; retried at the next slot"
     if job.name in slot.given:
         return "starts as soon as capacity is free"

@@ -74,7 +74,7 @@ def why_not_covered(
     if per_s <= 0:
         return None
     left_s = (1.0 - job.progress.done) / per_s
-    slots = max(0.0, unix_s + left_s - job.came_unix_s) / config.slot_s
+    slots = max(0.0, unix_s + left_s - job.submitted_unix_s) / config.slot_s
     usd = usd_per_hour(config, spec, workers, capacity) * left_s / 3600.0
     utility, price = value.of(slots, config.slot_s), config.value_per_usd * usd
     if utility >= price:
@@ -202,9 +202,11 @@ def fitted(
         if quota is not None and has + sum(found.workers.values()) > quota:
             held[job.name] = f"tenant {job.tenant} has {has} of {quota} workers"
             continue
-        dear = why_not_covered(config, job, found.workers, found.averager, now.capacity, now.unix_s)
-        if dear is not None:
-            held[job.name] = dear
+        shortfall = why_not_covered(
+            config, job, found.workers, found.averager, now.capacity, now.unix_s
+        )
+        if shortfall is not None:
+            held[job.name] = shortfall
             continue
         full = left.fits(spec, found.workers)
         if full is not None:
@@ -307,9 +309,9 @@ class QueueSlots:
         """
         decision, cluster = self._ask(question)
         surpluses = {each.job: each.surplus for each in decision.admissions}
-        turned_away = tuple(each.job for each in decision.admissions if not each.is_admitted)
+        rejected = tuple(each.job for each in decision.admissions if not each.is_admitted)
         given = {name: given_of(each, cluster) for name, each in decision.allocations.items()}
-        answer = {"given": given, "surpluses": surpluses, "turned_away": turned_away}
+        answer = {"given": given, "surpluses": surpluses, "rejected": rejected}
         return question.model_copy(update=answer)
 
     def answered(self, entry: SlotEntry) -> None:
@@ -457,7 +459,7 @@ def begun_slot(
         now: inputs of the tick.
     """
     entry = slots.decide(question_of(state, config, slot, now))
-    again = {name for name in entry.turned_away if name in state.generation.admitted}
+    again = {name for name in entry.rejected if name in state.generation.admitted}
     jobs = [job for job in state.living() if job.name in entry.jobs]
     regions = {name: observed.regions for name, observed in entry.jobs.items()}
     stranded = [job for job in jobs if job.name in again | state.generation.stranded]
@@ -474,7 +476,7 @@ def begun_slot(
     )
     slots.answered(entry)
     found: list[AnyEntry] = [entry]
-    for name in entry.turned_away:
+    for name in entry.rejected:
         surplus = entry.surpluses.get(name)
         if (
             name not in again and surplus is not None

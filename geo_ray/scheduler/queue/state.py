@@ -35,11 +35,11 @@ from geo_ray.scheduler.queue.journal import (
     OpenedEntry,
     PolicyGenerationEntry,
     QueueJournal,
+    RequestEntry,
     ReshapeEntry,
     SlotEntry,
     SnapshotEntry,
     StartEntry,
-    TakenEntry,
     is_there,
 )
 from geo_ray.storage.conditional_store import ConditionalStore, StoreLocation
@@ -197,7 +197,7 @@ class QueuedJob:
         id: unique id; name of its run directory and part of its submission names.
         request: the request, with later changes.
         tenant: its tenant.
-        came_unix_s: when it was accepted.
+        submitted_unix_s: when it was accepted.
         order: sort key of waiting jobs.
         progress: its progress.
         state: its state.
@@ -211,7 +211,7 @@ class QueuedJob:
     id: str
     request: JobRequest
     tenant: str
-    came_unix_s: float
+    submitted_unix_s: float
     order: float
     progress: QueuedJobProgress
     state: JobState
@@ -293,7 +293,7 @@ class QueueState:
         taken: number of accepted jobs.
         jobs: all jobs by name, in order of arrival.
         answers: answers to the newest requests of each tenant, by id.
-        heard_until: by tenant, send time of the newest request whose answer is not retained.
+        answered_until: by tenant, send time of the newest request whose answer is not retained.
             Earlier requests may have been answered and are not processed again.
         attempts: number of attempts by job.
         generation: current policy generation.
@@ -308,7 +308,7 @@ class QueueState:
     taken: int = 0
     jobs: dict[str, QueuedJob] = field(default_factory=dict)
     answers: dict[str, RequestAnswer] = field(default_factory=dict)
-    heard_until: dict[str, float] = field(default_factory=dict)
+    answered_until: dict[str, float] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
     generation: PolicyGeneration = field(default_factory=PolicyGeneration)
     written_unix_s: float = 0.0
@@ -316,10 +316,10 @@ class QueueState:
     start_s: float | None = None
     _parts: list[SnapshotEntry] = field(default_factory=list, compare=False)
 
-    def was_heard(self, tenant: str, request: AnyRequest) -> bool:
+    def was_answered(self, tenant: str, request: AnyRequest) -> bool:
         """Whether a request was, or may have been, answered before."""
         return request.id in self.answers or (
-            request.sent_unix_s <= self.heard_until.get(tenant, -math.inf)
+            request.sent_unix_s <= self.answered_until.get(tenant, -math.inf)
         )
 
     def living(self) -> list[QueuedJob]:
@@ -343,7 +343,7 @@ class QueueState:
             return
         self._parts.clear()  # of a snapshot whose writer died
         if isinstance(entry, OpenedEntry):
-            self._look_anew(entry.unix_s)
+            self._resume(entry.unix_s)
         self.written_unix_s = max(self.written_unix_s, entry.unix_s)
         self._feed(entry)
 
@@ -352,7 +352,7 @@ class QueueState:
             case OpenedEntry():
                 self.config, self.epoch = entry.config, entry.epoch
                 self.queue_id = entry.queue_id
-            case TakenEntry():
+            case RequestEntry():
                 self._take(entry)
             case PolicyGenerationEntry():
                 admitted = self.generation.admitted
@@ -402,7 +402,7 @@ class QueueState:
         ended.sort(key=_ended_unix_s)
         old = {job.name for job in ended[: max(0, len(ended) - KEPT_ENDED)]} - shown
         jobs = {name: _slim(job) for name, job in self.jobs.items() if name not in old}
-        answers, until = dict(self.answers), dict(self.heard_until)
+        answers, until = dict(self.answers), dict(self.answered_until)
         of_tenant: dict[str, list[str]] = {}
         for id, answer in answers.items():
             of_tenant.setdefault(answer.tenant, []).append(id)
@@ -416,7 +416,7 @@ class QueueState:
         )
         generation = replace(self.generation, admitted=admitted, stranded=stranded)
         attempts = {name: count for name, count in self.attempts.items() if name in jobs}
-        retained = replace(self, jobs=jobs, answers=answers, heard_until=until)
+        retained = replace(self, jobs=jobs, answers=answers, answered_until=until)
         return replace(retained, generation=generation, attempts=attempts, _parts=[])
 
     def _restore(self, entry: SnapshotEntry) -> None:
@@ -450,7 +450,7 @@ class QueueState:
         jobs |= found.jobs
         self.jobs = jobs
 
-    def _look_anew(self, unix_s: float) -> None:
+    def _resume(self, unix_s: float) -> None:
         """A process serves the queue again: the timeouts of all jobs restart.
 
         Observations of speed and start-up remain valid unless the gap was long: a process that
@@ -467,7 +467,7 @@ class QueueState:
             if was_unseen:
                 progress.observed_unix_s, progress.mark, attempt.is_timed = unix_s, None, False
 
-    def _take(self, entry: TakenEntry) -> None:
+    def _take(self, entry: RequestEntry) -> None:
         self.answers[entry.request.id] = RequestAnswer(
             entry.tenant,
             entry.unix_s,
@@ -518,12 +518,12 @@ class QueueState:
         self.generation.known |= set(entry.arrived)
         self.generation.moved.clear()
         self.generation.stranded -= set(entry.arrived)
-        self.generation.stranded |= set(entry.turned_away) & self.generation.admitted
-        self.generation.admitted |= set(entry.arrived) - set(entry.turned_away)
+        self.generation.stranded |= set(entry.rejected) & self.generation.admitted
+        self.generation.admitted |= set(entry.arrived) - set(entry.rejected)
         # Jobs without a schedule are not rejected: the policy is asked again.
         self.generation.moved |= {
             name
-            for name in entry.turned_away
+            for name in entry.rejected
             if entry.surpluses.get(name) is None and name not in self.generation.admitted
         }
         slot_s = self.config.slot_s if self.config is not None else 0.0

@@ -25,7 +25,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.cli.main import root
 from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory, encode_memory
+from geo_ray.cloud.autoscaler.state import AutoscalerState, encode_memory
 from geo_ray.cloud.cluster.down import EndedCluster
 from geo_ray.cloud.cluster.head import head_request
 from geo_ray.cloud.cluster.providers import open_clouds, secrets_of
@@ -244,7 +244,7 @@ def test_a_cluster_of_the_same_name_elsewhere_is_refused_and_not_touched(
     [
         pytest.param(b"", marks=pytest.mark.slow),
         pytest.param(b"{", marks=pytest.mark.slow),
-        encode_memory(AutoscalerMemory())[:-4],
+        encode_memory(AutoscalerState())[:-4],
     ],
 )
 def test_a_damaged_journal_keeps_no_machine_alive(world: CloudWorld, data: bytes) -> None:

@@ -14,7 +14,7 @@ from geo_ray.base.errors import (
     ProviderRefusedError,
     ProviderUnreachableError,
 )
-from geo_ray.cloud.cluster.providers import OwnMachines, check_name_is_free
+from geo_ray.cloud.cluster.providers import ClusterMachines, check_name_is_free
 from geo_ray.cloud.provider import LaunchFailureKind, MachineState, Market, Pool
 from tests.support.autoscale_support import simulated_bench
 from tests.support.cloud_servers import as_caller
@@ -107,10 +107,10 @@ def test_machines_say_which_cluster_of_a_name_they_are_of(bench: CloudBench) -> 
         bench.provider.launch(replace(bench.request(name, count=1), cluster_id=id_))
     bench.until(*ids, count=3, state=MachineState.RUNNING)
     for name, id_ in ids.items():
-        own = OwnMachines(bench.other, id_)
+        own = ClusterMachines(bench.other, id_)
         (machine,) = own.list_machines(CLUSTER)
         assert (machine.request_id, machine.cluster_id) == (name, id_)
-    own = OwnMachines(bench.other, ids["first"])
+    own = ClusterMachines(bench.other, ids["first"])
     own.launch(bench.request("more", count=1))
     bench.until("more", count=1, state=MachineState.RUNNING)
     assert {each.request_id for each in own.list_machines(CLUSTER)} == {"first", "more"}

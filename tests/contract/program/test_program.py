@@ -54,7 +54,9 @@ def test_a_node_that_fails_too_often_ends_the_program(on: On) -> None:
 
 def test_a_node_that_cannot_be_made(on: On) -> None:
     program = toys.alone(ProgramNode("unmade", toys.Unmade))
-    with pytest.raises(NodeFailedError, match=r"'unmade' failed while it was made: .*no such luck"):
+    with pytest.raises(
+        NodeFailedError, match=r"'unmade' failed while it was created: .*no such luck"
+    ):
         run_program(program, on)
 
 

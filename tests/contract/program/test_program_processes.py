@@ -60,7 +60,9 @@ def test_a_bridge_that_dies_again_and_again_ends_the_program() -> None:
 
 def test_nothing_is_started_if_a_node_cannot_be_sent() -> None:
     program = toys.alone(ProgramNode("one", toys.Echo), ProgramNode("two", lambda: None))
-    with pytest.raises(NodeUnshippableError, match="node 'two': a lambda has no name"):
+    with pytest.raises(
+        NodeUnshippableError, match="node 'two': a lambda cannot be imported by name"
+    ):
         run_program(program, "processes")
     assert not descendants(os.getpid())
 

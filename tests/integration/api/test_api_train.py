@@ -61,7 +61,7 @@ def test_train_interrupt_and_resume_in_a_connected_process(tmp_path: Path) -> No
     assert listed.exit_code == 0 and "healthy" in listed.output
     with pytest.raises(errors.CheckpointMissingError):
         geo_ray.train(resume=stopped, checkpoint=id + 5)
-    with pytest.raises(errors.ConfigError, match="of which run"):
+    with pytest.raises(errors.ConfigError, match="requires a run"):
         geo_ray.train(experiment, checkpoint=id)
 
     run = geo_ray.train(resume=stopped, checkpoint=id)

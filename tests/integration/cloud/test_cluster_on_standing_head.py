@@ -21,8 +21,8 @@ from ray.util import list_named_actors
 from geo_ray.api.clusters import _asked
 from geo_ray.cloud.cluster.down import EndedCluster, end_cluster
 from geo_ray.cloud.cluster.providers import token_path
-from geo_ray.cloud.cluster.spec import AskedCluster
-from geo_ray.cloud.cluster.state import ClusterState, StandingHead
+from geo_ray.cloud.cluster.spec import ClusterSpec
+from geo_ray.cloud.cluster.state import ClusterState, ExistingHead
 from geo_ray.cloud.cluster.up import await_machines, make_cluster
 from geo_ray.cloud.local import LocalProvider, write_catalog
 from geo_ray.experiment.cluster import ExistingClusterConfig
@@ -49,21 +49,21 @@ def work() -> Iterator[Path]:
 
 
 @pytest.fixture
-def asked(ray_cluster: LocalCluster, work: Path) -> AskedCluster:
+def asked(ray_cluster: LocalCluster, work: Path) -> ClusterSpec:
     """A cluster of one region whose head is the shared cluster's."""
     tree = yaml.safe_load((ROOT / "configs" / "cluster_local.yaml").read_text())
-    tree["name"] = "standing"
+    tree["name"] = "existing"
     tree["regions"] = [{"name": "us"}]
     tree["plan"]["regions"] = {"us": tree["plan"]["regions"]["us"]}
     tree["provider"]["state"] = str(work / "clusters")
     tree["autoscale"] = {"every_s": 0.5, "drain_s": 5.0, "retry": {"missing_s": 2.0}}
     words: Any = (tree, (), "local", None, "optimal", None, None, lambda _: None)
-    found: AskedCluster = _asked(*words)
-    with connect(ExistingClusterConfig(), [], namespace="standing") as cluster:
+    found: ClusterSpec = _asked(*words)
+    with connect(ExistingClusterConfig(), [], namespace="existing") as cluster:
         assert cluster.dashboard is not None
         port = int(cluster.dashboard.rpartition(":")[2])
-    standing = StandingHead(stack="demo", machine="i-0head", address=ray_cluster.address)
-    head = found.record.head.model_copy(update={"standing": standing, "dashboard_port": port})
+    existing = ExistingHead(stack="demo", machine="i-0head", address=ray_cluster.address)
+    head = found.record.head.model_copy(update={"existing": existing, "dashboard_port": port})
     record = found.record.model_copy(update={"head": head})
     assert found.catalog is not None
     write_catalog(
@@ -72,7 +72,7 @@ def asked(ray_cluster: LocalCluster, work: Path) -> AskedCluster:
     token = token_path(record, found.state)
     token.parent.mkdir(parents=True)
     shutil.copy(os.environ["RAY_AUTH_TOKEN_PATH"], token)
-    return AskedCluster(record, found.state, found.catalog)
+    return ClusterSpec(record, found.state, found.catalog)
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Serving:
 
 
 @pytest.fixture
-def serving(asked: AskedCluster, work: Path) -> Iterator[Serving]:
+def serving(asked: ClusterSpec, work: Path) -> Iterator[Serving]:
     serving = Serving(asked.state, work / "serve.log")
     serving.start()
     yield serving
@@ -110,7 +110,7 @@ def autoscalers() -> list[str]:
 
 @pytest.mark.slow  # test_clusters_local.py has a head of its own
 @pytest.mark.timeout(900)
-def test_clusters_come_and_go_on_a_head_that_stays(asked: AskedCluster, serving: Serving) -> None:
+def test_clusters_come_and_go_on_a_head_that_stays(asked: ClusterSpec, serving: Serving) -> None:
     state = asked.state
     told: list[str] = []
 
@@ -128,7 +128,7 @@ def test_clusters_come_and_go_on_a_head_that_stays(asked: AskedCluster, serving:
         return ended
 
     first = up()
-    with connect(ExistingClusterConfig(), [], namespace="standing"):
+    with connect(ExistingClusterConfig(), [], namespace="existing"):
         nodes = [n["Labels"].get("geo-ray/machine") for n in ray.nodes() if n["Alive"]]
         assert nodes.count(first) == 1, "it joined the head that was there"
         assert autoscalers() == [f"{NAME_PREFIX}standing#1"]
@@ -156,5 +156,5 @@ def test_clusters_come_and_go_on_a_head_that_stays(asked: AskedCluster, serving:
 
 
 def living(state: ClusterState) -> list[str]:
-    listed = LocalProvider(state.path / "cloud").list_machines("standing")
+    listed = LocalProvider(state.path / "cloud").list_machines("existing")
     return [machine.id for machine in listed if machine.state.value != "ended"]

@@ -1,4 +1,4 @@
-"""The examples of AWS, planned, applied, looked at, changed and destroyed against a moto server."""
+"""The examples of AWS, planned, applied, inspected, changed and destroyed against a moto server."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def test_a_damaged_object_is_told(uri: str, tmp_path: Path) -> None:
     driver.uploader.tick()
     (segment,) = objects.segments()
     objects._bucket.put(f"{objects._prefix}events/{segment.name}", b"something else")
-    with pytest.raises(StoreError, match="cannot be read whole"):
+    with pytest.raises(StoreError, match="cannot be read completely"):
         view_copy(uri)
 
 

@@ -259,7 +259,7 @@ def test_the_end_is_copied_as_soon_as_the_bucket_is_back(
         proxy.trouble = lambda _: None
 
     uploader.close(600.0, notify)
-    assert "tried again for" in told[0]
+    assert "retrying the upload" in told[0]
     assert "said late" in (view_copy(uri) / EVENTS_FILE).read_text()
 
 

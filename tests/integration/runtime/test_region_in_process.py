@@ -289,7 +289,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with InProcess(experiment_of(regions=ALONE), tmp_path) as world:
         site = world.sites["us-east"]
         world.parts.write_text("a file where the directory should be")
-        site.primary.cut(1, halt=False)
+        site.primary.snapshot(1, halt=False)
         events: list[dict[str, object]] = []
         eventually(lambda: events.extend(site.event_buffer.take()) or events, "the failure")
         (event,) = [e for e in events if e["kind"] == "part_failed"]

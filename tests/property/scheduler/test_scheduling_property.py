@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from geo_ray.scheduler.policies.registry import POLICIES
 from geo_ray.scheduler.replay import replay_jobs
 from geo_ray.scheduler.schedule import ClusterSchedule, violations
-from geo_ray.scheduler.workload import LoadShape, made_up_cluster, made_up_jobs
+from geo_ray.scheduler.workload import LoadShape, generated_cluster, generated_jobs
 
 shapes = st.builds(
     LoadShape,
@@ -22,7 +22,7 @@ shapes = st.builds(
 
 
 def replayed(shape: LoadShape, name: str, seed: int) -> ClusterSchedule:
-    cluster, jobs = made_up_cluster(shape, seed), made_up_jobs(shape, seed)
+    cluster, jobs = generated_cluster(shape, seed), generated_jobs(shape, seed)
     return replay_jobs(cluster, jobs, POLICIES[name](), seed=seed)
 
 

@@ -41,7 +41,7 @@ class Pulling(RuleBasedStateMachine):
         strategy = DiLoCo(interval=3) if judged else AsgdGa(interval=2, wait="never")
         start_P = torch.linspace(-1, 1, NUM_PARAMS)
         pieces = split_sizes(NUM_PARAMS, num_shards)
-        self.shards = [Shard.cut(start_P, piece, Sgd(lr=0.1), strategy) for piece in pieces]
+        self.shards = [Shard.from_slice(start_P, piece, Sgd(lr=0.1), strategy) for piece in pieces]
         self.model = RegionModel(self.shards, NUM_PARAMS)
         self.pieces = pieces
         self.steps = 0

@@ -57,7 +57,7 @@ class Home:
 
     def begin(self) -> None:
         self.shards = [
-            Shard.cut(torch.linspace(-1, 1, NUM_PARAMS), piece, OPTIMIZER, Sma(), alone=True)
+            Shard.from_slice(torch.linspace(-1, 1, NUM_PARAMS), piece, OPTIMIZER, Sma(), alone=True)
             for piece in split_sizes(NUM_PARAMS, self.num_shards)
         ]
         plan = ServerPlan(
@@ -151,7 +151,7 @@ class Home:
             self.take(self.server.drain(pick(self.here)))
         elif what == "save":
             self.saves += 1
-            self.take(self.server.cut(self.saves, halt=False))
+            self.take(self.server.snapshot(self.saves, halt=False))
         elif what == "crash":
             self.crash()
         self.check()

@@ -99,7 +99,7 @@ def test_a_directory_whose_making_was_interrupted_is_completed(tmp_path: Path) -
 
 def test_a_run_that_another_process_has_just_made_is_its(tmp_path: Path) -> None:
     directory.create(experiment(tmp_path), tmp_path, exact=True)
-    with pytest.raises(RunHeldError, match="has just made"):
+    with pytest.raises(RunHeldError, match="has just created"):
         directory.create(experiment(tmp_path), tmp_path, exact=True)
 
 
@@ -107,7 +107,7 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "job"
     path.mkdir(parents=True)
     (path / "thesis.tex").write_text("chapter 1")
-    with pytest.raises(RunDirectoryError, match="in the way"):
+    with pytest.raises(RunDirectoryError, match="exists already"):
         directory.create(experiment(tmp_path), tmp_path, exact=True)
     assert [each.name for each in path.iterdir()] == ["thesis.tex"]
 

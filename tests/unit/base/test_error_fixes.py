@@ -209,7 +209,7 @@ def test_a_run_cannot_end_before_the_checkpoint_that_it_goes_on_from(
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     error = resumed(run, *more, "--set", "train.steps=4")
     assert isinstance(error, errors.CheckpointMissingError)
-    assert "saved after 5 steps, and train.steps is 4" in error.message
+    assert "saved after 5 steps, but train.steps is 4" in error.message
     assert "--from ID" in error.fix and "5 or more" in error.fix
     assert before == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     begun = resumed(run, *more, "--set", "train.steps=5", "--plain")
@@ -324,7 +324,7 @@ def test_a_change_in_the_configuration_must_be_named(run: RunDirectory) -> None:
     error = resume("--allow-change", "train")
     assert isinstance(error, errors.ConfigChangedError)
     assert "optimizer.lr: " in error.message and "clip_norm" not in error.message
-    assert error.fix.endswith("name it: --allow-change optimizer.lr.")
+    assert error.fix.endswith("allow the changes: --allow-change optimizer.lr.")
     assert isinstance(resume("--allow-change", "optim"), errors.ConfigChangedError)
     named = ("--allow-change", "train.clip_norm", "--allow-change", "optimizer")
     assert isinstance(resume(*named), errors.RayUnreachableError)

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.autoscale.real_market import PlayedMarket
 from geo_ray.base.clock import VirtualClock
 from geo_ray.cloud.backtest.markets import MarketTrace
-from geo_ray.cloud.backtest.simulated_cloud import SimTemper, SimulatedCloud
+from geo_ray.cloud.backtest.simulated_cloud import SimCloudBehavior, SimulatedCloud
 from geo_ray.cloud.local import LocalCatalog, LocalProvider
 from geo_ray.cloud.provider import LaunchRequest, MachineState, Market, Pool
 from tests.support.provider_support import Sleeper
@@ -54,7 +54,7 @@ def test_it_takes_as_many_as_the_simulated_cloud_would(tmp_path: Path) -> None:
     assert market.launches == 3
 
     clock = VirtualClock(0.0)
-    simulated = SimulatedCloud({POOL: TRACE}, clock.now_s, SimTemper(0.0, 1.0))
+    simulated = SimulatedCloud({POOL: TRACE}, clock.now_s, SimCloudBehavior(0.0, 1.0))
     simulated.launch(REQUEST)
     for second in range(1, 5):
         clock.advance_to_s(float(second))

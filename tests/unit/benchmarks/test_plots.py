@@ -81,3 +81,32 @@ def test_committed_plot_is_the_one_that_the_code_draws(name: str, tmp_path: Path
 def test_a_chart_shows_no_number_that_a_record_lacks() -> None:
     with pytest.raises(KeyError):
         plots.Bar("2026-11-21-2-core-xeon/peers", "torchft_over_nothing").value()
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_page_shows_the_plot_with_its_conditions(name: str) -> None:
+    page = plots.PLOTS.parent / f"{name.split('-')[0]}.md"
+    text = page.read_text("utf-8")
+    (shown,) = re.finditer(rf"!\[([^\]]+)\]\(plots/{name}\.svg\)\n\n(\*.+?\*)\n\n", text, re.DOTALL)
+    alt, caption = (" ".join(part.split()) for part in shown.groups())
+    assert len(alt) > 40
+    records = {bar.record for _, _, bar in CHARTS[name].bars()}
+    for record in records:
+        content = json.loads((plots.ARCHIVE / f"{record}.json").read_text("utf-8"))
+        assert f"(archive/{record}.json)" in caption
+        assert re.search(rf"python -m benchmarks\.\w+\.{content['benchmark']}\b", caption)
+        assert ("EPYC" if "EPYC" in content["hardware"]["cpu"] else "Xeon") in caption
+    for day in {int(record[8:10]) for record in records}:
+        assert re.search(rf"\b{day}\b[^.]*November 2026", caption)
+
+
+def test_archive_index_lists_every_dated_page_newest_first() -> None:
+    text = (plots.ARCHIVE / "index.md").read_text("utf-8")
+    listed = re.findall(
+        r"^\| (\d+) November 2026 \| \[[^\]]+\]\(([\w-]+\.md)\)", text, re.MULTILINE
+    )
+    pages = {path.name for path in plots.ARCHIVE.glob("*.md")} - {"index.md"}
+    assert sorted(name for _, name in listed) == sorted(pages)
+    assert all(name.startswith(f"2026-11-{day}") for day, name in listed)
+    days = [int(day) for day, _ in listed]
+    assert days == sorted(days, reverse=True)

@@ -60,11 +60,11 @@ def test_mistakes_of_usage(arguments: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "name", "message"),
     [
-        ("x = 1", "", "has not one program but 0: none"),
-        ("{p}\na, b = make(), make()", "", "has not one program but 2: a, b"),
+        ("x = 1", "", "has 0 programs instead of one: none"),
+        ("{p}\na, b = make(), make()", "", "has 2 programs instead of one: a, b"),
         ("{p}\nabc = make()", ":acb", "has no program 'acb'; did you mean 'abc'?"),
-        ("x = 1", ":x", "x of p.py is no program, but int"),
-        ("def f(): return 3", ":f", "f of p.py is no program, but int"),
+        ("x = 1", ":x", "x of p.py is not a program, but int"),
+        ("def f(): return 3", ":f", "f of p.py is not a program, but int"),
         ("def f(): raise KeyError('k')", ":f", "p.py:1: f(): KeyError: 'k'"),
         ("1/0", "", "p.py:1 failed while it was imported: ZeroDivisionError"),
     ],

@@ -183,12 +183,12 @@ def test_a_queue_that_nobody_serves_says_so(queue: SimQueue) -> None:
 def test_a_refusal_is_an_error_of_its_kind(code: str, kind: type[Exception]) -> None:
     from geo_ray.api.queue import _raise_refused
     from geo_ray.scheduler.queue.job_spec import CancelRequest
-    from geo_ray.scheduler.queue.journal import TakenEntry
+    from geo_ray.scheduler.queue.journal import RequestEntry
 
     asked = CancelRequest(id="r", sent_unix_s=0.0, job="a")
     with pytest.raises(kind, match="because"):
         _raise_refused(
-            TakenEntry(unix_s=0.0, tenant="red", request=asked, code=code, refused="because")
+            RequestEntry(unix_s=0.0, tenant="red", request=asked, code=code, refused="because")
         )
 
 

@@ -18,12 +18,12 @@ from geo_ray.base.errors import ClusterNameTakenError, InterruptedRunError
 from geo_ray.cloud.autoscaler.actions import AutoscalerStatus
 from geo_ray.cloud.autoscaler.observation import Observed
 from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory
+from geo_ray.cloud.autoscaler.state import AutoscalerState
 from geo_ray.cloud.cluster.down import end_cluster
 from geo_ray.cloud.cluster.head import find_head, head_ends_unix_s, head_request, is_alive
 from geo_ray.cloud.cluster.providers import open_accounts, open_clouds
 from geo_ray.cloud.cluster.serve import ClusterServer
-from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, StandingHead
+from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, ExistingHead
 from geo_ray.cloud.cluster.status import ClusterReport, HeadStatus, read_status, write_status
 from geo_ray.cloud.cluster.up import await_machines, make_cluster
 from geo_ray.cloud.local import read_catalog, write_catalog
@@ -73,7 +73,7 @@ def test_requests_say_which_cluster_and_how_manieth(world: CloudWorld) -> None:
         policy = AutoscalePolicy(each.autoscale, each.name, each.id, each.made)
         availabilities = {pool: Availability(pool, 1.0) for pool in each.target.pools()}
         seen = Observed(time.time(), (), availabilities=availabilities, left_s=5000.0)
-        decided = policy.decide(each.target, AutoscalerMemory(epoch=1), seen)
+        decided = policy.decide(each.target, AutoscalerState(epoch=1), seen)
         ids = set(decided.memory.pending_launches)
         assert ids and all(name.startswith(policy.prefix) and len(name) <= 64 for name in ids)
         assert not ids & requests, "a machine that has ended would come back in its place"
@@ -167,8 +167,8 @@ def test_a_head_that_stays_leaves_a_cluster_in_whose_place_another_was_made(
     asked = asked_of(world)
     state = asked.state
     state.make()
-    standing = StandingHead(stack="demo", machine="i-0head", address="10.0.0.2:6379")
-    head = asked.record.head.model_copy(update={"standing": standing})
+    existing = ExistingHead(stack="demo", machine="i-0head", address="10.0.0.2:6379")
+    head = asked.record.head.model_copy(update={"existing": existing})
     record = asked.record.model_copy(update={"head": head})
     tag = state.write(record, None)
     ray: Any = PlayedRay()

@@ -26,7 +26,7 @@ from geo_ray.base.load import load_tree, override_items
 from geo_ray.cloud.autoscaler.actions import ActionReport, AutoscalerStatus
 from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY
 from geo_ray.cloud.autoscaler.state import (
-    AutoscalerMemory,
+    AutoscalerState,
     InstanceState,
     ManagedInstance,
     PendingTermination,
@@ -38,11 +38,11 @@ from geo_ray.cloud.autoscaler.state import (
 from geo_ray.cloud.autoscaler.target import REGION_LABEL, ROLE_LABEL
 from geo_ray.cloud.cluster.head import find_head, head_address, head_request, listed_for_head
 from geo_ray.cloud.cluster.providers import key_of_own_role
-from geo_ray.cloud.cluster.spec import AskedCluster, asked_cluster
+from geo_ray.cloud.cluster.spec import ClusterSpec, cluster_spec
 from geo_ray.cloud.cluster.state import (
     ClusterRecord,
     ClusterState,
-    alone,
+    cluster_lock,
     decode_cluster,
     encode_cluster,
     names_cluster,
@@ -99,9 +99,9 @@ def plan() -> Plan:
     return make_plan(experiment(), CONFIG.parent, "optimal", Sources()).plan
 
 
-def asked(plan: Plan, where: Path, cloud: str | None = "local", **changes: Any) -> AskedCluster:
+def asked(plan: Plan, where: Path, cloud: str | None = "local", **changes: Any) -> ClusterSpec:
     changes = {"provider.state": str(where)} | changes
-    found = asked_cluster(experiment(**changes), plan, bundled_book(), cloud, NOW_S)
+    found = cluster_spec(experiment(**changes), plan, bundled_book(), cloud, NOW_S)
     return replace(found, record=found.record.model_copy(update={"id": ID}))
 
 
@@ -296,15 +296,15 @@ def test_a_cluster_is_named_by_its_folder_or_its_configuration(
 def test_a_torn_lease_of_who_makes_a_cluster_is_named(tmp_path: Path) -> None:
     state = ClusterState.at(str(tmp_path / "c"))
     state.make()
-    with alone(state, "up", nobody):
+    with cluster_lock(state, "up", nobody):
         pass
-    (tmp_path / "c" / "making" / LEASE_KEY).write_text("{")
+    (tmp_path / "c" / "lock" / LEASE_KEY).write_text("{")
     with (
         pytest.raises(ClusterStateError, match="the lock of c cannot") as caught,
-        alone(state, "up", nobody),
+        cluster_lock(state, "up", nobody),
     ):
         pass
-    assert str(tmp_path) in caught.value.message and "making/lease.json" in str(caught.value.fix)
+    assert str(tmp_path) in caught.value.message and "lock/lease.json" in str(caught.value.fix)
 
 
 def test_who_works_on_a_cluster_does_it_alone(tmp_path: Path) -> None:
@@ -315,19 +315,19 @@ def test_who_works_on_a_cluster_does_it_alone(tmp_path: Path) -> None:
     inside, refused = threading.Event(), threading.Event()
 
     def first() -> None:
-        with alone(state, "up", nobody):
+        with cluster_lock(state, "up", nobody):
             inside.set()
             refused.wait(60.0)
             order.append("first")
 
     def next_one() -> None:
-        with alone(state, "down", told.append):
+        with cluster_lock(state, "down", told.append):
             order.append("second")
 
     thread = threading.Thread(target=first)
     thread.start()
     inside.wait()
-    with pytest.raises(ClusterBusyError, match="process"), alone(state, "down", nobody, 0.0):
+    with pytest.raises(ClusterBusyError, match="process"), cluster_lock(state, "down", nobody, 0.0):
         pass
     second = threading.Thread(target=next_one)
     second.start()
@@ -345,14 +345,14 @@ def test_who_was_killed_in_the_middle_is_not_waited_for(tmp_path: Path) -> None:
     state = ClusterState.at(str(tmp_path / "c"))
     state.make()
     code = (
-        "import os, sys; from geo_ray.cloud.cluster.state import alone;"
+        "import os, sys; from geo_ray.cloud.cluster.state import cluster_lock;"
         "from geo_ray.cloud.cluster.state import ClusterState;"
-        "alone(ClusterState.at(sys.argv[1]), 'up', print).__enter__();"
+        "cluster_lock(ClusterState.at(sys.argv[1]), 'up', print).__enter__();"
         "os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", code, state.uri], check=False)
     assert killed.returncode == -9
-    with alone(state, "up", nobody, 5.0):
+    with cluster_lock(state, "up", nobody, 5.0):
         pass
 
 
@@ -376,7 +376,9 @@ def head_of(record: ClusterRecord, state: MachineState = MachineState.RUNNING) -
 NOTES = ("machines came, and their nodes did not",)
 
 
-def looked(plan: Plan, tmp_path: Path, cloud: Listed, memory: AutoscalerMemory) -> ClusterReport:
+def has_reported(
+    plan: Plan, tmp_path: Path, cloud: Listed, memory: AutoscalerState
+) -> ClusterReport:
     found = asked(plan, tmp_path)
     found.state.make()
     store = found.state.store()
@@ -396,7 +398,7 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     termination = PendingTermination("the cloud takes it back", now_s + 60)
     asked_pool = replace(chosen, zone=None)
     counted = replace(good, pool=asked_pool)
-    memory = AutoscalerMemory(
+    memory = AutoscalerState(
         pools={pool_key(asked_pool): PoolRecord(asked_pool, 0.75)},
         instances={
             "i-1": ManagedInstance(counted, "the plan", 0.5, now_s, now_s, now_s, READY, READY),
@@ -409,7 +411,7 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     memory.ledger.add("eu", "the plan", 2.0, 1.0, 1.5)
     ended = machine("i-4", "eu", state=MachineState.ENDED)
     cloud = Listed(head_of(record), good, leaving, coming, ended)
-    report = looked(plan, tmp_path, cloud, memory)
+    report = has_reported(plan, tmp_path, cloud, memory)
     assert {row.id: row.is_ready for row in report.machines} == {
         "i-1": True,
         "i-2": False,
@@ -431,11 +433,11 @@ def test_what_nobody_books_while_the_head_is_dead_is_in_the_bill(
     plan: Plan, tmp_path: Path
 ) -> None:
     there, now_s = machine("i-1", "eu"), time.time()
-    memory = AutoscalerMemory(
+    memory = AutoscalerState(
         instances={"i-1": ManagedInstance(there, "the plan", 10.0, now_s - 36000.0, now_s, now_s)}
     )
     memory.ledger.add("eu", "the plan", 2.0, 20.0, 20.0)
-    report = looked(plan, tmp_path, Listed(there), memory)
+    report = has_reported(plan, tmp_path, Listed(there), memory)
     assert report.spent_usd == pytest.approx(20.0 + 100.0, rel=1e-3)
 
 
@@ -443,9 +445,9 @@ def test_what_the_books_have_of_the_head_is_not_counted_twice(plan: Plan, tmp_pa
     record = asked(plan, tmp_path).record
     head, now_s = head_of(record), time.time()  # half an hour old
     paid = ManagedInstance(head, "the head", 2.0, now_s - 600.0, now_s - 600.0, now_s, READY, READY)
-    memory = AutoscalerMemory(heads={head.id: paid})
+    memory = AutoscalerState(heads={head.id: paid})
     memory.ledger.add("", "the head", 1200 / 3600, 1200 / 3600 * 2.0, 1200 / 3600 * 2.0)
-    report = looked(plan, tmp_path, Listed(head), memory)
+    report = has_reported(plan, tmp_path, Listed(head), memory)
     assert report.spent_usd == pytest.approx(0.5 * 2.0, rel=1e-3)
     assert report.usd_per_hour == 2.0
 
@@ -456,14 +458,14 @@ def test_a_region_that_does_not_answer_is_named_and_its_machines_are_as_they_wer
     record = asked(plan, tmp_path).record
     there = machine("i-2", "us", pool=Pool("mars", None, "g4dn.xlarge", Market.SPOT))
     now_s = time.time()
-    memory = AutoscalerMemory(
+    memory = AutoscalerState(
         instances={
             "i-2": ManagedInstance(there, "the plan", 0.25, now_s, now_s, now_s, READY, READY)
         }
     )
     cloud = Listed(head_of(record), machine("i-1", "eu"), there)
     cloud.unreachable = {"mars": "no answer within 30 s"}
-    report = looked(plan, tmp_path, cloud, memory)
+    report = has_reported(plan, tmp_path, cloud, memory)
     assert {row.id: row.is_ready for row in report.machines} == {"i-1": False, "i-2": True}
     assert report.notes[0] == "mars does not answer: no answer within 30 s"
     assert report.head is not None
@@ -478,7 +480,7 @@ def test_a_region_that_does_not_answer_is_named_and_its_machines_are_as_they_wer
 def test_a_dead_head_and_a_lost_price_are_told(plan: Plan, tmp_path: Path) -> None:
     record = asked(plan, tmp_path).record
     cloud = Listed(head_of(record, MachineState.ENDED), usd_per_hour=None)
-    report = looked(plan, tmp_path, cloud, AutoscalerMemory())
+    report = has_reported(plan, tmp_path, cloud, AutoscalerState())
     assert report.address is None
     assert any("geo-ray up" in note for note in report.notes)
     assert find_head(cloud.machines, record) == cloud.machines[0]
@@ -511,7 +513,7 @@ def test_a_cluster_that_is_made_anew_keeps_what_was_learned_and_not_what_was_spe
 ) -> None:
     state = ClusterState.at(str(tmp_path / "c"))
     state.make()
-    memory = AutoscalerMemory(epoch=3, launches=7)
+    memory = AutoscalerState(epoch=3, launches=7)
     memory.ledger.add("eu", "the plan", 2.0, 1.0, 1.5)
     memory.pool(Pool("eu-central-1", None, "small", Market.SPOT)).preemptions = 2.0
     memory.pace.stopped_at_usd = 1.0

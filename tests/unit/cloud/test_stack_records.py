@@ -15,7 +15,7 @@ from geo_ray.base.load import load_tree, override_items
 from geo_ray.cloud.autoscaler.actions import AutoscalerStatus
 from geo_ray.cloud.cluster.head import find_head, head_address, job_server_of, tunnel_command
 from geo_ray.cloud.cluster.providers import RemoteProvider, secret_command, secrets_of
-from geo_ray.cloud.cluster.spec import AskedCluster, asked_cluster
+from geo_ray.cloud.cluster.spec import ClusterSpec, cluster_spec
 from geo_ray.cloud.cluster.state import ClusterRecord, ClusterState, decode_cluster, encode_cluster
 from geo_ray.cloud.cluster.status import HeadStatus, report_of, write_status
 from geo_ray.cloud.cluster.up import _made_of
@@ -87,9 +87,9 @@ def plan() -> Plan:
 
 def asked(
     plan: Plan, on: TerraformStack | None = None, section: dict[str, Any] | None = None
-) -> AskedCluster:
+) -> ClusterSpec:
     found = experiment(**({} if section is None else {"provider": section}))
-    return asked_cluster(found, plan, bundled_book(), None, NOW_S, on or stack())
+    return cluster_spec(found, plan, bundled_book(), None, NOW_S, on or stack())
 
 
 def test_what_the_stack_says_is_the_clusters(plan: Plan) -> None:
@@ -120,7 +120,7 @@ def test_its_head_is_neither_rented_nor_ended_and_its_token_is_the_stacks(plan: 
     command = tunnel_command("10.20.128.10:6380", record, None)
     assert command is not None and command.startswith("aws ssm start-session --region ")
     assert command.endswith("--parameters portNumber=8265,localPortNumber=8265")
-    own = record.model_copy(update={"head": record.head.model_copy(update={"standing": None})})
+    own = record.model_copy(update={"head": record.head.model_copy(update={"existing": None})})
     assert job_server_of("10.20.128.10:6380", own) == "http://127.0.0.1:8265"
     ssh = "ssh -N -L 8265:127.0.0.1:8265 10.20.128.10"
     assert tunnel_command("10.20.128.10:6380", own, None) == ssh
@@ -246,7 +246,7 @@ class Listed:
         raise AssertionError("the price of Terraform's head is nobody's question")
 
 
-def written(found: AskedCluster, where: Path) -> tuple[ClusterRecord, ClusterState]:
+def written(found: ClusterSpec, where: Path) -> tuple[ClusterRecord, ClusterState]:
     """The record in a directory in place of the bucket."""
     state = ClusterState.at(str(where / "demo-c"))
     state.make()

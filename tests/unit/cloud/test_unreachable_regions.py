@@ -14,13 +14,13 @@ from geo_ray.base.load import load_tree, override_items
 from geo_ray.cloud.autoscaler.journal import Journal
 from geo_ray.cloud.autoscaler.observation import Observed
 from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory
+from geo_ray.cloud.autoscaler.state import AutoscalerState
 from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.cloud.backtest.simulated_cloud import SimulatedCloud, forever
 from geo_ray.cloud.cluster import down, providers
 from geo_ray.cloud.cluster.head import find_head, head_request
-from geo_ray.cloud.cluster.providers import OwnMachines, RemoteProvider, check_name_is_free
-from geo_ray.cloud.cluster.spec import asked_cluster
+from geo_ray.cloud.cluster.providers import ClusterMachines, RemoteProvider, check_name_is_free
+from geo_ray.cloud.cluster.spec import cluster_spec
 from geo_ray.cloud.provider import Availability, LaunchRequest, Market, Pool
 from geo_ray.experiment.autoscale import AutoscaleConfig
 from geo_ray.experiment.experiment import Experiment
@@ -41,13 +41,13 @@ class Scene:
         })  # fmt: skip
         experiment = load_tree(CONFIG, items, Experiment)
         plan = make_plan(experiment, CONFIG.parent, "optimal", Sources()).plan
-        found = asked_cluster(experiment, plan, bundled_book(), "local", time.time())
+        found = cluster_spec(experiment, plan, bundled_book(), "local", time.time())
         self.record, self.state = found.record, found.state
         self.state.make()
         self.state.write(self.record, None)
         markets = {pool: forever(0.3) for pool in (FAR, NEAR, self.record.head.pool)}
         self.cloud = SimulatedCloud(markets, time.time)
-        self.mine = OwnMachines(self.cloud, self.record.id)
+        self.mine = ClusterMachines(self.cloud, self.record.id)
         monkeypatch.setattr(down, "open_clouds", lambda *_: self.mine)
         self.mine.launch(head_request(self.record))
 
@@ -59,7 +59,7 @@ def test_down_ends_what_answers_and_then_says_that_it_is_not_all(
     record, state, cloud, mine = scene.record, scene.state, scene.cloud, scene.mine
     mine.launch(LaunchRequest("one", record.name, FAR, 2))
     mine.launch(LaunchRequest("two", record.name, NEAR, 3))
-    OwnMachines(cloud, "ffffffffff").launch(LaunchRequest("three", record.name, NEAR, 1))
+    ClusterMachines(cloud, "ffffffffff").launch(LaunchRequest("three", record.name, NEAR, 1))
     cloud.unreachable = {FAR.region}
     with pytest.raises(RegionsUnreachableError, match="far"):
         down.end_cluster(state, lambda _: None, at_once=True)
@@ -112,7 +112,7 @@ def test_down_waits_for_what_was_called_off_and_may_still_come(
     scene = Scene(tmp_path, monkeypatch, 3.0)
     journal = Journal(scene.state.store(), 1)
     memory = journal.read().copied()
-    memory.called_off["late"] = time.time() - sent_s_ago
+    memory.withdrawn["late"] = time.time() - sent_s_ago
     journal.write(memory)
     said: list[str] = []
 
@@ -131,7 +131,7 @@ def test_down_waits_for_nothing_that_was_called_off_long_ago(
     scene = Scene(tmp_path, monkeypatch, 3.0)
     journal = Journal(scene.state.store(), 1)
     memory = journal.read().copied()
-    memory.called_off["early"] = time.time() - 4.0
+    memory.withdrawn["early"] = time.time() - 4.0
     journal.write(memory)
     said: list[str] = []
     down.end_cluster(scene.state, said.append, at_once=True)
@@ -146,13 +146,13 @@ def test_what_is_called_off_is_remembered_for_as_long_as_a_cloud_may_hide_it() -
     policy = AutoscalePolicy(config, "demo")
     availabilities = {NEAR: Availability(NEAR, 0.3)}
     seen = Observed(1000.0, (), availabilities=availabilities, left_s=5000.0)
-    decided = policy.decide(target, AutoscalerMemory(epoch=1), seen)
+    decided = policy.decide(target, AutoscalerState(epoch=1), seen)
     (asked,) = decided.memory.pending_launches
     over = replace(seen, now_unix_s=1010.0, left_s=0.0, is_released=True)
     decided = policy.decide(target, decided.memory, over)
-    assert not decided.memory.pending_launches and decided.memory.called_off == {asked: 1000.0}
+    assert not decided.memory.pending_launches and decided.memory.withdrawn == {asked: 1000.0}
     later = replace(over, now_unix_s=1000.0 + config.retry.missing_s)
-    assert not policy.decide(target, decided.memory, later).memory.called_off
+    assert not policy.decide(target, decided.memory, later).memory.withdrawn
 
 
 def test_down_ends_what_it_can_where_nobody_knows_whether_the_head_lives(

@@ -209,8 +209,8 @@ def test_regions_can_be_lost_where_nobody_sums_or_waits_for_them(override, expec
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ((), "1 of eu, us would be there: leave at least 2, or set members.min"),
-        (("members.min=2",), "1 of eu, us would be there: leave at least 2"),
+        ((), "1 of eu, us would be present: leave at least 2, or set members.min"),
+        (("members.min=2",), "1 of eu, us would be present: leave at least 2"),
         (("regions.0.ps_shards=2",), "the same ps_shards"),
         (("strategy={kind: bsp}", "overlay={kind: binary}"), "use overlay star"),
         (("transfers={}", "strategy={kind: asgd_ga}"), "leave transfers out"),

@@ -16,7 +16,7 @@ from geo_ray.base.errors import (
     RunDirectoryError,
 )
 from geo_ray.cli.main import root
-from geo_ray.planner.actual_cost import Spent, held_against
+from geo_ray.planner.actual_cost import Spent, compare_cost
 from geo_ray.planner.plan import Machines, Plan, RegionPlan
 from geo_ray.runs import directory
 from geo_ray.runs.follow_plan import emulation_of
@@ -94,7 +94,7 @@ def test_terms_are_those_of_the_region_that_sets_the_pace():
         wan("east", "west", 2.5, reply=1_000_000_000),
         wan("east", "east", 2.5, reply=7),
     ]
-    cost = held_against(plan_of(), spent_of(rows))
+    cost = compare_cost(plan_of(), spent_of(rows))
     found = table(cost)
     assert found["s", "start"] == (10.0, 12.5)  # the first step began half a second later
     assert found["s", "compute"] == (2.0, 1.0)
@@ -114,28 +114,28 @@ def test_terms_are_those_of_the_region_that_sets_the_pace():
 
 def test_a_pair_without_a_price_makes_money_unknown_and_never_free():
     pair = {"usd_per_gb": {"east": {"west": 0.02}}}
-    cost = held_against(plan_of(**pair), spent_of(small_run()))
+    cost = compare_cost(plan_of(**pair), spent_of(small_run()))
     found = table(cost)
     assert found["USD", "egress"] == (0.5, None) and found["USD", "total"] == (0.63, None)
     assert found["USD", "machines"][1] > 0
     assert any("west to east" in note for note in cost.notes)
     assert cost_line(cost).endswith("and USD unknown")
     silent = wan("west", "east", 1.0, update=0)
-    quiet = held_against(plan_of(**pair), spent_of([started(), silent]))
+    quiet = compare_cost(plan_of(**pair), spent_of([started(), silent]))
     assert table(quiet)["USD", "egress"] == (0.5, 0.0)
 
 
 def test_a_simulated_run_has_the_start_that_was_estimated():
-    cost = held_against(plan_of(), spent_of(small_run()))
+    cost = compare_cost(plan_of(), spent_of(small_run()))
     assert table(cost)["s", "start"] == (10.0, 10.0)
-    assert any("start is taken as estimated" in note for note in cost.notes)
+    assert any("the estimate is used" in note for note in cost.notes)
     assert table(cost)["s", "total"][1] == 10.0 + 4.5
 
 
 def test_a_resumed_run_has_started_twice_and_a_stopped_one_says_so():
     stop = ("stop_requested", 4.5, {"cause": "accuracy reached 0.9"})
     again = started(startup_s=5.0)
-    cost = held_against(plan_of(), spent_of([started(startup_s=7.0), again, stop]))
+    cost = compare_cost(plan_of(), spent_of([started(startup_s=7.0), again, stop]))
     assert table(cost)["s", "start"] == (10.0, 12.0)
     assert any("accuracy reached 0.9" in note for note in cost.notes)
 
@@ -145,7 +145,7 @@ def test_workers_side_by_side_do_not_compute_longer_than_the_run():
         started(startup_s=1.0),
         *(step("east", n, 1.0, compute_s=1.0, start_s=0.0) for n in (1, 2, 3)),
     ]
-    found = table(held_against(plan_of(), spent_of(rows)))
+    found = table(compare_cost(plan_of(), spent_of(rows)))
     assert found["s", "compute"][1] == 1.0 and found["s", "the rest"][1] == 0.0
 
 
@@ -167,7 +167,7 @@ def test_the_file_is_written_whole_and_read_again(tmp_path):
 def test_a_run_without_a_plan_has_no_such_section_and_no_line(tmp_path):
     write(tmp_path / "events.jsonl", small_run())
     assert "Plan and run" not in render_report(tmp_path)
-    save_cost(held_against(plan_of(), spent_of(small_run())), tmp_path)
+    save_cost(compare_cost(plan_of(), spent_of(small_run())), tmp_path)
     page = render_report(tmp_path)
     assert "Plan and run" in page and "time: between regions" in page
 

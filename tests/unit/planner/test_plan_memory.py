@@ -120,7 +120,7 @@ def test_copies_of_the_model_are_what_machines_must_hold():
     assert foot.max_rows(Instance(0, None, 44), serves=True) == (4, "")
     assert foot.max_rows(Instance(0, None, 44), serves=False) == (36, "")
     none, why = foot.max_rows(Instance(1, 8.5, 64), serves=True)
-    assert none == 0 and "an accelerator has 8.5 GB" in why and "1 GB for a row" in why
+    assert none == 0 and "an accelerator has 8.5 GB" in why and "1 GB per row" in why
     none, why = foot.max_rows(Instance(1, 24, 39), serves=True)
     assert none == 0 and "the machine has 39 GB" in why and "40 GB are needed" in why
     local = Footprint(10**9, states=2, local=True, row_bytes=None)
@@ -201,8 +201,8 @@ def test_several_accelerators_are_several_workers_of_one_machine():
 def test_what_is_not_counted_is_said():
     plan = planned()
     said = " ".join(plan.notes)
-    assert "the parameter server's own work" in said and "disks are not counted" in said
-    assert "send each other" not in said, "networks of these types are known"
+    assert "the work of the parameter server" in said and "disks are not counted" in said
+    assert "traffic between machines" not in said, "networks of these types are known"
     given = " ".join(planned("plan.step_overhead_s=0.1", "plan.lan_s_per_machine=0").notes)
     assert "own work" not in given
 

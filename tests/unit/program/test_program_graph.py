@@ -69,7 +69,9 @@ def test_handles_are_found_in_any_depth() -> None:
 
 
 def test_a_handle_says_that_it_is_no_caller() -> None:
-    with pytest.raises(AttributeError, match=r"handle of 'a' has no 'sums'.* give it to a node"):
+    with pytest.raises(
+        AttributeError, match=r"handle of 'a' has no 'sums'.* inside a node that received it"
+    ):
         A.handle.sums  # noqa: B018
 
 
@@ -77,18 +79,21 @@ def test_a_handle_says_that_it_is_no_caller() -> None:
     ("groups", "message"),
     [
         ([], "has no nodes"),
-        ([NodeGroup("eu", (A, A))], "node 'a': names are unique"),
+        ([NodeGroup("eu", (A, A))], "node 'a': names must be unique"),
         ([NodeGroup("eu", (ProgramNode("a/b", object),))], "without '/'"),
-        ([NodeGroup("eu", (A, ProgramNode("b", dict, A.handle)))], "'b' are no tuple, but NodeHan"),  # type: ignore[arg-type]
-        ([NodeGroup("eu", (ProgramNode("b", dict, "text"),))], "'b' are no tuple, but str"),  # type: ignore[arg-type]
-        ([NodeGroup("eu", (B,))], "holds a handle of 'a', which is not there"),
+        (
+            [NodeGroup("eu", (A, ProgramNode("b", dict, A.handle)))],
+            "'b' is not a tuple, but NodeHan",
+        ),  # type: ignore[arg-type]
+        ([NodeGroup("eu", (ProgramNode("b", dict, "text"),))], "'b' is not a tuple, but str"),  # type: ignore[arg-type]
+        ([NodeGroup("eu", (B,))], "holds a handle of 'a', which does not exist"),
         ([NodeGroup("eu", (A,), replicas=0)], "of a in eu: replicas = 0"),
         ([NodeGroup("eu", (A,), cpus=-1)], "cpus and gpus: at least 0"),
         ([NodeGroup("eu", (A,), restarts=NodeRestarts(-1))], "restarts.most = -1"),
         ([NodeGroup("eu", (A,), restarts=NodeRestarts(1, 0.0))], "restarts.window_s = 0.0"),
         ([NodeGroup("eu", (A,), calls_at_once=0)], "calls_at_once = 0"),
         ([NodeGroup("eu", (A,), machine="m5.large")], "write cloud:type"),
-        ([NodeGroup("eu", (ProgramNode("a", None), B))], "which another node brings up"),
+        ([NodeGroup("eu", (ProgramNode("a", None), B))], "which another node starts"),
     ],
 )
 def test_contradictions(groups: list[NodeGroup], message: str) -> None:
@@ -102,7 +107,7 @@ def test_circles_are_refused_and_shown() -> None:
         ProgramNode("b", object, ([NodeHandle("c")],)),
         ProgramNode("c", object, (NodeHandle("a"),)),
     ]
-    with pytest.raises(ProgramInvalidError, match="in a circle: ") as caught:
+    with pytest.raises(ProgramInvalidError, match="form a cycle: ") as caught:
         program(NodeGroup("eu", tuple(nodes)))
     shown = caught.value.message.split(": ")[1].split(" -> ")
     assert shown[0] == shown[-1]
@@ -135,5 +140,5 @@ def test_links_and_places_make_sense() -> None:
 def test_what_another_node_brings_up_is_not_started() -> None:
     shown = ProgramNode("shown", None)
     assert program(NodeGroup("eu", (shown,))).instances == ()
-    with pytest.raises(InvariantError, match="shown is not started"):
+    with pytest.raises(InvariantError, match="shown is started by another node"):
         NodeInstance("shown", shown, NodeGroup("eu", (shown,))).make  # noqa: B018

@@ -69,10 +69,10 @@ def host() -> Iterator[NodeHost]:
         ("says_no_text", [[], {}], "a file named "),
         ("says_nothing", [[], {}], r"odd\.says_nothing failed: UnreadableError\n"),
         ("broken", [[], {}], r"odd\.broken failed: ValueError\('a property'\)"),
-        ("borken", [[], {}], "no method 'borken'.* there is: batch, leaves, says_no_text"),
+        ("borken", [[], {}], "no public method 'borken'.* there is: batch, leaves, says_no_text"),
         ("batch", [[0], {}], r"odd\.batch failed: SystemExit\(4\)"),
-        ("batch", [[1, 2], {}], "takes one argument of each call"),
-        ("batch", [[], {"requests": 1}], "takes one argument of each call, without its name"),
+        ("batch", [[1, 2], {}], "takes one positional argument of each call"),
+        ("batch", [[], {"requests": 1}], "takes one positional argument of each call"),
     ],
 )
 def test_what_a_method_raises_is_an_error_of_the_call(
@@ -89,7 +89,7 @@ def test_a_run_that_leaves_python_has_failed(host: NodeHost) -> None:
 
 
 def test_a_node_that_leaves_python_while_it_is_made_has_failed() -> None:
-    with pytest.raises(NodeFailedError, match=r"failed while it was made: SystemExit"):
+    with pytest.raises(NodeFailedError, match=r"failed while it was created: SystemExit"):
         host_of(sys.exit).stand()
 
 

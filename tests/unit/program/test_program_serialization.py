@@ -59,12 +59,12 @@ original, wrapped = wrapped, functools.wraps(wrapped)(lambda: None)
 @pytest.mark.parametrize(
     ("make", "args", "why"),
     [
-        (lambda: None, (), "a lambda has no name"),
-        (functools.partial(toys.Echo, "x"), (), "partial is no function or class with a name"),
-        (CalledByInstance(), (), "CalledByInstance is no function or class"),
+        (lambda: None, (), "a lambda cannot be imported by name"),
+        (functools.partial(toys.Echo, "x"), (), "partial is not a named function or class"),
+        (CalledByInstance(), (), "CalledByInstance is not a named function or class"),
         (original, (), "it was replaced or wrapped"),
         (toys.Returns, (threading.Lock(),), "an argument cannot be sent: .*_thread.lock is no"),
-        (toys.Returns, ({1},), "builtins.set is no plain value"),
+        (toys.Returns, ({1},), "builtins.set is not a plain value"),
     ],
 )
 def test_what_cannot_be_sent_is_named_with_the_reason(
@@ -84,7 +84,7 @@ def test_what_lies_in_a_function_or_nowhere() -> None:
     before = sys.modules["__main__"]
     sys.modules["__main__"] = typed
     try:
-        with pytest.raises(NodeUnshippableError, match="typed was typed in, and lies in no file"):
+        with pytest.raises(NodeUnshippableError, match="typed is not defined in a file"):
             serialized(typed.typed)
     finally:
         sys.modules["__main__"] = before
@@ -93,8 +93,8 @@ def test_what_lies_in_a_function_or_nowhere() -> None:
 @pytest.mark.parametrize(
     ("where", "what", "why"),
     [
-        ("tests.support.program_support", "Gone", "has no Gone where the node is to run"),
-        ("tests.support.program_support", "BATTERY", "BATTERY is no function"),
+        ("tests.support.program_support", "Gone", "has no Gone in the node's process"),
+        ("tests.support.program_support", "BATTERY", "BATTERY is not callable"),
         ("no_such_module", "x", "importing no_such_module failed: ModuleNotFoundError"),
         ("/nowhere/x.py", "x", "program file /nowhere/x.py does not exist"),
     ],
@@ -112,5 +112,5 @@ def test_tables_come_back_or_are_refused() -> None:
     for plain in (None, [1, 2], [1, {}, {"a": 3}, {}], [1, {}, {"a": ("h", "x")}, {}]):
         with pytest.raises(FrameError, match="table of nodes"):
             NodeTable.of_plain(plain)
-    with pytest.raises(FrameError, match="to be a node"):
+    with pytest.raises(FrameError, match="not a serialized node"):
         SerializedNode.of_plain({"name": "x"})

@@ -121,7 +121,7 @@ def test_a_program_that_waits_for_ever_is_said_to_stand_still() -> None:
         slow.futures.work(1).result(600.0)  # which is answered long before
         here().clock.wait(Future())
 
-    with pytest.raises(ProgramStalledError, match="at 1 s of virtual time; nodes that wait: user"):
+    with pytest.raises(ProgramStalledError, match="at 1 s of virtual time; waiting nodes: user"):
         run_program(with_slow(call), "virtual")
 
 
@@ -130,7 +130,7 @@ def test_a_thread_of_a_nodes_own_cannot_wait() -> None:
         clock, seen = here().clock, []
 
         def work() -> None:
-            with pytest.raises(ProgramError, match="a thread that a node has made itself"):
+            with pytest.raises(ProgramError, match="a thread that a node created itself"):
                 clock.sleep_s(1.0)
             with pytest.raises(ProgramError, match="outside a node"):
                 here()

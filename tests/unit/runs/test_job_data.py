@@ -70,7 +70,7 @@ def test_a_named_manifest_is_found_from_the_base(tmp_path):
 
 
 def test_a_task_without_data_cannot_generate(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.generate.*brings no data"):
+    with pytest.raises(ConfigError, match=r"data\.generate.*is not self-contained"):
         prepare_manifest(experiment(), Borrowed(), tmp_path, tmp_path)
 
 

@@ -28,9 +28,9 @@ TWO = (
     [
         (
             (),
-            "links as they are: nothing is emulated",
-            "links assumed without delay and limit: no `emulate` describes them; "
-            "steps as long as they take on this machine",
+            "real links: nothing is emulated",
+            "links without delay and limit: no `emulate` is configured; "
+            "steps as measured on this machine",
         ),
         (
             (LINK,),
@@ -39,7 +39,7 @@ TWO = (
         ),
         (
             (LINK, "cluster={kind: existing}"),
-            "links emulated: 100 Mbit/s, 30 ms one way, which slows the cluster's own links down; "
+            "links emulated: 100 Mbit/s, 30 ms one way, which slows down the cluster's links; "
             "steps padded to 0.08 s",
             "links assumed: 100 Mbit/s, 30 ms one way; steps take 0.08 s",
         ),
@@ -48,7 +48,7 @@ TWO = (
             "links emulated in 1 of 2 directions: no limit, 20 ms one way, 1 % loss; the others as "
             "they are",
             "links assumed in 1 of 2 directions: no limit, 20 ms one way, 1 % loss; the others "
-            "without delay and limit; steps as long as they take on this machine",
+            "without delay and limit; steps as measured on this machine",
         ),
         (
             (TWO,),
@@ -60,7 +60,7 @@ TWO = (
         (
             ("regions=[{name: eu}]",),
             "no links: one region",
-            "no links: one region; steps as long as they take on this machine",
+            "no links: one region; steps as measured on this machine",
         ),
     ],
 )

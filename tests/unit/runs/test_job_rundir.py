@@ -77,7 +77,7 @@ def test_what_is_in_the_way_is_named(tmp_path):
         with pytest.raises(RunDirectoryError, match="file"):
             create(into(place), tmp_path)
     (tmp_path / "trial").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"trial is in the way"):
+    with pytest.raises(RunDirectoryError, match=r"trial exists already"):
         create(into(tmp_path), tmp_path)
 
 
@@ -98,7 +98,7 @@ def test_a_run_is_opened_again(tmp_path, monkeypatch):
 def test_other_directories_are_no_runs(tmp_path, plan):
     if plan is not None:
         (tmp_path / PLAN_FILE).write_text(plan)
-    with pytest.raises(RunDirectoryError, match="no run directory") as caught:
+    with pytest.raises(RunDirectoryError, match="not a run directory") as caught:
         reopen(tmp_path)
     assert "geo-ray train" in caught.value.fix
 

@@ -143,7 +143,7 @@ def test_the_driver_was_killed(run: RunDirectory) -> None:
     found = geo_ray.status(run.path)
     assert (found.is_going, found.run_actor and found.run_actor.how) == (
         False,
-        "its process is gone, it was killed",
+        "its process was killed",
     )
     assert found.phase.startswith("cut off")
     assert {region.state for region in found.regions} == {"stopped"}
@@ -207,7 +207,7 @@ def test_a_killed_driver_s_run_is_cut_off_elsewhere(
     assert (found.phase, found.waits_s) == ("cut off", None)
     assert {each.state for each in found.regions} == {"stopped"}
     assert (found.message or "").startswith(why or "") and bool(found.message) is bool(why)
-    assert found.fix == "It has no checkpoint: begin again with `geo-ray train CONFIG`."
+    assert found.fix == "It has no checkpoint: start again with `geo-ray train CONFIG`."
     store = CheckpointStore(run.checkpoints)
     part = write_part(store.begin(3), "a", {}, {})
     manifest = CheckpointManifest(
@@ -215,7 +215,7 @@ def test_a_killed_driver_s_run_is_cut_off_elsewhere(
     )
     store.commit(3, manifest)
     assert geo_ray.status(run.path).fix == (
-        f"`geo-ray train --resume {run.path}` goes on from checkpoint 3 at step 1,200."
+        f"`geo-ray train --resume {run.path}` continues it from checkpoint 3 at step 1,200."
     )
 
 
@@ -254,7 +254,7 @@ def test_a_driver_elsewhere_is_listened_for(run: RunDirectory) -> None:
     silent = reader.read()
     assert (silent.is_going, silent.run_actor and silent.run_actor.how) == (
         False,
-        "it has not been heard for 10 s",
+        "no renewal of its lease for 10 s",
     )
 
 

@@ -122,7 +122,7 @@ def test_a_lease_of_a_silent_machine_runs_out(tmp_path: Path) -> None:
     keeper = seeker.take()
     assert (keeper.epoch, keeper.from_unknown) == (5, True)
     assert len(told) == 1
-    assert "run is driven by host far, process 7" in told[0]
+    assert "run is held by host far, process 7" in told[0]
     keeper.close()
 
 

@@ -13,7 +13,7 @@ from geo_ray.api.live import follow_view
 from geo_ray.base.errors import RunDirectoryError
 from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY, Journal, JournalMachines
 from geo_ray.cloud.autoscaler.state import (
-    AutoscalerMemory,
+    AutoscalerState,
     InstanceState,
     ManagedInstance,
     PendingLaunch,
@@ -189,7 +189,7 @@ def test_a_run_in_a_bucket_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert view.status.round == 9
         assert view.status.run == address
         assert view.machines is not None
-        memory = AutoscalerMemory(epoch=1)
+        memory = AutoscalerState(epoch=1)
         memory.instances = {"i-1": instance(1)}
         elsewhere = tmp_path / "journal"
         elsewhere.mkdir()

@@ -83,10 +83,10 @@ def test_who_is_away_leaves_there_and_is_not_lost() -> None:
         ("1", "us eu asia", (), "us asia", ("us", "asia")),
         ("null", "us eu asia", (), "us asia", ("us", "asia")),
         ("2", "us eu", ("asia",), "eu", ("eu",)),  # the run pauses until the lost one is back
-        ("2", "us eu", (), "eu", "us would be left, and at least 2"),
-        ("2", "us eu", ("asia",), "eu asia", "us would be left, and at least 2"),
-        ("1", "eu", (), "eu", "nobody would be left, and at least 1"),
-        ("3", "us eu asia", (), "eu", "us, asia would be left, and at least 3"),
+        ("2", "us eu", (), "eu", "us would remain, but at least 2"),
+        ("2", "us eu", ("asia",), "eu asia", "us would remain, but at least 2"),
+        ("1", "eu", (), "eu", "nobody would remain, but at least 1"),
+        ("3", "us eu asia", (), "eu", "us, asia would remain, but at least 3"),
     ],
 )
 def test_too_few_are_refused_where_somebody_asks_for_it(

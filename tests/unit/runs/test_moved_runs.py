@@ -91,7 +91,7 @@ def test_a_task_that_has_changed_must_be_named(project: Project) -> None:
     file = project.root / "my_task.py"
     file.write_text(TASK + "# edited\n")
     for config in (None, project.root / "configs" / "a.yaml"):
-        with pytest.raises(ConfigChangedError, match="is not the file that the run was made with"):
+        with pytest.raises(ConfigChangedError, match="is not the file with which the run was made"):
             project.resumed(config)
         ready = project.resumed(config, "../my_task.py")
         assert ready.is_changed

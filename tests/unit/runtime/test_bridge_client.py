@@ -138,12 +138,12 @@ def test_payloads_of_other_sizes_follow_each_other(bridge: BridgeClient) -> None
 
 
 def test_nothing_is_fetched_that_does_not_wait(bridge: BridgeClient) -> None:
-    with pytest.raises(FrameError, match="no answer waits"):
+    with pytest.raises(FrameError, match="no answer to fetch"):
         bridge.request({"op": "fetch", "in_place": True}, WAIT_S)
 
 
 def test_an_update_cannot_lie_beyond_the_memory(bridge: BridgeClient) -> None:
-    with pytest.raises((FrameError, InvariantError), match="does not lie in shared memory"):
+    with pytest.raises((FrameError, InvariantError), match="is not in shared memory"):
         bridge.request({"op": "update", "placed": 4 * SIZE + 4}, WAIT_S)
 
 

@@ -41,11 +41,11 @@ def test_memory_of_an_earlier_bridge_is_freed_though_nobody_had_asked_it(
 ) -> None:
     first, second = dial(), dial()
     line = ReconnectingBridgeClient("eu", first)
-    room_P = line.client.room(SIZE_BYTES // 4)
+    room_P = line.client.buffer(SIZE_BYTES // 4)
     assert room_P is not None
     room_P.fill_(3.0)
     line.use(second)
-    assert not first.is_closed and line.client.room(1) is not None
+    assert not first.is_closed and line.client.buffer(1) is not None
     line.drop_old()
     assert first.is_closed and first.shared is None
     assert room_P.sum() == 3.0 * SIZE_BYTES / 4, "who has it still may read it"
@@ -75,14 +75,14 @@ def test_who_waits_is_told_of_the_end(dial: Callable[[], LanClient]) -> None:
 def test_a_bridge_that_lives_is_dialled_again(dial: Callable[[], LanClient]) -> None:
     first = dial()
     line = ReconnectingBridgeClient("eu", first)
-    room_P = line.client.room(10)
+    room_P = line.client.buffer(10)
     assert room_P is not None
     room_P.fill_(3.0)
     first.close()
     again = line.await_next()
     assert again is line.client and not again.is_lost and line.away_s is None
     assert again.request({"op": "x"}, 5.0) == ({}, None)
-    assert again.room(10) is not None and not again.lies_there(room_P)
+    assert again.buffer(10) is not None and not again.lies_there(room_P)
     line.drop_old()
     assert room_P.sum() == 30.0, "an open request lies there until it is placed anew"
     line.end(LinkDownError("closing"))

@@ -241,11 +241,11 @@ def test_nothing_but_parts_is_given_or_taken(site: Site, file: str) -> None:
     site.store.begin(0)
     for folder in (0, MODEL):
         carried = UploadFolder(site.line, folder, "")
-        with pytest.raises(GeoRayError, match=r"no name of a part|no model"):
+        with pytest.raises(GeoRayError, match=r"is not the name of a part|is not a model"):
             carried.write(file, [b"x"], 1)
-        with pytest.raises(GeoRayError, match=r"no name of a part|no model"):
+        with pytest.raises(GeoRayError, match=r"is not the name of a part|is not a model"):
             carried.open(file, 1).readinto(bytearray(1))
-    with pytest.raises(GeoRayError, match="no model"):
+    with pytest.raises(GeoRayError, match="is not a model"):
         UploadFolder(site.line, MODEL, "").write("weights.safetensors", [b"x"], 1)
 
 

@@ -25,7 +25,7 @@ def test_an_answer_that_takes_long_is_waited_for_while_there_is_a_connection() -
 
 def test_whoever_is_out_of_reach_for_too_long_is_waited_for_no_more() -> None:
     answers = Answers("eu", 1e6, lambda peer: False, unreachable_s=0.1)
-    with pytest.raises(LinkDownError, match="'us' is out of reach"):
+    with pytest.raises(LinkDownError, match="'us' has been unreachable"):
         answers.wait(1, lambda: "us")
 
 

@@ -42,7 +42,7 @@ def test_a_fit_cluster_has_no_problem() -> None:
 def test_no_nodes() -> None:
     dead = node("10.0.0.2", "us", alive=False)
     for cluster in (facts(), facts(dead)):
-        assert "no living node" in problems([demand("us"), demand("eu")], cluster)[0]
+        assert "no running node" in problems([demand("us"), demand("eu")], cluster)[0]
         assert len(problems([demand("us"), demand("eu")], cluster)) == 1
 
 
@@ -144,7 +144,7 @@ def test_a_bundle_of_nothing_still_reserves_something() -> None:
 def test_bad_demands() -> None:
     with pytest.raises(ConfigError, match="negative"):
         Bundle("worker", cpus=-1)
-    with pytest.raises(ConfigError, match="asks for nothing"):
+    with pytest.raises(ConfigError, match="requests nothing"):
         RegionDemand("us", ())
     with pytest.raises(ConfigError, match="region's name"):
         RegionDemand("us east", (Bundle("ps"),))

@@ -9,7 +9,7 @@ from geo_ray.prices.price_book import bundled_book
 from geo_ray.scheduler.policies.pd_ors import PdOrsPolicy
 from geo_ray.scheduler.replay import replay_jobs
 from geo_ray.scheduler.schedule import check_schedule
-from geo_ray.scheduler.workload import LoadShape, book_offers, made_up_cluster, made_up_jobs
+from geo_ray.scheduler.workload import LoadShape, book_offers, generated_cluster, generated_jobs
 
 MACHINE, AT = "aws:p4d.24xlarge", ("us-east-1", "eu-west-1")
 
@@ -17,7 +17,7 @@ MACHINE, AT = "aws:p4d.24xlarge", ("us-east-1", "eu-west-1")
 def test_a_whole_machine_costs_what_the_book_says() -> None:
     book = bundled_book()
     offers = book_offers(book, MACHINE, AT)
-    cluster = made_up_cluster(LoadShape(8, 4, 10, spot_fraction=0.5), 1, offers)
+    cluster = generated_cluster(LoadShape(8, 4, 10, spot_fraction=0.5), 1, offers)
     assert cluster.net.names == AT
     for number, site in enumerate(cluster.sites):
         per_h = float(cluster.usd_per_h_TSR[0, number] @ cluster.capacity_TSR[0, number])
@@ -30,15 +30,15 @@ def test_a_whole_machine_costs_what_the_book_says() -> None:
     assert cluster.net.usd_per_gb_GG[0, 1] == pytest.approx(there)
     assert cluster.net.usd_per_gb_GG[0, 0] == 0.0
     shape = LoadShape(10, 10, regions=2, spot_fraction=0.3)
-    cluster = made_up_cluster(shape, 0, offers)
-    done = replay_jobs(cluster, made_up_jobs(shape, 0), PdOrsPolicy())
+    cluster = generated_cluster(shape, 0, offers)
+    done = replay_jobs(cluster, generated_jobs(shape, 0), PdOrsPolicy())
     check_schedule(done)
     assert done.uses
 
 
 @pytest.mark.parametrize("machine", ["p4d.24xlarge", "aws:x99", "moon:rover"])
 def test_machines_that_nobody_knows(machine: str) -> None:
-    with pytest.raises(ScheduleInputError, match="nothing is known"):
+    with pytest.raises(ScheduleInputError, match="unknown machine type"):
         book_offers(bundled_book(), machine, AT)
 
 

@@ -16,7 +16,7 @@ from geo_ray.scheduler.job import ClusterJob, LinkUsed
 from geo_ray.scheduler.policies.registry import POLICIES
 from geo_ray.scheduler.replay import replay_jobs
 from geo_ray.scheduler.schedule import check_schedule
-from geo_ray.scheduler.workload import LoadShape, made_up_cluster, made_up_jobs
+from geo_ray.scheduler.workload import LoadShape, generated_cluster, generated_jobs
 from tests.support.scheduling_support import cluster_of, job_of
 
 
@@ -203,7 +203,7 @@ def test_nothing_that_fits_does_more_in_a_slot(data: dict[int, float]) -> None:
 @pytest.mark.parametrize("regions", [1, 3])
 def test_no_policy_exceeds_the_bound(regions: int) -> None:
     shape = LoadShape(10, 8, regions=regions, spot_fraction=0.2)
-    cluster, jobs = made_up_cluster(shape, 3), made_up_jobs(shape, 3)
+    cluster, jobs = generated_cluster(shape, 3), generated_jobs(shape, 3)
     for usd in (0.0, 1.0):
         bound = utility_bound(cluster, jobs, value_per_usd=usd)
         policies = {name: make() for name, make in POLICIES.items()}

@@ -45,7 +45,7 @@ def test_a_job_longer_than_all_slots_has_no_schedule(policy: PdOrsPolicy) -> Non
     cluster = cluster_of(np.full((250, 1, 2), 4.0), (0,))
     done = replay_jobs(cluster, [lasting(300.0, cluster)], policy)
     assert [(each.is_admitted, each.surplus) for each in done.admissions] == [(False, None)]
-    assert (outcome_of(done).turned_away, outcome_of(done).no_schedule) == (1, 1)
+    assert (outcome_of(done).rejected, outcome_of(done).no_schedule) == (1, 1)
 
 
 @pytest.mark.parametrize("slots", [190.0, 210.0, 600.0, 50_000.0])

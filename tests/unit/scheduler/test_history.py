@@ -29,7 +29,7 @@ def plain_cluster(slots: int = 12) -> SharedCluster:
         (job_of(server=(0.0, 5.0)), "larger than the cluster"),
         (job_of(arrival=-1), "before slot 0"),
         (job_of(rows=0.0), "no work"),
-        (job_of(data={3: 1.0}), "region that is not there"),
+        (job_of(data={3: 1.0}), "unknown region"),
         (job_of(data={0: 0.5, 1: 0.5}, most=1), "fewer workers than regions"),
     ],
 )
@@ -149,7 +149,7 @@ def test_outcomes_are_those_of_a_history_by_hand() -> None:
     assert outcome.utility == pytest.approx(5.0)  # urgency 0: half of the worth
     assert outcome.utilisation == pytest.approx(took_s / 100)  # 3 of 3 cores
     assert outcome.fairness == pytest.approx(1.0)
-    assert (outcome.ended, outcome.turned_away) == (1, 0)
+    assert (outcome.ended, outcome.rejected) == (1, 0)
 
 
 def broken(done: ClusterSchedule, **changes: object) -> ClusterSchedule:
@@ -159,7 +159,7 @@ def broken(done: ClusterSchedule, **changes: object) -> ClusterSchedule:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"allocation": Allocation(((0, 4),), ((0, 2),), 8)}, "too much cpu"),
+        ({"allocation": Allocation(((0, 4),), ((0, 2),), 8)}, "exceeds its cpu"),
         ({"allocation": Allocation(((0, 3),), ((1, 1),), 8)}, "parameter servers for"),
         ({"allocation": Allocation(((0, 1),), ((0, 1),), 9)}, "a batch of 9"),
         ({"rows": 1.0}, "where"),
@@ -180,7 +180,7 @@ def test_the_validator_knows_where_data_are_and_who_was_turned_away() -> None:
     done = replay_jobs(cluster, [job_of(data={1: 1.0})], FifoPolicy())
     check_schedule(done)
     wrong = broken(done, allocation=Allocation(((0, 2),), ((0, 1),), 8))
-    assert any("where its data are not" in text for text in violations(wrong))
-    assert any("has no end" in text for text in violations(replace(done, finished_s={})))
+    assert any("region without its data" in text for text in violations(wrong))
+    assert any("without an end" in text for text in violations(replace(done, finished_s={})))
     early = replace(done, jobs={"a": job_of(data={1: 1.0}, arrival=3)})
-    assert any("before it came" in text for text in violations(early))
+    assert any("before its arrival" in text for text in violations(early))

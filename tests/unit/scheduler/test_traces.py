@@ -12,7 +12,7 @@ from geo_ray.scheduler.policies.registry import POLICIES
 from geo_ray.scheduler.replay import replay_jobs
 from geo_ray.scheduler.schedule import check_schedule
 from geo_ray.scheduler.traces import cluster_jobs, read_trace
-from geo_ray.scheduler.workload import LoadShape, made_up_cluster
+from geo_ray.scheduler.workload import LoadShape, generated_cluster
 
 PHILLY = [
     {
@@ -100,21 +100,21 @@ def test_pollux(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "words"),
     [
-        ("philly", "{", "no JSON"),
+        ("philly", "{", "not a JSON file"),
         ("philly", '[{"jobid": "a"}]', "submitted_time"),
         ("philly", json.dumps(PHILLY).replace("08:10:00", "06:10:00"), "ends before it starts"),
         ("philly", json.dumps(PHILLY).replace("2017-10-09 07:00:00", "soon"), "has no time"),
         ("philly", "[]", "no job"),
         ("helios", HELIOS.replace("gpu_num", "gpus"), "no column gpu_num"),
         ("helios", HELIOS.replace(",3600,", ",-3600,"), "duration is -3600"),
-        ("helios", HELIOS.replace("2020-07-01 00:00:10", "yesterday"), "submit_time is no time"),
-        ("helios", HELIOS + "5,u\n", "line 6: not as many fields"),
+        ("helios", HELIOS.replace("2020-07-01 00:00:10", "yesterday"), "submit_time is not a time"),
+        ("helios", HELIOS + "5,u\n", "line 6: not one field per column"),
         ("helios", "", "is empty"),
         ("helios", HELIOS.replace("07-01 01:01", "06-01 01:01"), "line 2: it ends before"),
         ("pai", PAI.replace("100.0,4000.0", "100.0,nan"), "end_time"),
-        ("pai", PAI.replace("110.0,3900.0", "110.0,x"), "no number"),
+        ("pai", PAI.replace("110.0,3900.0", "110.0,x"), "is not a number"),
         ("pollux", POLLUX.replace(",70,", ",-70,"), "time is -70"),
-        ("pollux", POLLUX.replace("bert,4", "gpt,4"), "application 'gpt' is not known"),
+        ("pollux", POLLUX.replace("bert,4", "gpt,4"), "application 'gpt' is unknown"),
         ("pollux", POLLUX.replace("bert,4", "bert,0"), "num_replicas is 0"),
     ],
 )
@@ -127,13 +127,13 @@ def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
     for kind in ("philly", "helios"):
         with pytest.raises(TraceError, match="cannot be read"):
             read_trace(tmp_path / "none", kind)
-    with pytest.raises(TraceError, match="no format"):
+    with pytest.raises(TraceError, match="unknown format"):
         read_trace(tmp_path, "slurm")
 
 
 @pytest.mark.parametrize("kind", ["philly", "helios", "pai", "pollux"])
 def test_a_trace_runs_on_a_cluster_of_regions(tmp_path: Path, kind: str) -> None:
-    cluster = made_up_cluster(LoadShape(12, 4, 200, regions=3, slot_s=300.0), 0)
+    cluster = generated_cluster(LoadShape(12, 4, 200, regions=3, slot_s=300.0), 0)
     jobs = cluster_jobs(read_trace(written(tmp_path, kind), kind), cluster)
     assert jobs[0].arrival_slot == 0
     again = cluster_jobs(read_trace(written(tmp_path, kind), kind), cluster)
@@ -144,7 +144,7 @@ def test_a_trace_runs_on_a_cluster_of_regions(tmp_path: Path, kind: str) -> None
 
 
 def test_jobs_take_as_long_as_the_trace_says_where_they_have_what_they_had(tmp_path: Path) -> None:
-    cluster = made_up_cluster(LoadShape(12, 4, 200, slot_s=60.0), 0)
+    cluster = generated_cluster(LoadShape(12, 4, 200, slot_s=60.0), 0)
     traced = read_trace(written(tmp_path, "pollux"), "pollux")
     done = replay_jobs(cluster, cluster_jobs(traced, cluster), POLICIES["fifo"]())
     assert done.finished_s["cifar10-1"] == pytest.approx(1800.0, rel=1e-6)

@@ -68,7 +68,7 @@ def test_what_was_read_is_copied_no_more() -> None:
     for _ in copy.pieces():
         pass
     copy.secure()
-    assert not copy._kept.numel() and copy._live.untyped_storage().nbytes() == 0
+    assert not copy._saved.numel() and copy._live.untyped_storage().nbytes() == 0
 
 
 def test_reader_and_owner_meet_and_only_the_rest_is_copied() -> None:
@@ -78,9 +78,9 @@ def test_reader_and_owner_meet_and_only_the_rest_is_copied() -> None:
     found = [next(reader).clone(), next(reader).clone()]  # two of four pieces
     copy.secure()
     live.zero_()
-    assert copy._kept.numel() == SIZE - 2 * (1 << 20)
+    assert copy._saved.numel() == SIZE - 2 * (1 << 20)
     assert torch.equal(torch.cat([*found, *(piece.clone() for piece in reader)]), before)
-    assert not copy._kept.numel()
+    assert not copy._saved.numel()
 
 
 def test_reader_and_owner_work_at_the_same_time() -> None:

@@ -246,7 +246,7 @@ def test_an_update_of_other_rows_than_the_last_steps_has_no_norm(
 def test_a_server_goes_on_where_it_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "NOISE_EVERY", 1)
     region, other = Region().steps(3), Region()
-    (snapshot,) = region.server.cut(1, halt=False)
+    (snapshot,) = region.server.snapshot(1, halt=False)
     saved = dict(snapshot.control)
     other.server.restore(saved, snapshot.tensors)
     assert other.server.noise.meter == region.server.noise.meter

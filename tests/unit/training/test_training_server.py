@@ -202,9 +202,9 @@ def test_a_checkpoint_is_of_its_moment_and_has_the_open_request():
     (send,) = sends(push(server, shard, 0))
     sent = server.wire.encode(send.update)
     before_P = shard.params_S.clone()
-    (snapshot,) = server.cut(9, halt=False)
+    (snapshot,) = server.snapshot(9, halt=False)
     assert snapshot.id == 9 and snapshot.control["version"] == 1
-    assert server.cut(9, halt=False) == []  # the answer says it, too
+    assert server.snapshot(9, halt=False) == []  # the answer says it, too
     server.on_reply(server.wire.decode(reply_to(send, torch.full((NUM_PARAMS,), 3.0))))
     push(server, shard, 0)
     tensors, counters = shard.take_snapshot(9)
@@ -229,7 +229,7 @@ def test_a_last_word_is_repeated_and_then_there_is_more_to_do(steps: int, names_
     server.join(0)
     (final,) = sends(push(server, shard, 0))
     assert final.update.final and server.phase == "finishing"
-    (snapshot,) = server.cut(1, halt=False)
+    (snapshot,) = server.snapshot(1, halt=False)
     control = {k: v for k, v in snapshot.control.items() if names_ends or k != "ends"}
     again, copy = make(AsgdGa(interval=100), workers=1, steps=steps, goal=f"steps {steps}")
     copy.restore(*shard.take_snapshot(1))
@@ -246,7 +246,7 @@ def test_a_halted_region_sends_its_workers_home():
     server, shard = make(Sma(interval=1), workers=1)
     server.join(0)
     (send,) = sends(push(server, shard, 0))
-    effects = server.cut(1, halt=True)
+    effects = server.snapshot(1, halt=True)
     assert answers(effects)[0].done and not answers(effects)[0].evaluate
     assert server.on_reply(reply_to(send)) == []  # it is in nobody's checkpoint
 
@@ -258,11 +258,11 @@ def test_a_region_that_stands_still_copies_the_same_again(comes_back: str):
     server.join(0), server.join(1)
     push(server, shard, 0), push(server, shard, 1)
     push(server, shard, 0)
-    (first,) = [e for e in server.cut(1, halt=True) if isinstance(e, Snapshot)]
+    (first,) = [e for e in server.snapshot(1, halt=True) if isinstance(e, Snapshot)]
     tensors, counters = shard.take_snapshot(1)
     if comes_back == "before":  # with rows that are too late for the halt
         push(server, shard, 1)
-    (second,) = server.cut(2, halt=True)
+    (second,) = server.snapshot(2, halt=True)
     assert server.phase == "halted" and second.id == 2
     assert second.control == first.control and second.control["phase"] == "training"
     tensors_again, counters_again = shard.take_snapshot(2)
@@ -273,16 +273,16 @@ def test_a_region_that_stands_still_copies_the_same_again(comes_back: str):
     shard_again.restore(tensors_again, counters_again)
     rows = [a.span for w in (0, 1) for a in answers(again.join(w)).values()]
     assert sorted((s.start, s.stop) for s in rows) == [(16, 24), (24, 32)]
-    assert server.cut(2, halt=True) == []
+    assert server.snapshot(2, halt=True) == []
 
 
 def test_a_region_that_stands_still_for_an_answer_copies_its_request_again():
     server, shard = make(Sma(interval=1), workers=1)
     server.join(0)
     (send,) = sends(push(server, shard, 0))
-    first, *_ = server.cut(1, halt=True)  # before the request was coded
+    first, *_ = server.snapshot(1, halt=True)  # before the request was coded
     sent = server.wire.encode(send.update)
-    (second,) = server.cut(2, halt=True)
+    (second,) = server.snapshot(2, halt=True)
     assert second.control["phase"] == first.control["phase"] == "waiting"
     again, _ = make(Sma(interval=1), workers=1)
     again.restore(second.control, second.tensors)
@@ -296,7 +296,7 @@ def test_a_region_at_its_end_is_saved_and_stays_there_when_the_run_is_to_halt():
     server.join(0)
     push(server, shard, 0)
     assert server.phase == "done"
-    (snapshot,) = server.cut(3, halt=True)
+    (snapshot,) = server.snapshot(3, halt=True)
     assert snapshot.control["phase"] == "done" and server.phase == "done"
 
 
@@ -305,7 +305,7 @@ def test_restored_servers_give_out_the_rows_that_were_in_flight():
     server.join(0), server.join(1)
     push(server, shard, 0), push(server, shard, 1)
     push(server, shard, 0)
-    (snapshot,) = [e for e in server.cut(1, halt=False) if isinstance(e, Snapshot)]
+    (snapshot,) = [e for e in server.snapshot(1, halt=False) if isinstance(e, Snapshot)]
     again, shard_again = make(Sma(interval=3), alone=True)
     again.restore(snapshot.control)
     shard_again.restore(*shard.take_snapshot(1))
@@ -389,7 +389,7 @@ def test_a_restored_region_sends_first_if_it_had_to():
     server.join(0)
     (first,) = sends(push(server, shard, 0))
     assert sends(push(server, shard, 0)) == [] and server.phase == "must_send"
-    (snapshot,) = server.cut(3, halt=False)
+    (snapshot,) = server.snapshot(3, halt=False)
     again, shard_again = make(strategy, workers=1, steps=9)
     again.restore(snapshot.control, snapshot.tensors)
     shard_again.restore(*shard.take_snapshot(3))

@@ -107,10 +107,10 @@ def test_a_merge_copies_no_moments_and_the_next_step_does():
     expected, _ = shard.export()
     copies, _ = shard.release_snapshot(1)
     shard.merge(ReplyMessage("here", 1, 1, 8, torch.full((4,), 0.25)))
-    kept = {name for name, copy in copies.items() if copy._kept.numel()}
+    kept = {name for name, copy in copies.items() if copy._saved.numel()}
     assert kept == {"params", "memory/anchor"}
     stepped(shard)
-    kept = {name for name, copy in copies.items() if copy._kept.numel()}
+    kept = {name for name, copy in copies.items() if copy._saved.numel()}
     assert kept == set(expected)
     assert all(torch.equal(copies[k].whole(), v) for k, v in expected.items())
 
@@ -134,7 +134,7 @@ def test_state_that_is_given_is_taken_as_it_is():
 @pytest.mark.parametrize(("piece", "is_shared"), [((0, 4), True), ((0, 2), False)])
 def test_parameters_that_are_given_are_taken_if_all_are_the_shards(piece, is_shared):
     params_P = torch.ones(4)
-    shard = Shard.cut(params_P, piece, Sgd(lr=1.0), Sma(interval=100), given=True)
+    shard = Shard.from_slice(params_P, piece, Sgd(lr=1.0), Sma(interval=100), given=True)
     assert (shard.params_S.data_ptr() == params_P.data_ptr()) == is_shared
-    apart = Shard.cut(params_P, piece, Sgd(lr=1.0), Sma(interval=100))
+    apart = Shard.from_slice(params_P, piece, Sgd(lr=1.0), Sma(interval=100))
     assert apart.params_S.data_ptr() != params_P.data_ptr()

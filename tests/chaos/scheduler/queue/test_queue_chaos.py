@@ -73,7 +73,7 @@ def test_a_queue_whose_actor_dies_all_the_time(ray_cluster: LocalCluster, tmp_pa
                 assert time.monotonic() < deadline_s, rows
                 actor: Any = find_queue("dies")
                 with suppress(RayError):  # it is being started anew
-                    if ray.get(actor.served.remote(), timeout=20.0).looks > kills % 4:
+                    if ray.get(actor.served.remote(), timeout=20.0).iterations > kills % 4:
                         ray.kill(actor, no_restart=False)
                         kills += 1
                 time.sleep(0.5)

@@ -128,7 +128,7 @@ def test_tasks_wait_each_for_itself_and_those_of_a_group_for_their_group(
             if bundle.regions() == {region}
         ]
 
-    until(lambda: counts() == [("alone", 5)])
+    until(lambda: counts() == [("independent", 5)])
     told = nodes.pending()
     assert not any("_group_" in name for each in told for b in each.bundles for name in b.resources)
     assert not any(w.values == (node,) for each in told for b in each.bundles for w in b.labels)

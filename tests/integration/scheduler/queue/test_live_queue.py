@@ -78,7 +78,7 @@ def test_a_job_runs_grows_smaller_and_is_saved(ray_cluster: LocalCluster, tmp_pa
     place = start_queue(config, address=ray_cluster.address)
     try:
         answer = submit_job(place, JOB, user=USER, wait_s=LONGEST_S)
-        assert answer.is_taken
+        assert answer.is_processed
 
         def row() -> Any:
             return queue_report(place).job("long")

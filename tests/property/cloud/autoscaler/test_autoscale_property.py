@@ -22,16 +22,16 @@ from geo_ray.base.errors import LeaseLostError, RunDirectoryError
 from geo_ray.cloud.autoscaler.node_group import CoverItem, cheapest_machines
 from geo_ray.cloud.autoscaler.state import decode_memory, encode_memory
 from geo_ray.cloud.backtest.markets import MarketTrace
-from geo_ray.cloud.backtest.simulated_cloud import SimTemper
+from geo_ray.cloud.backtest.simulated_cloud import SimCloudBehavior
 
-QUIET = SimTemper(30.0, 60.0)
-LATE = SimTemper(30.0, 60.0, unlisted_s=90.0)
+QUIET = SimCloudBehavior(30.0, 60.0)
+LATE = SimCloudBehavior(30.0, 60.0, unlisted_s=90.0)
 
 
-@pytest.mark.parametrize("temper", [QUIET, LATE], ids=["at once", "late lists"])
+@pytest.mark.parametrize("behavior", [QUIET, LATE], ids=["at once", "late lists"])
 @pytest.mark.parametrize("calls", range(14))
-def test_it_may_die_at_every_call_of_its_first_look(calls: int, temper: SimTemper) -> None:
-    cluster = MortalCluster.made(temper)
+def test_it_may_die_at_every_call_of_its_first_look(calls: int, behavior: SimCloudBehavior) -> None:
+    cluster = MortalCluster.made(behavior)
     cluster.reaper.calls_left = calls
     for _ in range(12):
         cluster.tick()
@@ -124,8 +124,8 @@ def look(cluster: MortalCluster) -> None:
 def test_random_histories_end_with_what_is_wanted_and_then_with_nothing(
     steps: list[tuple[str, int]], ends_early: bool, seed: int
 ) -> None:
-    temper = SimTemper(30.0, 60.0, unlisted_s=60.0, outage=0.1, refusal=0.1)
-    cluster = MortalCluster.made(temper, seed)
+    behavior = SimCloudBehavior(30.0, 60.0, unlisted_s=60.0, outage=0.1, refusal=0.1)
+    cluster = MortalCluster.made(behavior, seed)
     for what, number in steps:
         play(cluster, what, number)
     if all(what != "target" for what, _ in steps):

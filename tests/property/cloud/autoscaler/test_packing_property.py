@@ -17,7 +17,7 @@ from geo_ray.cloud.autoscaler.packing import CapacityOffer, MachineCapacity, pac
 from geo_ray.cloud.autoscaler.target import REGION_LABEL
 
 HERE = {REGION_LABEL: "us"}
-ALTERNATIVES = st.sampled_from(["alone", "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"])
+ALTERNATIVES = st.sampled_from(["independent", "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"])
 AMOUNTS = st.tuples(st.integers(1, 9), st.integers(0, 2))
 GROUPS = st.lists(st.tuples(ALTERNATIVES, st.lists(AMOUNTS, min_size=1, max_size=3)), max_size=3)
 MACHINES = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 2)), max_size=2)
@@ -94,8 +94,8 @@ def test_what_is_not_missed_has_places_on_what_is_there_and_rented(
     placed = [each for number, each in enumerate(drawn) if number not in found.missed]
     assert has_places(placed, at_hand + rented)
     # Bundles for themselves may be placed in part; else no more machines than bundles are rented.
-    alone = sum(len(bundles) for strategy, bundles in drawn if strategy == "alone")
-    together = sum(len(bundles) for strategy, bundles in placed if strategy != "alone")
+    alone = sum(len(bundles) for strategy, bundles in drawn if strategy == "independent")
+    together = sum(len(bundles) for strategy, bundles in placed if strategy != "independent")
     assert len(rented) <= alone + together
     if not drawn:
         assert not rented

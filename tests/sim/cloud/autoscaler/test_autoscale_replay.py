@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.autoscale.autoscale import scenario
 from geo_ray.cloud.autoscaler.target import ClusterTarget, MachineKind, RegionTarget
-from geo_ray.cloud.backtest.markets import DayKind, made_up_day
+from geo_ray.cloud.backtest.markets import DayKind, generated_day
 from geo_ray.cloud.backtest.replay import ALTERNATIVES, FAILOVER, ON_DEMAND, OURS, SPOT, replay
 from geo_ray.cloud.backtest.simulated_cloud import SimJob, forever
 from geo_ray.cloud.provider import Market, Pool
@@ -36,7 +36,7 @@ def test_it_is_in_time_cheaper_than_all_others_that_are_and_leaves_nothing(seed:
     assert ours.usd <= min(each.usd for each in others)
     assert ours.usd <= 0.6 * found[ON_DEMAND].usd
     assert not ours.left_over
-    assert ours.booked_usd == pytest.approx(ours.usd, rel=0.02)
+    assert ours.ledger_usd == pytest.approx(ours.usd, rel=0.02)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -67,9 +67,9 @@ def test_a_budget_is_exceeded_by_no_more_than_one_look_of_all_machines(share: fl
 
 def test_a_made_up_day_is_within_what_is_documented_and_comes_again_with_its_seed() -> None:
     zones = {"us-east-1": ("us-east-1a", "us-east-1b")}
-    day = made_up_day(BOOK, "aws", zones, ("g5.xlarge",), 3)
-    assert day == made_up_day(BOOK, "aws", zones, ("g5.xlarge",), 3)
-    assert day != made_up_day(BOOK, "aws", zones, ("g5.xlarge",), 4)
+    day = generated_day(BOOK, "aws", zones, ("g5.xlarge",), 3)
+    assert day == generated_day(BOOK, "aws", zones, ("g5.xlarge",), 3)
+    assert day != generated_day(BOOK, "aws", zones, ("g5.xlarge",), 4)
     for pool, market in day.items():
         prices = [usd for _, usd in market.prices]
         if pool.market is Market.SPOT:

@@ -14,8 +14,8 @@ from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler, TickResult
 from geo_ray.cloud.backtest.replay import MemoryStore
 from geo_ray.cloud.backtest.simulated_cloud import (
+    SimCloudBehavior,
     SimJob,
-    SimTemper,
     SimulatedCloud,
     SimWorld,
     forever,
@@ -37,7 +37,7 @@ class Head:
 
     def __post_init__(self) -> None:
         markets = {pool: forever(0.3) for pool in WANTED.pools()}
-        self.cloud = SimulatedCloud(markets, self.clock.now_s, SimTemper(10.0, 60.0))
+        self.cloud = SimulatedCloud(markets, self.clock.now_s, SimCloudBehavior(10.0, 60.0))
         self.world = SimWorld(WANTED, SimJob(1e9, join_s=5.0), self.cloud, self.clock)
         self.store = MemoryStore()
         self.begin(1)

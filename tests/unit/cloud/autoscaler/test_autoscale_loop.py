@@ -12,7 +12,7 @@ from geo_ray.cloud.autoscaler.journal import Journal
 from geo_ray.cloud.autoscaler.observation import ObservedNode, PendingGroup
 from geo_ray.cloud.autoscaler.policy import AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler
-from geo_ray.cloud.backtest.simulated_cloud import SimTemper, SimulatedCloud, forever
+from geo_ray.cloud.backtest.simulated_cloud import SimCloudBehavior, SimulatedCloud, forever
 from geo_ray.cloud.provider import Machine
 from geo_ray.runs.lease import Unfenced
 from geo_ray.storage.conditional_store import LocalConditionalStore
@@ -65,7 +65,7 @@ class Looks:
     def __post_init__(self) -> None:
         wanted = target(regions=(region(rows_per_s=0.0),))
         markets = {pool: forever(1.0) for pool in wanted.pools()}
-        self.cloud = SimulatedCloud(markets, self.clock.now_s, SimTemper(start_s=0.0))
+        self.cloud = SimulatedCloud(markets, self.clock.now_s, SimCloudBehavior(start_s=0.0))
         self.loop = Reconciler(
             AutoscalePolicy(KNOWN, "c"),
             wanted,

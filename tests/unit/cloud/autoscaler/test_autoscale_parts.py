@@ -12,7 +12,7 @@ from geo_ray.base.errors import ConfigError, LeaseLostError, PriceBookError
 from geo_ray.cloud.autoscaler.journal import JOURNAL_KEY, Journal
 from geo_ray.cloud.autoscaler.pools import HALF_LIFE_S, learn, rate_per_h
 from geo_ray.cloud.autoscaler.run_work import RecentSpeed
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory, PoolRecord
+from geo_ray.cloud.autoscaler.state import AutoscalerState, PoolRecord
 from geo_ray.cloud.autoscaler.target import MARKET_LABEL, REGION_LABEL, TYPE_LABEL
 from geo_ray.cloud.backtest.markets import read_spot_history
 from geo_ray.cloud.cluster.spec import target_of
@@ -167,7 +167,7 @@ def test_only_one_of_two_writes_the_journal(tmp_path: Path) -> None:
     memory.launches = 7
     first.write(memory)
     with pytest.raises(LeaseLostError, match="another autoscaler"):
-        second.write(AutoscalerMemory(epoch=2))
+        second.write(AutoscalerState(epoch=2))
     third = Journal(store, 3)
     assert (third.read().launches, third.read().epoch) == (7, 3)
     third.write(third.read())

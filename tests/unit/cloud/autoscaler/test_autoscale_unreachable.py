@@ -13,12 +13,12 @@ from geo_ray.cloud.autoscaler.journal import Journal
 from geo_ray.cloud.autoscaler.observation import Observed, ObservedNode, RegionOutage
 from geo_ray.cloud.autoscaler.policy import BUDGET, UNKNOWN, AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler, TickResult
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory
+from geo_ray.cloud.autoscaler.state import AutoscalerState
 from geo_ray.cloud.autoscaler.target import ClusterTarget
 from geo_ray.cloud.backtest.replay import MemoryStore
 from geo_ray.cloud.backtest.simulated_cloud import (
+    SimCloudBehavior,
     SimJob,
-    SimTemper,
     SimulatedCloud,
     SimWorld,
     forever,
@@ -47,7 +47,9 @@ class Two:
     ) -> None:
         self.clock = VirtualClock(1_000_000.0)
         self.cloud = SimulatedCloud(
-            {pool: forever(0.3) for pool in wanted.pools()}, self.clock.now_s, SimTemper(10.0, 60.0)
+            {pool: forever(0.3) for pool in wanted.pools()},
+            self.clock.now_s,
+            SimCloudBehavior(10.0, 60.0),
         )
         self.world = SimWorld(wanted, SimJob(1e9, join_s=5.0), self.cloud, self.clock)
         self.loop = Reconciler(
@@ -251,12 +253,12 @@ def test_each_of_several_errors_is_of_its_own_region() -> None:
 def test_a_cloud_that_says_nothing_at_all_is_silent_in_all_regions() -> None:
     two = Two()
     two.looks(10)
-    two.cloud.temper = replace(two.cloud.temper, refusal=1.0)
+    two.cloud.behavior = replace(two.cloud.behavior, refusal=1.0)
     found = two.looks(50)
     assert not any(result.decided.actions for result in found)
     assert set(found[-1].observed.unreachable) == {"r-1", "r-2"}
     assert found[-1].decided.usd_per_hour == pytest.approx(4 * 0.3)
-    two.cloud.temper = replace(two.cloud.temper, refusal=0.0)
+    two.cloud.behavior = replace(two.cloud.behavior, refusal=0.0)
     assert not any(result.decided.actions for result in two.looks(20))
     assert two.alive() == {"r-1": 2, "r-2": 2}
 
@@ -287,7 +289,7 @@ def test_prices_of_one_region_that_fail_leave_all_at_their_last_price() -> None:
 def test_a_node_is_not_late_for_the_time_of_the_silence() -> None:
     """Pure: the join time of a machine that came just before goes on only after the silence."""
     wanted, policy = target(regions=(EAST,)), AutoscalePolicy(CONFIG, "c")
-    memory, now_s = AutoscalerMemory(), 1_000_000.0
+    memory, now_s = AutoscalerState(), 1_000_000.0
     availabilities = {pool: Availability(pool, 0.3) for pool in wanted.pools()}
     decided = policy.decide(wanted, memory, Observed(now_s, (), availabilities=availabilities))
     (launch,) = launches(decided)

@@ -32,7 +32,7 @@ def offer(key: str, cpus: float, usd: float, most: int = 99, gpus: float = 0.0) 
 
 
 def bundles(
-    *cpus: float, strategy: PlacementStrategy = "alone", labels: tuple[LabelWanted, ...] = ()
+    *cpus: float, strategy: PlacementStrategy = "independent", labels: tuple[LabelWanted, ...] = ()
 ) -> PendingGroup:
     return PendingGroup(tuple(PendingBundle({"CPU": n}, (HERE, *labels)) for n in cpus), strategy)
 
@@ -98,7 +98,7 @@ def test_of_what_is_placed_together_a_part_rents_nothing() -> None:
     assert (found.rented, found.missed) == ({"small": 2}, {1})
 
 
-@pytest.mark.parametrize("strategy", ["alone", "PACK"])
+@pytest.mark.parametrize("strategy", ["independent", "PACK"])
 def test_the_only_machine_for_one_is_not_taken_by_another_that_has_a_choice(
     strategy: PlacementStrategy,
 ) -> None:

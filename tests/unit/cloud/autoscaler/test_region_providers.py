@@ -14,7 +14,7 @@ from geo_ray.base.errors import (
     RegionsUnreachableError,
 )
 from geo_ray.base.threads import BoundedCalls
-from geo_ray.cloud.backtest.simulated_cloud import SimTemper, SimulatedCloud, forever
+from geo_ray.cloud.backtest.simulated_cloud import SimCloudBehavior, SimulatedCloud, forever
 from geo_ray.cloud.cluster.providers import RegionProviders
 from geo_ray.cloud.provider import Availability, LaunchFailure, LaunchRequest, Machine, Market, Pool
 
@@ -100,7 +100,7 @@ def test_a_cloud_that_does_not_answer_keeps_no_other_from_ending_machines(
     both = RegionProviders({"us-east-1": aws, "ap-shanghai": tencent})
     both.launch(LaunchRequest("b", "c", THERE, 1))
     names = list(tencent.machines)
-    aws.temper = SimTemper(refusal=1.0)
+    aws.behavior = SimCloudBehavior(refusal=1.0)
     with pytest.raises(ProviderUnreachableError):
         both.terminate(names)
     assert not tencent.alive()
@@ -112,7 +112,7 @@ def test_what_the_others_say_comes_with_the_error_that_names_who_is_silent(
     aws, tencent = clouds
     both = RegionProviders({"us-east-1": aws, "us-west-2": aws, "ap-shanghai": tencent})
     both.launch(LaunchRequest("b", "c", THERE, 1))
-    aws.temper = SimTemper(refusal=1.0)
+    aws.behavior = SimCloudBehavior(refusal=1.0)
     with pytest.raises(RegionsUnreachableError, match="us-east-1: no answer to list") as listed:
         both.list_machines("c")
     assert [machine.id for machine in listed.value.found] == list(tencent.machines)
@@ -141,7 +141,7 @@ def test_of_one_region_the_error_is_its_own(
     clouds: tuple[SimulatedCloud, SimulatedCloud],
 ) -> None:
     alone = RegionProviders({"us-east-1": clouds[0]})
-    clouds[0].temper = SimTemper(refusal=1.0)
+    clouds[0].behavior = SimCloudBehavior(refusal=1.0)
     with pytest.raises(ProviderUnreachableError) as listed:
         alone.list_machines("c")
     assert type(listed.value) is ProviderUnreachableError

@@ -25,11 +25,11 @@ from geo_ray.cloud.autoscaler.journal_read import (
 )
 from geo_ray.cloud.autoscaler.policy import BUDGET, AutoscalePolicy
 from geo_ray.cloud.autoscaler.reconcile import Reconciler
-from geo_ray.cloud.autoscaler.state import AutoscalerMemory, decode_memory, encode_memory
+from geo_ray.cloud.autoscaler.state import AutoscalerState, decode_memory, encode_memory
 from geo_ray.cloud.autoscaler.target import ROLE_LABEL, ClusterTarget, HeadTarget
 from geo_ray.cloud.backtest.simulated_cloud import (
+    SimCloudBehavior,
     SimJob,
-    SimTemper,
     SimulatedCloud,
     SimWorld,
     forever,
@@ -39,7 +39,7 @@ from geo_ray.runs.lease import Unfenced
 from geo_ray.storage.conditional_store import LocalConditionalStore
 from tests.support.autoscale_support import CONFIG, SMALL, Scene, ends, launches, region, target
 
-GOOD = encode_memory(AutoscalerMemory(launches=3))
+GOOD = encode_memory(AutoscalerState(launches=3))
 DAMAGED = {
     "torn": GOOD[:-4],
     "empty": b"",
@@ -61,7 +61,7 @@ def store_with(tmp_path: Path, data: bytes) -> LocalConditionalStore:
 def test_it_is_kept_aside_and_another_one_begins(tmp_path: Path, data: bytes) -> None:
     store = store_with(tmp_path, data)
     assert "cannot be read" in read_journal(store).trouble
-    key = put_aside(store, lambda: AutoscalerMemory(launches=1))
+    key = put_aside(store, lambda: AutoscalerState(launches=1))
     assert key is not None and (tmp_path / key).read_bytes() == data
     assert read_journal(store).memory.launches == 1
     assert put_aside(store) is None
@@ -135,7 +135,7 @@ class Cluster:
     def __init__(self, where: Path, wanted: ClusterTarget, clock: VirtualClock) -> None:
         self.store, self.wanted, self.clock = LocalConditionalStore(where), wanted, clock
         markets = {pool: forever(0.3) for pool in wanted.pools()}
-        self.cloud = SimulatedCloud(markets, self.clock.now_s, SimTemper(10.0, 60.0))
+        self.cloud = SimulatedCloud(markets, self.clock.now_s, SimCloudBehavior(10.0, 60.0))
         self.world = SimWorld(wanted, SimJob(1e9, join_s=5.0), self.cloud, self.clock)
         self.epoch = 0
         self.begin()
@@ -270,7 +270,7 @@ def test_without_a_budget_machines_are_paid_since_they_are_there(
 def test_what_was_spent_is_noted_by_whoever_writes_the_journal(tmp_path: Path) -> None:
     store = LocalConditionalStore(tmp_path)
     first, second = SpentRecorder(store, 2), SpentRecorder(store, 2)
-    memory, later = AutoscalerMemory(), AutoscalerMemory()
+    memory, later = AutoscalerState(), AutoscalerState()
     memory.ledger.add("east", "the plan", 1.0, 3.0, 2.0)
     later.ledger.add("east", "the plan", 2.0, 6.0, 4.0)
     first.write(memory, 100.0)

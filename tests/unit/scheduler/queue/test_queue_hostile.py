@@ -28,13 +28,13 @@ def refused(tmp_path: Path, request: Any, **changes: Any) -> tuple[str | None, s
 # ---------------------------------------------------------------------- spec and configuration
 
 LIES: dict[str, tuple[dict[str, Any], str]] = {
-    "cpus": ({"cpus_per_worker": 64.0}, "cpus 1 of region us, and its configuration takes 64"),
-    "gpus": ({"gpus_per_worker": 8.0}, "gpus 0 of region us, and its configuration takes 8"),
-    "shards": ({"ps_shards": 50}, "server_cpus 1 of region us, and its configuration takes 25.5"),
-    "workers": ({"workers": 100}, "workers 1 of region us, and its configuration takes 100"),
-    "copies": ({"copies": 40}, "each once"),
-    "elsewhere": ({"at": "eu"}, "each once"),
-    "another region": ({"name": "eu"}, "says that its regions are us; those of its"),
+    "cpus": ({"cpus_per_worker": 64.0}, "cpus 1 in region us, but its configuration takes 64"),
+    "gpus": ({"gpus_per_worker": 8.0}, "gpus 0 in region us, but its configuration takes 8"),
+    "shards": ({"ps_shards": 50}, "server_cpus 1 in region us, but its configuration takes 25.5"),
+    "workers": ({"workers": 100}, "workers 1 in region us, but its configuration takes 100"),
+    "copies": ({"copies": 40}, "distinct regions of its cluster"),
+    "elsewhere": ({"at": "eu"}, "distinct regions of its cluster"),
+    "another region": ({"name": "eu"}, "declares the regions us; its"),
 }
 
 
@@ -124,9 +124,9 @@ def deep(path: Path) -> None:
         (link_to_a_file, "x: is a link"),
         (link_to_a_device, "zero: is a link"),
         (link_to_a_directory, "etc: is a link"),
-        (pipe, "pipe, which is no file"),
+        (pipe, "pipe, which is not a regular file"),
         (large, "more than 100 MiB"),
-        (deep, "in each other"),
+        (deep, "nested directories"),
     ],
 )
 def test_code_is_plain_files_of_a_bounded_size(

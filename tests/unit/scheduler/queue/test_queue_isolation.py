@@ -351,7 +351,7 @@ def test_a_plan_of_any_size_is_refused(tmp_path: Path) -> None:
     run = made_run(str(tmp_path / "x.1"))
     for data in (b"[" * 100_000, b" " * 2_000_000 + b"{}", b"[]", b"\xff"):
         (run / "plan.json").write_bytes(data)
-        with pytest.raises(RunDirectoryError, match="no run directory"):
+        with pytest.raises(RunDirectoryError, match="not a run directory"):
             directory.recorded_run(run)
 
 

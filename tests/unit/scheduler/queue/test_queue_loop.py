@@ -179,7 +179,7 @@ def test_a_job_that_needs_all_its_regions_waits_for_them(tmp_path: Path) -> None
     queue.world.capacity["eu"] = (0.0, 0.0)
     queue.run(35.0)
     assert queue.state.jobs["a"].state == "waiting"
-    assert report_of(queue.state).jobs[0].message == "its regions are not there"
+    assert report_of(queue.state).jobs[0].message == "its regions have no capacity"
     queue.world.capacity["eu"] = (0.0, 8.0)
     queue.run(90.0)
     assert outcome(queue, "a") == ("finished", None)
@@ -193,7 +193,7 @@ def test_a_job_that_lies_about_its_speed_is_found_out(tmp_path: Path) -> None:
     queue.run(50.0)
     progress = queue.state.jobs["a"].progress
     assert progress.factor == pytest.approx(0.5, rel=0.05)
-    assert "0.5 times as fast as said" in report_of(queue.state).jobs[0].message
+    assert "0.5 times the declared speed" in report_of(queue.state).jobs[0].message
     queue.run(100.0)
     assert outcome(queue, "a") == ("finished", None)
 

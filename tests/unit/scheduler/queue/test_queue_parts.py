@@ -25,7 +25,7 @@ from geo_ray.scheduler.queue.job_spec import CancelRequest, SubmitRequest
 from geo_ray.scheduler.queue.journal import (
     PolicyGenerationEntry,
     QueueJournal,
-    TakenEntry,
+    RequestEntry,
     piece_key,
 )
 from geo_ray.scheduler.queue.state import QueueLocation
@@ -57,8 +57,8 @@ def test_a_key_that_is_none_is_told_in_words() -> None:
     ("change", "says"),
     [
         ({"polcy": "fifo"}, "polcy"),
-        ({"policy": "fifi"}, "there is no policy 'fifi'"),
-        ({"policy": "oasis"}, "sites of their own"),
+        ({"policy": "fifi"}, "unknown policy 'fifi'"),
+        ({"policy": "oasis"}, "separate sites"),
         ({"links": {"us/mars": {}}}, "names no two regions"),
         ({"links": {"us/us": {}}}, "names no two regions"),
         ({"tenants": {"red": {"key": "abc"}}}, "key"),
@@ -93,7 +93,7 @@ def test_only_the_token_of_a_key_signs_for_it() -> None:
 
 @pytest.mark.parametrize("text", ["", "geoq1-", "geoq1-short", "nonsense", "geoq1-" + "!" * 43])
 def test_what_is_no_token_is_said_to_be_none(text: str) -> None:
-    with pytest.raises(QueueDeniedError, match="no token"):
+    with pytest.raises(QueueDeniedError, match="not a queue token"):
         key_of(text)
 
 
@@ -263,5 +263,5 @@ def test_what_is_too_large_is_refused_whole(tmp_path: Path) -> None:
     large = job("a", working_dir=os.urandom(60_000).hex())
     asked = SubmitRequest(id="r", sent_unix_s=0.0, job=large)
     with pytest.raises(RunDirectoryError, match="bytes"):
-        journal.add([TakenEntry(unix_s=0.0, tenant="red", request=asked)])
+        journal.add([RequestEntry(unix_s=0.0, tenant="red", request=asked)])
     assert journal.read() == []

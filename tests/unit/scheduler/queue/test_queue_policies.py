@@ -107,7 +107,7 @@ def test_who_was_taken_on_is_not_turned_away_when_a_region_goes(tmp_path: Path) 
     queue.run(600.0)
     first, again = (slot for slot in queue.state.generation.slots if "a" in slot.surpluses)
     assert (first.surpluses["a"] or 0.0) > 0 > (again.surpluses["a"] or 0.0)
-    assert not any(slot.turned_away for slot in queue.state.generation.slots)
+    assert not any(slot.rejected for slot in queue.state.generation.slots)
     a, b = queue.state.jobs["a"], queue.state.jobs["b"]
     assert a.end is not None and b.end is not None
     assert {a.end.outcome, b.end.outcome} == {"finished"}

@@ -19,7 +19,7 @@ from geo_ray.scheduler.queue.journal import (
     OpenedEntry,
     PolicyGenerationEntry,
     QueueJournal,
-    TakenEntry,
+    RequestEntry,
     piece_key,
 )
 from geo_ray.scheduler.queue.loop import Action, EndSubmission, Submit, target_of
@@ -68,7 +68,7 @@ def test_a_request_that_makes_no_sense_is_dropped_and_others_go_on(
     place.update(change)
     put(queue, json.dumps(tree), tree["id"])
     queue.submit("blue", job("good", seconds=10.0))
-    assert any("makes no sense" in text for text in queue.tick())
+    assert any("or is invalid" in text for text in queue.tick())
     queue.run(60.0)
     assert outcomes(queue) == {"good": "finished"}
     assert not inbox.look(queue.store, "red")
@@ -98,7 +98,7 @@ def test_what_is_refused_is_not_written_down_whole(tmp_path: Path) -> None:
     queue.submit("red", full)
     again = queue.submit("red", full)
     queue.tick()
-    taken = [each for each in QueueJournal(queue.store).read() if isinstance(each, TakenEntry)]
+    taken = [each for each in QueueJournal(queue.store).read() if isinstance(each, RequestEntry)]
     answer = next(each.request for each in taken if each.request.id == again)
     assert isinstance(answer, SubmitRequest) and answer.job.config == {}
     assert queue.state.jobs["a"].request.config == full.config
@@ -285,11 +285,11 @@ def test_a_clock_that_jumps_costs_no_job_anything(
 # ---------------------------------------------------------------------- the journal
 
 
-def entry(number: int, size: int = 0) -> TakenEntry:
+def entry(number: int, size: int = 0) -> RequestEntry:
     request = SubmitRequest(id=f"r{number}", sent_unix_s=0.0, job=job(f"j{number}"))
     noise = "".join(Random(number).choices(ascii_letters, k=size))
     full = request.job.model_copy(update={"config": {"noise": noise}})
-    return TakenEntry(unix_s=1.0, tenant="red", request=request.model_copy(update={"job": full}))
+    return RequestEntry(unix_s=1.0, tenant="red", request=request.model_copy(update={"job": full}))
 
 
 def test_who_was_overtaken_does_not_write_on_in_the_next_piece(
@@ -305,7 +305,7 @@ def test_who_was_overtaken_does_not_write_on_in_the_next_piece(
         old.add([entry(2, 6000)])
     new.add([entry(3)])
     read = QueueJournal(LocalConditionalStore(tmp_path)).read()
-    assert [e.request.id for e in read if isinstance(e, TakenEntry)] == ["r1", "r3"]
+    assert [e.request.id for e in read if isinstance(e, RequestEntry)] == ["r1", "r3"]
 
 
 @pytest.mark.parametrize("dies", ["before", "after", "between"])
@@ -380,6 +380,6 @@ def test_a_journal_that_lacks_a_piece_is_not_gone_on_with(
     assert (tmp_path / piece_key(3)).exists()
     queue.die()
     (tmp_path / piece_key(lost)).unlink()
-    with pytest.raises(QueueJournalError, match=f"{piece_key(lost)}.*is gone"):
+    with pytest.raises(QueueJournalError, match=f"{piece_key(lost)}.*is missing"):
         queue.tick()
     assert queue.world.living("a")
