@@ -177,7 +177,7 @@ class DifferentialCodec(Protocol):
     def observe(self, memory: dict[str, Tensor], loss: float) -> None:
         """Use the training loss in the next `encode`."""
 
-    def set_reliable_fraction(self, memory: dict[str, Tensor], share: float) -> None:
+    def set_reliable_fraction(self, memory: dict[str, Tensor], fraction: float) -> None:
         """Use the averager's ``reliable_fraction`` from the next vector on."""
 
 

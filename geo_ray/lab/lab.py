@@ -228,7 +228,7 @@ class Lab:
         if not self.lab_id:
             return
         if self._relay is not None:
-            self._relay.let_go()
+            self._relay.release()
         records.down(self.lab_id)
         if self._relay is not None:
             self._relay.wait()
@@ -292,7 +292,7 @@ class Lab:
 
     def argv_in(self, region: str, argv: Sequence[str]) -> list[str]:
         """Return the command that runs ``argv`` inside a region, with the same pid."""
-        # not `ip netns exec`: that hides cgroups from Ray by mounting /sys anew
+        # not `ip netns exec`: it mounts another /sys, which hides cgroups from Ray
         path = namespace.path_of(self.namespace_of(region))
         return ["nsenter", f"--net={path}", "--", *argv]
 
@@ -357,11 +357,11 @@ class Lab:
         self._client.ask("cap", region=region, **sides)
 
     def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Drop all packets under way or sent from now on; ``one_way``: only from a to b."""
+        """Drop all packets in transit or sent from now on; ``one_way``: only from a to b."""
         self._both("cut", a, b, one_way)
 
     def heal(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Carry packets again after `cut`; ``one_way``: only from a to b."""
+        """Deliver packets again after `cut`; ``one_way``: only from a to b."""
         self._both("heal", a, b, one_way)
 
     def restart_traces(self) -> None:
@@ -439,7 +439,7 @@ _TAIL_LINES: Final = 15
 WAN_SETTINGS: Final[Mapping[str, str]] = {
     # An object that needs longer than the default of 10 s to arrive would be sent twice.
     "RAY_object_manager_pull_timeout_ms": "300000",
-    # Ray's own defaults: a node that is cut off for less than a minute is not given up.
+    # Ray's own defaults: a node that is partitioned for less than a minute is not given up.
     "RAY_health_check_period_ms": "3000",
     "RAY_health_check_timeout_ms": "10000",
     "RAY_health_check_failure_threshold": "5",
@@ -454,7 +454,7 @@ class RayOptions:
         cpus: logical CPUs of each region; only a count.
         object_store_bytes: shared memory of each region's object store.
         start_timeout_s: longest wait for all nodes; starting crosses the WAN several times.
-        tls: whether Ray itself encrypts what it says, with a certificate of the lab's own.
+        tls: whether Ray encrypts its traffic, with a certificate of the lab.
     """
 
     cpus: int = 4
@@ -471,7 +471,7 @@ def start_ray(lab: Lab, options: RayOptions | None = None) -> dict[str, str]:
         options: sizes.
 
     Returns:
-        What a driver inside a region needs in its environment, RAY_ADDRESS included.
+        Environment of a driver inside a region, including RAY_ADDRESS.
 
     Raises:
         ClusterStartError: a node does not start; nodes that have started stay until the lab ends.

@@ -89,7 +89,7 @@ class Station:
         return busy
 
     def next_s(self) -> float | None:
-        """When something happens next without a packet coming in; None: never."""
+        """Return when something happens next without a packet coming in; None: never."""
         times_s = [link.next_s() for link in self.inbound]
         times_s += [self.up.next_s(), self.down.next_s()]
         return min((time_s for time_s in times_s if time_s is not None), default=None)
@@ -146,7 +146,7 @@ class Mesh:
         self.note_round_trips()
 
     def note_round_trips(self) -> None:
-        """Tell every link its round trip; to be called when delays have changed."""
+        """Set the round trip of every link; must be called when delays have changed."""
         for (src, dst), link in self.links.items():
             back = self.links.get((dst, src), link)
             link.round_trip_s = link.shape.delay_s + back.shape.delay_s
@@ -164,7 +164,7 @@ class Mesh:
         return busy
 
     def next_s(self) -> float | None:
-        """When something happens next without a packet coming in; None: never."""
+        """Return when something happens next without a packet coming in; None: never."""
         times_s = [station.next_s() for station in self.stations]
         return min((time_s for time_s in times_s if time_s is not None), default=None)
 

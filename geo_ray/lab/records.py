@@ -36,7 +36,7 @@ def new_lab() -> tuple[str, Path]:
 
 
 def labs() -> dict[str, dict[str, Any]]:
-    """Return the records of all labs of this machine by id, whether their relay lives or not.
+    """Return the records of all labs of this machine by id, including those without a relay.
 
     Raises:
         LabUnavailableError: this user may not read them.
@@ -49,7 +49,7 @@ def labs() -> dict[str, dict[str, Any]]:
 
 
 def find(lab_id: str | None) -> str:
-    """The id of the lab that is meant.
+    """Return the id of the lab that is meant.
 
     Args:
         lab_id: as given by the user; None means the only one there is.
@@ -57,18 +57,18 @@ def find(lab_id: str | None) -> str:
     Raises:
         LabUnknownError: there is no such lab, or none is named and there are several.
     """
-    living = [name for name, record in labs().items() if is_alive(record.get("relay"))]
-    if lab_id is None and len(living) == 1:
-        return living[0]
-    if lab_id in living:
+    running = [name for name, record in labs().items() if is_alive(record.get("relay"))]
+    if lab_id is None and len(running) == 1:
+        return running[0]
+    if lab_id in running:
         return str(lab_id)
-    named = "no lab is up" if not living else f"labs that are up: {', '.join(living)}"
+    named = "no lab is up" if not running else f"running labs: {', '.join(running)}"
     wanted = "" if lab_id is None else f"there is no lab '{lab_id}'; "
     raise LabUnknownError(f"{wanted}{named}")
 
 
 def down(lab_id: str) -> None:
-    """Take down all that is left of a lab."""
+    """Take down the remains of a lab."""
     directory = BASE / lab_id
     record = read_record(directory)
     if is_alive(record.get("relay")):

@@ -1,7 +1,7 @@
 """The relay's process: `python -m geo_ray.lab.relay DIRECTORY [--detached]`.
 
 The process reads ``plan.json`` in the directory, opens a TUN device in every region's namespace,
-serves JSON requests on ``control.sock``, and carries packets until it is told to quit, receives
+serves JSON requests on ``control.sock``, and forwards packets until it receives a quit request or
 SIGTERM, or its owner closes standard input. In each case it takes the whole lab down at its end.
 
 While packets flow it wakes once per quantum and serves everything that is due; a timer per packet
@@ -91,13 +91,12 @@ class TraceSchedule:
 LEAST_PAUSE_S: Final = 50e-6  # leaves the core to others even when the relay falls behind
 
 
-class RoundPace:
-    """Keeps rounds a quantum apart and adds up by how much they were not.
+class RoundTimer:
+    """Starts rounds a quantum apart, and sums up their delays.
 
-    A round that begins late takes packets that came while it was awaited, so lateness counts from
-    when the round was due or a quantum after the last one began, whichever is later: what held one
-    round up is not counted for the next again, but a round that takes long itself makes the next
-    one late.
+    A late round takes packets that arrived while it was awaited, so lateness counts from the time
+    when the round was due or a quantum after the last one began, whichever is later. A delay of one
+    round is not counted for the next round again, but a long round makes the next one late.
 
     Args:
         quantum_s: between two rounds.
@@ -207,7 +206,7 @@ class Control:
         self._note_bases()
 
     def answer(self, request: dict[str, Any], now_s: float) -> dict[str, Any]:
-        """Carry out one request; a wrong request gets an answer with ``error``."""
+        """Execute one request; an invalid request gets an answer with ``error``."""
         try:
             action = getattr(self, f"_do_{request['do']}", None)
             if action is None:
@@ -299,7 +298,7 @@ class Control:
         }
 
     def _note_bases(self) -> None:
-        """Let the counters of the system count from now on."""
+        """Reset the base values of the system's counters."""
         self._cpu_base_s = time.process_time()
         self._stolen_base_s = stolen_time_s()
         self._waited_base_s = run_queue_wait_s() or 0.0
@@ -391,18 +390,18 @@ class Relay:
         clock = time.monotonic
         self._schedule.start(clock())
         last_busy_s = clock()
-        pace = RoundPace(self._quantum_s, notes, last_busy_s)
+        timer = RoundTimer(self._quantum_s, notes, last_busy_s)
         while not self._stopped:
             now_s = clock()
             if now_s - last_busy_s < _LINGER_S:
-                time.sleep(pace.pause_s(now_s))
+                time.sleep(timer.pause_s(now_s))
                 ready = self._epoll.poll(0)
             else:
                 due_s = self._next_s()
                 ready = self._idle(now_s, due_s)
-                pace.woke(clock(), due_s)
+                timer.woke(clock(), due_s)
             began_s = clock()
-            late_s = pace.begin(began_s, time.thread_time())
+            late_s = timer.begin(began_s, time.thread_time())
             count = self._ingest(ready, began_s, late_s) if ready else 0
             notes["read_packets"] += count
             for target, rate_mbps in self._schedule.due(began_s):
@@ -423,7 +422,7 @@ class Relay:
         Path(path).unlink(missing_ok=True)
 
     def _next_s(self) -> float | None:
-        """When something is due next; None: never."""
+        """Return when something is due next; None: never."""
         times_s = (self._mesh.next_s(), self._schedule.next_s())
         return min((time_s for time_s in times_s if time_s is not None), default=None)
 

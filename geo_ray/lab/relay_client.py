@@ -60,7 +60,7 @@ class RelayClient:
         if "error" in answer:
             raise ConfigError(
                 f"the lab's relay refuses '{do}': {answer['error']}",
-                fix="Correct what is named; `geo-ray lab status` lists regions and links.",
+                fix="Correct the named value; `geo-ray lab status` lists regions and links.",
             )
         return answer
 
@@ -77,7 +77,7 @@ class RelayProcess:
 
     Args:
         directory: the lab's directory, with its plan.
-        detached: let the relay live on when this process ends.
+        detached: let the relay continue when this process ends.
     """
 
     def __init__(self, directory: Path, *, detached: bool) -> None:
@@ -91,7 +91,7 @@ class RelayProcess:
                 stderr=log,
                 cwd="/",
                 env={"PYTHONPATH": _PACKAGE_PARENT, "PATH": os.environ.get("PATH", os.defpath)},
-                start_new_session=True,  # Ctrl-C in the terminal must not reach it
+                start_new_session=True,  # Ctrl-C in the terminal does not reach it
             )
 
     @property
@@ -126,7 +126,7 @@ class RelayProcess:
             return False
         return True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close the owner's end, so that the relay takes its lab down, and wait for its end."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):

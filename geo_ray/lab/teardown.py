@@ -1,7 +1,7 @@
-"""Takes a lab down by its directory's record; may run twice, and in any surviving process.
+"""Takes a lab down according to its directory's record; may run twice, in any process.
 
-A lab's processes are found by their network namespace, which belongs to the lab alone, so daemons
-that have left their parents are found as well.
+A lab's processes are found by their network namespace, which belongs to the lab alone, so that
+daemons that have left their parents are found as well.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write_record(directory: Path, record: dict[str, Any]) -> None:
 
 
 def started_at(pid: int) -> int | None:
-    """Return when a living process was started, in clock ticks since boot; None if it has ended.
+    """Return when a running process was started, in clock ticks since boot; None if it has ended.
 
     Together with the pid this identifies a process, since pids are reused.
     """
@@ -55,24 +55,24 @@ def started_at(pid: int) -> int | None:
 
 
 def named(pid: int) -> list[int] | None:
-    """Return pid and start of a living process for a record; None if it has ended."""
+    """Return pid and start of a running process for a record; None if it has ended."""
     start = started_at(pid)
     return None if start is None else [pid, start]
 
 
 def is_alive(process: list[int] | None) -> bool:
-    """Return whether the process (pid, start) of a record lives."""
+    """Return whether the process (pid, start) of a record is running."""
     return process is not None and started_at(process[0]) == process[1]
 
 
 def take_down(directory: Path) -> None:
-    """End a lab's processes, and its relay unless that is the caller; remove what the lab made."""
+    """End a lab's processes, and its relay unless that is the caller; remove its resources."""
     record = read_record(directory)
     namespaces = [str(name) for name in record.get("namespaces", [])]
     _end(partial(_pids_inside, namespaces))
     relay: list[int] = record.get("relay") or [os.getpid(), 0]
     if relay[0] != os.getpid():
-        _end(partial(_living, relay))
+        _end(partial(_running, relay))
     for name in namespaces:
         if path_of(name).exists():
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
@@ -97,7 +97,7 @@ def _end(find: Callable[[], list[int]]) -> None:
         time.sleep(0.02)
 
 
-def _living(process: list[int]) -> list[int]:
+def _running(process: list[int]) -> list[int]:
     return [process[0]] if is_alive(process) else []
 
 

@@ -149,7 +149,7 @@ def cloudless(request: Request) -> Plan:
     whole = [fleet.everything() for fleet in search.fleets]
     option = search.options[0]
     most = search.complete(whole, option)
-    limits_s = search.option_set([option]).limits_s(most.pace_s)
+    limits_s = search.option_set([option]).limits_s(most.step_time_s)
     picks = [
         whole[i] if i == most.straggler else fleet.cheapest(limits_s[i]) or whole[i]
         for i, fleet in enumerate(search.fleets)
@@ -279,7 +279,9 @@ def _search(request: Request, gap: float | None) -> BracketSearch:
 def _reason(search: BracketSearch, found: Found) -> str:
     request, name = search.request, search.request.sites[found.straggler].name
     whole = everything(request)
-    exchange = "" if len(request.sites) < 2 else f" and exchanges as configured, {_exchange(whole)}"
+    exchange = (
+        "" if len(request.sites) < 2 else f" with exchanges as configured, {_exchange(whole)}"
+    )
     text = (
         f"{name} sets the pace with {found.picks[found.straggler].step_s:.3g} s per "
         f"step; every other region has the cheapest machines that keep up. All available machines"

@@ -1,6 +1,6 @@
 """Compares strategies and codecs on one workload: variants, trials, table and page.
 
-Each variant counts with its best learning rate. Simulated trials choose the rate.
+Each variant uses its best learning rate, which is tuned by simulated trials.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from geo_ray.telemetry.summary import Target
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to do it.
+    """A variant of the workload.
 
     Attributes:
-        label: as the user wrote it; its name in tables.
-        overrides: what it changes in the workload's configuration, as for ``--set``.
+        label: the user's notation; its name in tables.
+        overrides: changes of the workload's configuration, as for ``--set``.
     """
 
     label: str
@@ -62,12 +62,12 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run to be made.
+    """A run to make.
 
     Attributes:
-        variant: of what.
-        rate: factor on the learning rate.
-        seed: of the run.
+        variant: its variant.
+        rate: factor of the learning rate.
+        seed: seed of the run.
     """
 
     variant: Variant
@@ -77,18 +77,18 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseDirectory:
-    """Names of the directories of a comparison's runs, no two of them the same.
+    """Unique directory names of a comparison's runs.
 
     Attributes:
-        variants: all of the comparison.
-        rates: all factors on learning rates that it may take.
+        variants: all variants of the comparison.
+        rates: all factors of learning rates.
     """
 
     variants: tuple[Variant, ...]
     rates: tuple[float, ...]
 
     def of(self, case: Case) -> str:
-        """The name of one case; with a digest or all digits only where another has the same."""
+        """Return the name of a case; with a digest or all digits only where necessary."""
         name, rate = _safe(case.variant.label), f"{case.rate:g}"
         if sum(_safe(other.label).lower() == name.lower() for other in self.variants) > 1:
             whole = "\n".join((case.variant.label, *case.variant.overrides))
@@ -103,30 +103,30 @@ def _safe(label: str) -> str:
 
 
 def parse_variant(text: str, base_dir: Path = Path()) -> Variant:
-    """Read ``KIND:KEY=VALUE:...``, or ``FILE.py:CLASS:KEY=VALUE:...`` for a strategy of the user's.
+    """Read ``KIND:KEY=VALUE:...``, or ``FILE.py:CLASS:KEY=VALUE:...`` for a custom strategy.
 
     Args:
-        text: as the user wrote it.
-        base_dir: where a relative path starts.
+        text: the user's notation.
+        base_dir: base of a relative path.
 
     Raises:
-        ConfigError: there is no such strategy, or a part is no ``KEY=VALUE``.
+        ConfigError: the strategy is unknown, or a part is not ``KEY=VALUE``.
     """
     kind, *parts = text.strip().split(":")
     section = {"kind": kind}
     if kind not in STRATEGIES:
         if "=" in kind:
             raise ConfigError(
-                f"{typed('strategies', text)}: '{kind}' is no strategy; its options follow a "
-                "strategy after a colon, and a comma begins the next strategy",
+                f"{typed('strategies', text)}: '{kind}' is not a strategy; options follow a "
+                "strategy after a colon, and a comma separates strategies",
                 fix=f"Write for example sma:{text.strip()}.",
             )
         if not parts or "=" in parts[0]:
             near = nearest_word(kind, STRATEGIES)
             hint = f"; did you mean {near}?" if near else ""
             raise ConfigError(
-                f"{typed('strategies', text)}: there is no strategy '{kind}'{hint}",
-                fix=f"Choose among {', '.join(STRATEGIES)}; or name your own, FILE.py:CLASS.",
+                f"{typed('strategies', text)}: no strategy '{kind}'{hint}",
+                fix=f"Choose among {', '.join(STRATEGIES)}; or give a custom one, FILE.py:CLASS.",
             )
         section = {"use": f"{kind}:{parts.pop(0)}"}
     overrides = [f"strategy={json.dumps(section)}", *_default_kinds(section, parts, base_dir)]
@@ -143,7 +143,7 @@ def parse_variant(text: str, base_dir: Path = Path()) -> Variant:
 
 
 def _default_kinds(section: Mapping[str, str], parts: Sequence[str], base_dir: Path) -> list[str]:
-    """Sections of the strategy of which single keys are given are still of their default kind."""
+    """Add the default kind to sections of the strategy of which single keys are given."""
     defaults = default_section(section, base_dir)
     names = [part.split(".")[0] for part in parts if "." in part.partition("=")[0]]
     kinds = {name: inner["kind"] for name in names if "kind" in (inner := defaults.get(name, {}))}
@@ -161,16 +161,16 @@ def _overrides(key: str, value: str) -> list[str]:
 
 
 def experiment_of(case: Case, config: ConfigSource, common: Sequence[str], out: Path) -> Experiment:
-    """The configuration of one run.
+    """Return the configuration of a run.
 
     Args:
-        case: which.
+        case: the run.
         config: the workload.
-        common: what the user changes in all of them, as for ``--set``.
-        out: directory that holds the runs.
+        common: changes in all runs, as for ``--set``.
+        out: directory of the runs.
 
     Raises:
-        ConfigError: it cannot be.
+        ConfigError: the configuration is invalid.
     """
     overrides = [
         *common,
@@ -184,7 +184,7 @@ def experiment_of(case: Case, config: ConfigSource, common: Sequence[str], out: 
     if case.rate == 1.0:
         return experiment
     section, holder, last = rate_of(experiment)
-    # The whole section, since what is a default is not in the file.
+    # Replace the whole section, because the file omits defaults.
     changed = holder.model_copy(update={last: getattr(holder, last) * case.rate})
     scaled = f"{section}={changed.model_dump_json()}"
     rate = OptionText(scaled, ("rates", f"{case.rate:g}"))
@@ -193,7 +193,7 @@ def experiment_of(case: Case, config: ConfigSource, common: Sequence[str], out: 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of several runs, the least and the largest; NaN if none has a value."""
+    """Median, minimum and maximum over several runs; NaN without values."""
 
     median: float
     low: float
@@ -205,19 +205,19 @@ class Row:
     """A variant with its best learning rate.
 
     Attributes:
-        label: the variant.
-        rate: factor on the learning rate.
-        lr: that learning rate; NaN if it is not known.
-        runs: how many there are, and how many of them reached the target.
-        reached: see ``runs``.
-        to_target_s: seconds to the target, where it was reached.
-        to_target_samples: the same in training samples.
-        seconds: of a whole run.
-        rounds: exchanges.
-        wan_bytes: between regions.
-        idle_fraction: of the regions' time.
+        label: label of the variant.
+        rate: factor of the learning rate.
+        lr: the learning rate; NaN if unknown.
+        runs: number of runs.
+        reached: number of runs that reached the target.
+        to_target_s: seconds to the target, if reached.
+        to_target_samples: training samples to the target, if reached.
+        seconds: seconds of a whole run.
+        rounds: number of exchanges.
+        wan_bytes: bytes between regions.
+        idle_fraction: idle fraction of the regions' time.
         final: the metric at the end.
-        usd: what a run costs until the target or its end; NaN without prices.
+        usd: cost of a run until the target or its end; NaN without prices.
     """
 
     label: str
@@ -236,9 +236,10 @@ class Row:
 
 
 def goal_of(target: Target | None, outcomes: Sequence[Outcome]) -> tuple[str | None, bool]:
-    """The metric that the comparison goes by, and whether more of it is better.
+    """Return the compared metric, and whether higher values are better.
 
-    The target's; without one the loss, or else the task's first metric, of which more is better.
+    It is the target's metric; without a target the loss, or else the task's first metric, for which
+    higher values are better.
     """
     if target is not None:
         return target.metric, target.direction == "at_least"
@@ -249,10 +250,10 @@ def goal_of(target: Target | None, outcomes: Sequence[Outcome]) -> tuple[str | N
 
 
 def best_rate(outcomes: Sequence[Outcome], target: Target | None) -> float:
-    """The learning rate of the best tuning runs of one variant.
+    """Return the learning rate of the best tuning runs of one variant.
 
-    First the one that reaches the target soonest; of those that do not, the one with the best
-    metric at its end; runs that failed come last.
+    The rate that reaches the target first is best; among others, the one with the best final
+    metric; failed runs come last.
     """
     goal = goal_of(target, outcomes)
     by_rate: dict[float, list[Outcome]] = {}
@@ -269,7 +270,7 @@ def best_rate(outcomes: Sequence[Outcome], target: Target | None) -> float:
 
 
 def row_of(outcomes: Sequence[Outcome], target: Target | None) -> Row:
-    """Several seeds of one variant with one learning rate."""
+    """Summarize several seeds of one variant with one learning rate."""
     metric, _ = goal_of(target, outcomes)
     ended = [outcome for outcome in outcomes if outcome.failed is None]
     reached = [outcome for outcome in ended if outcome.time_to_target_s is not None]
@@ -292,14 +293,14 @@ def row_of(outcomes: Sequence[Outcome], target: Target | None) -> Row:
 
 
 def ordered(rows: Sequence[Row], *, grows: bool) -> list[Row]:
-    """Best first: most runs that reached the target, then the shortest time, then the metric.
+    """Sort rows, best first: most runs that reached the target, then time, then the metric.
 
-    If no run reached a target, the metric ranks the rows, and time ranks those at the top that the
-    metric does not tell apart: each of them is within noise of all others.
+    If no run reached a target, rows are ranked by the metric; among the top rows that the metric
+    does not distinguish, by time: each of them is within noise of all others.
 
     Args:
-        rows: in any order.
-        grows: whether more of the metric is better.
+        rows: rows in any order.
+        grows: whether higher values of the metric are better.
     """
     sign = -1.0 if grows else 1.0
 
@@ -322,11 +323,11 @@ Standing = Literal["best", "within noise", "behind", "one run"]
 
 
 def standing(row: Row, best: Row) -> Standing:
-    """What the runs say about a row and the best one.
+    """Return the statistical standing of a row relative to the best one.
 
-    They are within noise if the ranges overlap of what ranks them: the seconds to the target,
-    without an upper end where a run did not reach it, or the final metric if no run of both did.
-    One run of each says nothing about noise.
+    They are within noise if the ranges of the ranking value overlap: the seconds to the target,
+    without an upper end if a run did not reach it, or the final metric if no run of both did.
+    A single run of each does not determine the noise.
     """
     if row is best:
         return "best"
@@ -345,7 +346,7 @@ def standing(row: Row, best: Row) -> Standing:
 
 
 def spread(values: Sequence[float | None]) -> Spread:
-    """Of the values that there are."""
+    """Return the spread of the existing values."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known:
         return Spread(math.nan, math.nan, math.nan)
@@ -368,10 +369,10 @@ def _last(value: float) -> float:
 
 
 def priced(outcome: Outcome, bill: Bill | None) -> Outcome:
-    """The outcome with its dollars: until the target where it was reached, else of the whole run.
+    """Return the outcome with its cost: until the target if reached, else of the whole run.
 
-    They stay unknown without prices, for a run that failed, and where regions without a price
-    exchanged bytes.
+    The cost is unknown without prices, for failed runs, and if regions without a price exchanged
+    bytes.
     """
     sent = outcome.sent_bytes
     if bill is None or sent is None or outcome.failed is not None:
@@ -384,23 +385,23 @@ def priced(outcome: Outcome, bill: Bill | None) -> Outcome:
 
 
 TUNING_SEED = 1_000
-"""Seed of the runs that choose learning rates; those that are reported have others."""
+"""Seed of the tuning runs; reported runs have other seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonPlan:
-    """What is compared, and how.
+    """Settings of a comparison.
 
     Attributes:
         config: the workload.
-        common: changes to all runs, as for ``--set``.
-        variants: ways to do it.
-        rates: factors on the learning rate that each variant may choose from.
-        seeds: of the runs that count.
-        out: directory of everything.
-        jobs: simulated runs side by side.
-        real: train on real actors; learning rates are still chosen by simulation.
-        bill: prices; None without any.
+        common: changes in all runs, as for ``--set``.
+        variants: compared variants.
+        rates: factors for the tuning of learning rates.
+        seeds: seeds of the reported runs.
+        out: output directory.
+        jobs: parallel simulated runs.
+        real: train on real actors; learning rates are still tuned in simulation.
+        bill: prices; None without prices.
     """
 
     config: ConfigSource
@@ -415,21 +416,21 @@ class ComparisonPlan:
 
     @property
     def names(self) -> CaseDirectory:
-        """What the directories of its runs are called."""
+        """Names of its runs' directories."""
         return CaseDirectory(self.variants, self.rates)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came out.
+    """Results of a comparison.
 
     Attributes:
         rows: one per variant, best first.
-        tuning: the runs that chose learning rates.
-        outcomes: the runs that count.
-        metric: what it goes by; None if the task has none.
-        target: that runs were to reach; None if there is none.
-        links: which links the runs had, for people.
+        tuning: tuning runs of learning rates.
+        outcomes: reported runs.
+        metric: compared metric; None if the task has none.
+        target: target of the runs, or None.
+        links: description of the links.
     """
 
     rows: list[Row]
@@ -440,21 +441,21 @@ class Comparison:
     links: str = ""
 
     def standing(self, row: Row) -> Standing:
-        """What the runs say about a row and the best one."""
+        """Return the statistical standing of a row relative to the best one."""
         return standing(row, self.rows[0])
 
 
 def compare(plan: ComparisonPlan, notify: Callable[[str], None]) -> Comparison:
-    """Choose each variant's learning rate, then run every seed with it.
+    """Tune each variant's learning rate, then run every seed with it.
 
-    Trials that an interrupted comparison has recorded are not run again.
+    Recorded trials of an interrupted comparison are not repeated.
 
     Args:
-        plan: what to do.
-        notify: told every trial that ends.
+        plan: settings of the comparison.
+        notify: called with every finished trial.
 
     Raises:
-        ConfigError: a variant does not fit the workload; before anything runs.
+        ConfigError: a variant does not fit the workload; raised before any run.
     """
     rates = plan.rates if len(plan.rates) > 1 else ()
     tried = [Case(v, rate, TUNING_SEED) for v in plan.variants for rate in rates]
@@ -503,7 +504,7 @@ def save_comparison(comparison: Comparison, path: Path) -> None:
     """Write the comparison as JSON.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the file cannot be written.
     """
     content = {
         "metric": comparison.metric,
@@ -541,7 +542,7 @@ def _place(point: Point, axis: str) -> float:
 
 
 def cells(row: Row, comparison: Comparison) -> list[str]:
-    """A row's values as text, with their range where runs differ."""
+    """Return a row's values as text, with their range if runs differ."""
     return [
         row.label,
         f"x{row.rate:g}" if math.isnan(row.lr) else f"{row.lr:g}",
@@ -559,7 +560,7 @@ def cells(row: Row, comparison: Comparison) -> list[str]:
 
 
 def result_table(comparison: Comparison) -> FittedTable:
-    """The table for the terminal, best first; the page has more columns."""
+    """Return the table for the terminal, best first; the page has more columns."""
     captions = [_noise_text(comparison), _failures_text(comparison), comparison.links]
     table = page.terminal_table(
         "\n".join(text for text in captions if text),
@@ -579,30 +580,30 @@ def result_table(comparison: Comparison) -> FittedTable:
 
 
 def write_page(comparison: Comparison, title: str, path: Path) -> Path:
-    """One self-contained HTML page: the table, curves, failures, and how rates were chosen.
+    """Write a self-contained HTML page: the table, curves, failures, and tuning runs.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the file cannot be written.
     """
-    note = "Medians over seeds, below them the least and the largest; best first. A row is within \
-noise of the best if their ranges overlap. Learning rates were chosen for each strategy by the \
-same runs. USD are until the target where it was reached, else of the whole run, without the start."
+    note = "Medians over seeds, with minimum and maximum; best first. A row is within noise of the \
+best if their ranges overlap. The same runs tuned the learning rate of each strategy. USD cover \
+the time until the target if reached, else the whole run, without the start."
     metric = comparison.metric or "no metric"
     known = [point for outcome in comparison.outcomes for point in outcome.points]
     axes = [axis for axis in AXES if any(_place(point, axis) > 0 for point in known)] or [TIME_AXIS]
     charts = "".join(chart_view(axis, metric, _curves(comparison, axis)) for axis in axes)
-    lines = "A line per run; the first seed of a strategy is named."
+    lines = "A line per run; the first seed of a strategy has a label."
     body = (
         section("Result", _result(comparison), f"{_noise_text(comparison)} {note}".strip())
         + _failures(comparison)
         + switched(axes, section("Curves", charts, lines))
-        + section("Learning rates that were tried", _tuning(comparison))
+        + section("Tuning of learning rates", _tuning(comparison))
     )
     return page.write_page(title, comparison.links, body, path)
 
 
 def _shown(comparison: Comparison) -> list[int]:
-    """The places of the columns in which there is something to see."""
+    """Return the indices of the columns with different values."""
     priced = any(row.usd.median == row.usd.median for row in comparison.rows)
     empty: tuple[str, ...] = () if priced else ("USD",)
     if comparison.target is None:
@@ -625,7 +626,7 @@ def _result(comparison: Comparison) -> str:
 
 
 def _cell(place: int, text: str) -> str:
-    """A cell whose range is on a line of its own, so that the table stays narrow."""
+    """Return a cell with its range on a separate line, so that the table stays narrow."""
     if _HEADINGS[place] in _RANGED and text.endswith(")"):
         middle, _, around = text[:-1].partition(" (")
         return f'{escape(middle)}<br><span class="range">{escape(around)}</span>'
@@ -639,13 +640,13 @@ def _failures(comparison: Comparison) -> str:
         [escape(run.label), _rate(run), str(run.seed), page.lines(run.failed or "")]
         for run in _failed(comparison)
     ]
-    note = "They have no part in the medians, and count as runs that did not reach the target."
-    headings = ["strategy", "lr", "seed", "how it ended"]
-    return page.failures("Runs that failed", headings, rows, 4, note)
+    note = "They are excluded from medians, and count as runs that did not reach the target."
+    headings = ["strategy", "lr", "seed", "reason"]
+    return page.failures("Failed runs", headings, rows, 4, note)
 
 
 def _noise_text(comparison: Comparison) -> str:
-    """Name the strategies whose metric does not tell them from the best, which is the fastest."""
+    """Return a note on strategies whose metric is within noise of the best."""
     best = comparison.rows[0]
     alike = [row.label for row in comparison.rows if comparison.standing(row) == "within noise"]
     if best.reached or not alike:
@@ -687,7 +688,7 @@ def _value(point: Point, metric: str | None) -> float:
 
 def _tuning(comparison: Comparison) -> str:
     if not comparison.tuning:
-        return "<p>One rate only: the configured one.</p>"
+        return "<p>Only one rate: the configured one.</p>"
     rows = [
         _tuning_cells(outcome, comparison)
         for outcome in sorted(comparison.tuning, key=attrgetter("label", "rate"))
@@ -710,7 +711,7 @@ def _tuning_cells(outcome: Outcome, comparison: Comparison) -> list[str]:
 
 
 def _rate(outcome: Outcome) -> str:
-    """The learning rate, or the factor on it where the rate is not known."""
+    """Return the learning rate, or its factor if the rate is unknown."""
     return f"x{outcome.rate:g}" if outcome.lr is None else f"{outcome.lr:g}"
 
 
@@ -719,7 +720,7 @@ def _percent_text(fraction: float) -> str:
 
 
 def _text(values: Spread, text: Callable[[float], str]) -> str:
-    if values.median != values.median:  # no value at all
+    if values.median != values.median:  # no values
         return "-"
     middle, low, high = text(values.median), text(values.low), text(values.high)
     return middle if low == high else f"{middle} ({low} to {high})"

@@ -1,6 +1,6 @@
-"""Measure the loss cost of intervals and codecs for a task by short simulated runs.
+"""Measures the loss of intervals and codecs for a task with short simulated runs.
 
-The profile file keeps earlier results until better ones exist.
+The file keeps earlier results until better ones are complete.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _LEAST_ROUNDS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class LossCase:
-    """Runs of one way to exchange, one for each seed.
+    """Runs of one exchange setting, one per seed.
 
     Attributes:
         key: interval in local steps, and codec; None: plain training.
-        experiment: their configuration, of the first seed.
+        experiment: their configuration, with the first seed.
     """
 
     key: LossKey | None
@@ -57,9 +57,9 @@ class LossCases:
 
     Attributes:
         all: plain training first, then intervals without codec, then codecs.
-        steps: local steps of each run: those that were wanted, in whole steps of a region.
-        codecs_at: interval that codecs are measured at.
-        left_out: why an interval or codec is not measured.
+        steps: local steps of each run: the requested number, in whole region steps.
+        codecs_at: interval at which codecs are measured.
+        left_out: reasons why an interval or codec is not measured.
     """
 
     all: tuple[LossCase, ...]
@@ -70,14 +70,14 @@ class LossCases:
 
 @dataclass(frozen=True, slots=True)
 class LossWanted:
-    """What the user asks for.
+    """Requested measurements.
 
     Attributes:
         steps: local steps of each run.
-        intervals: in steps of a region; None: the configured one, and those that a plan may choose
-            among if it names any, else `INTERVALS`.
-        codecs: to measure; None: those that a plan chooses among.
-        codecs_at: interval in local steps that codecs are measured at; None: by `_codecs_at`.
+        intervals: intervals in region steps; None: the configured one, and those that a plan may
+            choose, if it lists any, else `INTERVALS`.
+        codecs: codecs; None: those that a plan may choose.
+        codecs_at: interval in local steps at which codecs are measured; None: by `_codecs_at`.
     """
 
     steps: int
@@ -87,22 +87,22 @@ class LossWanted:
 
 
 def loss_cases(experiment: Experiment, base_dir: Path, wanted: LossWanted) -> LossCases:
-    """Which runs to make.
+    """Return the runs to make.
 
     Args:
         experiment: the configuration.
-        base_dir: where its relative paths start.
-        wanted: what the user asks for.
+        base_dir: base of its relative paths.
+        wanted: requested measurements.
 
     Raises:
-        ConfigError: there is nothing to exchange, the strategy has no intervals to choose among,
-            or the planner knows nothing of strategy or codec.
+        ConfigError: there is nothing to exchange, the strategy has no intervals to choose from, or
+            the planner does not support the strategy or codec.
         ProfileError: no interval fits so few steps, or plain training is not possible.
     """
     if len(experiment.regions) < 2:
         raise ConfigError(
-            "with one region there are no intervals and codecs whose loss could be measured",
-            fix="Name several `regions`.",
+            "a single region has no intervals and codecs to measure",
+            fix="Configure several `regions`.",
         )
     check_strategy(experiment)
     named = wanted.codecs
@@ -118,8 +118,8 @@ def loss_cases(experiment: Experiment, base_dir: Path, wanted: LossWanted) -> Lo
     for interval in intervals:
         if chosen and interval * _LEAST_ROUNDS > wanted.steps:
             left_out.append(
-                f"an interval of {interval} steps: {wanted.steps} steps have fewer than "
-                f"{_LEAST_ROUNDS} of it"
+                f"an interval of {interval} steps: {wanted.steps} steps contain fewer than "
+                f"{_LEAST_ROUNDS} intervals"
             )
             continue
         _add(found, left_out, experiment, base_dir, steps, (interval, None))
@@ -136,21 +136,23 @@ def loss_cases(experiment: Experiment, base_dir: Path, wanted: LossWanted) -> Lo
         plain = LossCase(None, _plain(experiment, base_dir, steps))
     except ValidationError as error:
         raise ProfileError(
-            "plain training (bsp without codecs), which all is compared with, is not possible: "
+            "plain training (bsp without codecs), the baseline of all comparisons, is not "
+            "possible: "
             f"{'; '.join(explain(error, Experiment, {}))}",
-            fix="Change with --set what bsp refuses; of the rest the loss is measured as it is.",
+            fix="Change the keys that bsp rejects with --set; other keys are measured as "
+            "configured.",
         ) from None
     return LossCases((plain, *found.values()), steps * local, at, tuple(left_out))
 
 
 def with_seed(experiment: Experiment, base_dir: Path, seed: int, run_dir: Path) -> Experiment:
-    """One run of a case.
+    """Return one run of a case.
 
     Args:
-        experiment: the case's.
-        base_dir: where relative paths of the configuration start.
-        seed: of the run.
-        run_dir: where it leaves its files.
+        experiment: configuration of the case.
+        base_dir: base of relative paths in the configuration.
+        seed: seed of the run.
+        run_dir: directory of the run.
     """
     tree = experiment.model_dump(mode="json")
     tree["seed"], tree["run"]["dir"] = seed, str(run_dir)
@@ -158,17 +160,17 @@ def with_seed(experiment: Experiment, base_dir: Path, seed: int, run_dir: Path) 
 
 
 def _intervals(experiment: Experiment, wanted: LossWanted) -> list[int]:
-    """In local steps; one if the strategy has no such option.
+    """Return the interval in local steps; one if the strategy has no such option.
 
     Raises:
-        ConfigError: it has none, and intervals are wanted.
+        ConfigError: the strategy has no intervals, but intervals are requested.
     """
     exchange, local = experiment.strategy.traits.exchange, max(1, experiment.worker_steps)
     if exchange.interval is None:
         if wanted.intervals is not None:
             raise ConfigError(
                 f"intervals: strategy {experiment.strategy.kind} has no option `interval`",
-                fix="Leave out --intervals; its loss is measured as it exchanges.",
+                fix="Omit --intervals; its loss is measured with its own exchanges.",
             )
         return [max(1, round(exchange.every * local))]
     of_plan = None if experiment.plan is None else experiment.plan.intervals
@@ -177,7 +179,7 @@ def _intervals(experiment: Experiment, wanted: LossWanted) -> list[int]:
 
 
 def _codecs_at(experiment: Experiment, measured: Sequence[int]) -> int:
-    """The configured interval, else the longest below it that is measured, else the shortest."""
+    """Return the configured interval, or the longest measured below it, or the shortest."""
     exchange, local = experiment.strategy.traits.exchange, max(1, experiment.worker_steps)
     present = (exchange.interval or 0) * local
     return max((each for each in measured if each <= present), default=min(measured))
@@ -208,7 +210,7 @@ def _add(
 
 def _plain(experiment: Experiment, base_dir: Path, steps: int) -> Experiment:
     tree = _short(experiment, steps)
-    tree["train"]["steps"] = steps * max(1, experiment.worker_steps)  # as many rows
+    tree["train"]["steps"] = steps * max(1, experiment.worker_steps)  # the same number of rows
     tree |= {
         "strategy": {"kind": "bsp"},
         "codec": {},
@@ -219,11 +221,11 @@ def _plain(experiment: Experiment, base_dir: Path, steps: int) -> Experiment:
 
 
 def _short(experiment: Experiment, steps: int) -> dict[str, Any]:
-    """The configuration as short as it is measured, without what does not change the loss."""
+    """Return the shortened configuration, without keys that do not affect the loss."""
     tree: dict[str, Any] = experiment.model_dump(mode="json")
     tree["name"], tree["plan"], tree["checkpoint"]["every_s"] = "loss", None, None
     if "compute_fraction" in tree["strategy"]:
-        tree["strategy"]["compute_fraction"] = None  # an interval is what it is called
+        tree["strategy"]["compute_fraction"] = None  # the interval is fixed
     tree["averager"] |= {"standby": None, "next_standbys": [], "max_divergence": 0.0}
     schedule = tree["optimizer"].get("schedule")
     if schedule is not None:  # the same curve over fewer steps
@@ -246,15 +248,15 @@ METRIC: Final = "loss"
 
 @dataclass(frozen=True, slots=True)
 class LossTask:
-    """What is measured.
+    """A measurement.
 
     Attributes:
         cases: the runs.
-        subject: the task.
-        base_dir: where relative paths of the configuration start.
+        subject: task and data.
+        base_dir: base of relative paths in the configuration.
         steps: local steps of each run.
-        seeds: of the runs of each case.
-        jobs: runs side by side.
+        seeds: seeds of each case.
+        jobs: parallel runs.
     """
 
     cases: LossCases
@@ -266,9 +268,9 @@ class LossTask:
 
 
 def codecs_held_at(task: LossTask, known: LossProfile | None) -> int | None:
-    """The interval that an earlier measurement of the very same has codecs at; None: at none.
+    """Return the interval at which an identical earlier measurement has codecs, or None.
 
-    Codecs are compared at one interval of a file, so new ones belong to those that it has.
+    Codecs of a file are compared at one interval, so new ones use the same.
     """
     if known is None or not is_of(task, known):
         return None
@@ -278,7 +280,7 @@ def codecs_held_at(task: LossTask, known: LossProfile | None) -> int | None:
 
 
 def still_to_do(task: LossTask, known: LossProfile | None) -> list[LossCase]:
-    """The cases that an earlier measurement of the very same does not have."""
+    """Return the cases that an identical earlier measurement lacks."""
     if known is None or not is_of(task, known):
         return list(task.cases.all)
     have = known.by_key
@@ -288,16 +290,16 @@ def still_to_do(task: LossTask, known: LossProfile | None) -> list[LossCase]:
 def measure_loss(
     task: LossTask, known: LossProfile | None, ended: Callable[[], None]
 ) -> Iterator[LossProfile]:
-    """Run what is missing; gives what is measured after each case that is complete.
+    """Run the missing cases; yields the profile after each complete case.
 
     Args:
-        task: what to measure.
-        known: an earlier measurement; one of something else is not used.
+        task: the measurement.
+        known: an earlier measurement; ignored unless identical.
         ended: called after every run.
 
     Raises:
         ProfileError: plain training diverged, or the task has no metric ``loss``.
-        GeoRayError: whatever ends a run early.
+        GeoRayError: a run ends early.
     """
     with tempfile.TemporaryDirectory(prefix="geo-ray-loss-") as scratch:
         trials = _trials(task, still_to_do(task, known), Path(scratch))
@@ -315,12 +317,12 @@ def _counted(outcomes: Iterable[Outcome], ended: Callable[[], None]) -> Iterator
 def gathered(
     task: LossTask, known: LossProfile | None, outcomes: Iterable[Outcome]
 ) -> Iterator[LossProfile]:
-    """Put outcomes of runs together; gives what is measured after each case that is complete.
+    """Combine outcomes of runs; yields the profile after each complete case.
 
     Args:
-        task: what is measured.
+        task: the measurement.
         known: as for `measure_loss`.
-        outcomes: of what is `still_to_do`, in any order; labelled by `label_of`.
+        outcomes: outcomes of `still_to_do`, in any order; labelled by `label_of`.
 
     Raises:
         ProfileError: as for `measure_loss`.
@@ -349,11 +351,11 @@ def gathered(
         else:
             complete[key] = each
         if found is None:
-            continue  # with what shall it be compared?
+            continue  # there is no baseline
         before = len(found.points)
         for key in sorted(complete, key=lambda each: each[1] is not None):
             if key[1] is not None and (found.codecs_at, None) not in found.by_key:
-                continue  # a file that is gone on with has what its codecs are compared with
+                continue  # a continued file has the baseline of its codecs
             now_s = time.monotonic()
             found = found.with_point(_point(key, complete.pop(key)), now_s - began_s)
             began_s = now_s
@@ -362,21 +364,22 @@ def gathered(
 
 
 def is_of(task: LossTask, known: LossProfile) -> bool:
-    """Whether an earlier measurement is of the very same, so that it is gone on with."""
+    """Return whether an earlier measurement is identical, so that it is continued."""
     mine = (task.subject, task.steps, tuple(task.seeds))
     return mine == (known.subject, known.steps, known.seeds)
 
 
 def _point(key: LossKey, losses: tuple[float | None, ...]) -> LossPoint:
-    """What one way to exchange ended with.
+    """Return the final loss of an exchange setting.
 
     Raises:
-        ProfileError: a loss that nothing can be compared with.
+        ProfileError: the loss cannot be used for a comparison.
     """
     if any(loss is not None and loss < LEAST_LOSS for loss in losses):
         raise ProfileError(
-            f"training with '{label_of(key)}' ended with a loss of 0 or less, so that nothing can "
-            "be said relative to it",
+            f"training with '{label_of(key)}' ended with a loss of 0 or less, which has no "
+            "relative "
+            "difference",
             fix="Let the task's metric `loss` be positive, or give `geo-ray profile --loss` other "
             "--steps.",
         )
@@ -393,7 +396,7 @@ def _trials(task: LossTask, cases: Sequence[LossCase], scratch: Path) -> list[Tr
 
 
 def label_of(key: LossKey | None) -> str:
-    """What a case is called."""
+    """Return the label of a case."""
     if key is None:
         return "plain training"
     interval, codec = key
@@ -401,17 +404,17 @@ def label_of(key: LossKey | None) -> str:
 
 
 def _loss_of(outcome: Outcome) -> float | None:
-    """The loss at the end; None if training diverged.
+    """Return the loss at the end; None if training diverged.
 
     Raises:
-        ProfileError: the task has none.
+        ProfileError: the task has no loss.
     """
     if outcome.failed is not None:
         return None
     if METRIC not in outcome.eval:
         raise ProfileError(
             f"the task has no metric '{METRIC}'; it has {', '.join(outcome.eval) or 'none'}",
-            fix=f"Let the task's `metrics` give '{METRIC}', or plan by the rough table.",
+            fix=f"Add '{METRIC}' to the task's `metrics`, or plan with the default table.",
         )
     loss = outcome.eval[METRIC]
     return None if loss is None or loss > MOST_LOSS else loss
@@ -422,7 +425,7 @@ def _of_plain(losses: Sequence[float | None]) -> tuple[float, ...]:
     if len(found) < len(losses):
         raise ProfileError(
             "plain training (bsp without codecs) diverged, or ended with a loss of 0 or less, so "
-            "that there is nothing to compare with",
+            "that there is no baseline",
             fix="Lower the learning rate, or give `geo-ray profile --loss` other --steps.",
         )
     return found
@@ -430,13 +433,13 @@ def _of_plain(losses: Sequence[float | None]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LossFile:
-    """Where one measurement goes.
+    """Destination of a measurement.
 
     Attributes:
         path: the file.
-        known: what an earlier, perhaps interrupted measurement of the very same has.
-        writes: what is written on the way: the file itself, or one beside it while there is a
-            measurement of something else, or an older one, that plans may still go by.
+        known: results of an identical, perhaps interrupted measurement.
+        writes: file for intermediate results: the file itself, or a temporary one while another
+            or older measurement exists, which plans may still use.
     """
 
     path: Path
@@ -444,25 +447,25 @@ class LossFile:
     writes: Path
 
     def keep(self, found: LossProfile) -> None:
-        """Write what is measured so far."""
+        """Write the current results."""
         save_profile(found, self.writes)
 
     def finish(self) -> None:
-        """Put the measurement, which is complete, into its place."""
+        """Move the complete measurement to its place."""
         if self.writes != self.path and self.writes.exists():
             self.writes.replace(self.path)
 
 
 def opened(path: Path, task: LossTask, *, fresh: bool) -> LossFile:
-    """The file for a measurement.
+    """Return the file of a measurement.
 
     Args:
-        path: the file; need not exist.
-        task: what will be measured.
-        fresh: use nothing of what is there.
+        path: the file; may be missing.
+        task: the measurement.
+        fresh: ignore existing results.
 
     Raises:
-        ProfileError: what is there cannot be read, and ``fresh`` does not say to leave it.
+        ProfileError: the existing file cannot be read, and ``fresh`` is false.
     """
     beside = path.with_name(f"{path.name}.partial")
     if fresh:
@@ -480,7 +483,7 @@ def opened(path: Path, task: LossTask, *, fresh: bool) -> LossFile:
 
 
 def _partial(path: Path, task: LossTask) -> LossProfile | None:
-    """What an interrupted measurement has left; None if it is of something else."""
+    """Return the results of an interrupted measurement; None if it is not identical."""
     if not path.exists():
         return None
     try:

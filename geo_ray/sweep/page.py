@@ -1,4 +1,4 @@
-"""The tables and pages of sweeps: how a comparison and a search show their trials."""
+"""Tables and pages of comparisons and searches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from geo_ray.telemetry.html_page import html_page, section, table, write_html
 
 
 def terminal_table(caption: str, **options: Any) -> FittedTable:
-    """An empty table for the terminal.
+    """Return an empty table for the terminal.
 
     Args:
         caption: text below it; "" for none.
@@ -36,16 +36,16 @@ def terminal_table(caption: str, **options: Any) -> FittedTable:
 
 
 def save_results(content: dict[str, Any], path: Path) -> Path:
-    """Write JSON whole or not at all; numbers that are not finite become null.
+    """Write JSON atomically; non-finite numbers become null.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the file cannot be written.
     """
     return save_text(path, json.dumps(finite(content), indent=1) + "\n")
 
 
 def write_page(title: str, summary: str, body: str, path: Path) -> Path:
-    """Write one self-contained HTML page.
+    """Write a self-contained HTML page.
 
     Args:
         title: heading of the page.
@@ -54,7 +54,7 @@ def write_page(title: str, summary: str, body: str, path: Path) -> Path:
         path: of the file.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the file cannot be written.
     """
     summary_html = f'<p class="sub">{lines(summary)}</p>' if summary else ""
     head = f"<header><h1>{escape(title)}</h1>{summary_html}</header>"
@@ -62,21 +62,21 @@ def write_page(title: str, summary: str, body: str, path: Path) -> Path:
 
 
 def lines(text: str) -> str:
-    """Escaped text that keeps its line breaks."""
+    """Return escaped text with its line breaks."""
     return escape(text).replace("\n", "<br>")
 
 
 def failures(
     title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], left: int, note: str = ""
 ) -> str:
-    """A section with the runs that failed; "" if none did."""
+    """Return a section with the failed runs; "" if there are none."""
     return section(title, table(headings, rows, left=left), note) if rows else ""
 
 
 def curve(
     label: str, points: Sequence[tuple[float, float]], color: int, *, faint: bool = False
 ) -> Curve:
-    """A line through points."""
+    """Return a line through points."""
     x = np.asarray([x for x, _ in points], dtype=np.float64)
     y = np.asarray([y for _, y in points], dtype=np.float64)
     return Curve(label, x, y, color, faint=faint)

@@ -1,7 +1,7 @@
 """Profiles a job: short runs on real actors, folded into step and exchange measurements.
 
-Every run is what `geo-ray train` would do with fewer steps, so the measured workers, servers,
-exchanges and links are those that will run.
+Every run is a `geo-ray train` with fewer steps, so the measured workers, servers, exchanges and
+links are the real ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.transport.links import LinkTable, load_links, table_of
 
 WARM_UP: Final = 3
-"""First steps that do not count: memory is touched, connections are new."""
+"""Warm-up steps that are not measured: memory and connections are new."""
 
 _FEWEST: Final = 5
 
@@ -43,11 +43,11 @@ _FEWEST: Final = 5
 def step_points(
     events: Sequence[Event], experiment: Experiment, machines: Mapping[str, str]
 ) -> list[StepPoint]:
-    """Median step of every region, per local step of a worker.
+    """Return the median step of every region, per local step of a worker.
 
     Args:
-        events: of the run.
-        experiment: its configuration; every worker of a region has the same rows.
+        events: events of the run.
+        experiment: its configuration; all workers of a region have the same rows.
         machines: instance type by region.
 
     Raises:
@@ -59,7 +59,7 @@ def step_points(
         times_s = [time_s / local for _, time_s in _steps(events, region.name)]
         if len(times_s) < _FEWEST:
             raise ProfileError(
-                f"region '{region.name}': {len(times_s)} steps beyond the first {WARM_UP}, "
+                f"region '{region.name}': {len(times_s)} steps after the first {WARM_UP}, but "
                 f"{_FEWEST} are needed",
                 fix="Give `geo-ray profile` more --steps.",
             )
@@ -80,7 +80,7 @@ def step_points(
 
 
 def evaluation_s(events: Sequence[Event]) -> float | None:
-    """What an evaluation adds to the step in which it happens; None if there was none.
+    """Return the time that an evaluation adds to its step; None without evaluations.
 
     The first worker evaluates before it computes, and the region's step waits for it.
     """
@@ -96,7 +96,7 @@ def evaluation_s(events: Sequence[Event]) -> float | None:
 
 
 def first_step_s(events: Sequence[Event]) -> float:
-    """From the start of the run's clock to that of its first step: workers join and get the model.
+    """Return the seconds from the start of the run's clock to its first step.
 
     Raises:
         ProfileError: there was no step.
@@ -112,13 +112,13 @@ def first_step_s(events: Sequence[Event]) -> float:
 def exchange_point(
     events: Sequence[Event], averager: str, codec: str | None, links: LinkTable
 ) -> ExchangePoint | None:
-    """What exchanges took beside bytes, round trip and waiting for others; None without any.
+    """Return the overhead of exchanges beyond bytes, round trip and waiting; None without any.
 
     Args:
-        events: of the run.
-        averager: its region, whose own exchanges cross no link.
-        codec: of the updates.
-        links: as they were in the run.
+        events: events of the run.
+        averager: the averager's region, whose own exchanges cross no link.
+        codec: codec of the updates.
+        links: links during the run.
     """
     over_s: dict[str, list[float]] = defaultdict(list)
     up, down = [], []
@@ -149,7 +149,7 @@ def exchange_point(
 
 
 def noise_point(events: Sequence[Event]) -> NoisePoint | None:
-    """The newest noise: of all regions together if it was measured, else of the largest region."""
+    """Return the newest noise: of all regions if measured, else of the largest region."""
     newest: dict[str | None, Event] = {}
     for event in events:
         if event.kind == "noise":
@@ -162,7 +162,7 @@ def noise_point(events: Sequence[Event]) -> NoisePoint | None:
 
 
 def _steps(events: Sequence[Event], region: str) -> list[tuple[int, float]]:
-    """Number and seconds of each step, from its rows to its being taken in."""
+    """Return number and seconds of each step, from its rows to the applied step."""
     return [
         (event["step"], event.t_s - event.number("start_s"))
         for event in events
@@ -172,12 +172,12 @@ def _steps(events: Sequence[Event], region: str) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Corner:
-    """One short run.
+    """A short run.
 
     Attributes:
-        workers: in every region, or as many as it has.
-        rows: of a step, of each worker.
-        codec: of its exchanges; None for fp32.
+        workers: workers of every region, or as many as it has.
+        rows: rows per step and worker.
+        codec: codec of its exchanges; None for fp32.
     """
 
     workers: int
@@ -188,21 +188,21 @@ class Corner:
 def corners(
     workers: Sequence[int], rows: Sequence[int], codecs: Sequence[str | None], *, full: bool
 ) -> list[Corner]:
-    """The runs to make: three extremes that tell the line's three numbers, or the whole grid.
+    """Return the runs to make: three extremes that determine the fit, or the whole grid.
 
-    Many workers are looked at with few rows, where what each adds is the largest part of a step.
+    Many workers are measured with few rows, where the contribution of each is the largest part.
 
     Args:
         workers: numbers of workers; at least one.
         rows: batch sizes; at least one.
-        codecs: taken in turn, since a codec does not change a step.
+        codecs: used in turn, because a codec does not change a step.
         full: every combination.
     """
     counts, sizes = sorted(set(workers)), sorted(set(rows))
     extremes = [(counts[0], sizes[0]), (counts[0], sizes[-1]), (counts[-1], sizes[0])]
     grid = [(count, size) for count in counts for size in sizes]
     chosen = list(dict.fromkeys(grid if full else extremes))
-    while len(chosen) < len(set(codecs)):  # every codec has a run of its own
+    while len(chosen) < len(set(codecs)):  # every codec has a separate run
         chosen.append(chosen[-1])
     return [Corner(*each, codecs[i % len(codecs)]) for i, each in enumerate(chosen)]
 
@@ -210,7 +210,7 @@ def corners(
 def missing(
     wanted: Sequence[Corner], experiment: Experiment, machines: Mapping[str, str], known: Profile
 ) -> list[Corner]:
-    """Those corners whose steps or exchanges ``known`` does not have yet."""
+    """Return the corners whose steps or exchanges ``known`` lacks."""
     steps = {point.key for point in known.steps}
     codecs = {point.codec for point in known.exchanges}
     alone = len(experiment.regions) == 1
@@ -228,14 +228,14 @@ def missing(
 def experiment_of(
     corner: Corner, experiment: Experiment, steps: int, run_dir: str, base_dir: Path
 ) -> Experiment:
-    """The configuration of a short run.
+    """Return the configuration of a short run.
 
     Args:
-        corner: what differs.
-        experiment: what is profiled.
-        steps: that count.
-        run_dir: where the run leaves its files.
-        base_dir: where relative paths of the configuration start.
+        corner: workers, rows and codec.
+        experiment: the profiled configuration.
+        steps: number of measured steps.
+        run_dir: directory of the run.
+        base_dir: base of relative paths in the configuration.
 
     Raises:
         ProfileError: the strategy does not work with so few workers or rows.
@@ -265,7 +265,7 @@ def experiment_of(
         try:
             return validated(often, base_dir)
         except ValidationError:
-            pass  # the interval has to fit other knobs: then exchanges are as rare as they are
+            pass  # other keys constrain the interval, so keep the configured one
     try:
         return validated(tree, base_dir)
     except ValidationError as error:
@@ -286,25 +286,25 @@ def measure(
     observer: RunObserver,
     began_unix_s: float,
 ) -> Generator[Profile]:
-    """Run every corner and add what it tells to ``known``; gives the profile after each of them.
+    """Run every corner and add its measurements to ``known``; yields the profile after each.
 
-    All runs are on one cluster, which for local ones is most of what starting takes. Only the first
-    run tells how long a start takes, and it is the one with the most workers: later ones find none
-    of the processes that Ray starts ahead.
+    All runs use one cluster, whose start takes most of the time for local ones. Only the first run
+    measures the duration of a start, and it has the most workers: later runs reuse processes that
+    Ray has started in advance.
 
     Args:
         experiment: the configuration.
-        base_dir: where relative paths in it start.
+        base_dir: base of its relative paths.
         corners: short runs to make.
         machines: instance type by region.
-        known: the profile so far; may be empty.
-        steps: of each run that count.
+        known: the current profile; may be empty.
+        steps: measured steps of each run.
         observer: receives the progress of every run.
         began_unix_s: start of the user's command.
 
     Raises:
-        InterruptedRunError: by the user; what was given before stands.
-        GeoRayError: whatever ends a run early.
+        InterruptedRunError: by the user; yielded profiles remain valid.
+        GeoRayError: a run ends early.
     """
     if not corners:
         return
@@ -312,7 +312,7 @@ def measure(
     place = directory.local_root(experiment).absolute() / "profiles" / "runs"
     noted_unix_s = began_unix_s
     with cluster_of(experiment, observer) as cluster:
-        before_s = time.time() - noted_unix_s  # a run of its own takes that long to come so far
+        before_s = time.time() - noted_unix_s  # a separate run takes that long to start
         ordered = sorted(corners, key=attrgetter("workers"), reverse=True)
         for number, corner in enumerate(ordered, 1):
             what = f"{number}/{len(corners)} {corner.workers} workers, {corner.rows} rows"
@@ -325,13 +325,13 @@ def measure(
                 shutil.rmtree(run.path)
                 raise InterruptedRunError(
                     f"interrupted in run {number} of {len(corners)}",
-                    fix="Type the same command again: what was measured is kept.",
+                    fix="Repeat the command: finished measurements are reused.",
                 ) from None
             profile = _with_run(profile, short, run, corner, machines)
             if number == 1:
                 profile = _with_start(profile, short, run, summary.startup_s or 0.0)
-            shutil.rmtree(run.path)  # of a run that failed its logs stay
-            with suppress(OSError):  # others may lie there
+            shutil.rmtree(run.path)  # logs of failed runs stay
+            with suppress(OSError):  # other files may be there
                 place.rmdir()
             now_unix_s = time.time()
             spent_s = profile.spent_s + now_unix_s - noted_unix_s
@@ -341,7 +341,7 @@ def measure(
 
 
 class _Numbered(RunObserver):
-    """Passes events on, and phases with the run that they are of."""
+    """Forwards events, and phases with the name of their run."""
 
     def __init__(self, observer: RunObserver, what: str) -> None:
         self._observer, self._what = observer, what
@@ -360,7 +360,7 @@ def _with_run(
     corner: Corner,
     machines: Mapping[str, str],
 ) -> Profile:
-    """The profile with what one run tells."""
+    """Return the profile with the measurements of one run."""
     events = list(read_events(run.path / EVENTS_FILE))
     links = _links(short, run.links)
     point = exchange_point(events, short.averager_region, corner.codec, links)
@@ -385,13 +385,13 @@ def _with_start(
 
 
 def hardware(experiment: Experiment) -> str:
-    """Where it is measured, in a few words."""
+    """Return a short description of the hardware."""
     cores = os.cpu_count() or 1
     return f"{platform.machine()}, {cores} cores, {experiment.device}"
 
 
 def _links(experiment: Experiment, learned: Path) -> LinkTable:
-    """The links that the configuration emulates, else what the run learned about real ones."""
+    """Return the emulated links of the configuration, or else the run's measured links."""
     specs = experiment.links()
     if specs:
         return table_of(specs)

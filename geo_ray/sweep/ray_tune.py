@@ -85,7 +85,7 @@ _STANDING: Final = "standing.json"
 _TRIALS_REGION: Final = "trials"
 _CLUSTER_KEY: Final = re.compile(r"(?<![\w./-])cluster(?=\.[a-z_]|=)")
 _QUIET: Final = {
-    "RAY_AIR_NEW_OUTPUT": "0",  # Ray's own table; the lines of `ProgressCallback` are ours
+    "RAY_AIR_NEW_OUTPUT": "0",  # disables Ray's table; `ProgressCallback` prints progress
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 _TIME_ATTRS: Final = {"time_to_target": "time_s", "usd": "usd", "loss": "samples"}
@@ -96,14 +96,14 @@ _TIME_ATTRS: Final = {"time_to_target": "time_s", "usd": "usd", "loss": "samples
 
 @dataclass(frozen=True, slots=True)
 class CandidateSpec:
-    """What all candidates of a search have in common; it travels to every process of them.
+    """Common settings of all candidates of a search; sent to all of their processes.
 
     Attributes:
-        base: what they start from.
-        objectives: to be minimized; the scheduler compares the first.
-        seeds: runs of each; empty: one, with the base's seed.
-        prices: for `usd`.
-        runs: directory of the runs of real trials; None: candidates are simulated and leave none.
+        base: base configuration.
+        objectives: objectives to minimize; the scheduler compares the first.
+        seeds: seeds of each candidate; empty: one run, with the base's seed.
+        prices: prices for `usd`.
+        runs: directory of the runs of real trials; None: candidates are simulated.
     """
 
     base: Base
@@ -113,10 +113,10 @@ class CandidateSpec:
     runs: str | None = None
 
     def experiments(self, values: Mapping[str, JSONValue]) -> list[Experiment]:
-        """The runs of a candidate, one per seed.
+        """Return the runs of a candidate, one per seed.
 
         Raises:
-            ConfigError: the values do not make a configuration.
+            ConfigError: the values do not form a valid configuration.
         """
         changes: tuple[str, ...] = ("name=run", "checkpoint.every_s=null")
         if self.runs is not None:
@@ -129,14 +129,14 @@ class CandidateSpec:
 def _trial_name() -> str:
     try:
         return f"trial-{tune.get_context().get_trial_id()}"
-    except (AttributeError, RuntimeError):  # outside of a trial: what it would reserve is asked
+    except (AttributeError, RuntimeError):  # outside of a trial, when its resources are computed
         return "trial"
 
 
 def run_candidate(values: Mapping[str, JSONValue], spec: CandidateSpec) -> None:
     """Run a candidate with every seed, and report to Ray Tune; a failure is a result.
 
-    The first seed reports every evaluation. With a checkpoint of Ray Tune's its run continues from
+    The first seed reports every evaluation. With a checkpoint of Ray Tune, its run continues from
     there with the candidate's values. After the last seed the medians are reported.
     """
     try:
@@ -173,7 +173,7 @@ def _run_seed(
 
 
 class _Reporter(RunObserver):
-    """Reports evaluations to Ray Tune, with the newest checkpoint if there is a new one."""
+    """Reports evaluations to Ray Tune, with the newest checkpoint if it is new."""
 
     def __init__(
         self, run: RunDirectory, spec: CandidateSpec, watch: TrialWatch, *, reports: bool
@@ -203,7 +203,7 @@ class _Reporter(RunObserver):
 
 
 def _restored(run: RunDirectory) -> Standing | None:
-    """Copy a checkpoint of Ray Tune's into a new run's directory; None if there is none."""
+    """Copy a checkpoint of Ray Tune into a new run's directory; None if there is none."""
     checkpoint = tune.get_checkpoint()
     if checkpoint is None:
         return None
@@ -218,10 +218,10 @@ def _restored(run: RunDirectory) -> Standing | None:
 def candidate_resources(
     values: Mapping[str, JSONValue], spec: CandidateSpec
 ) -> PlacementGroupFactory:
-    """Resources of a real trial: its run actor and every process of its run, by region."""
+    """Return the resources of a real trial: its run actor and all processes, by region."""
     run_actor: tuple[dict[str, float], dict[str, str]] = ({"CPU": _TRIAL_CPUS}, {})
     bundles = [run_actor]
-    with suppress(ConfigError):  # the trial itself reports what is wrong
+    with suppress(ConfigError):  # the trial itself reports the error
         bundles += bundles_of(demands_of(spec.experiments(values)[0]))
     return PlacementGroupFactory(
         [amounts for amounts, _ in bundles],
@@ -231,7 +231,7 @@ def candidate_resources(
 
 
 def cluster_cpus(tried: Sequence[Experiment], jobs: int) -> tuple[tuple[str, ...], float]:
-    """Regions of a local cluster for real trials, and the CPUs that each of them needs."""
+    """Return the regions of a local cluster for real trials, with the CPUs of each."""
     totals: dict[str, float] = {}
     for experiment in tried:
         for demand in by_label(demands_of(experiment)):
@@ -249,26 +249,28 @@ def trainable(
     prices: PricesConfig | None = None,
     base_dir: str | os.PathLike[str] | None = None,
 ) -> Callable[[dict[str, Any]], None]:
-    """A function for ``ray.tune.Tuner`` that simulates a configuration with a trial's values.
+    """Return a function for ``ray.tune.Tuner`` that simulates a trial.
 
-    Its ``param_space`` has values by key, as a search's file has them: ``strategy.kind``,
+    Its ``param_space`` has values by key, as in the file of a search: ``strategy.kind``,
     ``regions.us.workers``, ``codec``, ``optimizer.lr``. At every evaluation it reports ``time_s``,
-    ``samples``, the metric, and ``score_time_to_target``, ``score_loss`` and so on, of which less
-    is better; a trial that fails or diverges reports numbers behind all others, and why.
+    ``samples``, the metric, and ``score_time_to_target``, ``score_loss`` and so on, which are to be
+    minimized; a failed or diverged trial reports scores above all others, and the reason.
 
     Args:
         config: a file, a mapping of its keys, or an experiment.
-        overrides: changes of single keys in all trials.
-        objectives: what is reported a ``score_`` of.
-        seeds: runs of each trial; of several the median counts. Default: one, the base's.
-        prices: for the objective `usd`.
-        base_dir: where relative paths start; default: the file's directory, or the working one.
+        overrides: changed values in all trials.
+        objectives: objectives for which ``score_`` values are reported.
+        seeds: seeds of each trial; the median counts. Default: one, the base's.
+        prices: prices for the objective `usd`.
+        base_dir: base of relative paths; default: the file's or the working directory.
 
     Raises:
-        ConfigError: the configuration is wrong by itself, or `usd` has no prices.
+        ConfigError: the configuration is invalid, or `usd` has no prices.
     """
     if "usd" in objectives and prices is None:
-        raise ConfigError("prices: the objective usd needs them", fix="Give prices=PricesConfig().")
+        raise ConfigError(
+            "prices: required by the objective usd", fix="Give prices=PricesConfig()."
+        )
     base = base_of(config, override_items(overrides), base_dir)
     base.experiment()
     spec = CandidateSpec(base, tuple(objectives), tuple(seeds), prices)
@@ -279,15 +281,15 @@ def trainable(
     return trial
 
 
-# ------------------------------------------------------------------ what Ray Tune is given
+# ------------------------------------------------------------------ inputs of Ray Tune
 
 
 class AshaKeepingBase(ASHAScheduler):
     """ASHA that never stops the base, because other trials are compared with its score.
 
     Args:
-        base: the draw that is the base; empty if the space does not have it.
-        options: of ASHA.
+        base: the sample of the base; empty if it is outside the space.
+        options: options of ASHA.
     """
 
     def __init__(self, base: Mapping[str, Any], **options: Any) -> None:
@@ -301,11 +303,11 @@ class AshaKeepingBase(ASHAScheduler):
 
 
 class PbtKeepingBase(PopulationBasedTraining):
-    """Population based training that never makes the base a copy of another trial.
+    """Population based training that never replaces the base by a copy of another trial.
 
     Args:
         base: as for `AshaKeepingBase`.
-        options: of the scheduler.
+        options: options of the scheduler.
     """
 
     def __init__(self, base: Mapping[str, Any], **options: Any) -> None:
@@ -329,19 +331,19 @@ def check_installed(search: SearchConfig) -> None:
     """Check that the package of a search is installed.
 
     Raises:
-        SearchMissingError: the package behind the search is not there.
+        SearchMissingError: the package of the search is missing.
     """
     if search.kind == "random" or find_spec(search.kind) is not None:
         return
     raise SearchMissingError(
-        f"search.kind is {search.kind}, and the package {search.kind} is not installed",
-        fix=f"Type pip install {search.kind}, or pip install 'geo_ray[search]'; or set "
-        "search.kind=random, which needs nothing.",
+        f"search.kind is {search.kind}, but the package {search.kind} is not installed",
+        fix=f"Run pip install {search.kind}, or pip install 'geo_ray[search]'; or set "
+        "search.kind=random, which needs no package.",
     )
 
 
 def param_space(space: Space) -> dict[str, Any]:
-    """What Ray Tune draws, by name of the entry; what has one value is not drawn."""
+    """Return the domains for Ray Tune by name; entries with a single value are omitted."""
     drawn = (entry for entry in space.entries if entry.domain.kind != "value")
     return {entry.name: _domain(entry, space) for entry in drawn}
 
@@ -349,14 +351,14 @@ def param_space(space: Space) -> dict[str, Any]:
 def search_of(
     config: TuningConfig, space: Space, jobs: int, ended: Sequence[TrialRecord] = ()
 ) -> Searcher | SearchAlgorithm:
-    """The search algorithm; its first trial is the base, if that is asked for and in the space.
+    """Return the search algorithm; its first trial is the base, if requested and in the space.
 
     Args:
-        config: the file of the search.
-        space: what is searched.
-        jobs: trials at once.
-        ended: trials of an earlier part of the search, which come again. A search at random draws
-            the same ones by itself; one that learns is given them as its first points.
+        config: the search.
+        space: search space.
+        jobs: parallel trials.
+        ended: recorded trials of an earlier part of the search, which are repeated. A random search
+            samples the same ones again; others get them as their first points.
     """
     search, objectives = config.search, config.objectives
     first = space.base_draw() if search.base_first else None
@@ -364,17 +366,17 @@ def search_of(
     if ended and search.kind != "random":
         known = [dict(each.values) for each in ended]
         points = [each for each in points or [] if each not in known] + known
-    seed = search.seed + len(ended)  # else the next draws would be those that came first
+    seed = search.seed + len(ended)  # otherwise the first samples would be repeated
     if search.kind == "random":
         return BasicVariantGenerator(
             points_to_evaluate=points, max_concurrent=jobs, random_state=search.seed
         )
     metrics = [score_key(name) for name in objectives]
-    # Imported here: the packages are options, and take seconds.
+    # Imported here, because the packages are optional and slow to import.
     if search.kind == "optuna":
         from ray.tune.search.optuna import OptunaSearch
 
-        logging.getLogger("optuna").setLevel(logging.WARNING)  # it tells of itself on stderr
+        logging.getLogger("optuna").setLevel(logging.WARNING)  # it logs to stderr
         several = len(metrics) > 1
         made: Searcher = OptunaSearch(
             metric=metrics if several else metrics[0],
@@ -396,14 +398,14 @@ def search_of(
 
 
 def schedule_of(config: TuningConfig, space: Space) -> TrialScheduler:
-    """The scheduler.
+    """Return the scheduler.
 
-    ASHA compares the metric at equal seconds of the run, equal USD or equal samples, as the first
-    objective has it: who is ahead there is likely to be first at the target.
+    ASHA compares the metric at equal seconds of the run, equal USD or equal samples, depending on
+    the first objective: the leading trial there is likely to reach the target first.
     """
     schedule = config.schedule
     if schedule.kind == "asha":
-        untyped: Any = AshaKeepingBase  # whose types are of steps, which are whole
+        untyped: Any = AshaKeepingBase  # its types expect integer steps
         made: TrialScheduler = untyped(
             space.base_draw() or {},
             time_attr=_TIME_ATTRS[config.objectives[0]],
@@ -438,7 +440,7 @@ def _domain(entry: SpaceEntry, space: Space) -> Any:
     low, high = getattr(domain, domain.kind)
     whole = domain.kind.endswith("randint")
     draw = getattr(tune, domain.kind)
-    return draw(low, high + 1 if whole else high)  # Ray's integers end before the upper end
+    return draw(low, high + 1 if whole else high)  # Ray's integers exclude the upper end
 
 
 def _drawn(draw: dict[str, Any], space: Space) -> dict[str, Any]:
@@ -447,7 +449,7 @@ def _drawn(draw: dict[str, Any], space: Space) -> dict[str, Any]:
 
 
 def trial_count(config: TuningConfig, space: Space) -> int:
-    """How many trials there will be."""
+    """Return the number of trials."""
     grids: Sequence[int] = [
         len(entry.domain.edges) for entry in space.entries if entry.domain.kind == "grid"
     ]
@@ -465,17 +467,17 @@ def _ignore(_line: str) -> None:
 
 
 NOTIFY: ContextVar[Callable[[str], None]] = ContextVar("tell", default=_ignore)
-"""Given each line. No attribute of the callback, which Ray Tune stores with the search."""
+"""Receives each line. Not an attribute of the callback, because Ray Tune pickles that."""
 
 
 class ProgressCallback(Callback):
-    """Records trials that end, and tells them.
+    """Records finished trials, and reports them.
 
     Args:
-        objectives: of a trial that are told.
+        objectives: reported objectives of a trial.
         wanted: number of trials.
-        file: gets trials that end.
-        known: keys of trials that had ended before, and only repeat their reports.
+        file: receives finished trials.
+        known: keys of recorded trials, which only repeat their reports.
     """
 
     def __init__(
@@ -535,11 +537,11 @@ class ProgressCallback(Callback):
         if reported.get("status") == "diverged":
             return f"diverged, {', '.join(texts)}"
         if self._note_best(trial):
-            texts.append("the best so far")
+            texts.append("best so far")
         return early + ", ".join(texts)
 
     def _note_best(self, trial: Trial) -> bool:
-        """Whether a trial is better than those before it; it is the best then."""
+        """Return whether a trial is better than the previous ones, and remember the best."""
         reported = trial.last_result or {}
         score = reported.get(score_key(self._objectives[0]))
         if reported.get("status", "failed") in ("failed", "diverged") or score is None:
@@ -551,7 +553,7 @@ class ProgressCallback(Callback):
 
 
 def score_text(objective: ObjectiveName, value: float) -> str:
-    """An objective's number for people."""
+    """Return an objective's value as text."""
     kind = kind_of(value)
     if kind == "failed":
         return "failed"
@@ -563,20 +565,20 @@ def score_text(objective: ObjectiveName, value: float) -> str:
 
 
 def plain_report(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers and texts that a trial itself has reported, without those of Ray Tune."""
+    """Return the values that a trial has reported, without those of Ray Tune."""
     found = {name: plain(value) for name, value in result.items() if name not in _OF_RAY}
     return {k: v for k, v in found.items() if v is None or isinstance(v, (str, bool, int, float))}
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """A search to make.
+    """A search to run.
 
     Attributes:
-        config: its file.
-        space: what is searched.
-        out: directory of everything.
-        tried: configurations at the edges of the space.
+        config: the search.
+        space: search space.
+        out: output directory.
+        tried: validated configurations at the edges of the space.
     """
 
     config: TuningConfig
@@ -591,7 +593,7 @@ class SearchPlan:
 
     @property
     def jobs(self) -> int:
-        """Trials at once."""
+        """Number of parallel trials."""
         own = self.config.trials.jobs
         if own is not None:
             return own
@@ -599,7 +601,7 @@ class SearchPlan:
 
     @property
     def spec(self) -> CandidateSpec:
-        """What its trials have in common."""
+        """Common settings of its trials."""
         trials = self.config.trials
         runs = str(self.out / "runs") if self.is_real else None
         return CandidateSpec(
@@ -608,12 +610,12 @@ class SearchPlan:
 
     @property
     def file(self) -> TrialsFile:
-        """The trials that have ended."""
+        """File of the finished trials."""
         return TrialsFile(self.out / TRIALS_FILE)
 
     @property
     def wanted(self) -> int:
-        """How many trials there will be."""
+        """Number of trials."""
         return trial_count(self.config, self.space)
 
     @property
@@ -623,14 +625,14 @@ class SearchPlan:
 
 
 def run_search(plan: SearchPlan, notify: Callable[[str], None]) -> ResultGrid:
-    """Run all trials, or those that are not recorded; Ctrl-C ends it with those that have ended.
+    """Run all trials that are not recorded; Ctrl-C ends the search with the finished ones.
 
     Recorded trials repeat their reports, so that the search algorithm and the scheduler learn from
-    them, too.
+    them as well.
 
     Args:
-        plan: what to do; its directory exists.
-        notify: told every trial that ends, and phases that take long.
+        plan: the search; its directory exists.
+        notify: called with every finished trial, and with long phases.
 
     Raises:
         RunDirectoryError: the file of the trials cannot be read.
@@ -638,11 +640,11 @@ def run_search(plan: SearchPlan, notify: Callable[[str], None]) -> ResultGrid:
     """
     with ExitStack() as stack:
         ended = plan.file.read(tuple(param_space(plan.space)))
-        shutil.rmtree(plan.out / TUNE_FOLDER, ignore_errors=True)  # pickled by Ray, never read
+        shutil.rmtree(plan.out / TUNE_FOLDER, ignore_errors=True)  # pickled by Ray and never read
         stack.enter_context(_quiet(notify))
         with ticking("starting the cluster of the trials", notify):
             stack.enter_context(_cluster(plan))
-        stack.enter_context(sigterm_as_ctrl_c())  # Ray has set a handler of its own
+        stack.enter_context(sigterm_as_ctrl_c())  # Ray has set its own handler
         with ticking("running trials", notify):
             return _tuner(plan, ended).fit()
 
@@ -670,12 +672,12 @@ def _tuner(plan: SearchPlan, ended: Mapping[str, TrialRecord]) -> tune.Tuner:
 
 
 def _folder_of(trial: Any) -> str:
-    """The number of a trial alone, which a resumed search gives it again."""
+    """Return the number of a trial, which is stable in a resumed search."""
     return str(trial.trial_id).rpartition("_")[2]
 
 
 def _trainable(plan: SearchPlan, ended: Mapping[str, TrialRecord]) -> Any:
-    """What Ray Tune runs, with what one trial reserves."""
+    """Return the trainable with the resources of one trial."""
     known = {key: each.reports for key, each in ended.items()}
     space, spec = plan.space, plan.spec
 
@@ -701,7 +703,7 @@ def _cluster(plan: SearchPlan) -> Iterator[None]:
     """Connect to the cluster of the trials, or start it.
 
     Raises:
-        ClusterError: as for `connect`, with the keys as the search has them, ``trials.cluster.*``.
+        ClusterError: as for `connect`, with the keys of the search, ``trials.cluster.*``.
     """
     config = plan.config.trials.cluster
     regions: Sequence[str] = (_TRIALS_REGION,)
@@ -720,7 +722,7 @@ def _cluster(plan: SearchPlan) -> Iterator[None]:
 
 
 def _with_own_keys(error: GeoRayError) -> GeoRayError:
-    """Return an error about the section ``cluster`` with the keys as a search has them."""
+    """Return an error about the section ``cluster`` with the keys of the search."""
     first, newline, log = error.message.partition("\n")
     message = _CLUSTER_KEY.sub("trials.cluster", first) + newline + log
     fix = _CLUSTER_KEY.sub("trials.cluster", error.fix)
@@ -733,7 +735,7 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """In the main thread, let SIGTERM end the search as Ctrl-C does, with what there is."""
+    """In the main thread, let SIGTERM end the search like Ctrl-C, with its current results."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -746,7 +748,7 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def _quiet(notify: Callable[[str], None]) -> Iterator[None]:
-    """Suppress Ray's own lines and tables; ours go to ``notify``."""
+    """Suppress Ray's lines and tables; progress goes to ``notify``."""
     before = {name: os.environ.get(name) for name in _QUIET}
     os.environ.update(_QUIET)
     loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray.air")]

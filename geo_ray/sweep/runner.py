@@ -5,8 +5,8 @@ runs the others. Searches record their trials in the same file; their back end i
 (`ray_tune`).
 
 ``python -m geo_ray.sweep.runner`` is a process of the pool: it reads trials as JSON lines and
-writes outcomes. `multiprocessing` would run the user's script again in each process, which starts
-the sweep again unless the script has a guard; a notebook has no script to run.
+writes outcomes. `multiprocessing` would run the user's script again in each process, which would
+start the sweep again in a script without a guard; a notebook has no script to run.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _log = logging.getLogger(__name__)
 
 
 class TrialRecord(StrictModel):
-    """A trial that has ended."""
+    """A finished trial."""
 
     values: dict[str, JsonValue] = Field(description="what distinguishes it from other trials")
     reports: tuple[dict[str, JsonValue], ...] = Field(
-        min_length=1, description="what it has reported, in order; the last is its result"
+        min_length=1, description="its reports in order; the last one is its result"
     )
 
     @property
@@ -52,12 +52,12 @@ class TrialRecord(StrictModel):
 
 
 def key_of(values: Mapping[str, Any]) -> str:
-    """The same text for trials with the same values."""
+    """Return a text that is equal for trials with equal values."""
     return canonical_json(plain(values)).decode()
 
 
 def plain(value: Any) -> Any:
-    """A value with Python's numbers in the place of NumPy's, which Ray Tune samples."""
+    """Convert NumPy numbers, which Ray Tune samples, to Python numbers."""
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -67,16 +67,16 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TrialsFile:
-    """The trials of a sweep that have ended: a JSON line for each.
+    """File of finished trials: a JSON line for each.
 
     Attributes:
-        path: of the file; it need not exist.
+        path: the file; may be missing.
     """
 
     path: Path
 
     def add(self, values: Mapping[str, Any], reports: Collection[Mapping[str, Any]]) -> None:
-        """Append a trial; a torn last line of an earlier process costs only its own trial.
+        """Append a trial; an incomplete last line of an earlier process affects only its own trial.
 
         Raises:
             RunDirectoryError: the file cannot be written.
@@ -94,10 +94,10 @@ class TrialsFile:
             raise unwritable(self.path, error) from error
 
     def read(self, names: Collection[str]) -> dict[str, TrialRecord]:
-        """Give the recorded trials by key; a damaged line costs its trial.
+        """Give the recorded trials by key; damaged lines are skipped.
 
         Args:
-            names: of the values of a trial. Trials with other values are left out.
+            names: names of a trial's values. Trials with other names are skipped.
 
         Raises:
             RunDirectoryError: the file cannot be read.
@@ -115,7 +115,7 @@ class TrialsFile:
                 trial = TrialRecord.model_validate_json(line)
             except ValidationError:
                 _log.warning(
-                    "line %d of %s is no trial; that trial is run again", number, self.path
+                    "line %d of %s is not a trial; that trial is repeated", number, self.path
                 )
                 continue
             if set(trial.values) == set(names):
@@ -129,13 +129,13 @@ def run_trials(
     """Give the outcomes of all trials: recorded ones first, then the others as they end.
 
     Args:
-        trials: to run. A recorded trial counts if its configuration is the same.
-        file: gets each trial that ends.
-        jobs: trials simulated at a time; None: they train on real actors, one after another.
+        trials: trials to run. A recorded trial counts if its configuration is the same.
+        file: receives each finished trial.
+        jobs: parallel simulated trials; None: they train on real actors, one after another.
 
     Raises:
         RunDirectoryError: the file cannot be read or written.
-        GeoRayError: whatever is wrong with a configuration, the task or the data.
+        GeoRayError: a configuration, the task or the data are invalid.
     """
     recorded = file.read(trials[0].values.keys()) if trials else {}
     todo: dict[tuple[str, float, int], TrialSpec] = {}
@@ -159,8 +159,8 @@ def pooled(trials: Sequence[TrialSpec], jobs: int) -> Generator[Outcome, None, N
     """Simulate trials in a pool of processes; closing this ends all processes.
 
     Args:
-        trials: to run.
-        jobs: trials at a time.
+        trials: trials to run.
+        jobs: parallel trials.
 
     Raises:
         GeoRayError: as for `run_trials`.
@@ -186,14 +186,14 @@ def _outcome_in(record: TrialRecord) -> Outcome | None:
 
 
 def progress_text(done: int, wanted: int, spent_s: float, fresh: int, what: str) -> str:
-    """How far a sweep is, in a line.
+    """Describe the progress of a sweep in a line.
 
     Args:
-        done: trials that have ended.
+        done: finished trials.
         wanted: all trials.
-        spent_s: since the sweep started.
-        fresh: trials that ended in that time.
-        what: describes the trial that ended last.
+        spent_s: seconds since the sweep started.
+        fresh: trials that finished in that time.
+        what: describes the last finished trial.
     """
     left_s = spent_s / fresh * (wanted - done)
     left = f", about {left_s / 60:.0f} min left" if left_s > 60 else ""
@@ -201,12 +201,12 @@ def progress_text(done: int, wanted: int, spent_s: float, fresh: int, what: str)
 
 
 def default_jobs() -> int:
-    """As many simulated trials at a time as there are cores."""
+    """Return the default number of parallel simulated trials: the number of cores."""
     return max(1, len(os.sched_getaffinity(0)))
 
 
 class _Processes:
-    """One process for each thread that runs trials; all end with the block."""
+    """A process per thread that runs trials; all end with the block."""
 
     def __init__(self) -> None:
         self._own = threading.local()
@@ -221,7 +221,7 @@ class _Processes:
         self.kill()
 
     def kill(self) -> None:
-        """Kill all processes; later trials are refused."""
+        """Kill all processes; later trials are rejected."""
         with self._lock:
             self._closed = True
             for process in self._all:
@@ -238,13 +238,13 @@ class _Processes:
         """Simulate a trial in the process of this thread.
 
         Raises:
-            GeoRayError: the one that the process raised, or it died.
+            GeoRayError: the process raised it, or died.
         """
         answer = self._ask(_request(trial))
         if not answer:
             raise RunError(
                 f"the process that simulated {trial.label} died",
-                fix="Out of memory is the usual cause: give fewer --jobs.",
+                fix="Exhausted memory is the usual cause: use fewer --jobs.",
             )
         answered = json.loads(answer)
         if "code" in answered:
@@ -266,13 +266,13 @@ class _Processes:
         if process is None:
             with self._lock:
                 if self._closed:
-                    raise RunError("the sweep has ended", fix="Type the command again.")
+                    raise RunError("the sweep has ended", fix="Repeat the command.")
                 process = self._own.process = subprocess.Popen(
                     [sys.executable, "-m", "geo_ray.sweep.runner"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
-                    # Tasks in packages must be importable there, too.
+                    # Tasks in packages must be importable there as well.
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
                 self._all.append(process)
@@ -292,7 +292,7 @@ def _request(trial: TrialSpec) -> str:
 
 
 def _answer_to(line: str) -> str:
-    """The answer of a process of the pool: an outcome, or an error by its code."""
+    """Decode the answer of a pool process: an outcome, or an error by its code."""
     given = json.loads(line)
     base_dir = Path(given["base_dir"])
     try:
@@ -305,7 +305,7 @@ def _answer_to(line: str) -> str:
 
 def _serve() -> None:
     """Answer every line on standard input; end with it."""
-    # Ctrl-C is for the process that the user started; it kills this one.
+    # The user's process handles Ctrl-C, and kills this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a task may print

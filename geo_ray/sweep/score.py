@@ -1,4 +1,4 @@
-"""Scores of a trial: numbers of which less is better, also for a trial that failed.
+"""Scores of a trial: numbers to minimize, also defined for failed trials.
 
 `TrialWatch` follows the events of one run and gives its standing at every evaluation.
 """
@@ -20,17 +20,17 @@ from geo_ray.telemetry.summary import Summary, Target
 from geo_ray.telemetry.totals import SentUntil
 
 UNREACHED: Final = 1e9
-"""Time or USD of a run that did not reach its target, times one and how far it was away."""
+"""Offset of a run that did not reach its target, plus its relative distance."""
 
 FAILED: Final = 1e12
-"""Any objective of a trial that failed or diverged: behind all others."""
+"""Score of a failed or diverged trial: above all others."""
 
 _MOST_GAP: Final = 100.0
 _LEAST: Final = 1e-12
 _LAST_STEPS: Final = 5
 _EXPLODED: Final = 1.5
-"""A mean loss of the last steps above so many times that of the first step is worse than no
-training at all, whatever the noise of a batch is."""
+"""Factor of the first step's loss above which the mean loss of the last steps counts as diverged,
+whatever the noise of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Standing:
     """The state of a run at an evaluation.
 
     Attributes:
-        time_s: since its start, virtual if simulated.
-        samples: of all regions.
-        usd: so far; NaN without prices.
-        value: the newest of the metric that counts; None: not evaluated, or not finite.
-        reached_s: when the target was reached; None: not yet.
-        reached_usd: what it had cost by then.
-        ended: whether it has come to its end.
+        time_s: time since its start, virtual if simulated.
+        samples: samples of all regions.
+        usd: cost; NaN without prices.
+        value: newest value of the metric; None: not evaluated, or not finite.
+        reached_s: time at which the target was reached; None: not yet.
+        reached_usd: cost at that time.
+        ended: whether the run has ended.
     """
 
     time_s: float
@@ -58,12 +58,12 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The metric that a search goes by.
+    """The metric of a search.
 
     Attributes:
-        metric: its name.
-        grows: whether more is better.
-        target: of it; None: there is none.
+        metric: name of the metric.
+        grows: whether higher values are better.
+        target: target value, or None.
     """
 
     metric: str
@@ -72,19 +72,19 @@ class Goal:
 
     @classmethod
     def of(cls, target: Target | None) -> Goal:
-        """The target's metric; without a target the loss."""
+        """Return the target's metric; without a target the loss."""
         if target is None:
             return cls("loss", False, None)
         return cls(target.metric, target.direction == "at_least", target.value)
 
     def behind(self, value: float | None) -> float:
-        """The metric so that less is better; a missing one is behind all others."""
+        """Return the metric as a number to minimize; a missing value is above all others."""
         if value is None or not math.isfinite(value):
             return FAILED
         return -value if self.grows else value
 
     def gap(self, value: float | None) -> float:
-        """How far a value is from the target, as a share of it; 0 at and beyond it."""
+        """Return the relative distance of a value from the target; 0 at and beyond it."""
         if self.target is None:
             return 0.0
         if value is None or not math.isfinite(value):
@@ -94,11 +94,11 @@ class Goal:
 
 
 def score(objective: ObjectiveName, standing: Standing, goal: Goal) -> float:
-    """One objective of a run, finite.
+    """Return one objective of a run, finite.
 
-    ``time_to_target``: seconds to it. ``usd``: USD to it; without a target those of the whole run.
-    ``loss``: the metric, negative if more of it is better. Runs that have not reached the target,
-    or their end, come behind all that have, the nearest first.
+    ``time_to_target``: seconds to it. ``usd``: cost until it; without a target that of the whole
+    run. ``loss``: the metric, negative if higher values are better. Runs that have not reached the
+    target, or their end, rank after all that have, the nearest first.
     """
     if objective == "loss":
         return goal.behind(standing.value)
@@ -114,13 +114,13 @@ def usd_of(
     time_s: float,
     sent_bytes: Mapping[tuple[str, str], float],
 ) -> float:
-    """What a run has cost: workers by the hour, and bytes that left regions; NaN without prices.
+    """Return the cost of a run: workers by the hour, and bytes sent by regions; NaN without prices.
 
     Args:
-        prices: per hour and GB.
-        workers: how many by region.
-        time_s: since its start.
-        sent_bytes: by source and destination.
+        prices: prices per hour and GB.
+        workers: number of workers by region.
+        time_s: time since its start.
+        sent_bytes: bytes by source and destination.
     """
     if prices is None:
         return math.nan
@@ -136,14 +136,14 @@ Status = Literal["reached", "ended", "stopped", "diverged", "failed"]
 
 
 def kind_of(score_value: float) -> Literal["met", "unmet", "failed"]:
-    """What a score is: a number to show, or that of a run that came short or failed."""
+    """Return the kind of a score: a value, a missed target, or a failure."""
     if score_value >= FAILED:
         return "failed"
     return "unmet" if score_value >= UNREACHED else "met"
 
 
 class TrialWatch:
-    """Follows the events of one run.
+    """Follows the events of a run.
 
     Args:
         experiment: the run.
@@ -170,11 +170,11 @@ class TrialWatch:
 
     @property
     def wan_bytes(self) -> float:
-        """Bytes between regions so far, of this segment."""
+        """Return the bytes between regions of this segment."""
         return sum(self._sent.by_link().values())
 
     def feed(self, event: Event) -> Standing | None:
-        """Take the next event; an evaluation of all regions together gives a new standing."""
+        """Process the next event; an evaluation of all regions gives a new standing."""
         self._sent.feed(event)
         if event.kind == "step":
             self._samples += event["samples"]
@@ -191,7 +191,7 @@ class TrialWatch:
 
     @property
     def diverged(self) -> bool:
-        """Whether the training loss of a region is not finite, or far above that of step 1."""
+        """Return whether a region's training loss is not finite, or far above that of step 1."""
         for region, first in self._first_losses.items():
             last = sum(self._last_losses[region]) / len(self._last_losses[region])
             if not math.isfinite(last) or (first > 0 and last > _EXPLODED * first):
@@ -217,7 +217,7 @@ class TrialWatch:
 def report_of(
     standing: Standing, goal: Goal, objectives: Sequence[ObjectiveName]
 ) -> dict[str, Any]:
-    """One report of a trial: flat plain numbers, without those that are not known."""
+    """Return a report of a trial: flat plain numbers, without unknown ones."""
     found: dict[str, Any] = {
         "time_s": standing.time_s,
         "samples": standing.samples,
@@ -232,7 +232,7 @@ def report_of(
 
 
 def failed_report(objectives: Sequence[ObjectiveName], why: str) -> dict[str, Any]:
-    """The report of a trial that failed: scores behind all others, and the reason."""
+    """Return the report of a failed trial: scores above all others, and the reason."""
     scores: Mapping[str, float] = {score_key(name): FAILED for name in objectives}
     none_yet = {"time_s": 0.0, "samples": 0}
     return {**none_yet, "behind": FAILED, **scores, "status": "failed", "why": why}
@@ -241,7 +241,7 @@ def failed_report(objectives: Sequence[ObjectiveName], why: str) -> dict[str, An
 def final_report(
     ended: Sequence[tuple[Standing, TrialWatch]], objectives: Sequence[ObjectiveName]
 ) -> dict[str, Any]:
-    """The last report of a trial: medians over its seeds."""
+    """Return the last report of a trial: medians over its seeds."""
     goal = ended[0][1].goal
     reports = [report_of(standing, goal, objectives) for standing, _ in ended]
     first = ended[0][0]
@@ -256,7 +256,7 @@ def final_report(
     reached = all(standing.reached_s is not None for standing, _ in ended)
     diverged = any(watch.diverged for _, watch in ended)
     return found | {
-        # Those of the first seed, whose reports came before: schedulers need them to grow.
+        # Use those of the first seed, because schedulers require increasing values.
         "time_s": first.time_s,
         "samples": first.samples,
         "wan_bytes": statistics.median(watch.wan_bytes for _, watch in ended),
@@ -265,5 +265,5 @@ def final_report(
 
 
 def score_key(objective: ObjectiveName) -> str:
-    """The name of an objective's score in a report."""
+    """Return the name of an objective's score in a report."""
     return f"score_{objective}"

@@ -59,20 +59,20 @@ class Domain(StrictModel):
         if given[0] in ("choice", "grid"):
             values = getattr(self, given[0])
             if not values:
-                raise ValueError(f"`{given[0]}`: there is nothing to choose from")
+                raise ValueError(f"`{given[0]}`: no values to choose from")
         elif given[0] != "value":
             low, high = getattr(self, given[0])
             if not low < high:
                 raise ValueError(f"`{given[0]}`: {low} is not below {high}")
             if given[0].startswith("log") and low <= 0:
-                raise ValueError(f"`{given[0]}`: {low} has no logarithm; begin above 0")
+                raise ValueError(f"`{given[0]}`: {low} has no logarithm; use a value above 0")
         if self.grid is not None and self.when:
             raise ValueError("`grid`: takes no `when`, it would repeat trials; use `choice`")
         return self
 
     @property
     def kind(self) -> str:
-        """The name of the kind."""
+        """Name of the kind."""
         return next(kind for kind in KINDS if kind in self.model_fields_set)
 
     @property
@@ -84,12 +84,12 @@ class Domain(StrictModel):
 
     @property
     def most(self) -> JSONValue:
-        """The largest number among them; the last value if there are none."""
+        """The largest number of the domain; the last value if it has no numbers."""
         numbers = [each for each in self.edges if _is_number(each)]
         return max(numbers) if numbers else self.edges[-1]
 
     def holds(self, value: JSONValue) -> bool:
-        """Whether the value is one of these."""
+        """Return whether the value is in the domain."""
         if self.kind in ("choice", "grid", "value"):
             return value in self.edges
         if not _is_number(value):
@@ -100,7 +100,7 @@ class Domain(StrictModel):
 
 
 def is_met(when: Mapping[str, Any], values: Mapping[str, JSONValue]) -> bool:
-    """Whether a condition holds for some values by key; a key without a value has none of them."""
+    """Return whether a condition holds for values by key; missing keys have no value."""
     return all(
         key in values and values[key] in (wanted if isinstance(wanted, (list, tuple)) else [wanted])
         for key, wanted in when.items()
@@ -219,7 +219,7 @@ class TrialsConfig(StrictModel):
     @model_validator(mode="after")
     def _some_seeds(self) -> Self:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("`seeds`: give one at least, and none twice")
+            raise ValueError("`seeds`: give at least one, without duplicates")
         return self
 
 
@@ -245,24 +245,26 @@ class TuningConfig(StrictModel):
     @model_validator(mode="after")
     def _check_compatible(self) -> Self:
         if not self.space:
-            raise ValueError("`space`: there is nothing to search")
+            raise ValueError("`space`: empty")
         if not self.objectives or len(set(self.objectives)) < len(self.objectives):
-            raise ValueError("`objectives`: name one at least, and none twice")
+            raise ValueError("`objectives`: give at least one, without duplicates")
         if "usd" in self.objectives and self.prices is None:
-            raise ValueError("`prices`: the objective usd needs them")
+            raise ValueError("`prices`: required by the objective usd")
         domains = [each for many in self.space.values() for each in many]
         has_grid = any(each.grid is not None for each in domains)
         if has_grid and self.search.kind != "random":
             raise ValueError(f"`search.kind`: {self.search.kind} takes no grid; use choice there")
         if self.search.kind == "hyperopt" and len(self.objectives) > 1:
-            raise ValueError("`search.kind`: hyperopt goes by one objective; optuna takes several")
+            raise ValueError(
+                "`search.kind`: hyperopt supports one objective; optuna supports several"
+            )
         if self.schedule.kind == "pbt":
             if self.trials.kind != "real":
-                raise ValueError("`schedule.kind`: pbt is for real trials: trials.kind=real")
+                raise ValueError("`schedule.kind`: pbt requires real trials: trials.kind=real")
             if self.search.kind != "random" or has_grid:
                 raise ValueError(
                     "`schedule.kind`: pbt searches by itself: use search.kind=random, no grid"
                 )
             if len(self.trials.seeds) > 1:
-                raise ValueError("`trials.seeds`: pbt changes a running trial: give one seed")
+                raise ValueError("`trials.seeds`: pbt changes a running trial: use one seed")
         return self

@@ -29,13 +29,13 @@ _CODEC = "codec"
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What trials start from.
+    """The base of a search's trials.
 
     Attributes:
-        text: its configuration, as YAML.
-        parent: where relative paths in it start.
-        name: what messages call it.
-        changes: in all trials, as for ``--set``.
+        text: its configuration as YAML.
+        parent: base of its relative paths.
+        name: its name in messages.
+        changes: changes in all trials, as for ``--set``.
     """
 
     text: str
@@ -45,14 +45,14 @@ class Base:
 
     @property
     def source(self) -> ConfigText:
-        """It, as a configuration is read."""
+        """Return the source of the configuration."""
         return ConfigText(self.text, Path(self.parent), self.name)
 
     def tree(self) -> dict[str, JSONValue]:
-        """What is written there, without defaults.
+        """Return its tree, without defaults.
 
         Raises:
-            ConfigError: it is broken.
+            ConfigError: the YAML is invalid.
         """
         tree = apply_overrides(parse_yaml(self.text, self.name), self.changes)
         return tree.value if isinstance(tree.value, dict) else {}
@@ -60,25 +60,25 @@ class Base:
     def experiment(
         self, values: Mapping[str, JSONValue] | None = None, more: Sequence[str] = ()
     ) -> Experiment:
-        """The configuration with other values.
+        """Return the configuration with other values.
 
         Args:
-            values: by key.
-            more: changes after them, as for ``--set``.
+            values: values by key.
+            more: further changes, as for ``--set``.
 
         Raises:
-            ConfigError: it cannot be; names every key that is wrong.
+            ConfigError: the configuration is invalid; names every wrong key.
         """
         changes = (*self.changes, *self.overrides(values or {}), *more)
         return load_tree(self.source, changes, Experiment)
 
     def overrides(self, values: Mapping[str, JSONValue]) -> tuple[str, ...]:
-        """Values by key as changes of single keys, sections before what is in them.
+        """Convert values by key to changes of single keys, sections before their keys.
 
-        A section that becomes of another kind loses what was written for the kind before.
+        A section whose kind changes loses the keys of the previous kind.
 
         Raises:
-            ConfigError: a strategy of the user's cannot be used.
+            ConfigError: a custom strategy cannot be used.
         """
         tree, changes = self.tree(), list[str]()
         for key in sorted(values, key=_turn):
@@ -88,7 +88,7 @@ class Base:
         return tuple(changes)
 
     def key(self, written: str) -> str:
-        """A key as overrides take it: regions by their place, where a search has their name."""
+        """Convert a key for overrides: regions by index, where a search uses their name."""
         section, _, rest = written.partition(".")
         regions = self.tree().get("regions")
         if section != "regions" or not isinstance(regions, list):
@@ -118,7 +118,7 @@ class Base:
         return [*self._inner_kind(tree, key), f"{key}={_text(value)}"]
 
     def _inner_kind(self, tree: dict[str, JSONValue], key: str) -> Sequence[str]:
-        """A section of the strategy of which a single key is set is still of its default kind."""
+        """Add the default kind to a section of the strategy of which a single key is set."""
         parts = key.split(".")
         strategy = tree.get("strategy")
         if parts[0] != "strategy" or len(parts) < 3 or not isinstance(strategy, dict):
@@ -135,7 +135,7 @@ class Base:
 def _default(section: dict[str, JSONValue], parent: str) -> dict[str, Any]:
     try:
         return default_section(section, Path(parent))
-    except (ConfigError, ValueError):  # whoever reads the whole says what is wrong
+    except (ConfigError, ValueError):  # the complete validation reports the error
         return {}
 
 
@@ -144,7 +144,7 @@ def _sections(codec: str | None) -> dict[str, Any]:
 
 
 def _turn(key: str) -> tuple[bool, int, str]:
-    """Kinds first, then what is nearest to the root."""
+    """Sort keys: kinds first, then by depth."""
     return not _is_kind(key), key.count("."), key
 
 
@@ -169,7 +169,7 @@ def _at(tree: JSONValue, key: str) -> JSONValue:
 
 
 def value_at(tree: JSONValue, key: str) -> JSONValue:
-    """What a tree has at a key; None if nothing is there."""
+    """Return the value of a tree at a key, or None."""
     return _at(tree, key)
 
 
@@ -182,10 +182,10 @@ def base_of(
     changes: Sequence[str],
     base_dir: str | os.PathLike[str] | None = None,
 ) -> Base:
-    """What trials start from, as plain text that can travel.
+    """Return the base of trials as plain text, which can be sent to other processes.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     if isinstance(config, (str, os.PathLike)):
         path = Path(config)
@@ -196,14 +196,14 @@ def base_of(
 
 
 def base_of_search(search: TuningConfig, parent: Path) -> Base:
-    """Return what the trials of a search start from.
+    """Return the base of a search's trials.
 
     Args:
-        search: its file.
-        parent: where a relative path to the base, or relative paths in it, start.
+        search: the search.
+        parent: base of a relative path to the base configuration, or of relative paths in it.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     if isinstance(search.base, str):
         return base_of(parent / search.base, search.set)
@@ -211,17 +211,17 @@ def base_of_search(search: TuningConfig, parent: Path) -> Base:
 
 
 Values = dict[str, JSONValue]
-"""By key of the configuration."""
+"""Values by key of the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceEntry:
-    """One thing to draw.
+    """A sampled parameter.
 
     Attributes:
-        name: of its parameter in Ray Tune: its key, numbered if the key has several domains.
-        key: of the configuration, as the file has it.
-        domain: what is drawn from.
+        name: name in Ray Tune: its key, numbered if the key has several domains.
+        key: key of the configuration, as in the file.
+        domain: domain of its values.
     """
 
     name: str
@@ -231,11 +231,11 @@ class SpaceEntry:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is searched, on top of what.
+    """A search space and its base.
 
     Attributes:
-        base: what trials start from.
-        entries: what is drawn, in the order of the file.
+        base: the base of trials.
+        entries: sampled parameters, in the order of the file.
     """
 
     base: Base
@@ -243,7 +243,7 @@ class Space:
 
     @classmethod
     def of(cls, config: TuningConfig, base: Base) -> Space:
-        """The space of a file."""
+        """Return the space of a file."""
         entries = []
         for key, domains in config.space.items():
             for number, domain in enumerate(domains, 1):
@@ -252,13 +252,13 @@ class Space:
         return cls(base, tuple(entries))
 
     def values(self, drawn: Mapping[str, JSONValue]) -> Values:
-        """What a draw sets: values by key of those whose condition holds.
+        """Return the values by key of a sample, for entries whose condition holds.
 
         Args:
-            drawn: by name of the entry, as `written` writes them.
+            drawn: sampled values by name, as written by `written`.
 
         Raises:
-            ConfigError: conditions go round in a circle, or two domains of one key hold.
+            ConfigError: conditions form a cycle, or two domains of one key apply.
         """
         found: Values = {}
         left = list(self.entries)
@@ -279,29 +279,29 @@ class Space:
                     continue
                 if entry.key in found:
                     raise ConfigError(
-                        f"space.{entry.key}: two of its domains hold for one trial",
-                        fix="Give them conditions (`when`) that do not hold together.",
+                        f"space.{entry.key}: two of its domains apply to one trial",
+                        fix="Give them mutually exclusive conditions (`when`).",
                     )
                 found[entry.key] = self._read(entry, drawn)
             left = [entry for entry in left if entry not in ready]
         return {entry.key: found[entry.key] for entry in self.entries if entry.key in found}
 
     def experiment(self, drawn: Mapping[str, JSONValue], more: Sequence[str] = ()) -> Experiment:
-        """The configuration of a draw.
+        """Return the configuration of a sample.
 
         Raises:
-            ConfigError: it cannot be.
+            ConfigError: the configuration is invalid.
         """
         return self.base.experiment(self.values(drawn), more)
 
     def check(self) -> list[Experiment]:
-        """Try every key at the edges of its domain, where its condition holds, and each choice.
+        """Validate every key at the edges of its domain, where its condition holds.
 
         Returns:
-            The configurations tried, for what else is to be known of them.
+            The validated configurations, for further checks.
 
         Raises:
-            ConfigError: a key is unknown, or a value is refused by itself; names them all.
+            ConfigError: a key is unknown, or a value is rejected; names them all.
         """
         self.base.experiment()
         for entry in self.entries:
@@ -317,18 +317,18 @@ class Space:
         if complaints:
             lines = "\n    ".join(f"{at}: {complaint}" for complaint, at in complaints.items())
             raise ConfigError(
-                f"the space has values that no run can have:\n    {lines}",
-                fix="Correct them: `geo-ray config schema KEY` shows what a key takes; `when` "
-                "keeps keys to the strategies that have them.",
+                f"the space has values that are not valid for any run:\n    {lines}",
+                fix="Correct them: `geo-ray config schema KEY` shows the values of a key; `when` "
+                "restricts keys to the strategies that have them.",
             )
         return tried
 
     def written(self, entry: SpaceEntry, value: JSONValue) -> JSONValue:
-        """A value as it is drawn: what is no plain value is text, for searches that compare."""
+        """Return a value for sampling; values that are not plain become text, for comparisons."""
         return json.dumps(value) if isinstance(value, (dict, list)) else value
 
     def base_draw(self) -> Values | None:
-        """The draw that is the base itself; None if the space does not have it."""
+        """Return the sample of the base; None if it is outside the space."""
         tree = json.loads(self.base.experiment().model_dump_json())
         drawn: Values = {}
         for entry in self.entries:
@@ -355,13 +355,13 @@ class Space:
         if entry.domain.kind == "value":
             return entry.domain.edges[0]
         value = drawn[entry.name]
-        for each in entry.domain.edges:  # of a list of choices: the very value that was written
+        for each in entry.domain.edges:  # the value as written in a list of choices
             if entry.domain.kind in ("choice", "grid") and self.written(entry, each) == value:
                 return each
         return value
 
     def _edges(self) -> Iterator[tuple[SpaceEntry, Values]]:
-        """A draw for every edge of every entry, whose condition then holds."""
+        """Yield a sample for every edge of every entry, with its condition met."""
         first = {e.name: self.written(e, e.domain.edges[0]) for e in self.entries}
         for entry in self.entries:
             for value in entry.domain.edges:
@@ -371,7 +371,7 @@ class Space:
         yield self.entries[0], {e.name: self.written(e, e.domain.most) for e in self.entries}
 
     def _meet(self, entry: SpaceEntry, drawn: Values, depth: int) -> None:
-        """Draw what makes a condition hold, conditions of those keys included."""
+        """Sample values that meet a condition, including conditions of those keys."""
         if depth > len(self.entries):
             raise self._circle([entry])
         for key, wanted in entry.domain.when.items():
@@ -391,14 +391,14 @@ class Space:
             if lost:
                 raise ConfigError(
                     f"space.{entry.key}.when.{key}: {lost[0]!r} is not in the space of {key}",
-                    fix=f"Add it to space.{key}, or take it out of the condition.",
+                    fix=f"Add it to space.{key}, or remove it from the condition.",
                 )
             if not mine:
                 tree = json.loads(self.base.experiment().model_dump_json())
                 if value_at(tree, self.base.key(key)) is None:
                     raise ConfigError(
                         f"space.{entry.key}.when.{key}: neither the space nor the base has {key}",
-                        fix="Name a key that does, such as strategy.kind.",
+                        fix="Use an existing key, such as strategy.kind.",
                     )
 
     def _complaint(self, error: ConfigError) -> str:
@@ -408,8 +408,8 @@ class Space:
     def _circle(self, left: Sequence[SpaceEntry]) -> ConfigError:
         keys = ", ".join(dict.fromkeys(entry.key for entry in left))
         return ConfigError(
-            f"space: the conditions of {keys} wait for each other",
-            fix="Let `when` name keys whose own conditions do not lead back.",
+            f"space: the conditions of {keys} form a cycle",
+            fix="Use keys in `when` whose own conditions do not depend on it.",
         )
 
 
@@ -419,21 +419,21 @@ def directory_of(config: TuningConfig, start: Experiment, out: Path | None) -> P
     Args:
         config: the search.
         start: its base.
-        out: what the user named; None: the default, ``runs/tune-NAME``.
+        out: given directory; None: the default, ``runs/tune-NAME``.
     """
     return Path(out or directory.local_root(start) / f"tune-{config.name}").absolute()
 
 
 def check_directory(out: Path, *, resume: bool) -> None:
-    """Check that a new search has a new directory, and one that is resumed an existing one.
+    """Check that a new search has a new directory, and a resumed one an existing directory.
 
     Raises:
-        TuningDirectoryError: it is the other way round.
+        TuningDirectoryError: the directory exists already, or is missing.
     """
     if resume and not out.exists():
         raise TuningDirectoryError(
-            f"there is no search in {out} to go on with",
-            fix="Name the directory of one with --out, or leave out --resume to begin it.",
+            f"no search in {out} to resume",
+            fix="Give the directory of a search with --out, or omit --resume to start one.",
         )
     if not resume and out.exists():
         raise TuningDirectoryError(f"{out} exists")

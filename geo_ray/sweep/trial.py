@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RealTrial:
-    """How a trial trains on real actors.
+    """Settings of a trial on real actors.
 
     Attributes:
         launcher: owns the run's processes, so that they end with this process, which hosts the run
-            loop; None: an actor of the cluster does.
-        stands: the cluster if it is up; None: the run connects to one, or starts it.
+            loop; None: an actor of the cluster hosts it.
+        stands: the running cluster; None: the run connects to a cluster, or starts it.
         resumes: whether the run continues from a checkpoint in its directory.
         began_unix_s: start of the run's clock; None: now.
     """
@@ -58,13 +58,13 @@ def run_trial(
     observer: RunObserver | None = None,
     real: RealTrial | None = None,
 ) -> Summary:
-    """Run one configuration to its end. The data that it generated is removed.
+    """Run one configuration to its end, and remove its generated data.
 
     Args:
         experiment: the configuration.
         run: its directory.
         observer: receives its progress.
-        real: how it trains on real actors; None: it is simulated.
+        real: settings for real actors; None: simulated.
 
     Raises:
         GeoRayError: the error that ended the run early.
@@ -100,10 +100,10 @@ class TrialSpec:
     """A run to make.
 
     Attributes:
-        label: of the group of runs that are compared with others.
-        rate: factor on the learning rate.
-        experiment: its configuration; `run.dir` is a directory of the trial alone.
-        base_dir: where relative paths of the configuration start.
+        label: group of runs that are compared with others.
+        rate: factor of the learning rate.
+        experiment: its configuration; `run.dir` is a directory of this trial only.
+        base_dir: base of relative paths in the configuration.
         is_saved: whether the directory stays once the outcome is known.
     """
 
@@ -115,7 +115,7 @@ class TrialSpec:
 
     @property
     def values(self) -> dict[str, JSONValue]:
-        """What distinguishes the trial from others in a trials file."""
+        """Values that identify the trial in a trials file."""
         return {
             "label": self.label,
             "rate": self.rate,
@@ -124,10 +124,10 @@ class TrialSpec:
         }
 
     def measure(self, real: RealTrial | None = None) -> Outcome:
-        """Run the trial and measure it. Whatever its directory contained is removed first.
+        """Run the trial and measure it. Its directory is emptied first.
 
         Raises:
-            GeoRayError: as for `run_trial`. Training that diverges is an outcome.
+            GeoRayError: as for `run_trial`. Diverged training is an outcome.
         """
         directory = Path(self.experiment.run.dir)
         shutil.rmtree(directory, ignore_errors=True)
@@ -144,11 +144,11 @@ class TrialSpec:
 
 
 class Point(StrictModel):
-    """An evaluation of all regions together."""
+    """An evaluation of all regions."""
 
     t_s: float = Field(description="seconds since the start of the run; virtual if simulated")
     samples: int = Field(description="training samples of all regions until then")
-    step: int | None = Field(None, description="of the regions")
+    step: int | None = Field(None, description="step of the regions")
     wan_bytes: int = Field(description="bytes between regions until then, all classes")
     metrics: dict[str, float | None] = Field(description="the task's metrics")
 
@@ -157,25 +157,25 @@ class Outcome(StrictModel):
     """The measurements of one run."""
 
     label: str = Field(description="the variant")
-    rate: float = Field(description="factor on the learning rate")
+    rate: float = Field(description="factor of the learning rate")
     lr: float | None = Field(None, description="that rate")
-    seed: int = Field(description="of the run")
-    digest: str = Field(description="of its configuration")
+    seed: int = Field(description="seed of the run")
+    digest: str = Field(description="digest of its configuration")
     seconds: float = Field(
         description="length of the run, virtual if simulated; 0 if it did not end"
     )
     time_to_target_s: float | None = Field(description="null: no target, or not reached")
-    samples_to_target: int | None = Field(description="the same in training samples")
+    samples_to_target: int | None = Field(description="training samples to the target")
     rounds: int = Field(description="exchanges that were committed")
-    wan_bytes: int = Field(description="between regions, all classes")
+    wan_bytes: int = Field(description="bytes between regions, all classes")
     sent_bytes: dict[str, dict[str, float]] | None = Field(
-        None, description="by source and destination, until the target or the end; null: not known"
+        None, description="by source and destination, until the target or the end; null: unknown"
     )
-    idle_fraction: float = Field(description="of the regions' time without computation")
-    usd: float | None = Field(description="until the target or the end; null without prices")
+    idle_fraction: float = Field(description="fraction of the regions' time without computation")
+    usd: float | None = Field(description="cost until the target or the end; null without prices")
     eval: dict[str, float | None] = Field(description="metrics at the end")
     points: tuple[Point, ...] = Field(description="its evaluations")
-    failed: str | None = Field(None, description="why it did not end; null if it did")
+    failed: str | None = Field(None, description="reason if it did not finish; null if it did")
 
 
 def outcome_of(
@@ -183,7 +183,7 @@ def outcome_of(
 ) -> Outcome:
     """Measure a finished run by its events."""
     totals, evals = RunTotals(), list[tuple[Event, int]]()
-    wan: list[tuple[float, float]] = []  # when, bytes of all links by then
+    wan: list[tuple[float, float]] = []  # times, and bytes of all links until then
     samples = 0
     to_target = None
     target = experiment.train.target
@@ -222,7 +222,7 @@ def outcome_of(
 
 
 def _points(evals: Sequence[tuple[Event, int]], wan_N2: Floats) -> tuple[Point, ...]:
-    """Evaluations with the samples and the bytes by their time."""
+    """Return evaluations with the samples and bytes at their time."""
     times_s = np.array([event.t_s for event, _ in evals], dtype=np.float64)
     by_then = bytes_at(wan_N2[:, 0], wan_N2[:, 1], times_s)
     return tuple(
@@ -245,7 +245,7 @@ def _nested(by_link: Mapping[Link, float]) -> dict[str, dict[str, float]]:
 
 
 def failed_outcome(label: str, rate: float, experiment: Experiment, why: str) -> Outcome:
-    """The outcome of a run that ended in an error, as with a learning rate that is too large."""
+    """Return the outcome of a failed run, such as one with too large a learning rate."""
     return Outcome(
         label=label,
         rate=rate,
@@ -266,22 +266,22 @@ def failed_outcome(label: str, rate: float, experiment: Experiment, why: str) ->
 
 
 def validated(tree: Mapping[str, Any], base_dir: Path) -> Experiment:
-    """The configuration of a tree that was changed.
+    """Return the configuration of a changed tree.
 
     Raises:
-        ValidationError: of pydantic; the configuration cannot be.
+        ValidationError: of pydantic; the configuration is invalid.
     """
     return Experiment.model_validate_json(json.dumps(tree), context=context(base_dir))
 
 
 def learning_rate(experiment: Experiment) -> float:
-    """The learning rate that factors scale: the one that the strategy trains with."""
+    """Return the learning rate that factors scale: that of the strategy."""
     _, holder, last = rate_of(experiment)
     return float(getattr(holder, last))
 
 
 def rate_of(experiment: Experiment) -> tuple[str, Any, str]:
-    """The key of the learning rate's section, that section, and the name of the rate in it."""
+    """Return the key of the learning rate's section, the section, and the rate's name in it."""
     section, _, last = experiment.strategy.traits.region.rate_key.rpartition(".")
     holder: Any = experiment
     for name in section.split("."):

@@ -1,6 +1,6 @@
 """Searches the values of a configuration: trials, best trial, Pareto front, table and page.
 
-`search` runs or resumes one. The best trial is written as a configuration.
+`search` runs or resumes a search. The best trial is written as a configuration.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ SEARCH_FILE: Final = "search.json"
 
 
 def front(scores: Sequence[Sequence[float]]) -> list[int]:
-    """Places of those that none beats, in order of the first objective.
+    """Return the indices of the Pareto front, in order of the first objective.
 
-    One beats another if it is nowhere worse and somewhere better. Of equal ones the first stays.
+    A trial dominates another if it is nowhere worse and somewhere better. Of equal ones the first
+    stays.
 
     Args:
-        scores: per trial one number per objective; less is better.
+        scores: per trial one number per objective, to be minimized.
     """
     order = sorted(range(len(scores)), key=lambda place: (tuple(scores[place]), place))
     retained: list[int] = []
-    for place in order:  # none that comes later beats one that came before
+    for place in order:  # a later one never dominates an earlier one
         mine = scores[place]
         if not any(all(a <= b for a, b in zip(scores[k], mine, strict=True)) for k in retained):
             retained.append(place)
@@ -55,12 +56,12 @@ def front(scores: Sequence[Sequence[float]]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class TrialPoint:
-    """One evaluation of a trial.
+    """An evaluation of a trial.
 
     Attributes:
-        time_s: of its run.
-        samples: of all regions.
-        value: of the metric; None: not finite.
+        time_s: time of its run.
+        samples: samples of all regions.
+        value: value of the metric; None: not finite.
     """
 
     time_s: float
@@ -73,14 +74,13 @@ class TrialRow:
     """A trial.
 
     Attributes:
-        id: in Ray Tune.
-        values: what it had, by key.
-        status: how it ended: at its target, at its end, early, with a training loss that had
-            exploded, or in an error.
-        scores: one per objective; less is better.
-        reported: the numbers of its newest report.
+        id: id in Ray Tune.
+        values: values by key.
+        status: kind of end: target reached, finished, stopped early, diverged, or failed.
+        scores: one per objective, to be minimized.
+        reported: numbers of its newest report.
         points: its evaluations, in order.
-        why: what it failed with; "" if it did not.
+        why: error of a failed trial; otherwise "".
     """
 
     id: str
@@ -93,20 +93,20 @@ class TrialRow:
 
     @property
     def counts(self) -> bool:
-        """Whether it may be the best: it came to an end of its own."""
-        return self.status in ("reached", "ended")  # not what diverged, whatever its score
+        """Whether it may be the best: it was not stopped."""
+        return self.status in ("reached", "ended")  # a diverged trial never is, whatever its score
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """A search that was made, wholly or in part.
+    """Results of a complete or partial search.
 
     Attributes:
-        objectives: what was to be least.
-        goal: the metric that it went by.
+        objectives: minimized objectives.
+        goal: metric of the search.
         rows: its trials, best first.
-        base: the trial of the base configuration; None: it was none, or failed.
-        wanted: how many trials there were to be.
+        base: trial of the base configuration; None: there was none, or it failed.
+        wanted: planned number of trials.
     """
 
     objectives: tuple[ObjectiveName, ...]
@@ -117,26 +117,26 @@ class Tuning:
 
     @property
     def best(self) -> TrialRow | None:
-        """The first of them; None if all failed, diverged or were ended early."""
+        """The best trial; None if all failed, diverged or were stopped early."""
         return next((row for row in self.rows if row.counts), None)
 
     @property
     def front(self) -> tuple[TrialRow, ...]:
-        """Trials that none beats in all objectives; those that came short are not among them."""
+        """The Pareto front of the trials that reached the target or their end."""
         known = [row for row in self.rows if row.counts and _is_met(row)]
         return tuple(known[place] for place in front([row.scores for row in known]))
 
     @property
     def beats_base(self) -> bool:
-        """Whether the best is another trial than the base, and better in the first objective."""
+        """Whether the best trial differs from the base, and is better in the first objective."""
         best, base = self.best, self.base
         if best is None or base is None:
-            return True  # there is nothing to beat, or nothing to beat it with
+            return True  # there is no base, or no best trial
         return best.id != base.id and best.scores[0] < base.scores[0]
 
     @property
     def gain(self) -> float | None:
-        """The base's first objective over the best one's; None where one of them is no number."""
+        """Ratio of the base's first objective to the best one's; None if either is missing."""
         best = self.best
         if best is None or self.base is None or self.objectives[0] == "loss":
             return None
@@ -146,7 +146,7 @@ class Tuning:
 
 
 def ordered(rows: Sequence[TrialRow]) -> tuple[TrialRow, ...]:
-    """Best first: ended ones by their objectives, then stopped, diverged and failed ones."""
+    """Sort trials, best first: finished ones by objectives, then stopped, diverged, failed ones."""
     places = {"reached": 0, "ended": 0, "stopped": 1, "diverged": 2, "failed": 3}
     return tuple(sorted(rows, key=lambda row: (places[row.status], row.scores, row.id)))
 
@@ -156,7 +156,7 @@ def _is_met(row: TrialRow) -> bool:
 
 
 def no_scores(objectives: Sequence[ObjectiveName]) -> tuple[float, ...]:
-    """The scores of a trial that reported none."""
+    """Return the scores of a trial without reports."""
     return (FAILED,) * len(objectives)
 
 
@@ -166,7 +166,7 @@ class SearchResult:
 
     Attributes:
         tuning: its trials.
-        grid: the same as Ray Tune's.
+        grid: Ray Tune's result.
         interrupted: whether it was interrupted.
     """
 
@@ -178,17 +178,17 @@ class SearchResult:
 def search(
     plan: SearchPlan, notify: Callable[[str], None], *, resume: bool = False
 ) -> SearchResult:
-    """Run all trials, or those that are left.
+    """Run all remaining trials.
 
-    In the main thread, Ctrl-C ends it; the trials that have ended are its result.
+    In the main thread, Ctrl-C ends the search; the finished trials are its result.
 
     Args:
-        plan: what to do.
-        notify: told every trial that ends, and phases that take long.
+        plan: the search.
+        notify: called with every finished trial, and with long phases.
         resume: continue the search in its directory.
 
     Raises:
-        TuningDirectoryError: the directory is of no search, or another one, or one under `pbt`.
+        TuningDirectoryError: the directory has no search, another one, or one with `pbt`.
         RunDirectoryError: the file of the trials cannot be read.
         ClusterError: the cluster does not start, or cannot be reached.
     """
@@ -203,7 +203,7 @@ def search(
 
 @contextmanager
 def _claimed(plan: SearchPlan, *, resume: bool) -> Iterator[None]:
-    """Own the directory of a search; a search that does not start leaves none."""
+    """Hold the directory of a search; removed if the search does not start."""
     was_there = plan.out.exists()
     _claim(plan, resume=resume)
     try:
@@ -215,10 +215,10 @@ def _claimed(plan: SearchPlan, *, resume: bool) -> Iterator[None]:
 
 
 def _claim(plan: SearchPlan, *, resume: bool) -> None:
-    """Make the directory of a new search, or check that an existing one is of this search.
+    """Create the directory of a new search, or check that an existing one is of this search.
 
     Raises:
-        TuningDirectoryError: it is there and must not be, or is of another search.
+        TuningDirectoryError: it exists already, or has another search.
     """
     file = plan.out / SEARCH_FILE
     content = {"digest": plan.digest, "config": plan.config.model_dump(mode="json")}
@@ -229,26 +229,27 @@ def _claim(plan: SearchPlan, *, resume: bool) -> None:
         return
     if plan.config.schedule.kind == "pbt":
         raise TuningDirectoryError(
-            "a search with schedule.kind pbt cannot be resumed: its trials have become copies of "
-            "each other, which only Ray Tune's pickled state knows",
-            fix="Begin a new search with --out.",
+            "a search with schedule.kind pbt cannot be resumed, because its trials have become "
+            "copies of each other",
+            fix="Start a new search with --out.",
         )
     try:
         known = json.loads(file.read_text("utf-8"))["digest"]
     except (OSError, ValueError, KeyError, TypeError):
         raise TuningDirectoryError(
-            f"{plan.out} is no search: there is no {SEARCH_FILE} in it",
-            fix="Name the directory of a search, or leave out --resume and name a new one.",
+            f"{plan.out} is not a search: it has no {SEARCH_FILE}",
+            fix="Give the directory of a search, or omit --resume and give a new one.",
         ) from None
     if known != plan.digest:
         raise TuningDirectoryError(
-            f"{plan.out} is of another search: its base, space, objectives or trials have changed",
-            fix="Put the file back as it was, or begin a new search with --out.",
+            f"{plan.out} belongs to another search: its base, space, objectives or trials have "
+            "changed",
+            fix="Restore the file, or start a new search with --out.",
         )
 
 
 def _row(result: Result, plan: SearchPlan) -> TrialRow | None:
-    """The result of a trial; None: it has not begun."""
+    """Return the result of a trial; None: it has not begun."""
     reported: dict[str, Any] = dict(result.metrics or {})
     drawn = _drawn(result)
     if drawn is None:
@@ -274,7 +275,7 @@ def _row(result: Result, plan: SearchPlan) -> TrialRow | None:
 
 
 def _drawn(result: Result) -> dict[str, Any] | None:
-    """The values of a trial: of one that has told nothing they are in its folder alone."""
+    """Return the values of a trial; without reports they are only in its folder."""
     if result.config:
         return dict(result.config)
     try:
@@ -297,7 +298,7 @@ def _points(result: Result, metric: str) -> tuple[TrialPoint, ...]:
 
 
 def _base_row(plan: SearchPlan, rows: Sequence[TrialRow]) -> TrialRow | None:
-    """The trial that is the base itself."""
+    """Return the trial of the base."""
     drawn = plan.space.base_draw()
     if drawn is None:
         return None
@@ -316,7 +317,7 @@ def save_tuning(tuning: Tuning, path: Path) -> Path:
     """Write the search as JSON.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the file cannot be written.
     """
     content = {
         "objectives": list(tuning.objectives),
@@ -331,8 +332,8 @@ def save_tuning(tuning: Tuning, path: Path) -> Path:
     return page.save_results(content, path)
 
 
-_SHOWN: Final = 10  # trials in the terminal
-_CURVES: Final = 40  # of the best trials
+_SHOWN: Final = 10  # trials shown in the terminal
+_CURVES: Final = 40  # best trials with curves
 _TITLES: Final = {"time_to_target": "to target", "usd": "USD", "loss": "metric"}
 _MARKS: Final = {
     "reached": "",
@@ -344,7 +345,7 @@ _MARKS: Final = {
 
 
 def tuning_table(tuning: Tuning, title: str) -> FittedTable:
-    """The best trials for the terminal; the page has all of them."""
+    """Return the best trials for the terminal; the page has all of them."""
     shown = page.terminal_table(summary_text(tuning), title=title, title_justify="left")
     shown.add_column("trial")
     for name in tuning.objectives:
@@ -360,18 +361,18 @@ def tuning_table(tuning: Tuning, title: str) -> FittedTable:
 
 
 def summary_text(tuning: Tuning) -> str:
-    """What a search came to, in a line or two."""
+    """Summarize a search in a line or two."""
     count = {status: sum(r.status == status for r in tuning.rows) for status in _MARKS}
     parts = [f"{len(tuning.rows)} of {tuning.wanted} trials"]
     parts += [f"{count['reached']} reached the target"] if tuning.goal.target is not None else []
-    parts += [f"{count['stopped']} ended early"] if count["stopped"] else []
+    parts += [f"{count['stopped']} stopped early"] if count["stopped"] else []
     parts += [f"{count['diverged']} diverged"] if count["diverged"] else []
     parts += [f"{count['failed']} failed"] if count["failed"] else []
     lines = [", ".join(parts)]
     if not tuning.beats_base:
-        lines.append("nothing tried beat the base, so there is no best.yaml")
+        lines.append("no trial beat the base, so there is no best.yaml")
     elif tuning.gain is not None:
-        what = "sooner at the target" if tuning.objectives[0] == "time_to_target" else "cheaper"
+        what = "faster to the target" if tuning.objectives[0] == "time_to_target" else "cheaper"
         lines.append(f"the best is {tuning.gain:.2f} times {what} than the base")
     failed = next((row for row in tuning.rows if row.status == "failed"), None)
     if failed is not None:
@@ -403,46 +404,48 @@ def best_text(tuning: Tuning) -> str:
 
 
 def write_tuning_page(tuning: Tuning, title: str, path: Path) -> Path:
-    """One self-contained HTML page: all trials, the front, curves, each key against the objective.
+    """Write a self-contained HTML page: trials, Pareto front, curves, keys against the objective.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the file cannot be written.
     """
     note = (
         "Best first. Seconds are those of the run, virtual if trials were simulated. A trial that "
-        "did not reach the target stands behind all that did, the nearest first."
+        "did not reach the target ranks after all that did, the nearest first."
     )
     body = section("Trials", _trials(tuning), note)
     if len(tuning.objectives) > 1:
-        front = "Trials that no other beats in all objectives."
+        front = "The Pareto front of all objectives."
         body += section("Front", _front(tuning), front)
-    body += section("Curves", _curves(tuning), f"Of the {_CURVES} best at most; the best is named.")
-    body += section("Values", _values(tuning), "The first objective over each number searched.")
+    body += section(
+        "Curves", _curves(tuning), f"At most the {_CURVES} best; the best one has a label."
+    )
+    body += section("Values", _values(tuning), "The first objective over each searched number.")
     body += _failures(tuning)
     return page.write_page(title, summary_text(tuning), body, path)
 
 
 def cell(objective: ObjectiveName, value: float) -> str:
-    """An objective's number; a dash where a trial has none."""
+    """Return an objective's value; a dash without a value."""
     if kind_of(value) != "met":
         return "-"
     return duration_text(value) if objective == "time_to_target" else number_text(value)
 
 
 def values_text(values: dict[str, JSONValue]) -> str:
-    """A trial's values in a line."""
+    """Return a trial's values in a line."""
     return ", ".join(f"{key}={value_text(value)}" for key, value in values.items())
 
 
 def value_text(value: JSONValue) -> str:
-    """A value, with as many digits as a person reads."""
+    """Return a value with a readable number of digits."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def short_id(row: TrialRow) -> str:
-    """A trial's number, without what all trials of a search have in common."""
+    """Return a trial's number, without the common prefix of a search."""
     return row.id.rpartition("_")[2].lstrip("0") or "0"
 
 
@@ -458,7 +461,7 @@ def _title(objective: ObjectiveName, tuning: Tuning) -> str:
 
 def _trials(tuning: Tuning) -> str:
     keys = list(dict.fromkeys(key for row in tuning.rows for key in row.values))
-    headings = ["trial", "how it ended", *keys]
+    headings = ["trial", "status", *keys]
     headings += [_title(name, tuning) for name in tuning.objectives]
     headings += ["run", "samples", "WAN", f"{tuning.goal.metric} at the end"]
     return table(headings, [_cells(row, keys, tuning) for row in tuning.rows], left=2 + len(keys))
@@ -529,7 +532,7 @@ def _values(tuning: Tuning) -> str:
         curves = [page.curve("", [point], 0) for point in sorted(known)]
         drawn.append(curves_chart(f"{_title(name, tuning)} over {key}", curves, x_label=key))
     return (
-        "".join(drawn) or "<p>No number was searched, or too few trials came to their target.</p>"
+        "".join(drawn) or "<p>No numbers were searched, or too few trials reached their target.</p>"
     )
 
 
@@ -539,7 +542,7 @@ def _failures(tuning: Tuning) -> str:
         for row in tuning.rows
         if row.status == "failed"
     ]
-    return page.failures("Trials that failed", ["trial", "how it ended", "values"], rows, 3)
+    return page.failures("Failed trials", ["trial", "reason", "values"], rows, 3)
 
 
 _OWN_CLASS: Final = re.compile(r"(.+\.py)(:\w+)")
@@ -547,21 +550,21 @@ _NO_PATHS: Final = ("name", "run", "seed")
 
 
 def write_best(base: Base, values: Mapping[str, JSONValue], note: str, path: Path) -> Path:
-    """Write the base with a trial's values, as YAML that `geo-ray train` takes.
+    """Write the base with a trial's values, as YAML for `geo-ray train`.
 
-    Files that it names relative to the base's directory are named from the root on.
+    Relative file names become absolute.
 
     Args:
-        base: what the search started from.
-        values: of the trial, by key.
-        note: a line about it; a comment in the file.
-        path: where to.
+        base: base of the search.
+        values: values of the trial by key.
+        note: description, written as a comment.
+        path: output file.
 
     Raises:
-        RunDirectoryError: it cannot be written.
-        ConfigError: the values do not make a configuration.
+        RunDirectoryError: the file cannot be written.
+        ConfigError: the values do not form a valid configuration.
     """
-    base.experiment(values)  # what is wrong with it is told before anything is written
+    base.experiment(values)  # validate before anything is written
     tree = apply_overrides(YamlTree(dict(base.tree())), base.overrides(values)).value
     assert isinstance(tree, dict)  # noqa: S101 - as the base's
     placed = {
@@ -574,7 +577,7 @@ def write_best(base: Base, values: Mapping[str, JSONValue], note: str, path: Pat
 
 
 def _placed(value: JSONValue, parent: Path) -> JSONValue:
-    """The same with paths that start at the root."""
+    """Return the tree with absolute paths."""
     if isinstance(value, dict):
         return {key: _placed(each, parent) for key, each in value.items()}
     if isinstance(value, list):

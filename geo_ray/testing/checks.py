@@ -1,4 +1,4 @@
-"""Checks, and what they found."""
+"""Contract checks and their results."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from geo_ray.base.user_code import error_place, error_summary, source_of
 T = TypeVar("T")
 
 Checks = Mapping[str, Callable[[T], None]]
-"""By the promise that they are about; a check raises `BrokenPromiseError`, or whatever the object
-raises, if it is not kept."""
+"""Checks by promise; a check raises `BrokenPromiseError`, or an exception of the object, if the
+promise does not hold."""
 
 
 class BrokenPromiseError(AssertionError):
-    """A promise is not kept; the message says how that showed."""
+    """A promise does not hold; the message describes the violation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        promise: what it is about.
-        why: how it showed that the promise is not kept; None if it is.
+        promise: description of the promise.
+        why: description of the violation; None if the promise holds.
     """
 
     promise: str
@@ -37,36 +37,36 @@ class Finding:
 
 
 def expect(holds: bool, why: str) -> None:
-    """Go on only if something is as promised.
+    """Require a condition.
 
     Raises:
-        BrokenPromiseError: it is not.
+        BrokenPromiseError: the condition is false.
     """
     if not holds:
         raise BrokenPromiseError(why)
 
 
 def check_options(subject: object) -> None:
-    """Options cannot be changed, and unknown ones are refused.
+    """Options are frozen, and unknown ones are rejected.
 
     Raises:
-        BrokenPromiseError: it is otherwise.
+        BrokenPromiseError: an option can be changed, or an unknown one is accepted.
     """
     if not isinstance(subject, StrictModel):
-        raise BrokenPromiseError("it is no StrictModel")
+        raise BrokenPromiseError("it is not a StrictModel")
     expect(bool(type(subject).model_config.get("frozen")), "its options can be changed")
     for name in type(subject).model_fields:
         value = dict(subject)[name]
         expect(
             _is_frozen(value),
-            f"its option {name} is a {type(value).__name__}, of which items can be changed; "
+            f"its option {name} is a {type(value).__name__}, whose items can be changed; "
             "a tuple[...] is frozen",
         )
     try:
         type(subject).model_validate({**subject.model_dump(), "no_such_option": 1})
     except ValidationError:
         return
-    raise BrokenPromiseError("it takes an option that it does not have")
+    raise BrokenPromiseError("it accepts an unknown option")
 
 
 def _is_frozen(value: object) -> bool:
@@ -78,14 +78,14 @@ def _is_frozen(value: object) -> bool:
 
 
 def run_checks(checks: Checks[T], subject: T) -> list[Finding]:
-    """Put an object to all checks.
+    """Run all checks on an object.
 
     Args:
-        checks: of its kind.
+        checks: checks of its kind.
         subject: a strategy, a codec or a task.
 
     Returns:
-        A finding per check, in their order.
+        A finding per check, in order.
     """
     found = []
     for promise, check in checks.items():

@@ -1,4 +1,4 @@
-"""What every codec promises, each as a check of one sentence.
+"""The contract of codecs, one check per sentence.
 
 Shape legend: P = elements of the vector; B = bytes.
 """
@@ -20,8 +20,8 @@ _SIZES: Final = (0, 1, 2, 3, 7, 15, 16, 17, 255, 257, 4095, 4096, 4097, 65535, 6
 _SMALL: Final = (0, 1, 3, 17, 130)
 _ROUNDING: Final = 1e-6
 _MANY: Final = 10**6
-_ROOM_BYTES: Final = 2200  # a header, and a block or chunk that is filled up
-_ESTIMATE: Final = 0.1  # by which bits_per_value may be off
+_ROOM_BYTES: Final = 2200  # a header, and a padded block or chunk
+_ESTIMATE: Final = 0.1  # tolerance of bits_per_value
 
 
 def gauss(num: int, seed: int = 0) -> Tensor:
@@ -30,7 +30,7 @@ def gauss(num: int, seed: int = 0) -> Tensor:
 
 
 def heavy(num: int) -> Tensor:
-    """Most elements are tiny, some are not, a third is zero (P,)."""
+    """A vector (P,) with mostly tiny elements; a third is zero."""
     x_P = gauss(num) ** 5
     x_P[::3] = 0.0
     return x_P
@@ -41,38 +41,38 @@ def _same_bits(a_P: Tensor, b_P: Tensor) -> bool:
 
 
 def _is_unbiased(codec: Codec) -> bool:
-    """What owes nothing may be larger than what it stands for: its mean is right."""
+    """Return whether a codec is unbiased; its result may be larger, but its mean is right."""
     return codec.traits.feeds_back
 
 
 def what_comes_back_is_no_worse_than_nothing(codec: Codec) -> None:
-    """For vectors of any length, as fp32 on the CPU."""
+    """The error is at most the vector's norm, for vectors of any length, as fp32 on the CPU."""
     for make in (gauss, heavy):
         for num in _SIZES:
             x_P = make(num)
             coded = codec.encode(x_P, {}, 7)
-            expect(coded.kind == codec.kind, f"it writes kind {coded.kind!r}, not its own")
+            expect(coded.kind == codec.kind, f"it writes the kind {coded.kind!r} of another codec")
             expect(coded.num == num, f"it writes {coded.num} elements for {num}")
             out_P = codec.decode(coded)
             expect(
                 out_P.dtype == torch.float32 and out_P.shape == (num,) and out_P.is_cpu,
                 f"decode gives {out_P.dtype} {tuple(out_P.shape)} on {out_P.device}",
             )
-            expect(bool(out_P.isfinite().all()), "what comes back is not finite")
+            expect(bool(out_P.isfinite().all()), "the decoded values are not finite")
             lost, had = float((out_P - x_P).norm()), float(x_P.norm())
             near = lost <= had * (1 + _ROUNDING)
-            expect(near or _is_unbiased(codec), f"of {num} values more is lost than there was")
+            expect(near or _is_unbiased(codec), f"the error of {num} values exceeds their norm")
 
 
 def zeros_stay_zeros(codec: Codec) -> None:
-    """Nothing comes of nothing."""
+    """Zeros decode to zeros."""
     for num in _SIZES:
         out_P = codec.decode(codec.encode(torch.zeros(num), {}, 1))
-        expect(not out_P.any(), f"{num} zeros come back as something else")
+        expect(not out_P.any(), f"{num} zeros decode to other values")
 
 
 def lossless_means_every_bit(codec: Codec) -> None:
-    """Also of negative zeros and subnormal numbers."""
+    """A lossless codec restores every bit, also of negative zeros and subnormal numbers."""
     if codec.traits.lossy:
         return
     odd_P = torch.tensor([-0.0, 0.0, 1e-45, -1e-40, 3.4e38, -3.4e38, 1.5, 65520.0, 0.1])
@@ -82,21 +82,24 @@ def lossless_means_every_bit(codec: Codec) -> None:
         vectors.append(gauss(9001) * there_P)
     for x_P in vectors:
         same = _same_bits(codec.decode(codec.encode(x_P, {}, 1)), x_P)
-        expect(same, "its traits say that it loses nothing, but other bits come back")
+        expect(same, "its traits state that it is lossless, but other bits are decoded")
 
 
 def extreme_values_stay_finite(codec: Codec) -> None:
-    """From the smallest to the largest numbers."""
+    """Decoded values are finite, from the smallest to the largest numbers."""
     for scale in (3e38, 1e30, 1e-30, 1e-38, 1e-44):
         for num in (1, 5, 300, 5000):
             x_P = gauss(num).clamp(-1, 1) * scale
             out_P = codec.decode(codec.encode(x_P, {}, 1)).double()
             finite = bool(out_P.isfinite().all())
-            expect(finite or _is_unbiased(codec), f"values of about {scale:g} are not finite again")
+            expect(
+                finite or _is_unbiased(codec),
+                f"values of about {scale:g} decode to non-finite values",
+            )
 
 
 def the_same_input_gives_the_same_bytes(codec: Codec) -> None:
-    """By vector, memory and seed alone."""
+    """The bytes depend only on vector, memory and seed."""
     memories: list[dict[str, Tensor]] = [{}, {}]
     for step in range(3):
         x_P, found = gauss(5003, step), []
@@ -105,7 +108,7 @@ def the_same_input_gives_the_same_bytes(codec: Codec) -> None:
             before = torch.get_rng_state()
             found.append(codec.encode(x_P, memory, step))
             moved = not torch.equal(torch.get_rng_state(), before)
-            expect(not moved, "the program's random numbers moved")
+            expect(not moved, "the global random state changed")
         expect(torch.equal(found[0].data_B, found[1].data_B), "the bytes differ from call to call")
         expect(memories[0].keys() == memories[1].keys(), "the memory differs from call to call")
         once_P, twice_P = codec.decode(found[0]), codec.decode(found[0])
@@ -113,7 +116,7 @@ def the_same_input_gives_the_same_bytes(codec: Codec) -> None:
 
 
 def a_saved_memory_goes_on(codec: Codec) -> None:
-    """With the same bytes: all that it remembers is there."""
+    """A restored memory continues with the same bytes."""
     memory: dict[str, Tensor] = {}
     other: dict[str, Tensor] = {}
     for step in range(3):
@@ -125,11 +128,11 @@ def a_saved_memory_goes_on(codec: Codec) -> None:
         same = torch.equal(
             codec.encode(x_P, memory, step).data_B, codec.encode(x_P, again, step).data_B
         )
-        expect(same, "after a checkpoint the bytes are others: it remembers outside of its memory")
+        expect(same, "after a checkpoint the bytes differ: it has state outside of its memory")
 
 
 def inputs_and_results_are_apart(codec: Codec) -> None:
-    """The vector stays as it is, and nothing shares memory with it."""
+    """The vector is unchanged, and nothing shares memory with it."""
     memory: dict[str, Tensor] = {}
     x_P = heavy(70_001)
     before_P = x_P.clone()
@@ -143,18 +146,18 @@ def inputs_and_results_are_apart(codec: Codec) -> None:
     x_P.zero_()
     expect(torch.equal(coded.data_B, data_B), "the bytes change with the vector")
     coded.data_B.zero_()
-    expect(torch.equal(out_P, expected_P), "what was decoded changes with the bytes")
+    expect(torch.equal(out_P, expected_P), "the decoded values change with the bytes")
 
 
 def bytes_may_lie_anywhere(codec: Codec) -> None:
-    """A receive buffer puts them at any offset; a vector may have any stride."""
+    """Bytes may start at any offset of a buffer, and a vector may have any stride."""
     wide = gauss(20_000)
     strided_P = wide[::3]
     expected = codec.encode(strided_P.clone(), {}, 1).data_B
     expect(
         torch.equal(codec.encode(strided_P, {}, 1).data_B, expected)
         and torch.equal(codec.encode(strided_P.clone().requires_grad_(), {}, 1).data_B, expected),
-        "the bytes depend on how the vector lies in memory",
+        "the bytes depend on the memory layout of the vector",
     )
     for num in (0, 1, 4097):
         coded = codec.encode(gauss(num), {}, 1)
@@ -163,11 +166,14 @@ def bytes_may_lie_anywhere(codec: Codec) -> None:
             buffer_B = torch.zeros(coded.data_B.numel() + offset, dtype=torch.uint8)
             buffer_B[offset:] = coded.data_B
             found_P = codec.decode(replace(coded, data_B=buffer_B[offset:]))
-            expect(_same_bits(found_P, wanted_P), f"at offset {offset} the bytes mean other values")
+            expect(
+                _same_bits(found_P, wanted_P),
+                f"at offset {offset} the bytes decode to other values",
+            )
 
 
 def bytes_are_a_row_and_few(codec: Codec) -> None:
-    """As uint8 on the CPU, not more than without a codec, and about as many as it says."""
+    """Bytes are a uint8 row on the CPU, as many as stated, and at most as without a codec."""
     for num in (*_SIZES, _MANY):
         coded = codec.encode(gauss(num), {}, 1)
         data_B = coded.data_B
@@ -176,19 +182,19 @@ def bytes_are_a_row_and_few(codec: Codec) -> None:
             and data_B.dim() == 1
             and data_B.is_cpu
             and data_B.is_contiguous(),
-            "the bytes are no row of uint8 on the CPU",
+            "the bytes are not a row of uint8 on the CPU",
         )
         most = 4 * num + 4 * num // 16 + _ROOM_BYTES
         expect(coded.size_bytes <= most, f"{num} values take more bytes than without a codec")
     stated, found = codec.traits.bits_per_value, 8 * coded.size_bytes / num
     expect(
         abs(found - stated) <= _ESTIMATE * found,
-        f"a value takes {found:.4g} bits; its traits say {stated:.4g}",
+        f"a value takes {found:.4g} bits; its traits state {stated:.4g}",
     )
 
 
 def nothing_is_lost_in_the_books(codec: Codec) -> None:
-    """What was handed in is what was decoded and what is owed."""
+    """The input is the sum of the decoded values and the residual."""
     if codec.traits.feeds_back:
         return
     encoder, handed_P, decoded_P = Encoder(codec, "check"), torch.zeros(5003), torch.zeros(5003)
@@ -199,11 +205,11 @@ def nothing_is_lost_in_the_books(codec: Codec) -> None:
     if encoder.residual_P is not None:
         decoded_P += encoder.residual_P
     gap = float((handed_P - decoded_P).norm() / handed_P.norm())
-    expect(gap <= 1e-4, f"with error feedback {gap:.2g} of the sum is missing")
+    expect(gap <= 1e-4, f"with error feedback {gap:.2g} of the sum is lost")
 
 
 def _decode_or_refuse(codec: Codec, coded: Coded) -> None:
-    """The only two things that may happen to bytes, whatever they are."""
+    """Decoding either raises FrameError or returns a vector of the declared size."""
     try:
         out_P = codec.decode(coded)
     except FrameError:
@@ -217,11 +223,11 @@ def _must_refuse(codec: Codec, coded: Coded, what: str) -> None:
         codec.decode(coded)
     except FrameError:
         return
-    expect(False, f"{what} are not refused with FrameError")
+    expect(False, f"{what} are not rejected with FrameError")
 
 
 def wrong_bytes_are_refused(codec: Codec) -> None:
-    """Cut ones, longer ones, those of no row, impossible numbers of values."""
+    """Truncated, longer or non-row bytes, and impossible numbers of values, are rejected."""
     for num in _SMALL:
         coded = codec.encode(heavy(num), {}, 1)
         for length in range(coded.data_B.numel()):
@@ -232,13 +238,13 @@ def wrong_bytes_are_refused(codec: Codec) -> None:
             _must_refuse(codec, replace(coded, data_B=long_B), f"{more} bytes too many")
     coded = codec.encode(heavy(64), {}, 1)
     for data in (coded.data_B.to(torch.int16), coded.data_B.view(1, -1)):
-        _must_refuse(codec, replace(coded, data_B=data), "data that are no row of bytes")
+        _must_refuse(codec, replace(coded, data_B=data), "data that are not a row of bytes")
     for num in (-1, 2**31):
         _must_refuse(codec, replace(coded, num=num), f"{num} values")
 
 
 def damaged_bytes_do_no_harm(codec: Codec) -> None:
-    """Flipped bits, noise, another number of values: refused, or vectors of the right size."""
+    """Flipped bits, noise or another size are rejected, or give a vector of that size."""
     for num in (1, 130):
         coded = codec.encode(heavy(num), {}, 1)
         end, head = coded.data_B.numel(), min(coded.data_B.numel(), 40)
@@ -260,17 +266,17 @@ def damaged_bytes_do_no_harm(codec: Codec) -> None:
 
 CHECKS: Final[Checks[Codec]] = {
     "its options are frozen and strict": check_options,
-    "what comes back is no worse than nothing": what_comes_back_is_no_worse_than_nothing,
+    "the decoded vector is no worse than zero": what_comes_back_is_no_worse_than_nothing,
     "zeros stay zeros": zeros_stay_zeros,
-    "lossless means every bit": lossless_means_every_bit,
+    "a lossless codec restores every bit": lossless_means_every_bit,
     "extreme values stay finite": extreme_values_stay_finite,
     "the same input gives the same bytes": the_same_input_gives_the_same_bytes,
-    "a saved memory goes on with the same bytes": a_saved_memory_goes_on,
-    "inputs and results are apart": inputs_and_results_are_apart,
-    "bytes may lie anywhere": bytes_may_lie_anywhere,
-    "bytes are a row, and as many as it says": bytes_are_a_row_and_few,
-    "nothing is lost in the books": nothing_is_lost_in_the_books,
-    "wrong bytes are refused": wrong_bytes_are_refused,
+    "a restored memory continues with the same bytes": a_saved_memory_goes_on,
+    "inputs and results share no memory": inputs_and_results_are_apart,
+    "bytes may have any alignment": bytes_may_lie_anywhere,
+    "bytes are a row of the stated size": bytes_are_a_row_and_few,
+    "residuals account for all losses": nothing_is_lost_in_the_books,
+    "invalid bytes are rejected": wrong_bytes_are_refused,
     "damaged bytes do no harm": damaged_bytes_do_no_harm,
 }
-"""All promises of codecs."""
+"""All contract checks of codecs."""

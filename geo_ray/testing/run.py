@@ -1,7 +1,7 @@
 """The contract suite behind `geo-ray check`: finds a strategy, codec or task and checks it.
 
-Strategies and codecs are also checked in another process, a fresh interpreter with another seed of
-Python's hashes: nothing may depend on this process's memory or hashes. ``python -m
+Strategies and codecs are also checked in another process, a new interpreter with another hash
+seed: results must not depend on this process's memory or hashes. ``python -m
 geo_ray.testing.run`` is that process; it reads a request as JSON and answers in JSON.
 """
 
@@ -68,32 +68,32 @@ _METHODS: Final[Mapping[What, tuple[str, ...]]] = {
 
 
 class StrategySection(StrictModel):
-    """A configuration of nothing but a strategy."""
+    """A configuration with only a strategy."""
 
     option: AnyStrategy
 
 
 class CodecSection(StrictModel):
-    """A configuration of nothing but a codec."""
+    """A configuration with only a codec."""
 
     option: AnyCodec
 
 
 class TaskSection(StrictModel):
-    """A configuration of nothing but a task."""
+    """A configuration with only a task."""
 
     option: TaskConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is to be checked: one of the three.
+    """The object to check: a strategy, a codec or a task.
 
     Attributes:
-        strategy: if it is one.
-        codec: if it is one.
-        task: if it is one.
-        base_dir: where a relative path to its file starts.
+        strategy: the strategy, or None.
+        codec: the codec, or None.
+        task: the task, or None.
+        base_dir: base of a relative path to its file.
     """
 
     strategy: Strategy | None = None
@@ -103,15 +103,15 @@ class Subject:
 
 
 def load(name: str, options: Sequence[str], base_dir: Path) -> Subject:
-    """Find the class and build it.
+    """Find the class and build an object of it.
 
     Args:
-        name: `path/to/file.py:Class`, `package.module:Class`, or a name of the library.
-        options: ``key=value`` each.
-        base_dir: where a relative path starts.
+        name: `path/to/file.py:Class`, `package.module:Class`, or the name of a built-in class.
+        options: entries ``key=value``.
+        base_dir: base of a relative path.
 
     Raises:
-        ConfigError: there is no such thing, or it cannot be used.
+        ConfigError: the class does not exist, or it cannot be used.
     """
     overrides = [f"option.{option}" for option in options]
     if name in BUILT_IN:
@@ -122,8 +122,8 @@ def load(name: str, options: Sequence[str], base_dir: Path) -> Subject:
     if ":" not in name:
         meant = or_meant(name, {*BUILT_IN, *STRATEGIES, *CODECS})
         raise ConfigError(
-            f"there is no strategy, codec or task {name!r}{meant}",
-            fix="Write FILE.py:CLASS for one of your own.",
+            f"no strategy, codec or task {name!r}{meant}",
+            fix="Write FILE.py:CLASS for a custom class.",
         )
     kind = find_class(name, base_dir, _ANY)
     what = _what_is(name, kind)
@@ -135,7 +135,7 @@ def load(name: str, options: Sequence[str], base_dir: Path) -> Subject:
 
 
 def _check_names(name: str, kind: type[StrictModel], options: Sequence[str]) -> None:
-    """Refuse options that the class does not have, by their names."""
+    """Reject unknown options by name."""
     for option in options:
         key = option.partition("=")[0].partition(".")[0].strip()
         if key not in kind.model_fields:
@@ -146,7 +146,7 @@ def _check_names(name: str, kind: type[StrictModel], options: Sequence[str]) -> 
 def _about_options(kind: type[StrictModel]) -> str:
     fields = {name: info for name, info in kind.model_fields.items() if name != "kind"}
     if not fields:
-        return "Leave --option out: the class has no options."
+        return "Omit --option: the class has no options."
     shown = [
         f"{name} ({'required' if info.is_required() else f'default {info.default!r}'}"
         + (f": {info.description})" if info.description else ")")
@@ -156,12 +156,12 @@ def _about_options(kind: type[StrictModel]) -> str:
 
 
 def object_of(what: What, section: Mapping[str, object], base_dir: Path) -> Subject:
-    """The same again from its section, as `model_dump` gives it.
+    """Rebuild a strategy or codec from its section, a result of `model_dump`.
 
     Args:
-        what: which of the two it is.
-        section: with ``kind`` or ``use``, and its options.
-        base_dir: where a relative path starts.
+        what: strategy or codec.
+        section: section with ``kind`` or ``use``, and its options.
+        base_dir: base of a relative path.
 
     Raises:
         ConfigError: as for `load`.
@@ -183,8 +183,8 @@ def _built(
     name: str,
     base_dir: Path,
     fix: str = (
-        "Correct the class, or what --option says; "
-        "docs/guides/custom-strategies.md says what a class needs."
+        "Correct the class, or the value of --option; "
+        "docs/guides/custom-strategies.md lists what a class needs."
     ),
 ) -> Subject:
     text, where = json.dumps({"option": section}), context(base_dir)
@@ -196,10 +196,10 @@ def _built(
 
 
 def _what_is(name: str, kind: type) -> What:
-    """Which of the three a class of the user's is meant to be: the one that it has methods of.
+    """Return which kind a custom class is, from its methods.
 
     Raises:
-        ConfigError: it has none of any, or of several.
+        ConfigError: it has the methods of none, or of several kinds.
     """
     members = dict(inspect.getmembers_static(kind))
     lacks = {
@@ -211,10 +211,10 @@ def _what_is(name: str, kind: type) -> What:
     if not begun:
         wants = "; ".join(f"a {what} has {', '.join(keys)}" for what, keys in lacks.items())
         raise ConfigError(
-            f"{name} is no strategy, codec or task: {wants}",
+            f"{name} is not a strategy, codec or task: {wants}",
             fix=(
-                "Look at docs/guides/custom-strategies.md and docs/guides/tasks.md, which "
-                "have a whole one of each."
+                "See docs/guides/custom-strategies.md and docs/guides/tasks.md, which "
+                "have a complete example of each."
             ),
         )
     whole = [what for what in begun if not lacks[what]]
@@ -222,16 +222,16 @@ def _what_is(name: str, kind: type) -> What:
         return whole[0]
     raise ConfigError(
         f"{name} has methods of {' and of '.join(f'a {what}' for what in begun)}",
-        fix="Write a class for each.",
+        fix="Write a separate class for each.",
     )
 
 
 def checked(subject: Subject, promises: Collection[str] | None = None) -> list[Finding]:
-    """Put it to the checks of its kind.
+    """Run the checks of its kind.
 
     Args:
-        subject: what to check.
-        promises: the checks to do, by their names; None for all.
+        subject: the object to check.
+        promises: names of the checks to run; None for all.
     """
     found: list[Finding] = []
     if subject.strategy is not None:
@@ -263,7 +263,7 @@ _RATE: Final = 0.01
 
 
 def _rows(task: Task) -> Columns:
-    """A few rows: the task's own, or random ones of its columns."""
+    """Return a few rows: the task's own, or random ones of its columns."""
     if isinstance(task, SelfContained):
         return {name: column[:_ROWS] for name, column in task.dataset(_SEED).train.items()}
     chance = np.random.default_rng(_SEED)
@@ -296,7 +296,7 @@ def _steps(task: Task) -> None:
     for i in range(WATCHED_STEPS):
         worker.step(rows, Span(i * _ROWS, num_rows(rows)))
         worker.buffers_B.copy_(worker.left_B)
-        # As training does: what follows the parameters stands still while they do.
+        # As in training: buffers that depend on the parameters are constant while those are.
         worker.params_P.sub_(worker.grad_P, alpha=_RATE)
 
 
@@ -310,10 +310,10 @@ def _again(task: Task) -> None:
     (grad_P, left_B), (other_P, other_B) = found
     expect(
         torch.equal(grad_P, other_P),
-        "a step from the same values gives another gradient: something that changes is not a "
-        "buffer or parameter of the model, or has the rule scratch although it is used again",
+        "a step from the same values gives another gradient: state that changes is not a buffer or "
+        "parameter of the model, or has the rule scratch but is used again",
     )
-    expect(torch.equal(left_B, other_B), "a step from the same values leaves other model buffers")
+    expect(torch.equal(left_B, other_B), "a step from the same values gives other model buffers")
 
 
 def _gradient(task: Task) -> None:
@@ -335,7 +335,7 @@ def _gradient(task: Task) -> None:
     expect(
         not differing,
         f"a step gives another gradient of {', '.join(differing)} than backward gives in a loop of "
-        "PyTorch: loss or evaluate depends on what was computed before",
+        "PyTorch: loss or evaluate depends on earlier computations",
     )
 
 
@@ -363,17 +363,17 @@ def _sums(task: Task) -> None:
     for name, value in whole.items():
         expect(
             bool(np.allclose(value, summed[name], rtol=1e-4, atol=1e-6)),
-            f"evaluate: {name!r} of two halves does not add up to that of the whole",
+            f"evaluate: {name!r} of two halves does not add up to the total",
         )
 
 
 TASK_CHECKS: Final[Mapping[str, Callable[[Task], None]]] = {
-    "a seed gives one model": _same_model,
+    "a seed determines the model": _same_model,
     "its model buffers can be exchanged": _model_buffers,
     "a step changes only parameters and declared model buffers": _steps,
-    "a step that is done again gives the same bits": _again,
+    "a repeated step gives the same bits": _again,
     "a step gives the gradient that PyTorch gives": _gradient,
-    "its groups are of its parameters": _groups,
+    "its groups cover its parameters": _groups,
     "evaluations add up": _sums,
 }
 
@@ -391,18 +391,18 @@ def check_codec(codec: Codec, base_dir: Path) -> None:
     """Check that another process decodes the same values and encodes the same bytes.
 
     Raises:
-        BrokenPromiseError: it does not.
+        BrokenPromiseError: the results differ.
     """
     coded = encoded(codec)
     coded_rows = [{"num": c.num, "data": bytes(c.data_B.tolist()).hex()} for c in coded]
     found = _asked({"codec": _section(codec), "base_dir": str(base_dir), "coded": coded_rows})
     expect(
         found["decoded"] == decoded(codec, coded),
-        "another process decodes the bytes to other values: what decode needs must be in the bytes",
+        "another process decodes other values: the bytes must contain all inputs of decode",
     )
     expect(
         found["encoded"] == [digest(each.data_B) for each in coded],
-        "another process makes other bytes of the same vectors",
+        "another process encodes the same vectors to other bytes",
     )
 
 
@@ -410,7 +410,7 @@ def check_strategy(strategy: Strategy, base_dir: Path) -> None:
     """Check that the same run ends with the same bits in another process.
 
     Raises:
-        BrokenPromiseError: it does not.
+        BrokenPromiseError: the results differ.
     """
     found = _asked({"strategy": _section(strategy), "base_dir": str(base_dir)})
     same = found["digests"] == whole_run(strategy, 1)
@@ -437,7 +437,7 @@ def decoded(codec: Codec, coded: list[Coded]) -> list[str]:
 
 def _section(subject: object) -> dict[str, Any]:
     if not isinstance(subject, StrictModel):
-        raise BrokenPromiseError("it is no StrictModel")
+        raise BrokenPromiseError("it is not a StrictModel")
     return subject.model_dump(mode="json")
 
 
@@ -458,14 +458,14 @@ def _asked(what: dict[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(lines[-1])
     except ValueError:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise BrokenPromiseError(f"another process cannot do it: {last}") from None
+        raise BrokenPromiseError(f"another process fails: {last}") from None
     if "error" in answer:
         raise BrokenPromiseError(f"in another process: {answer['error']}")
     return answer
 
 
 def answer_to(what: dict[str, Any]) -> dict[str, Any]:
-    """Repeat in this process what a check has done."""
+    """Repeat a check in this process."""
     base_dir = Path(what["base_dir"])
     if "strategy" in what:
         subject = object_of("strategy", what["strategy"], base_dir)
@@ -481,7 +481,7 @@ def answer_to(what: dict[str, Any]) -> dict[str, Any]:
         )
         for each in what["coded"]
     ]
-    # Decoded first, without anything that encode may leave in this process.
+    # Decode first, before encode can leave state in this process.
     values = decoded(codec, coded)
     return {"decoded": values, "encoded": [digest(each.data_B) for each in encoded(codec)]}
 
@@ -489,7 +489,7 @@ def answer_to(what: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Answer one request."""
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a class that prints is no answer
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of the class is not the answer
         try:
             answer = answer_to(json.load(sys.stdin))
         except GeoRayError as error:

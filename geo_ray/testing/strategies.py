@@ -1,7 +1,7 @@
 """The strategy contract, one check per sentence.
 
-Messages, state and end of a run, and whether a strategy behaves as its traits say. Runs a few
-regions and an averager without clock and network.
+The checks cover messages, state and the end of a run, and whether a strategy behaves as its traits
+state. They run a few regions and an averager without clock and network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from geo_ray.training.parameters import digest, fragment_bounds, split_sizes
 from geo_ray.training.shard import Contribution, RegionModel, Shard
 
 NUM_PARAMS = 67
-"""No multiple of a vector's length, and enough for three shards."""
+"""Not a multiple of a vector's length, and enough for three shards."""
 
 SAMPLES: Mapping[str, int] = {"a": 16, "b": 8, "c": 4, "d": 2, "e": 12}
 """Rows behind a step, by region."""
@@ -34,19 +34,19 @@ DATA_ROWS: Mapping[str, float] = {"a": 100.0, "b": 300.0, "c": 200.0}
 """Rows of each region's training data; not in proportion to `SAMPLES`."""
 
 LAG = 2
-"""Steps until an answer that nobody stands still for is there."""
+"""Steps until an answer arrives that no region is blocked by."""
 
 AnyOptimizer = Sgd | Momentum | AdamW
 PLAIN = Sgd(lr=0.1)
 
 
 def start() -> Tensor:
-    """The parameters that all regions begin with, fp32 (P,)."""
+    """Initial parameters of all regions, fp32 (P,)."""
     return torch.randn(NUM_PARAMS, generator=torch.Generator().manual_seed(0))
 
 
 def gradients(steps: int, names: Sequence[str] = "ab", seed: int = 1) -> dict[str, list[Tensor]]:
-    """One per region and step, (P,) each; far from each other, so that replicas drift apart."""
+    """Return gradients per region and step, (P,) each; very different, so that replicas diverge."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: [torch.randn(NUM_PARAMS, generator=generator) for _ in range(steps)] for name in names
@@ -55,7 +55,7 @@ def gradients(steps: int, names: Sequence[str] = "ab", seed: int = 1) -> dict[st
 
 @dataclass(slots=True)
 class FleetRegion:
-    """A region's shards, and what its server would count for them."""
+    """A region's shards, and the counters of its server."""
 
     name: str
     shards: list[Shard]
@@ -67,7 +67,7 @@ class FleetRegion:
     steps: int = 0
     age: int = 0
     waiting: bool = False
-    stalled: bool = False  # for an answer, before it may speak again
+    stalled: bool = False  # blocked by an answer before it may send again
     sent: UpdateMessage | None = None
     inbox: list[ReplyMessage] = field(default_factory=list)
     model: RegionModel = field(init=False)
@@ -81,27 +81,27 @@ class FleetRegion:
         return torch.cat([shard.params_S for shard in self.shards])
 
     def storages(self) -> set[int]:
-        """Where this region's live tensors are."""
+        """Storages of this region's live tensors."""
         tensors = [t for s in self.shards for t in (s.params_S, *s.state.memory.values())]
         return _storages(tensors)
 
 
 class Fleet:
-    """A few regions and an averager without clock and network, that watch a strategy's messages.
+    """A few regions and an averager without clock and network, which check a strategy's messages.
 
-    Regions step in turn, and who does not stand still gets its answer some steps later. What is
-    always true of messages is looked at on the way: they are never live state, one request is open
-    at a time, nobody is left waiting who should not be.
+    Regions step in turn, and a region that is not blocked gets its answer some steps later. Rules
+    for all messages are checked on the way: they are never live state, one request is open at a
+    time, and no region waits without reason.
 
-    Shape legend: P = parameters of the model; S = of one shard's slice.
+    Shape legend: P = parameters of the model; S = slice of one shard.
 
     Args:
-        strategy: what is looked at.
-        optimizer: of every region.
-        num_shards: of every region.
-        names: the regions, of `SAMPLES`.
-        lag: steps until an answer is there.
-        spoil: overwrite every message that was answered: it is the carrier's again.
+        strategy: the checked strategy.
+        optimizer: optimizer of every region.
+        num_shards: shards of every region.
+        names: the regions, from `SAMPLES`.
+        lag: steps until an answer arrives.
+        spoil: overwrite every answered message, because its memory is reused.
     """
 
     def __init__(
@@ -129,16 +129,16 @@ class Fleet:
         self.averager = Averager(strategy, NUM_PARAMS, state)
         self.updates: list[UpdateMessage] = []
         self.replies: list[ReplyMessage] = []
-        self.waits: set[str] = set()  # regions that stood still since their answer was late
-        self.stood_still: list[bool] = []  # of every request but the last
-        self.answered: list[set[str]] = []  # by every request
+        self.waits: set[str] = set()  # regions that were blocked by a late answer
+        self.stood_still: list[bool] = []  # for every request but the last
+        self.answered: list[set[str]] = []  # for every request
         self._said: list[tuple[Tensor, Tensor]] = []
         self._strategy = strategy
         self._lag = lag
         self._spoil = spoil
 
     def step(self, grads: Mapping[str, Tensor | None]) -> None:
-        """One step of every named region that does not stand still, in the order of the names."""
+        """Run one step of every named region that is not blocked, in the order of the names."""
         for name, grad_P in grads.items():
             region = self.regions[name]
             if region.waiting:
@@ -152,11 +152,11 @@ class Fleet:
             left = [region.name for region in self.regions.values() if region.waiting]
             expect(
                 not left,
-                f"regions {left} are not answered, and its traits say that it never `releases`",
+                f"regions {left} are not answered, but its traits state that it never `releases`",
             )
 
     def apply(self, region: FleetRegion, grad_P: Tensor | None) -> None:
-        """The server's part of a step; None is a gradient that was refused."""
+        """Run the server's part of a step; None is a refused gradient."""
         if grad_P is not None:
             pairs = zip(region.shards, split_sizes(NUM_PARAMS, len(region.shards)), strict=True)
             for shard, (i, j) in pairs:
@@ -167,10 +167,10 @@ class Fleet:
         region.model.apply([Contribution(0, samples)])
 
     def send(self, region: FleetRegion, out: Outgoing, *, final: bool = False) -> None:
-        """Hand a message to the averager, and its answers to whom they are for."""
-        expect(region.sent is None, "a region speaks while its last request is open")
+        """Pass a message to the averager, and its answers to their regions."""
+        expect(region.sent is None, "a region sends while its last request is open")
         own = region.storages() | _storages(self.averager.state.memory.values())
-        expect(not _storages([out.payload_P]) & own, "a message is live state, and no copy of it")
+        expect(not _storages([out.payload_P]) & own, "a message is live state instead of a copy")
         self._said.append((out.payload_P, out.payload_P.clone()))
         region.seq += 1
         update = UpdateMessage(
@@ -194,13 +194,13 @@ class Fleet:
         self._deliver()
 
     def merge(self, region: FleetRegion) -> bool:
-        """Merge the answer, if it is there."""
+        """Merge the answer, if it has arrived."""
         if not region.inbox:
             return False
         reply = region.inbox.pop()
         expect(
             region.sent is not None and reply.seq == region.sent.seq,
-            "an answer is for another request than the open one",
+            "an answer belongs to another request than the open one",
         )
         before_P = reply.payload_P.clone()
         region.model.merge(reply)
@@ -212,13 +212,13 @@ class Fleet:
         return True
 
     def settle(self) -> None:
-        """Answer everybody, as before a checkpoint."""
+        """Answer all regions, as before a checkpoint."""
         self._release()
         for region in self.regions.values():
             self.merge(region)
 
     def finish(self) -> None:
-        """The last exchange."""
+        """Run the last exchange."""
         self.settle()
         for region in self.regions.values():
             out = region.model.finish()
@@ -230,7 +230,7 @@ class Fleet:
         expect(self._spoil or not changed, "a message changed after it was sent")
 
     def leave(self, name: str) -> None:
-        """Go on without a region."""
+        """Continue without a region."""
         del self.regions[name]
         self._take(self.averager.leave(name))
         self._deliver()
@@ -242,7 +242,7 @@ class Fleet:
         return self
 
     def restore(self, other: Fleet) -> None:
-        """Become what another fleet is, through its checkpoint."""
+        """Restore the state of another fleet from its checkpoint."""
         self.averager.restore(*other.averager.export())
         for name, region in self.regions.items():
             other_region = other.regions[name]
@@ -255,24 +255,24 @@ class Fleet:
             )
 
     def digests(self) -> list[str]:
-        """Of the regions' parameters."""
+        """Return digests of the regions' parameters."""
         return [digest(region.params_P) for region in self.regions.values()]
 
     def _speak(self, region: FleetRegion) -> None:
         out = region.model.outgoing()
         if isinstance(out, Wait):
-            expect(region.sent is not None, "a region stands still, and no request is open")
+            expect(region.sent is not None, "a region is blocked without an open request")
             self.waits.add(region.name)
             if not self.merge(region):
                 region.waiting = region.stalled = True
                 return
             out = region.model.outgoing()
-            expect(not isinstance(out, Wait), "a region stands still although it has its answer")
+            expect(not isinstance(out, Wait), "a region is blocked although it has its answer")
         if isinstance(out, Outgoing):
             self.send(region, out)
 
     def _deliver(self) -> None:
-        """Answers to those who stand still for them; who could not speak before, does."""
+        """Deliver answers to blocked regions, and let regions send that could not before."""
         for region in list(self.regions.values()):
             stalled = region.stalled
             if region.waiting and self.merge(region) and stalled:
@@ -303,7 +303,7 @@ _NEAR: Final = 1e-5
 
 
 def _run(strategy: Strategy) -> Fleet:
-    """Two exchanges of every fragment and a bit, with answers at the next step; and the end."""
+    """Run two exchanges of every fragment and more, with answers at the next step, and the end."""
     exchange = strategy.traits.exchange
     steps = max(_LEAST, math.ceil(2 * exchange.every * exchange.fragments))
     fleet = Fleet(strategy, lag=1).run(gradients(steps), range(steps))
@@ -316,7 +316,7 @@ def _sent(fleet: Fleet, name: str) -> list[UpdateMessage]:
 
 
 def exchanges_are_as_many_as_it_says(strategy: Strategy) -> None:
-    """After every step, and after the end; off by one where `every` is not whole."""
+    """The number of exchanges matches the traits after every step, and after the end."""
     exchange = strategy.traits.exchange
     tolerance = 0 if float(exchange.every).is_integer() else 1
     steps = max(_LEAST, math.ceil(2 * exchange.every * exchange.fragments)) + 1
@@ -333,12 +333,12 @@ def _expect_count(fleet: Fleet, expected: Callable[[int], int], tolerance: int) 
         found, wanted = len(_sent(fleet, name)), expected(region.steps)
         expect(
             abs(wanted - found) <= tolerance,
-            f"in {region.steps} steps region {name} spoke {found} times; its traits say {wanted}",
+            f"in {region.steps} steps region {name} sent {found} times; its traits state {wanted}",
         )
 
 
 def payloads_are_as_large_as_it_says(strategy: Strategy) -> None:
-    """Each of one fragment, in turn; the last one of the whole model."""
+    """Payloads cover one fragment each, in turn; the last one covers the whole model."""
     exchange, fleet = strategy.traits.exchange, _run(strategy)
     cuts = fragment_bounds(NUM_PARAMS, exchange.fragments)
     for name in fleet.regions:
@@ -346,23 +346,26 @@ def payloads_are_as_large_as_it_says(strategy: Strategy) -> None:
         for update in _sent(fleet, name):
             start_, stop = cuts[update.fragment]
             size = update.payload_P.numel()
-            expect(size == stop - start_, f"a payload has {size} values, its fragment not")
+            expect(
+                size == stop - start_,
+                f"a payload has {size} values, but its fragment has another size",
+            )
             whole = not update.final or size == NUM_PARAMS
-            expect(whole, "the last exchange is not of the whole model")
+            expect(whole, "the last exchange does not cover the whole model")
         full = len(ordinary) // exchange.fragments * exchange.fragments
         sent = 4 * sum(update.payload_P.numel() for update in ordinary[:full])
         expected = full * exchange.payload_bytes(NUM_PARAMS)
         expect(
             abs(sent - expected) < 1,
-            f"{full} exchanges sent {sent} bytes; its traits say {expected}",
+            f"{full} exchanges sent {sent} bytes; its traits state {expected}",
         )
     sizes = {(reply.to, reply.seq): reply.payload_P.numel() for reply in fleet.replies}
     asked = {(update.region, update.seq): update.payload_P.numel() for update in fleet.updates}
-    expect(sizes == {key: asked[key] for key in sizes}, "an answer is not as long as its update")
+    expect(sizes == {key: asked[key] for key in sizes}, "an answer differs in size from its update")
 
 
 def regions_stand_still_as_it_says(strategy: Strategy) -> None:
-    """For every exchange, for those that are late, or for none."""
+    """Regions are blocked by every exchange, by late ones, or by none."""
     expected = strategy.traits.exchange.blocking
     fleet = Fleet(strategy, lag=3)
     exchange = strategy.traits.exchange
@@ -372,64 +375,68 @@ def regions_stand_still_as_it_says(strategy: Strategy) -> None:
         expect(all(fleet.stood_still), "a region trains on while its request is open")
     else:
         expect(
-            not any(fleet.stood_still), f"a region stands still at once; its traits say {expected}"
+            not any(fleet.stood_still), f"a region is blocked at once; its traits state {expected}"
         )
     if expected == "never":
-        expect(not fleet.waits, "a region stands still for a late answer; its traits say never")
+        expect(not fleet.waits, "a region is blocked by a late answer; its traits state never")
 
 
 def payloads_mean_what_it_says(strategy: Strategy) -> None:
-    """Models are those of the region; changes are zero where nothing was done."""
+    """Models are those of the region; changes are zero without a step."""
     steps = max(_LEAST, math.ceil(2 * strategy.traits.exchange.every))
     fleet = Fleet(strategy, lag=1).run({"a": [None] * steps, "b": [None] * steps}, range(steps))
     fleet.finish()
     for update in fleet.updates:
         if strategy.traits.sends == "model":
             same = torch.equal(update.payload_P, start())
-            expect(same, "its traits say that it sends models, but a payload is none")
+            expect(same, "its traits state that it sends models, but a payload is not a model")
         else:
             zero = not update.payload_P.any()
-            expect(zero, "its traits say that it sends changes, but without one it sends something")
+            expect(
+                zero,
+                "its traits state that it sends changes, but without a change a payload is not "
+                "zero",
+            )
 
 
 def rounds_answer_all_or_nobody(strategy: Strategy) -> None:
-    """Rounds do; and who has none answers somebody before all have spoken."""
+    """Rounds answer all regions or none; without rounds, answers precede the last update."""
     steps = max(_LEAST, math.ceil(2 * strategy.traits.exchange.every))
     fleet = Fleet(strategy, names=("a", "b", "c"), lag=1)
     fleet.run(gradients(steps, ("a", "b", "c")), range(steps)).finish()
     if strategy.traits.in_rounds:
         odd = [sorted(to) for to in fleet.answered if len(to) not in (0, 3)]
-        expect(not odd, f"its traits say rounds, but {odd[:1]} alone were answered")
+        expect(not odd, f"its traits state rounds, but only {odd[:1]} were answered")
 
 
 def the_named_memory_is_a_model(strategy: Strategy) -> None:
-    """What is evaluated has the size of the parameters."""
+    """The evaluated memory has the size of the parameters."""
     name, fleet = strategy.traits.region.eval_params, _run(strategy)
     if name is None:
         return
     for region in fleet.regions.values():
         found = region.shards[0].state.memory.get(name)
-        expect(found is not None, f"there is no memory {name!r} to evaluate")
-        expect(found is None or found.shape == (NUM_PARAMS,), f"memory {name!r} is no model")
+        expect(found is not None, f"no memory {name!r} to evaluate")
+        expect(found is None or found.shape == (NUM_PARAMS,), f"memory {name!r} is not a model")
 
 
 def the_rate_is_where_it_says(strategy: Strategy) -> None:
-    """In the optimizer, or in an option of the strategy."""
+    """The learning rate is an option of the optimizer or of the strategy."""
     section, *keys = strategy.traits.region.rate_key.split(".")
     if section == "optimizer":
-        expect(keys == ["lr"], "the optimizer's rate is optimizer.lr")
+        expect(keys == ["lr"], "the rate of the optimizer is optimizer.lr")
         return
-    expect(section == "strategy", "a rate is in `optimizer` or in `strategy`")
+    expect(section == "strategy", "the rate must be in `optimizer` or `strategy`")
     value: object = strategy
     for key in keys:
         fields = dict(value) if isinstance(value, BaseModel) else {}
-        expect(key in fields, f"there is no option {strategy.traits.region.rate_key}")
+        expect(key in fields, f"no option {strategy.traits.region.rate_key}")
         value = fields[key]
-    expect(isinstance(value, float), f"{strategy.traits.region.rate_key} is no rate")
+    expect(isinstance(value, float), f"{strategy.traits.region.rate_key} is not a rate")
 
 
 def workers_push_what_it_says(strategy: Strategy) -> None:
-    """With worker_steps pushes are changes: the region's optimizer has nothing to do."""
+    """With worker_steps, pushes are changes, so the region's optimizer is unused."""
     if not strategy.traits.region.worker_steps:
         return
     fleet = Fleet(strategy)
@@ -438,18 +445,18 @@ def workers_push_what_it_says(strategy: Strategy) -> None:
         region.shards[0].state.apply_gradient = calls.append
     steps = max(_LEAST, math.ceil(2 * strategy.traits.exchange.every))
     fleet.run(gradients(steps), range(steps))
-    expect(not calls, "workers push changes, but the region's optimizer takes them for gradients")
+    expect(not calls, "workers push changes, but the region's optimizer uses them as gradients")
 
 
 def the_clock_is_asked_for_as_it_says(strategy: Strategy) -> None:
-    """A strategy that asks to be woken says so."""
+    """A strategy that requests a wake-up states that in its traits."""
     if not strategy.traits.averager.wakes:
         woken = _run(strategy).averager.state.wake_s
-        expect(woken is None, "it asks to be woken, and its traits do not say `wakes`")
+        expect(woken is None, "it requests a wake-up, but its traits do not state `wakes`")
 
 
 def rounds_may_be_summed_as_it_says(strategy: Strategy) -> None:
-    """A weighted mean in the name of every region gives the same answers."""
+    """A weighted mean sent for every region gives the same answers."""
     mean = strategy.traits.averager.round_mean
     if mean is None:
         return
@@ -461,10 +468,10 @@ def rounds_may_be_summed_as_it_says(strategy: Strategy) -> None:
         wanted = _round(strategy, plain, dict(zip("abc", payloads, strict=True)), rows)
         found = _round(strategy, summed, dict.fromkeys("abc", mean_P), rows)
         gap = float((wanted[0].payload_P - found[0].payload_P).abs().max())
-        expect(gap <= _NEAR, f"the answer to summed updates with rows {rows} is {gap:g} off")
+        expect(gap <= _NEAR, f"the answer to summed updates with rows {rows} differs by {gap:g}")
         if mean.is_answer:
             gap = float((found[0].payload_P - mean_P).abs().max())
-            expect(gap <= _NEAR, f"its answer is not the mean, but {gap:g} off")
+            expect(gap <= _NEAR, f"its answer differs from the mean by {gap:g}")
 
 
 def _round(
@@ -478,7 +485,7 @@ def _round(
 
 
 def updates_add_up_as_it_says(strategy: Strategy) -> None:
-    """A sum of updates leaves everybody where the updates by themselves do."""
+    """A sum of updates has the same effect as the separate updates."""
     if strategy.traits.averager.adds_up is None:
         return
     payloads = torch.randn(2, NUM_PARAMS, generator=torch.Generator().manual_seed(4))
@@ -505,39 +512,39 @@ def updates_add_up_as_it_says(strategy: Strategy) -> None:
                 models[reply.to] += payloads["ab".index(reply.to)]
         ends.append(torch.stack([models[name] for name in "ac"]))
     gap = float((ends[0] - ends[1]).abs().max())
-    expect(gap <= _NEAR, f"a sum of updates leaves regions {gap:g} from where the updates do")
+    expect(gap <= _NEAR, f"a sum of updates differs by {gap:g} from the separate updates")
 
 
 def mean_gradients_are_such(strategy: Strategy) -> None:
-    """Updates are gradients, and answers their mean by rows."""
+    """Updates are gradients, and answers their mean weighted by rows."""
     if not strategy.traits.averager.mean_gradient:
         return
     grads = gradients(1)
     fleet = Fleet(strategy).run(grads, range(1))
     for update in fleet.updates:
         same = torch.equal(update.payload_P, grads[update.region][0])
-        expect(same, "its traits say that updates are gradients")
+        expect(same, "its traits state that updates are gradients")
     total = sum(SAMPLES[name] for name in grads)
     mean_P = sum((SAMPLES[n] / total * each[0] for n, each in grads.items()), torch.zeros(()))
     gap = float((fleet.replies[0].payload_P - mean_P).abs().max())
-    expect(gap <= _NEAR, "its traits say that answers are the mean by rows")
+    expect(gap <= _NEAR, "its traits state that answers are the mean by rows")
 
 
 HONESTY: Final[Checks[Strategy]] = {
-    "traits: exchanges are as many as it says": exchanges_are_as_many_as_it_says,
-    "traits: payloads are as large as it says": payloads_are_as_large_as_it_says,
-    "traits: regions stand still as it says": regions_stand_still_as_it_says,
-    "traits: payloads mean what it says": payloads_mean_what_it_says,
-    "traits: rounds answer all or nobody": rounds_answer_all_or_nobody,
-    "traits: what is evaluated is a model": the_named_memory_is_a_model,
-    "traits: the rate is where it says": the_rate_is_where_it_says,
-    "traits: workers push what it says": workers_push_what_it_says,
-    "traits: the clock is asked for as it says": the_clock_is_asked_for_as_it_says,
-    "traits: rounds may be summed as it says": rounds_may_be_summed_as_it_says,
-    "traits: updates add up as it says": updates_add_up_as_it_says,
-    "traits: mean gradients are such": mean_gradients_are_such,
+    "traits: the number of exchanges": exchanges_are_as_many_as_it_says,
+    "traits: the size of payloads": payloads_are_as_large_as_it_says,
+    "traits: blocking of regions": regions_stand_still_as_it_says,
+    "traits: the meaning of payloads": payloads_mean_what_it_says,
+    "traits: rounds answer all regions or none": rounds_answer_all_or_nobody,
+    "traits: the evaluated memory is a model": the_named_memory_is_a_model,
+    "traits: the key of the learning rate": the_rate_is_where_it_says,
+    "traits: the meaning of pushes": workers_push_what_it_says,
+    "traits: wake-ups": the_clock_is_asked_for_as_it_says,
+    "traits: rounds can be summed": rounds_may_be_summed_as_it_says,
+    "traits: updates can be summed": updates_add_up_as_it_says,
+    "traits: answers are mean gradients": mean_gradients_are_such,
 }
-"""What traits say, each as a check."""
+"""Checks of the traits."""
 
 
 _STEPS: Final = 9
@@ -545,13 +552,13 @@ _OPTIMIZERS: Final = (PLAIN, Momentum(lr=0.05, nesterov=True), AdamW(lr=0.01))
 
 
 def _steps_of(strategy: Strategy) -> int:
-    """Enough for two exchanges of every fragment."""
+    """Return enough steps for two exchanges of every fragment."""
     exchange = strategy.traits.exchange
     return max(_STEPS, math.ceil(2 * exchange.every * exchange.fragments) + 1)
 
 
 def _is_exact(strategy: Strategy) -> bool:
-    """Whether all regions merge the same payload at the end, and not portions of their own."""
+    """Return whether all regions merge the same payload at the end."""
     return strategy.traits.in_rounds or strategy.traits.sends == "model"
 
 
@@ -564,18 +571,18 @@ def _expect_equal(strategy: Strategy, fleet: Fleet, when: str) -> None:
 
 
 def the_end_leaves_all_regions_equal(strategy: Strategy) -> None:
-    """After the last exchange; and training has moved them."""
+    """All regions are equal after the last exchange, and training has changed them."""
     steps = _steps_of(strategy)
     for optimizer in _OPTIMIZERS:
         fleet = Fleet(strategy, optimizer).run(gradients(steps), range(steps))
         fleet.finish()
         _expect_equal(strategy, fleet, "after the last exchange")
         moved = not torch.equal(fleet.regions["a"].params_P, start())
-        expect(moved, "training has not moved the parameters")
+        expect(moved, "training has not changed the parameters")
 
 
 def regions_may_end_at_other_times(strategy: Strategy) -> None:
-    """Without rounds; where steps are unequal, regions end together."""
+    """Without rounds, regions may end at different times."""
     traits, steps = strategy.traits, _steps_of(strategy)
     if traits.in_rounds or traits.region.ends_by_total_rows:
         return
@@ -587,7 +594,7 @@ def regions_may_end_at_other_times(strategy: Strategy) -> None:
 
 
 def messages_are_the_carriers_once_answered(strategy: Strategy) -> None:
-    """Whoever carried one may overwrite it."""
+    """An answered message may be overwritten."""
     steps = _steps_of(strategy)
     fleets = [
         Fleet(strategy, spoil=spoil).run(gradients(steps), range(steps)) for spoil in (False, True)
@@ -595,11 +602,11 @@ def messages_are_the_carriers_once_answered(strategy: Strategy) -> None:
     for fleet in fleets:
         fleet.finish()
     same = fleets[0].digests() == fleets[1].digests()
-    expect(same, "what an answered message is overwritten with comes back")
+    expect(same, "the content of an overwritten message has an effect")
 
 
 def everything_lies_in_the_states(strategy: Strategy) -> None:
-    """Two runs side by side with one object do not disturb each other, nor chance."""
+    """Interleaved runs with one object are independent, and keep the random state unchanged."""
     steps, found = _steps_of(strategy), []
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -611,8 +618,8 @@ def everything_lies_in_the_states(strategy: Strategy) -> None:
     for fleet in fleets:
         fleet.finish()
         found.append(fleet.digests())
-    expect(torch.equal(torch.get_rng_state(), before), "the program's random numbers moved")
-    expect(found == alone, "it remembers something outside of the states that it is given")
+    expect(torch.equal(torch.get_rng_state(), before), "the global random state changed")
+    expect(found == alone, "it has state outside of its state objects")
 
 
 def whole_run(strategy: Strategy, seed: int) -> list[str]:
@@ -632,7 +639,7 @@ def the_same_run_gives_the_same_bits(strategy: Strategy) -> None:
 
 
 def a_refused_gradient_changes_nothing(strategy: Strategy) -> None:
-    """Neither parameters nor the optimizer."""
+    """A refused gradient changes neither parameters nor optimizer state."""
     for optimizer in _OPTIMIZERS:
         fleet = Fleet(strategy, optimizer).run(gradients(_STEPS), range(4))
         fleet.settle()
@@ -644,11 +651,11 @@ def a_refused_gradient_changes_nothing(strategy: Strategy) -> None:
             moved = [
                 k for k, v in state.items() if k.startswith("optimizer/") and not v.equal(after[k])
             ]
-            expect(not moved, f"the optimizer's {moved} moved")
+            expect(not moved, f"the optimizer's {moved} changed")
 
 
 def rounds_of_refused_gradients_change_no_region(strategy: Strategy) -> None:
-    """Although the optimizer has momentum."""
+    """Rounds of refused gradients change no region, even with momentum."""
     steps = _steps_of(strategy)
     for optimizer in _OPTIMIZERS:
         fleet = Fleet(strategy, optimizer)
@@ -662,7 +669,7 @@ def rounds_of_refused_gradients_change_no_region(strategy: Strategy) -> None:
 
 
 def what_was_saved_goes_on_with_the_same_bits(strategy: Strategy) -> None:
-    """From checkpoints at several moments."""
+    """Resuming from checkpoints at several steps gives the same bits."""
     shards = 1 if strategy.traits.region.whole_model else 2
     steps = _steps_of(strategy)
     grads, other = gradients(steps), gradients(steps, seed=9)
@@ -680,7 +687,7 @@ def what_was_saved_goes_on_with_the_same_bits(strategy: Strategy) -> None:
 
 
 def shards_give_the_bits_of_one(strategy: Strategy) -> None:
-    """However a region's model is cut, unless it says that it must not be."""
+    """Any number of shards gives the same bits, unless the traits require one."""
     if strategy.traits.region.whole_model:
         return
     steps = _steps_of(strategy)
@@ -695,7 +702,7 @@ def shards_give_the_bits_of_one(strategy: Strategy) -> None:
 
 
 def rounds_do_not_depend_on_who_comes_first(strategy: Strategy) -> None:
-    """Members join a round in any order; without rounds, they agree at the end."""
+    """The order of updates in a round has no effect; without rounds, regions agree at the end."""
     steps, names = _steps_of(strategy), ("a", "b", "c")
     results = []
     for order in (names, names[::-1], ("b", "c", "a")):
@@ -709,7 +716,7 @@ def rounds_do_not_depend_on_who_comes_first(strategy: Strategy) -> None:
 
 
 def more_regions_come_to_one_model_too(strategy: Strategy) -> None:
-    """Four and five of them."""
+    """Four and five regions end with one model."""
     steps = _steps_of(strategy)
     for names in ("abcd", "abcde"):
         fleet = Fleet(strategy, names=tuple(names))
@@ -718,7 +725,7 @@ def more_regions_come_to_one_model_too(strategy: Strategy) -> None:
 
 
 def nobody_waits_for_a_region_that_left(strategy: Strategy) -> None:
-    """It never spoke, or spoke before; the others finish and agree."""
+    """The others finish and agree after a region has left, before or after its first update."""
     steps, names = _steps_of(strategy), ("a", "b", "c")
     for after in (0, 3, steps // 2):
         fleet, grads = Fleet(strategy, names=names), gradients(steps, names)
@@ -731,27 +738,27 @@ def nobody_waits_for_a_region_that_left(strategy: Strategy) -> None:
 
 
 def a_checkpoint_holds_nobody_up(strategy: Strategy) -> None:
-    """The run goes on as it would have without: same rounds, and the same models to the bit."""
+    """A checkpoint changes neither rounds nor models."""
     steps = _steps_of(strategy)
     saved, whole, grads = Fleet(strategy), Fleet(strategy), gradients(2 * steps + LAG)
     for fleet in (saved, whole):
         fleet.run(grads, range(4))
         if fleet is saved:
-            expect(fleet.averager.begin_checkpoint(1, halt=False), "a checkpoint was refused")
+            expect(fleet.averager.begin_checkpoint(1, halt=False), "a checkpoint was rejected")
         fleet.run(grads, range(4, 2 * steps))
         fleet.finish()
-        _expect_equal(strategy, fleet, "after a checkpoint in mid-run")
+        _expect_equal(strategy, fleet, "after a checkpoint during the run")
     versions = [fleet.averager.state.version for fleet in (saved, whole)]
     expect(versions[0] == versions[1], f"{versions[0]} commits, {versions[1]} without a checkpoint")
     same = all(
         torch.equal(saved.regions[name].params_P, whole.regions[name].params_P)
         for name in saved.regions
     )
-    expect(same, "a checkpoint in mid-run has changed the final model")
+    expect(same, "a checkpoint during the run has changed the final model")
 
 
 def finite_gradients_give_finite_models(strategy: Strategy) -> None:
-    """Also ones of zero, tiny ones, and ones that are ten times as large."""
+    """Finite gradients give finite models: zero, tiny, and ten times as large ones."""
     steps = _steps_of(strategy)
     for scale in (0.0, 1e-20, 10.0):
         grads: dict[str, list[Tensor]] = {
@@ -761,13 +768,13 @@ def finite_gradients_give_finite_models(strategy: Strategy) -> None:
         fleet.finish()
         for region in fleet.regions.values():
             finite = bool(region.params_P.isfinite().all())
-            expect(finite, f"gradients of about {scale:g} make parameters that are not finite")
+            expect(finite, f"gradients of about {scale:g} give non-finite parameters")
         payloads = [reply.payload_P for reply in fleet.replies]
         expect(all(bool(p.isfinite().all()) for p in payloads), "an answer is not finite")
 
 
 def a_repeated_update_changes_nothing(strategy: Strategy) -> None:
-    """It is answered as before, and nothing is counted twice."""
+    """A repeated update gets the same answer, and is not counted twice."""
     steps = _steps_of(strategy)
     fleet = Fleet(strategy).run(gradients(steps), range(steps))
     before = fleet.averager.export()
@@ -775,26 +782,26 @@ def a_repeated_update_changes_nothing(strategy: Strategy) -> None:
         fleet.averager.on_update(replace(fleet.updates[-1]))
     after = fleet.averager.export()
     same = all(torch.equal(value, after[0][key]) for key, value in before[0].items())
-    expect(same and before[1] == after[1], "an update that came twice counts twice")
+    expect(same and before[1] == after[1], "a repeated update counts twice")
 
 
 CHECKS: Final[Checks[Strategy]] = {
     "its options are frozen and strict": check_options,
     "after the last exchange all regions are equal": the_end_leaves_all_regions_equal,
-    "regions without rounds may end at other times": regions_may_end_at_other_times,
+    "regions without rounds may end at different times": regions_may_end_at_other_times,
     "an answered message may be overwritten": messages_are_the_carriers_once_answered,
-    "it remembers nothing outside of its states": everything_lies_in_the_states,
+    "it has no state outside of its state objects": everything_lies_in_the_states,
     "the same run gives the same bits": the_same_run_gives_the_same_bits,
     "a refused gradient changes nothing": a_refused_gradient_changes_nothing,
     "rounds of refused gradients change no region": rounds_of_refused_gradients_change_no_region,
-    "a resumed run goes on with the same bits": what_was_saved_goes_on_with_the_same_bits,
-    "several shards give the bits of one": shards_give_the_bits_of_one,
-    "rounds do not depend on who comes first": rounds_do_not_depend_on_who_comes_first,
-    "four and five regions come to one model, too": more_regions_come_to_one_model_too,
-    "nobody waits for a region that left": nobody_waits_for_a_region_that_left,
-    "a checkpoint holds nobody up": a_checkpoint_holds_nobody_up,
+    "a resumed run continues with the same bits": what_was_saved_goes_on_with_the_same_bits,
+    "several shards give the bits of a single one": shards_give_the_bits_of_one,
+    "rounds do not depend on the order of updates": rounds_do_not_depend_on_who_comes_first,
+    "four and five regions end with one model": more_regions_come_to_one_model_too,
+    "no region waits for one that left": nobody_waits_for_a_region_that_left,
+    "a checkpoint changes no result": a_checkpoint_holds_nobody_up,
     "finite gradients give finite models": finite_gradients_give_finite_models,
-    "an update that comes twice counts once": a_repeated_update_changes_nothing,
+    "a repeated update counts once": a_repeated_update_changes_nothing,
     **HONESTY,
 }
-"""All promises of strategies."""
+"""All contract checks of strategies."""

@@ -342,8 +342,8 @@ class Stream:
 
     def is_spent(self, now_s: float, most_bytes: float, most_s: float) -> bool:
         """Return whether its keys have reached their limit of bytes one way, or of time."""
-        carried_bytes = max(sum(self.sent.values()), sum(self.received.values()))
-        return carried_bytes >= most_bytes or now_s - self.opened_s >= most_s
+        total_bytes = max(sum(self.sent.values()), sum(self.received.values()))
+        return total_bytes >= most_bytes or now_s - self.opened_s >= most_s
 
     # ------------------------------------------------------------------ out
 
@@ -359,7 +359,7 @@ class Stream:
         return not self._queue if self._shaper is None else self._shaper.has_capacity()
 
     def ready_in_s(self, *, has_chunk: bool) -> float:
-        """Return the seconds until an emulated link can act again, which no selector can tell.
+        """Return the seconds until an emulated link can act again, which no selector reports.
 
         Args:
             has_chunk: whether a chunk waits for space on the link.
@@ -511,7 +511,7 @@ class Stream:
 def _first_record(parts: Iterator[memoryview]) -> Iterator[memoryview]:
     """Return the same bytes, the head joined with what fits into its TLS record.
 
-    A head alone would be a record, and a packet, of its own. The rest stays uncopied.
+    A header alone would be a separate record, and packet. The rest is not copied.
     """
     head = next(parts)
     payload = next(parts, memoryview(b""))
@@ -528,8 +528,8 @@ _ASK_KERNEL_S: Final = 1.0
 _DIALS_AT_ONCE: Final = 16
 _LAST_CALL: Final = 1.1  # of the limits of a stream: then it ends whatever is under way
 _REDIAL_S: Final = 1.0
-_CUT_TIMEOUTS: Final = 3  # in a row; one or two come of lost packets
-_LARGEST_CHUNK_BYTES: Final = 1024**2  # taken from peers whose `chunk_bytes` is larger
+_CUT_TIMEOUTS: Final = 3  # consecutive; one or two result from lost packets
+_LARGEST_CHUNK_BYTES: Final = 1024**2  # accepted from peers whose `chunk_bytes` is larger
 
 Counts = list[dict[str, int]]
 
@@ -590,7 +590,7 @@ class Connection:
         self._spent: Stream | None = None  # to be replaced by another
         self._wish = 0  # number of streams that the peer asked for
         self._sent_wish = 0
-        self._heard_s = self._asked_s = self._turned_s = clock.now_s()
+        self._received_s = self._asked_s = self._turned_s = clock.now_s()
         self._finishing = self._finished = False
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
@@ -647,7 +647,7 @@ class Connection:
 
     def since_received_s(self) -> float:
         """Return the seconds since anything was received from the peer."""
-        return self._clock.now_s() - self._heard_s
+        return self._clock.now_s() - self._received_s
 
     @property
     def is_cut(self) -> bool:
@@ -773,7 +773,7 @@ class Connection:
             self._lose(stream, error)
 
     def _check_responsive(self, now_s: float) -> None:
-        if (since_received_s := now_s - self._heard_s) > self._config.unresponsive_after_s:
+        if (since_received_s := now_s - self._received_s) > self._config.unresponsive_after_s:
             raise LinkDownError(f"region {self._peer} was silent for {since_received_s:.1f} s")
         flow, streams = self._session.flow, [self._control, *self._data]
         since_s = now_s - flow.stall_limit_s
@@ -815,7 +815,7 @@ class Connection:
     def _open(self, stream: Stream) -> None:
         config = self._config
         meta_bytes = max(config.max_meta_bytes, ACK_META_BYTES)
-        # A second copy of a chunk gets a buffer of its own, so a chunk must not be a whole message.
+        # A second copy of a chunk gets a separate buffer, so a chunk must not be a whole message.
         chunk_bytes = max(config.chunk_bytes, _LARGEST_CHUNK_BYTES)
         limits = FrameLimits(meta_bytes, chunk_bytes, not stream.is_tls)
         stream.open(limits, partial(self._chunk_receiver.place, stream))
@@ -910,7 +910,7 @@ class Connection:
                 raise FrameError(f"a {frame.kind.name} frame on a data stream")
 
     def _on_bytes(self, _: int) -> None:
-        self._heard_s = self._clock.now_s()
+        self._received_s = self._clock.now_s()
 
     def _take_control(self, frame: Frame) -> None:
         self._has_met = True

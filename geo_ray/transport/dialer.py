@@ -324,7 +324,7 @@ class Dialer:
         while not self._closed.wait(every_s):
             waited_s, looked_s = self._clock.now_s() - looked_s, self._clock.now_s()
             if waited_s > every_s + _STUCK_MIN_S / 2:
-                continue  # the whole process stood still
+                continue  # the whole process was stopped
             self._connector.encryption.refresh()
             for session in sessions():
                 try:

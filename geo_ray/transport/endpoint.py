@@ -355,7 +355,7 @@ class Endpoint:
                     held=self._held,
                 )
                 self._workers.start(f"wan-deliver-{peer}", session.inbox.run)
-                self._sessions[peer] = session  # not before: who cannot deliver must not accept
+                self._sessions[peer] = session  # last: only a session that delivers may accept
             return self._sessions[peer]
 
     def _known(self, peer: str) -> Session:

@@ -196,7 +196,7 @@ class _AgeingRatio:
 class _Extreme:
     """The largest (sign 1) or smallest (sign -1) value of the last ``window_s`` seconds.
 
-    Only values that no later one beats are kept, so a value costs a step or two.
+    Only values that no later value exceeds are stored, so a value costs a step or two.
     """
 
     def __init__(self, window_s: float, sign: int) -> None:
@@ -294,8 +294,8 @@ def merge_records(one: LinkRecord, two: LinkRecord, half_life_s: float) -> LinkR
 
     def spread(a: float | None, a_mad: float | None, b: float | None, b_mad: float | None) -> float:
         inside = mean(a_mad, b_mad) or 0.0
-        apart = 0.0 if a is None or b is None else 2 * part * (1 - part) * abs(a - b)
-        return inside + apart
+        between = 0.0 if a is None or b is None else 2 * part * (1 - part) * abs(a - b)
+        return inside + between
 
     loss = mean(old.loss, new.loss)
     mads = old.loss_mad, new.loss_mad

@@ -160,7 +160,7 @@ class UploadRequest:
         """
         if max_staleness is None or self.final or self.again:
             return math.inf
-        # The parts of a sum are committed together: those beside it come before the last one.
+        # The parts of a sum are committed together: the others arrive before the last one.
         beside = self.commits - 1
         return max_staleness - (version + before + beside - self.base_version)
 
@@ -366,7 +366,7 @@ class Rates:
         if beside < _BESIDE:
             self.paths[run.region] = seen if alone is None else (alone + seen) / 2
         elif alone is None:
-            return  # ran beside others, so that it does not show the path's rate
+            return  # other uploads ran concurrently, so it does not show the path's rate
         elif seen >= _CONTENDED * alone:
             self._signs.clear()
             self.paths[run.region] = max(alone, seen)
@@ -771,7 +771,7 @@ class HelperScheduler:
         config: how to decide.
         leader: the averager's region.
         into_mbps: what regions receive from each other, by region that receives; learned.
-        paused: form no groups; the open ones go on.
+        paused: form no new groups; open ones continue.
         line: the scheduler beneath.
     """
 

@@ -1,4 +1,4 @@
-"""One region and one policy, has_reported at one moment at a time."""
+"""A test cluster with one region and one policy, observed step by step."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def target(**changes: object) -> ClusterTarget:
 
 @dataclass
 class Scene:
-    """A cloud that does at once what it is told, but for what a test forbids."""
+    """A cloud that executes every call immediately, except for failures set by a test."""
 
     target: ClusterTarget = field(default_factory=target)
     config: AutoscaleConfig = CONFIG
@@ -105,7 +105,7 @@ class Scene:
             self.usd.setdefault(each, usual * (2 if each.type == "big" else 1))
 
     def look(self, after_s: float = 10.0) -> Decided:
-        """Time passes; the policy decides; the cloud does it."""
+        """Advance time, run the policy and execute its actions."""
         self.now_s += after_s
         availabilities = {pool: Availability(pool, usd) for pool, usd in self.usd.items()}
         listed = [m for m in self.machines.values() if m.pool.region not in self.unreachable]
@@ -143,7 +143,7 @@ class Scene:
         return [self.look(after_s) for _ in range(count)]
 
     def pools(self) -> list[Pool]:
-        """The pools of the machines that run, sorted."""
+        """Return the pools of the running machines, sorted."""
         return sorted((m.pool for m in self.machines.values()), key=str)
 
     def _do(self, action: object) -> None:
@@ -199,7 +199,7 @@ class Scene:
 
 @contextmanager
 def simulated_bench(tmp_path: Path) -> Iterator[CloudBench]:
-    """The simulated cloud, by the machine's clock, for the contract of providers."""
+    """Return the simulated cloud on the machine's clock, for the contract of providers."""
     cheap, rare, south = pool(Market.SPOT), pool(type_="rare"), pool(region="south")
     markets = {pool(): forever(1.0), cheap: forever(0.5), rare: forever(1.0, 2)}
     behavior = SimCloudBehavior(start_s=0.1, unlisted_s=0.1, quota={"south": 1})
@@ -210,20 +210,20 @@ def simulated_bench(tmp_path: Path) -> Iterator[CloudBench]:
 def waiting(
     count: int = 1, strategy: PlacementStrategy = "independent", at: str = "r", **resources: float
 ) -> PendingGroup:
-    """So many bundles that wait in a region; each wants a CPU unless something else is said."""
+    """Return pending bundles of a region; each needs one CPU by default."""
     labels = (LabelWanted(REGION_LABEL, (at,)),)
     return PendingGroup((PendingBundle(resources or {"CPU": 1.0}, labels, count),), strategy)
 
 
 def scene(*waits: PendingGroup, **changes: Any) -> Scene:
-    """A scene without a plan; ``region`` changes what its region is."""
+    """Return a scene without a plan; ``region`` changes its region."""
     fields: dict[str, Any] = {"rows_per_s": 0.0, "kinds": (SMALL, BIG), **changes.pop("region", {})}
     made = target(regions=(region(**fields),))
     return Scene(made, changes.pop("config", KNOWN), pending=waits, **changes)
 
 
 def with_one_busy(*prices: tuple[Any, float]) -> tuple[Scene, str, str]:
-    """Two machines, of which the dearer one is at work; its name, and that of the idle one."""
+    """Return a scene with a busy and a cheaper idle machine, and their names."""
     found = scene(waiting(2, CPU=4.0), region={"kinds": (SMALL,)})
     found.usd |= dict(prices)
     found.looks(2)

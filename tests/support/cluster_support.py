@@ -1,4 +1,4 @@
-"""Clusters in clouds on loopback; the part of the head, which has no Ray there, is played here."""
+"""Clusters in clouds on loopback; the head is simulated without Ray."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class CloudWorld:
         return PlanInputs(prices=self.prices)
 
     def living(self) -> list[Machine]:
-        """All machines of the cluster that the cloud lists."""
+        """Return all listed machines of the cluster."""
         record = self.state.known()
         if self._provider is None:
             self._provider = open_clouds(record, self.state)
@@ -244,7 +244,7 @@ STACK_TOKEN = "geo-ray-demo-token"
 
 
 def on_a_stack(world: CloudWorld, path: Path) -> None:
-    """Let a stack of Terraform be there, whose outputs have what the configuration had."""
+    """Provide a stack whose outputs match the configuration."""
     provider = world.config["provider"]
     regions = world.config["plan"]["regions"]
     section = provider[world.cloud]
@@ -282,14 +282,14 @@ def on_a_stack(world: CloudWorld, path: Path) -> None:
 
 @contextmanager
 def stack_world(tmp_path: Path) -> Iterator[CloudWorld]:
-    """AWS with a stack of Terraform's."""
+    """Return AWS with a Terraform stack."""
     with aws_world(tmp_path) as world:
         on_a_stack(world, tmp_path)
         yield world
 
 
 def near_store(root: Path) -> Callable[[ClusterState, str], LocalConditionalStore]:
-    """What keeps a cluster's state in a directory in place of a bucket: much quicker."""
+    """Keep the cluster's state in a directory instead of a bucket, which is faster."""
 
     def store(_: ClusterState, below: str) -> LocalConditionalStore:
         path = root / below
@@ -300,12 +300,12 @@ def near_store(root: Path) -> Callable[[ClusterState, str], LocalConditionalStor
 
 
 def boots(world: CloudWorld) -> list[str]:
-    """User data of every launch, in order."""
+    """Return the user data of every launch, in order."""
     return [b64decode(each["UserData"]).decode() for each in world.server.launches]
 
 
 class ReadyNodes:
-    """Nodes that are there as soon as their machines run, and idle."""
+    """Nodes that join as soon as their machines run, and stay idle."""
 
     def seen(self, machines: Sequence[Machine]) -> dict[str, ObservedNode]:
         running = [m for m in machines if m.state is MachineState.RUNNING]
@@ -405,11 +405,11 @@ def _serve(state: ClusterState, stop: threading.Event, ahead_s: float) -> None:
 
 
 def nobody(_: str) -> None:
-    """Hears what is told to people, and tells nobody."""
+    """Discard a message."""
 
 
 def until(what: Callable[[], object]) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     deadline_s = time.monotonic() + 60.0
     while not what():
         assert time.monotonic() < deadline_s
@@ -417,7 +417,7 @@ def until(what: Callable[[], object]) -> None:
 
 
 def asked_of(world: CloudWorld) -> ClusterSpec:
-    """What `geo-ray up` asks for with a world's configuration."""
+    """Return the specification that `geo-ray up` creates for a world."""
     words: Any = (world.config, (), "local", None, "optimal", None, None, nobody)
     found: ClusterSpec = _asked(*words)
     return found
@@ -425,7 +425,7 @@ def asked_of(world: CloudWorld) -> ClusterSpec:
 
 @dataclass
 class PlayedRay:
-    """What a head does on Ray, as far as it is asked."""
+    """Simulates the calls of a head to Ray."""
 
     looks: int = 0
     saves: bool = False

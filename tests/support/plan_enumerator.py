@@ -43,7 +43,7 @@ T_95 = [6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833]
 
 @dataclass(frozen=True)
 class Enumerated:
-    """A plan: time, money and what it is."""
+    """An enumerated plan: time, money and its choices."""
 
     seconds: float
     usd: float
@@ -187,7 +187,7 @@ def step_of(rows: int, speeds: Sequence[float], rooms: Sequence[float]) -> float
 def lan_of(
     question: Question, place: Mapping[str, Any], used: Sequence[Mapping[str, Any]]
 ) -> float:
-    """What the network of a region adds to a step with some machines."""
+    """Return the LAN time that machines of a region add to a step."""
     plan = question.config["plan"]
     if plan.get("lan_s_per_machine") is not None:
         return float(plan["lan_s_per_machine"] * len(used))
@@ -223,7 +223,7 @@ def max_rows_of(question: Question, place: Mapping[str, Any], machine: Mapping[s
 
 
 def rented(question: Question, name: str) -> Iterator[Rented]:
-    """Every choice of machines of a region."""
+    """Yield every choice of machines of a region."""
     plan = question.config["plan"]
     place = plan["regions"][name]
     batch = question.config["data"]["batch_size"]
@@ -341,7 +341,7 @@ def hosts(question: Question) -> list[str]:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to exchange: seconds and egress of one, by region."""
+    """An exchange option: seconds and egress of one exchange, by region."""
 
     seconds: Mapping[str, float]
     usd: Mapping[str, float]
@@ -418,7 +418,7 @@ def trained(
 
 
 def standing(question: Question) -> list[Callable[[float], float]]:
-    """Dollars of each server and disk for so many hours."""
+    """Return the cost of servers and disks for a number of hours."""
     found: list[Callable[[float], float]] = []
     running = question.running
     for name in question.names:
@@ -439,7 +439,7 @@ def standing(question: Question) -> list[Callable[[float], float]]:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """How regions exchange: one exchange of a fragment, and the one after the last step."""
+    """Exchanges of a plan: one fragment, and the exchange after the last step."""
 
     averager: str
     codec: str | None
@@ -462,7 +462,7 @@ class Exchanged:
 def plan_with(
     question: Question, chosen: Sequence[Rented], how: Exchanged, startup_s: float
 ) -> Enumerated:
-    """The plan of these machines and exchanges."""
+    """Return the plan of these machines and exchanges."""
     names = question.names
     steps_s = {name: each.step_s for name, each in zip(names, chosen, strict=True)}
     trained_s, usd = trained(question, how, steps_s)
@@ -486,7 +486,7 @@ def ends_apart(question: Question, codec: str | None) -> bool:
 
 
 def exchanges_before_last(question: Question, every: float, codec: str | None) -> int:
-    """Exchanges that are due after so many steps each, without the last one."""
+    """Return the number of exchanges without the last one."""
     steps, due = question.steps, 0
     while True:
         at = (due + 1) * every
@@ -496,7 +496,7 @@ def exchanges_before_last(question: Question, every: float, codec: str | None) -
 
 
 def every_plan(question: Question) -> Iterator[Enumerated]:
-    """All plans that keep the loss budget and the residency; limits are not looked at."""
+    """Yield all plans within the loss budget and the residency rules; limits are ignored."""
     plan, names = question.config["plan"], question.names
     codecs = plan["codecs"] if question.running is None else [question.running.codec]
     hows = [
@@ -511,7 +511,7 @@ def every_plan(question: Question) -> Iterator[Enumerated]:
 
 
 def going_on(question: Question, averager: str, interval: int) -> Enumerated:
-    """The plan of a run that stays as it is."""
+    """Return the plan of a run that stays unchanged."""
     assert question.running is not None
     chosen = [
         next(each for each in rented(question, name) if each.goes_on) for name in question.names

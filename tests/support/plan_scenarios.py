@@ -1,4 +1,4 @@
-"""Random small jobs, prices and links, for tests that go through every plan of them."""
+"""Random small jobs, prices and links, for tests that enumerate all their plans."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STRATEGIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 def prices_of(rng: random.Random, names: list[str], tiers: bool) -> list[dict[str, Any]]:
-    """Every region is one of a cloud; two of them may be of the same."""
+    """Every region is in some cloud; two may be in the same."""
     found = []
     shared = age_tiers(rng)
     for name in names:
@@ -82,7 +82,7 @@ def age_tiers(rng: random.Random) -> list[dict[str, float]]:
 
 
 def scenario(rng: random.Random, tiers: bool) -> tuple[dict[str, Any], Question]:
-    """A configuration, and the same for the enumerator; without limits."""
+    """Return a configuration without limits, and the same for the enumerator."""
     names = ["a", "b", "c"][: rng.choice([2, 2, 2, 3])]
     strategy, behaves = rng.choice(STRATEGIES)
     places = {}
@@ -143,7 +143,7 @@ def scenario(rng: random.Random, tiers: bool) -> tuple[dict[str, Any], Question]
 
 
 def with_own_networks(rng: random.Random, config: dict[str, Any]) -> None:
-    """Give every type of machine a network of its own and, of some, what memory it has."""
+    """Give every machine type its own network and, for some, its memory."""
     plan = config["plan"]
     del plan["lan_s_per_machine"]
     is_tight = rng.random() < 0.3
@@ -177,7 +177,7 @@ def links_file(question: Question, path: Path) -> Path:
 
 
 def limits_of(rng: random.Random, plans: list[Enumerated]) -> dict[str, float]:
-    """A deadline, a budget, both or none: between the plans that there are, or below them all."""
+    """Return a deadline, a budget, both or none: between existing plans, or below all of them."""
     found = {}
     if rng.random() < 0.6:
         seconds = sorted(plan.seconds for plan in plans)

@@ -1,4 +1,4 @@
-"""The three clouds as the contract of providers sees them: a real server or real processes each."""
+"""Benches of the three clouds for the contract of providers: real servers or real processes."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ class CloudBench:
         return [m for m in found if m.state is not MachineState.ENDED]
 
     def until_gone(self, *ids: str) -> None:
-        """Wait until machines have ended, or are not listed any more, as clouds have it."""
+        """Wait until machines have ended, or are no longer listed."""
         deadline = time.monotonic() + LONGEST_S
         while {m.id for m in self.living()} & set(ids):
             assert time.monotonic() < deadline, f"{ids} have not ended"
             time.sleep(0.05)
 
     def until(self, *names: str, count: int, state: MachineState) -> Sequence[Machine]:
-        """Wait until a list has so many machines of requests in a state."""
+        """Wait until a list has a number of machines of a request in a state."""
         deadline = time.monotonic() + LONGEST_S
         while True:
             found = [m for m in self.machines(*names) if m.state is state]
@@ -126,7 +126,7 @@ class CloudBench:
 
 @dataclass(frozen=True)
 class Sleeper:
-    """A program that does nothing until it is ended."""
+    """A program that runs until it is terminated."""
 
     def processes(
         self, place: LocalMachinePlace, request: LaunchRequest

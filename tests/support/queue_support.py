@@ -1,4 +1,4 @@
-"""A cluster for tests of the queue: jobs run on a virtual clock, whatever becomes of the queue."""
+"""A simulated cluster for queue tests: jobs run on a virtual clock, independently of the queue."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from geo_ray.scheduler.queue.inbox import key_of, new_token
 from geo_ray.scheduler.queue.job_spec import (
     AnyRequest,
     CancelRequest,
-    JobPace,
     JobRequest,
     JobSpec,
+    JobTiming,
     JobValue,
     MoveRequest,
     RegionNeeds,
@@ -51,7 +51,7 @@ TOKENS = {name: new_token() for name in ("red", "blue", "boss")}
 
 
 def queue_config(**changes: Any) -> QueueConfig:
-    """Two tenants and an operator, three regions of 8 CPUs each."""
+    """Return a queue with two tenants, an operator and three regions of 8 CPUs."""
     tenants = {name: {"key": key_of(token)} for name, token in TOKENS.items()}
     tenants["boss"]["operator"] = True  # type: ignore[assignment]
     tree = {
@@ -86,12 +86,12 @@ def job(
     most: int | None = None,
     working_dir: str | None = None,
 ) -> JobRequest:
-    """A job that takes so many seconds with what it is configured with."""
+    """Return a job that takes a time with its configured workers."""
     steps = 100
     spec = JobSpec(
         regions={region: needs(workers, 16 * workers) for region in regions},
         steps=steps,
-        pace=JobPace(fixed_s=0.0, row_s=seconds / steps / 16, model_bytes=0.0),
+        speed=JobTiming(fixed_s=0.0, row_s=seconds / steps / 16, model_bytes=0.0),
         averager=regions[0],
         anywhere=anywhere,
         least_regions=least or (1 if anywhere else len(regions)),
@@ -107,7 +107,7 @@ def job(
 
 
 def config_of(name: str, spec: JobSpec) -> dict[str, JsonValue]:
-    """The configuration that takes what a spec says."""
+    """Return the configuration that matches a specification."""
     regions: list[JsonValue] = [
         {
             "name": region,
@@ -122,14 +122,14 @@ def config_of(name: str, spec: JobSpec) -> dict[str, JsonValue]:
 
 
 def with_spec(request: JobRequest, **changes: Any) -> JobRequest:
-    """A job whose spec, and configuration with it, says something else."""
+    """Return a job with a changed specification and configuration."""
     spec = request.spec.model_copy(update=changes)
     return request.model_copy(update={"spec": spec, "config": config_of(request.name, spec)})
 
 
 @dataclass
 class SimRun:
-    """A job's run: its directory survives submissions."""
+    """Run of a job: its directory survives submissions."""
 
     done: float = 0.0
     members: dict[str, str] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class SimRun:
 
 @dataclass
 class SimSubmission:
-    """One attempt at the job server."""
+    """An attempt at the job server."""
 
     request: JobRequest
     began_s: float
@@ -184,7 +184,7 @@ class SimWorld:
         return self.config.start_s if self.start_s is None else self.start_s
 
     def advance(self, now_s: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         step_s = self.step_s
         while self.now_s < now_s:
             self.now_s = min(now_s, self.now_s + step_s)
@@ -211,21 +211,21 @@ class SimWorld:
             each.is_over, each.end = True, "finished"
 
     def living(self, job: str) -> list[SimSubmission]:
-        """Submissions of a job that are not over."""
+        """Return the active submissions of a job."""
         return [s for s in self.submissions.values() if s.request.name == job and not s.is_over]
 
     def kill(self, job: str) -> None:
-        """A job's driver is killed: it ends without a word."""
+        """Kill the driver of a job: it ends without a message."""
         for each in self.living(job):
             each.is_over, each.end = True, None
 
     def check(self) -> None:
-        """No job is trained twice at once, and none after its end."""
+        """Check that no job is trained twice at once, or after its end."""
         for name in self.runs:
             assert len(self.living(name)) <= 1, name
 
     def used_cpus(self) -> dict[str, float]:
-        """CPUs by region that runs have."""
+        """Return the CPUs used by runs, by region."""
         used = dict.fromkeys(self.capacity, 0.0)
         for each in self.submissions.values():
             if each.is_over:
@@ -302,7 +302,7 @@ class SimWorld:
 
 @dataclass
 class SimQueue:
-    """A queue over such a cluster, that can be killed and asked."""
+    """A queue over a simulated cluster; it can be killed and receive requests."""
 
     root: Path
     config: QueueConfig
@@ -361,7 +361,7 @@ class SimQueue:
 
 
 def sim_queue(root: Path, capacity: float = 8.0, **changes: Any) -> SimQueue:
-    """A queue in a directory, over a cluster with so many CPUs a region."""
+    """Return a queue in a directory, over a cluster with some CPUs per region."""
     config = queue_config(**changes)
     world = SimWorld(config, dict.fromkeys(config.regions, (0.0, capacity)))
     return SimQueue(root, config, world)

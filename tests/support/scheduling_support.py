@@ -1,4 +1,4 @@
-"""Small clusters and jobs for the tests of scheduling."""
+"""Small clusters and jobs for scheduler tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cluster_of(
     mbps: float = 1000.0,
     usd_per_gb: float = 0.1,
 ) -> SharedCluster:
-    """A cluster whose capacities are of slots, sites and (gpu, cpu)."""
+    """Return a cluster from capacities by slot, site and (gpu, cpu)."""
     slots, sites, _ = capacities.shape
     wide = np.zeros((slots, sites, len(RESOURCES)))
     wide[:, :, :2] = capacities
@@ -67,7 +67,7 @@ def job_of(
     wanted: int = 2,
     timing: Timing | None = None,
 ) -> ClusterJob:
-    """A job of (gpu, cpu)."""
+    """Return a job with demands of (gpu, cpu)."""
     steps = StepModel("", 0.0, 0.0, {MACHINE: row_s}, {MACHINE: (1, batch)}, (1, batch), 0.0)
     limits = BatchLimits(batch, most_rows or batch, 4.0 * batch)
     speed = JobSpeed(steps, model_bytes, limits, timing or Timing(1.0))

@@ -332,7 +332,7 @@ class Findings:
         if not self._found:
             wrong_rows = any(isinstance(e, SchemaMismatchError) for e in self._unreadable.values())
             error_class = SchemaMismatchError if wrong_rows else ShardCorruptError
-            raise error_class("\n  ".join(lines), fix="Mend the files that are named.")
+            raise error_class("\n  ".join(lines), fix="Add these options, or correct the files.")
         raise SchemaMismatchError("\n  ".join(lines), fix=_fix(helped, prepared, draft))
 
     def _say(self, key: tuple[str, str], records: Mapping[Kind, _Record]) -> tuple[list[str], bool]:
@@ -401,7 +401,7 @@ def _of_absent(column: str, record: _Record, wanted: ColumnType) -> ColumnAdvice
 def _fix(helped: bool, prepared: bool, draft: str) -> str:
     if not helped:
         place = "the preparation file or in the files" if prepared else "the files or in the task"
-        return f"Mend what is listed, in {place}."
+        return f"Correct the problems above in {place}."
     if prepared:
         return "Put the lines with braces into the preparation file, or mend the files."
     first = f"; `{draft}` writes a first one" if draft else ""

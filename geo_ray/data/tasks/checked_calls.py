@@ -332,7 +332,7 @@ def blamed(task: object, method: str) -> Iterator[None]:
         where = error_place(error, source_of(type(task)) or Path(type(task).__module__))
         raise TaskOutputError(
             f"{type(task).__name__}.{method} raised {error_summary(error)} ({where})",
-            fix="Mend the named line of the task.",
+            fix="Correct the named line of the task.",
         ) from error
 
 

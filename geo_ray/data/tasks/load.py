@@ -217,7 +217,7 @@ def load_task(cfg: TaskConfig, base_dir: Path) -> Task:
         where = error_place(error, source_of(kind) or Path(cfg.use))
         raise TaskLoadError(
             f"task {cfg.use} cannot be built: {where}: {error_summary(error)}",
-            fix="Mend the named line; a task is built as CLASS(options), with its own `Options`.",
+            fix="Correct the line; a task is built as CLASS(options), with its own `Options`.",
         ) from error
     check_task(task, cfg.use)
     return cast(Task, task)

@@ -62,12 +62,12 @@ _KEPT_ROUNDS: Final = 3
 class _Round:
     attempt: int = 0
     ready: dict[int, Meta] = field(default_factory=dict)  # regions in the order of becoming ready
-    asked: int = 0  # how many of these the policy was told of
+    asked: int = 0  # how many of these were reported to the policy
     settles_s: float | None = None
     is_summed: bool = False
     is_committed: bool = False
     whole: set[int] = field(default_factory=set)
-    sources: dict[int, set[int]] = field(default_factory=dict)  # who serves each region
+    sources: dict[int, set[int]] = field(default_factory=dict)  # sources of each region
     flows: dict[int, dict[tuple[int, int], LinkFlow]] = field(default_factory=dict)  # by phase
     pending: dict[int, int] = field(default_factory=dict)  # orders not carried out yet, by phase
     probed: int = 0
@@ -197,7 +197,7 @@ class Coordinator:
     def _on_sent(self, node: int, message: Sent, entry: _Round, now_s: float) -> None:
         send = message.send
         if send.src != node or not 0 <= send.dst < self.links.num_regions:
-            raise FrameError(f"region {node} says that it has sent {send}")
+            raise FrameError(f"region {node} reports that it has sent {send}")
         phase = self._phase(send)
         entry.pending[phase] = entry.pending.get(phase, 0) - 1
         if send.phase == PROBE:
@@ -238,8 +238,8 @@ class Coordinator:
         _LOGGER.warning("round %d: what region %d sends to %d is stuck", message.rnd, node, dst)
         self.links.break_link(node, dst)
         if not entry.is_summed:
-            # If the region is gone, the round needs it anyway, and goes on when it
-            # is back. If only the link is, others can carry what it cannot.
+            # If the region is gone, the round needs it in any case, and continues when it is back.
+            # If only the link is gone, others can send what it cannot.
             if dst not in self.links.down and node not in self.links.down:
                 self._restart(message.rnd, entry, now_s)
             return
@@ -276,7 +276,7 @@ class Coordinator:
     def _order(self, rnd: int, sends: Iterable[SendOrder], *, everyone: bool = False) -> None:
         entry = self._rounds[rnd]
         by_node: dict[int, list[SendOrder]] = {}
-        if everyone:  # regions without orders must hear of a new attempt, too
+        if everyone:  # regions without orders must be notified of a new attempt, too
             by_node = {node: [] for node in range(self.links.num_regions)}
         for send in sends:
             by_node.setdefault(send.src, []).append(send)

@@ -108,8 +108,8 @@ def server_context(source: TlsSource, material: TlsBytes | None = None) -> ssl.S
         CertificateError: a file cannot be read, or the key is not the certificate's.
     """
     context = _context(ssl.PROTOCOL_TLS_SERVER, source, material)
-    # No session is resumed: a region's connections live for hours, and tickets are bytes that a
-    # client which only writes would never read.
+    # No session resumption: a region's connections last for hours, and a client that only writes
+    # would never read the tickets.
     context.num_tickets = 0
     return context
 

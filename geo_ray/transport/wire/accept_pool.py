@@ -92,7 +92,7 @@ Serve: TypeAlias = Callable[[socket.socket, str, Callable[[], None]], None]
 
 _LOGGER = logging.getLogger(__name__)
 _HELLO_TIMEOUT_S: Final = 2.0  # until the first frame is complete
-_TENURE_S: Final = 2.0  # several far round trips: so long a handshake may last, whoever waits
+_TENURE_S: Final = 2.0  # several long round trips: the guaranteed time of a handshake
 _LOBBY: Final = 512  # connections without a thread
 _ACCEPTS: Final = 64  # in one turn of the loop
 _LOOKS: Final = 64  # at a first frame that comes in pieces
@@ -117,7 +117,7 @@ class _PendingConnection:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    # A handle of its own on the connection: the thread may close its own at any time.
+    # A separate handle of the connection: the thread may close its own at any time.
     handle: socket.socket
     is_evicted: bool = False
 
@@ -184,7 +184,7 @@ class AcceptPool:
         now_s = time.monotonic()
         for pending in self._lobby.holders():
             if now_s > pending.deadline_s:
-                self._turn_away(selector, pending, "said nothing valid in time")
+                self._turn_away(selector, pending, "sent nothing valid in time")
         self._seat(selector, now_s)
 
     def _patience_s(self) -> float:
@@ -226,7 +226,7 @@ class AcceptPool:
             needed = first_frame_bytes(start)
             arrived = len(pending.sock.recv(needed, socket.MSG_PEEK))
             is_ready = arrived >= needed
-            # The selector need not tell again of what is there already.
+            # The selector need not report again what is there already.
             lowest = 1 if is_ready else needed
             pending.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, lowest)
         except BlockingIOError:

@@ -395,7 +395,7 @@ def send_frame(
         digest_payload: False leaves the payload's tag out; the receiver must agree.
         encrypt: see `encode`.
         number: see `encode`.
-        count: told what the kernel took, piece by piece.
+        count: called with the number of bytes that the kernel took, piece by piece.
 
     Returns:
         Bytes on the wire.
@@ -457,7 +457,7 @@ def recv_head(
         sock: a connected stream socket.
         limits: what is taken.
         timeout_s: for header and meta together; None leaves the socket's own timeout.
-        count: told what arrived.
+        count: called with the number of received bytes.
 
     Raises:
         FrameError: not a frame, or over a limit.
@@ -497,7 +497,7 @@ def recv_frame(
         timeout_s: for header and meta together, then for each pause within the payload; None
             leaves the socket's own timeout.
         number: see `encode`.
-        count: told what arrived.
+        count: called with the number of received bytes.
 
     Returns:
         The frame; its payload is a view of the buffer, of the payload's length.

@@ -48,12 +48,12 @@ class HandshakeSide:
 
     Attributes:
         key: the run's key.
-        hello: who this end is; names must not begin with an underscore.
-        admit: given the other end's hello, returns this end's READY meta; raises
-            PeerRefusedError if the other end is not wanted.
+        hello: identity of this end; names must not begin with an underscore.
+        admit: given the other end's hello, returns this end's READY meta; raises PeerRefusedError
+            to refuse the other end.
         send: sends a frame with a key's digest.
         timeout_s: for the whole handshake.
-        count: told what arrived.
+        count: called with the number of received bytes.
     """
 
     key: bytes
@@ -85,8 +85,8 @@ class Greeting:
     def derive_key(self, purpose: bytes, *, outgoing: bool) -> bytes:
         """Return 32 bytes for another use; the other end gets the same for the other direction.
 
-        The session keys come from both hellos, which nobody else has seen where TLS carries them,
-        and from the run's key. Python's `ssl` does not offer TLS's own exporter.
+        The session keys are derived from both hellos, which only the two ends know under TLS, and
+        from the run's key. Python's `ssl` does not offer TLS's own exporter.
         """
         key = self.send_key if outgoing else self.recv_key
         return HKDF(SHA256(), 32, salt=None, info=b"geo_ray derived: " + purpose).derive(key)

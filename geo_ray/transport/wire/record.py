@@ -5,7 +5,7 @@
     SKIP.read(header, region="eu")       # Skip("eu", 2, 7), or a FrameError that names the field
 
 A text in the table names fields whose kinds are the types of the record's attributes, each with its
-name in the header if that differs. Fields stand in the header in the table's order. Other fields of
+name in the header if that differs. The header has the fields in the table's order. Other fields of
 a header are ignored.
 """
 
@@ -183,7 +183,7 @@ class Rows(Generic[T]):
 
     Args:
         row: the codec of one record.
-        shared: what is the same in all rows, and stands in the header once; each row knows it.
+        shared: fields that are equal in all rows, and appear in the header once.
         least: fewest rows.
         most: most rows.
         distinct: a field that differs in all rows.

@@ -109,10 +109,10 @@ def connect_first(
         targets: tried in turn, the next one at once when one refuses.
         buffer_bytes: see `new_socket`.
         timeout_s: in all.
-        is_closed: asked ten times per second; True gives up; None if nobody does.
+        is_closed: called ten times per second; True gives up; None: never.
 
     Raises:
-        OSError: nobody answers there in time.
+        OSError: no server answers there in time.
     """
     deadline_s = time.monotonic() + timeout_s
     left, next_s, code = list(targets), 0.0, errno.ETIMEDOUT
@@ -159,7 +159,7 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
     """A connected, blocking socket.
 
     Raises:
-        OSError: nobody answers there in time.
+        OSError: no server answers there in time.
     """
     return connect_first(resolve(address)[:1], 0, timeout_s)
 
@@ -175,9 +175,9 @@ def tune(sock: socket.socket, *, ack_timeout_s: float = 0.0, congestion: str = "
 
     Args:
         sock: a connected socket.
-        ack_timeout_s: unacknowledged, or unread by the other end, for that long, the connection
-            counts as lost; 0 leaves that to the caller.
-        congestion: name of the kernel's congestion control; kept as it is where that is unknown.
+        ack_timeout_s: the connection counts as lost if data is unacknowledged, or unread by the
+            other end, for this long; 0 leaves that to the caller.
+        congestion: name of the kernel's congestion control; unchanged if that is unknown.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -209,9 +209,9 @@ def block(sock: socket.socket, timeout_s: float) -> None:
 
 
 def limit_unsent(sock: socket.socket, size_bytes: int) -> None:
-    """Let the kernel take data only while fewer bytes than that were not sent at all.
+    """Let the kernel take data only while fewer bytes than that are unsent.
 
-    What is queued in the kernel cannot be given to another stream any more.
+    Data queued in the kernel cannot be moved to another stream.
     """
     option = getattr(socket, "TCP_NOTSENT_LOWAT", _NOTSENT_LOWAT if _IS_LINUX else None)
     if option is not None:

@@ -1,4 +1,4 @@
-"""Clusters in every cloud: what would be rented, what is, and that nothing is left."""
+"""Contract of clusters in every cloud: the offer, the machines, and a clean end."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ def test_a_missing_right_is_named_and_nothing_is_left(world: CloudWorld) -> None
 
 
 @pytest.mark.usefixtures("near")
-def test_wrong_credentials_are_told_before_anything_is_rented(
+def test_wrong_credentials_are_reported_before_any_launch(
     world: CloudWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
@@ -336,7 +336,7 @@ def test_a_bucket_of_the_state_that_cannot_be_read_is_named(
 
 @ONE_CLOUD
 @pytest.mark.usefixtures("near")
-def test_what_the_cloud_will_not_end_is_told_and_a_failure(
+def test_machines_that_cannot_be_ended_are_reported_as_a_failure(
     world: CloudWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with played_head(world.state):

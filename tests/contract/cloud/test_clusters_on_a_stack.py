@@ -1,4 +1,4 @@
-"""Clusters on what Terraform made: the head is used, machines come and go, all else stays."""
+"""Contract of clusters on a Terraform stack: the head is used, machines come and go."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def up(world: CloudWorld) -> UpCluster:
 
 
 def secret_of(world: CloudWorld) -> SecretStore:
-    """The stack's own store of secrets."""
+    """Secret store of the stack."""
     section = world.config["provider"][world.cloud]
     region = world.config["plan"]["regions"]["east"]["at"]
     if world.cloud == "aws":
@@ -109,7 +109,7 @@ def test_machines_come_and_go_and_what_terraform_made_stays(world: CloudWorld) -
 
 
 @pytest.mark.parametrize("world", ["tencent"], indirect=True)
-def test_a_silent_head_keeps_nothing_alive_and_rents_nothing_later(
+def test_an_unresponsive_head_keeps_no_machines_and_launches_none_later(
     world: CloudWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("geo_ray.cloud.cluster.down._SILENT_S", 1.0)
@@ -127,7 +127,9 @@ def test_a_silent_head_keeps_nothing_alive_and_rents_nothing_later(
 
 @pytest.mark.parametrize("world", ["tencent"], indirect=True)
 @pytest.mark.parametrize("ahead_s", [pytest.param(-7200.0, marks=pytest.mark.slow), 7200.0])
-def test_clocks_that_differ_make_no_head_a_silent_one(world: CloudWorld, ahead_s: float) -> None:
+def test_different_clocks_do_not_make_a_head_unresponsive(
+    world: CloudWorld, ahead_s: float
+) -> None:
     with played_head(world.state, ahead_s):
         made = up(world)
         assert made.report.acts
@@ -141,7 +143,7 @@ def test_clocks_that_differ_make_no_head_a_silent_one(world: CloudWorld, ahead_s
 
 
 @pytest.mark.parametrize("world", ["tencent"], indirect=True)
-def test_a_head_that_serves_nothing_is_told(
+def test_a_head_without_a_service_is_reported(
     world: CloudWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("geo_ray.cloud.cluster.up._HEAD_S", 1.0)

@@ -1,4 +1,4 @@
-"""What every provider of machines does, whichever cloud is behind it."""
+"""Contract of machine providers, for every cloud."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_another_clusters_machines_are_not_listed(bench: CloudBench) -> None:
 
 
 def test_machines_say_which_cluster_of_a_name_they_are_of(bench: CloudBench) -> None:
-    """Two people may call their clusters alike: neither counts nor ends the other's."""
+    """Two clusters may have the same name: they neither count nor end each other's machines."""
     ids = {"first": "0123456789", "second": "abcdef0123", "nobodys": ""}
     for name, id_ in ids.items():
         bench.provider.launch(replace(bench.request(name, count=1), cluster_id=id_))
@@ -142,15 +142,15 @@ def test_a_sold_out_pool_gives_what_it_has_or_nothing(bench: CloudBench) -> None
     assert missing[0].missing == 3 - bench.left
 
 
-def test_a_quota_is_told_apart_from_an_empty_pool(bench: CloudBench) -> None:
+def test_a_quota_error_differs_from_a_sold_out_pool(bench: CloudBench) -> None:
     missing = bench.provider.launch(bench.request("much", bench.no_quota, count=2))
     assert [f.kind for f in missing] == [LaunchFailureKind.QUOTA]
     assert missing[0].missing == 2 - bench.quota_left
     bench.until("much", count=bench.quota_left, state=MachineState.RUNNING)
 
 
-def test_a_failure_is_told_again_to_who_asks(bench: CloudBench) -> None:
-    """Its first answer may have got lost with whoever asked for the machines."""
+def test_a_failure_is_reported_repeatedly(bench: CloudBench) -> None:
+    """The first reply may be lost with the process that requested the machines."""
     wanted = bench.request("rare", bench.sold_out, count=3)
     (first,) = bench.provider.launch(wanted)
     bench.until("rare", count=bench.left, state=MachineState.RUNNING)

@@ -1,4 +1,4 @@
-"""What every store of secrets does, whichever cloud is behind it."""
+"""Contract of secret stores, for every cloud."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUE = "pa55-canary-ümläut\nsecond line"
 
 
 class Kind:
-    """A kind of store, and the cloud behind it."""
+    """Kind of a secret store, with its cloud."""
 
     def __init__(self, kind: str, place: str, endpoint: str | None) -> None:
         self.kind, self.place, self.endpoint = kind, place, endpoint
@@ -106,7 +106,7 @@ def test_a_machine_prints_it_in_its_first_minute(kind: Kind) -> None:
     assert shows_no_secret(failed.stderr.decode())
 
 
-def test_wrong_credentials_and_no_answer_are_told_apart(
+def test_wrong_credentials_differ_from_no_answer(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind.endpoint is None:

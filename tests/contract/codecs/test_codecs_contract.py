@@ -174,7 +174,7 @@ def test_the_same_input_gives_the_same_bytes(kind, options, device):
             torch.manual_seed(number)  # of no consequence
             before = torch.get_rng_state()
             found.append(codec.encode(x_P, memory, seed=step))
-            assert torch.equal(torch.get_rng_state(), before), "the program's random numbers moved"
+            assert torch.equal(torch.get_rng_state(), before), "the global random state changed"
         assert torch.equal(found[0].data_B, found[1].data_B)
         assert memories[0].keys() == memories[1].keys()
         assert all(torch.equal(value, memories[1][name]) for name, value in memories[0].items())

@@ -124,12 +124,12 @@ def test_what_says_all_that_changes_passes(name: str, tmp_path: Path) -> None:
     [
         ("Undeclared", "a step changes only parameters and declared model buffers", "'seen'"),
         ("Follows", "a step changes only parameters and declared model buffers", "'average'"),
-        ("Hidden", "a step that is done again gives the same bits", "another gradient"),
+        ("Hidden", "a repeated step gives the same bits", "another gradient"),
         ("Forgets", "a step gives the gradient that PyTorch gives", "1.weight"),
         ("Replaces", "evaluations add up", "'1.weight'"),
         ("Misspelt", "its model buffers can be exchanged", "'sean'"),
         ("NoSuchRule", "its model buffers can be exchanged", "'sum'"),
-        ("NoSuchGroup", "its groups are of its parameters", "'head.*'"),
+        ("NoSuchGroup", "its groups cover its parameters", "'head.*'"),
     ],
 )
 def test_a_mistake_is_found(name: str, promise: str, why: str, tmp_path: Path) -> None:

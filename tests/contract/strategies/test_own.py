@@ -94,7 +94,7 @@ OUTSIDE = [
             "after the last exchange all regions are equal",
             "live state",
         ),
-        (OUTSIDE, "it remembers nothing outside of its states", "outside of the states"),
+        (OUTSIDE, "it has no state outside of its state objects", "outside of its state"),
         ([(FINISH, FINISH.replace("Outgoing(region.params_P.clone(), wait=True)", "None"))],
          "after the last exchange all regions are equal", "apart"),
         ([("    def after_step", "    def on_gradient(self, region, grad_P):\n"
@@ -110,31 +110,31 @@ OUTSIDE = [
            "            return []\n"
            "        updates = [averager.waiting.pop(name) for name in averager.members]\n"
            "        return answer_all(averager, updates, update.payload_P.clone())\n\n" + ROUND)],
-         "rounds do not depend on who comes first", "order of arrival"),
+         "rounds do not depend on the order of updates", "order of arrival"),
         ([(ROUND, "    def on_update(self, averager, update):\n"
            "        return self.on_round(averager, [update])\n\n" + ROUND)],
-         "traits: rounds answer all or nobody", "alone were answered"),
+         "traits: rounds answer all regions or none", "were answered"),
         ([("every=self.interval,", "every=self.interval + 1,")],
-         "traits: exchanges are as many as it says", "its traits say"),
+         "traits: the number of exchanges", "its traits state"),
         ([('blocking="always"', 'blocking="never"')],
-         "traits: regions stand still as it says", "stands still at once"),
+         "traits: blocking of regions", "is blocked at once"),
         ([("params_P.clone(), wait=True)\n\n    def on_reply",
            "params_P.clone(), wait=False)\n\n    def on_reply")],
-         "traits: regions stand still as it says", "trains on"),
+         "traits: blocking of regions", "trains on"),
         ([('sends="model"', 'sends="change"')],
-         "traits: payloads mean what it says", "sends changes"),
+         "traits: the meaning of payloads", "sends changes"),
         ([("            ),\n        )", '            ),\n            '
            'region=RegionTraits(eval_params="anchor", rate_key="strategy.speed"),\n        )'),
           ("import ExchangeTraits", "import RegionTraits, ExchangeTraits")],
-         "traits: what is evaluated is a model", "no memory 'anchor'"),
+         "traits: the evaluated memory is a model", "no memory 'anchor'"),
         ([("            ),\n        )", '            ),\n            '
            'region=RegionTraits(rate_key="strategy.speed"),\n        )'),
           ("import ExchangeTraits", "import RegionTraits, ExchangeTraits")],
-         "traits: the rate is where it says", "no option strategy.speed"),
+         "traits: the key of the learning rate", "no option strategy.speed"),
         ([("            ),\n        )", '            ),\n            averager=AveragerTraits('
            'round_mean=RoundMean(weights="samples", is_answer=True)),\n        )'),
           ("import ExchangeTraits", "import AveragerTraits, RoundMean, ExchangeTraits")],
-         "traits: rounds may be summed as it says", "off"),
+         "traits: rounds can be summed", "differs by"),
         ([("region.params_P.copy_(reply.payload_P)",
            "region.params_P.copy_(reply.payload_P.mul_(1.0001))")],
          "after the last exchange all regions are equal", "on_reply changes"),
@@ -143,7 +143,7 @@ OUTSIDE = [
         ([(MERGE, MERGE.replace("self.fraction", "hash('x') % 97 / 200"))],
          "another process ends with the same bits", "other process"),
         ([(ANSWER, ANSWER + "\n        averager.members[4:] and averager.oh")],
-         "four and five regions come to one model, too", "oh"),
+         "four and five regions end with one model", "oh"),
         ([("        if region.since_send < self.interval:",
            "        if region.step % 5 < self.nothing:")],
          "after the last exchange all regions are equal", "AttributeError"),
@@ -158,21 +158,21 @@ def test_a_broken_strategy_is_found_by_the_right_check(changes, promise, why, pl
 @pytest.mark.parametrize(
     ("changes", "promise", "why"),
     [
-        ([("lossy=True", "lossy=False")], "lossless means every bit", "other bits"),
+        ([("lossy=True", "lossy=False")], "a lossless codec restores every bit", "other bits"),
         ([("bits_per_value=16", "bits_per_value=8")],
-         "bytes are a row, and as many as it says", "its traits say 8"),
-        ([("        reader.done()\n", "")], "wrong bytes are refused", "too many"),
+         "bytes are a row of the stated size", "its traits state 8"),
+        ([("        reader.done()\n", "")], "invalid bytes are rejected", "too many"),
         ([("x_P = as_fp32(x_P)\n", "x_P = as_fp32(x_P).mul_(2).div_(2.5)\n")],
-         "inputs and results are apart", "changes the vector"),
+         "inputs and results share no memory", "changes the vector"),
         ([("scale_1 = torch.tensor([largest / self.levels])",
            "scale_1 = torch.tensor([(1 + torch.rand(1).item()) * largest / self.levels])")],
-         "the same input gives the same bytes", "random numbers"),
+         "the same input gives the same bytes", "random state"),
         ([("class Rounded", "_LAST: list[float] = [1.0]\n\n\nclass Rounded"),
           ("        scale_1 =", "        largest += _LAST[0]\n        _LAST[0] = largest / 2\n"
            "        scale_1 =")],
-         "a saved memory goes on with the same bytes", "outside of its memory"),
+         "a restored memory continues with the same bytes", "outside of its memory"),
         ([("            codes_P = (x_P", "            codes_P = 5 + (x_P")],
-         "what comes back is no worse than nothing", "more is lost"),
+         "the decoded vector is no worse than zero", "exceeds their norm"),
         ([("class Rounded", "_SCALES: dict[int, float] = {}\n\n\nclass Rounded"),
           ("        return Coded(",
            "        _SCALES[x_P.numel()] = float(scale_1)\n        return Coded("),
@@ -185,11 +185,11 @@ def test_a_broken_strategy_is_found_by_the_right_check(changes, promise, why, pl
            "        return Coded(")],
          "another process decodes the same", "other bytes"),
         ([("return codes_P.to(torch.float32).mul_(scale)", "return codes_P.to(torch.float64)")],
-         "what comes back is no worse than nothing", "float64"),
+         "the decoded vector is no worse than zero", "float64"),
     ],
 )  # fmt: skip
 def test_a_broken_codec_is_found_by_the_right_check(changes, promise, why, place):
-    options = ["levels=3"] if "more is lost" in why else []
+    options = ["levels=3"] if "exceeds their norm" in why else []
     (found,) = checked(load(changed(place, CODEC, *changes), options, place), [promise])
     said = found.why
     assert said is not None and why in said
@@ -202,7 +202,7 @@ def test_the_command_says_what_failed_and_ends_with_1(place, monkeypatch):
     wrong = changed(place, CODEC, ("bits_per_value=16", "bits_per_value=8"))
     bad = CliRunner().invoke(root, ["check", wrong])
     assert bad.exit_code == 1 and "13 of 14 checks passed" in bad.output
-    assert "failed  bytes are a row, and as many as it says: a value takes 16 bits" in bad.output
+    assert "failed  bytes are a row of the stated size: a value takes 16 bits" in bad.output
 
 
 # ------------------------------------------------------------------ what is refused before
@@ -216,7 +216,7 @@ def test_the_command_says_what_failed_and_ends_with_1(place, monkeypatch):
         ([("return Traits(", "return dict(")], [], "`traits` gives dict"),
         ([("def on_reply(self, region: RegionState, reply", "def on_reply(self, reply")],
          [], r"on_reply cannot be called as on_reply\(region, reply\)"),
-        ([("class Halfway(Rounds)", "class Halfway")], [], "no class of options"),
+        ([("class Halfway(Rounds)", "class Halfway")], [], "not a class of options"),
         ([('kind: Literal["halfway"] = "halfway"', 'kind: Literal["sma"] = "sma"')], [],
          "`kind` is 'sma'"),
         ([("    fraction: float", "    use: float")], [], "'use' has the name of another key"),
@@ -237,7 +237,9 @@ def test_what_is_no_strategy_is_refused_with_the_reason(changes, options, why, p
 
 def test_what_is_neither_or_both_is_told(place):
     (place / "none.py").write_text("class X:\n    pass\n")
-    with pytest.raises(ConfigError, match=r"is no strategy, .* on_gradient, .*; .* encode, decode"):
+    with pytest.raises(
+        ConfigError, match=r"is not a strategy, .* on_gradient, .*; .* encode, decode"
+    ):
         load("none.py:X", [], place)
     half = "class X:\n    def encode(self): ...\n    def on_reply(self): ...\n"
     (place / "both.py").write_text(half)

@@ -1,4 +1,4 @@
-"""A cluster of local machines from nothing, through a preemption, to nothing again."""
+"""Life of a local cluster, including a preemption."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def eventually(what: Callable[[], Any], why: Callable[[], object] = str) -> Any:
 
 
 def small(work: Path) -> Path:
-    """The configuration of the docs with two regions, in a directory of its own."""
+    """The documented configuration with two regions, in a temporary directory."""
     tree = yaml.safe_load((ROOT / "configs" / "cluster_local.yaml").read_text())
     tree["name"] = "small"
     tree["regions"] = [each for each in tree["regions"] if each["name"] != "asia"]

@@ -1,4 +1,4 @@
-"""Machines of the local cloud join a real Ray cluster, hear their notice, and leave nothing."""
+"""Local machines join a real Ray cluster, receive notices, and leave no processes."""
 
 from __future__ import annotations
 

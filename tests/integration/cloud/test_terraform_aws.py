@@ -52,7 +52,7 @@ APPLY = ("apply", "-auto-approve", "-input=false", "-no-color")
 
 
 class Account:
-    """What the cloud says is there."""
+    """Resources that exist in the account."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
@@ -68,7 +68,7 @@ class Account:
         )
 
     def image(self, region: str) -> str:
-        """A machine image of the region, as whoever uses the examples has made one."""
+        """Create a machine image of the region, as a user of the examples does."""
         disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 20}}
         made = self.client("ec2", region).register_image(
             Name="geo-ray", RootDeviceName="/dev/sda1", BlockDeviceMappings=[disk]
@@ -82,7 +82,7 @@ class Account:
         ]
 
     def left(self, region: str) -> dict[str, list[Any]]:
-        """Everything that a stack makes, and has a life of its own."""
+        """Return all resources that a stack leaves."""
         ec2 = self.client("ec2", region)
         own = {"Filters": [{"Name": "tag:geo-ray:stack", "Values": ["demo"]}]}
         keys = self.client("kms", region)
@@ -138,7 +138,7 @@ def variables(directory: Path, **held: Any) -> str:
 
 
 def check_closed(account: Account, region: str) -> None:
-    """Nothing may be reached from outside the cluster's networks."""
+    """Check that the cluster's networks accept no outside connections."""
     ec2 = account.client("ec2", region)
     lists = {
         one["PrefixListId"]: {
@@ -207,7 +207,7 @@ def check_machines(account: Account, region: str) -> None:
 
 
 def check_roles(account: Account) -> None:
-    """Nodes write their own parts of checkpoints, the head what is written down of the cluster."""
+    """Check that nodes can write only their checkpoint parts, and only the head the records."""
     iam = account.client("iam")
 
     def policy(kind: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Plans of random small jobs, through the public entry, against every plan there is."""
+"""Plans of random small jobs against exhaustive enumeration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTS, SCENARIOS = 8, 25
 
 
 def measured_loss(rng: random.Random, config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """A file of losses as they might be measured for the configuration, and what is in it."""
+    """Write a possible loss measurement for the configuration; return it with its content."""
     experiment = load_tree(text_of(config, path.parent), (), Experiment)
     num_params = parameter_count(load_task(experiment.task, path.parent), experiment.seed)
     subject = subject_of(experiment, path.parent, model_id(experiment, path.parent, num_params))

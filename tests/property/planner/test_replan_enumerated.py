@@ -1,4 +1,4 @@
-"""Plans made anew of random small runs, with prices that fall with age, against every plan."""
+"""Replans of random small runs with age tiers, against exhaustive enumeration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIRST = 1  # the other parts are more of the same
 
 
 def rented_since(rng: random.Random, plan: Plan, run_h: float) -> Plan:
-    """The plan as an earlier replan may have left it: some of its machines came later."""
+    """The plan after an earlier replan: some machines were launched later."""
     regions = []
     for region in plan.regions:
         machines = []
@@ -46,7 +46,7 @@ def rented_since(rng: random.Random, plan: Plan, run_h: float) -> Plan:
 
 
 def running_of(plan: Plan, state: State) -> Running:
-    """What the page says of a run that follows a plan."""
+    """State of a run that follows a plan."""
     machines: dict[tuple[str, str, str], list[float]] = {}
     faster, servers = {}, {}
     for region in plan.regions:
@@ -108,7 +108,7 @@ def hold(
     seen: dict[str, int],
     where: str,
 ) -> None:
-    """Hold the decision against all plans."""
+    """Compare the decision with all plans."""
     present, state, on, plans = run
     experiment = load_tree(source_of(config, None), [], Experiment)
     deadline_s = config["plan"].get("deadline_h", math.inf) * 3600

@@ -1,4 +1,4 @@
-"""Machines that may be preempted all lose the same share of their time, whatever is configured."""
+"""All spot machines lose the same fraction of their time, whatever is configured."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_one_section_gives_one_share(
     assert len(shares) <= 1 and (pool.most_spots == 0 or shares)
 
 
-def test_shares_that_differ_are_told_by_name() -> None:
+def test_unequal_fractions_are_reported() -> None:
     offers = [Offer("a", "spot", 1.0, 1.0, 3, 0.0, 9, share) for share in (0.1, 0.2)]
     with pytest.raises(InvariantError, match=r"unequal shares: 0\.1, 0\.2"):
         RentalPool([RegionFleet("r", offers, 4)], True).stall(1)

@@ -1,4 +1,4 @@
-"""Costs by tiers: they never fall, never jump, and do not depend on how they are cut up."""
+"""Tiered costs never decrease, are continuous, and are additive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOLERANCE = 1e-9
 
 @st.composite
 def volumes(draw: st.DrawFn) -> tuple[float, tuple[VolumeTier, ...]]:
-    """A base amount and tiers; a later tier may be dearer, too, or free."""
+    """A base amount and tiers; later tiers may be more expensive, or free."""
     tiers = tuple(
         VolumeTier(above=edge, amount=draw(st.one_of(st.just(0.0), AMOUNTS)))
         for edge in draw(EDGES)

@@ -1,4 +1,4 @@
-"""Random clusters, loads and markets: every policy keeps every rule, and does the same again."""
+"""Random clusters, loads and markets: every policy respects every rule and is deterministic."""
 
 from __future__ import annotations
 

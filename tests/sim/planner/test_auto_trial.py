@@ -1,4 +1,4 @@
-"""`strategy: auto` tries what it chooses, and leaves out what does not train."""
+"""`strategy: auto` tries its choice, and excludes strategies that do not train."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ emulate:
 def test_momentum_in_regions_and_averager_is_not_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both together ended at chance, where 1.9 % of loss was promised."""
+    """Both together ended at chance level, with a predicted loss of 1.9 %."""
     (tmp_path / "auto.yaml").write_text(TEXT)
     experiment, advice = load_experiment(tmp_path / "auto.yaml", [])
     assert advice is not None and experiment.strategy.kind == advice.choice.family

@@ -1,4 +1,4 @@
-"""Plans of every strategy against the simulator, in time and egress; or refused by name."""
+"""Plans of every strategy against the simulator, in time and egress; others are rejected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_every_strategy_is_tried():
 
 @pytest.mark.parametrize("kind", sorted(STRATEGIES.keys() - REFUSED))
 def test_a_plan_says_what_the_simulator_says(kind, tmp_path, monkeypatch):
-    """On a link that exchanges do not fit on, with regions of unequal speed."""
+    """On a link that is too slow for the exchanges, with regions of unequal speed."""
     monkeypatch.delenv("GEO_RAY_PRICES", raising=False)
     monkeypatch.chdir(tmp_path)
     time, egress = deviations(kind, 4.0, 3.0, tmp_path)

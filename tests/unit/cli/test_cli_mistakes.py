@@ -104,8 +104,8 @@ def test_a_wrong_key_is_answered_with_what_was_meant(change, said, fix, here):
         ("sma:intervall=3", "strategy.intervall (--strategies sma:intervall=3): unknown key"),
         ("sma:interval=[", "--strategies sma:interval=[, line 1: not valid YAML"),
         ("sma:interval", "--strategies sma:interval: 'interval' is not of the form"),
-        ("sma,intervall=3", "--strategies intervall=3: 'intervall=3' is no strategy; its options"),
-        ("smma", "--strategies smma: there is no strategy 'smma'; did you mean sma?"),
+        ("sma,intervall=3", "--strategies intervall=3: 'intervall=3' is not a strategy; options"),
+        ("smma", "--strategies smma: no strategy 'smma'; did you mean sma?"),
     ],
 )
 def test_a_wrong_variant_names_the_option_that_was_typed(variant, said, here):

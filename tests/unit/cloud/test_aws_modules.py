@@ -1,4 +1,4 @@
-"""Modules and examples of AWS as Terraform itself checks them: no cloud is asked."""
+"""AWS modules and examples, checked by Terraform without a cloud."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_example_is_valid(example: Path, tmp_path: Path, provider: Mapping[st
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=relative)
-def test_a_peering_joins_the_networks_whose_regions_it_is_told(example: Path) -> None:
+def test_a_peering_joins_the_networks_of_its_regions(example: Path) -> None:
     with (example / "main.tf").open() as file:
         modules = hcl2.load(file)["module"]
     names = set()

@@ -1,4 +1,4 @@
-"""What Terraform's machines do first is what rented machines do; needs no provider."""
+"""Terraform's machines boot like launched machines; needs no provider."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def join_of(store: str, tls: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Every script that the modules make, in one run of Terraform."""
+    """Return every script of the modules, from one run of Terraform."""
     terraform_program()
     modules = {
         name: {

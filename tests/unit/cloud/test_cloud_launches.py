@@ -1,4 +1,4 @@
-"""What AWS and Tencent Cloud are really asked for, and what ends machines that nobody ends."""
+"""Requests to AWS and Tencent Cloud, and the timers that end abandoned machines."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_head_has_a_role_of_its_own(role: str, head_profile: str | None, get
     assert of_tencent._run_instances(wanted, tencent, "#!")["CamRoleName"] == gets
 
 
-def test_tencents_own_timer_ends_a_machine_that_nobody_ends(tencent: CloudBench) -> None:
+def test_the_action_timer_of_tencent_ends_abandoned_machines(tencent: CloudBench) -> None:
     tencent.provider.launch(tencent.request("timer"))
     machines = tencent.until("timer", count=2, state=MachineState.RUNNING)
     tencent.server.ahead_s = 3500
@@ -147,14 +147,14 @@ def test_machines_of_both_markets_end_in_one_call(tencent: CloudBench) -> None:
     tencent.until_gone(*ids)
 
 
-def test_a_sold_out_type_is_seen_before_anybody_asks_for_it(tencent: CloudBench) -> None:
+def test_a_sold_out_type_is_known_before_a_request(tencent: CloudBench) -> None:
     (sold, good) = tencent.provider.availability([tencent.sold_out, tencent.good])
     assert sold.available == 0 and good.available is None
     assert good.usd_per_hour == pytest.approx(8.0 * 0.14)
 
 
 @pytest.mark.parametrize("cloud", ["aws", "tencent"])
-def test_wrong_credentials_are_told_without_them(
+def test_wrong_credentials_are_reported_without_their_values(
     cloud: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench: CloudBench = request.getfixturevalue(cloud)
@@ -170,7 +170,7 @@ def test_wrong_credentials_are_told_without_them(
 
 
 def impatient(bench: CloudBench, **more: object) -> MachineProvider:
-    """A provider of the same account that waits, or asks, in another way."""
+    """Return a provider of the same account with other timeouts or calls."""
     kept: Any = bench.provider
     provider: MachineProvider = type(kept)(kept._config.model_copy(update=more))
     return provider
@@ -202,9 +202,7 @@ def test_what_a_client_repeats_by_itself_makes_machines_once(
 
 
 @pytest.mark.parametrize("cloud", ["aws", "tencent"])
-def test_a_region_that_nobody_described_is_refused(
-    cloud: str, request: pytest.FixtureRequest
-) -> None:
+def test_an_unconfigured_region_is_rejected(cloud: str, request: pytest.FixtureRequest) -> None:
     bench: CloudBench = request.getfixturevalue(cloud)
     with pytest.raises(ProviderRefusedError, match="mars"):
         bench.provider.launch(bench.request("m", replace(bench.good, region="mars", zone=None)))

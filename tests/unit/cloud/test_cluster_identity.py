@@ -1,4 +1,4 @@
-"""Which cluster of a name it is, which of its heads, and which of its runs."""
+"""Identity of clusters of a name, of their heads and of their runs."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_launch_that_was_only_written_down_long_ago_is_not_sent_any_more(
     end_cluster(state, nobody, at_once=True)
 
 
-def test_the_same_request_for_a_cluster_that_was_made_anew_makes_another_head(
+def test_a_recreated_cluster_launches_another_head(
     world: CloudWorld,
 ) -> None:
     asked = asked_of(world)
@@ -211,7 +211,7 @@ def test_up_does_not_wait_for_machines_that_a_stopped_run_does_not_need(world: C
 # ------------------------------------------------------------------ interrupted
 
 
-def test_who_interrupts_up_or_down_is_told_what_goes_on(world: CloudWorld) -> None:
+def test_interrupting_up_or_down_reports_what_continues(world: CloudWorld) -> None:
     def interrupts(text: str) -> None:
         if "runs at" in text or "ending" in text:
             raise KeyboardInterrupt

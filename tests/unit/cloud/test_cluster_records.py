@@ -1,4 +1,4 @@
-"""What is written down of clusters, who may work on one, and what is told of it."""
+"""Cluster records, cluster locks, and cluster status."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ ID = "0123456789"
 
 
 def test_neither_commits_nor_uploads_have_a_clusters_folder(tmp_path: Path) -> None:
-    """Its files change all the time, and the token is one of them."""
+    """Its files change continually, and the token is one of them."""
     (tmp_path / "train.yaml").write_text("name: a\n")
     state = ClusterState.below(str(tmp_path / "clusters"), "mine")
     state.make()
@@ -106,7 +106,7 @@ def asked(plan: Plan, where: Path, cloud: str | None = "local", **changes: Any) 
 
 
 class Listed:
-    """A cloud that has what it is told."""
+    """A cloud with a given list of machines."""
 
     name = "listed"
 
@@ -253,7 +253,7 @@ def test_a_cloud_needs_a_state_that_its_machines_see(plan: Plan, tmp_path: Path)
         ({"head_profile": "h"}, False),
     ],
 )
-def test_nodes_with_the_heads_role_are_told(
+def test_nodes_with_the_role_of_the_head_are_reported(
     plan: Plan, tmp_path: Path, places: dict[str, str], is_shared: bool
 ) -> None:
     regions = ("us-east-1", "eu-central-1", "ap-northeast-1")
@@ -293,7 +293,7 @@ def test_a_cluster_is_named_by_its_folder_or_its_configuration(
         state.write(asked(plan, tmp_path).record, None)
 
 
-def test_a_torn_lease_of_who_makes_a_cluster_is_named(tmp_path: Path) -> None:
+def test_a_damaged_cluster_lock_is_reported(tmp_path: Path) -> None:
     state = ClusterState.at(str(tmp_path / "c"))
     state.make()
     with cluster_lock(state, "up", nobody):
@@ -429,9 +429,7 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     assert report.notes == NOTES
 
 
-def test_what_nobody_books_while_the_head_is_dead_is_in_the_bill(
-    plan: Plan, tmp_path: Path
-) -> None:
+def test_costs_during_a_dead_head_are_in_the_bill(plan: Plan, tmp_path: Path) -> None:
     there, now_s = machine("i-1", "eu"), time.time()
     memory = AutoscalerState(
         instances={"i-1": ManagedInstance(there, "the plan", 10.0, now_s - 36000.0, now_s, now_s)}
@@ -477,7 +475,7 @@ def test_a_region_that_does_not_answer_is_named_and_its_machines_are_as_they_wer
         listed_for_head(cloud, record)
 
 
-def test_a_dead_head_and_a_lost_price_are_told(plan: Plan, tmp_path: Path) -> None:
+def test_a_dead_head_and_an_unknown_price_are_reported(plan: Plan, tmp_path: Path) -> None:
     record = asked(plan, tmp_path).record
     cloud = Listed(head_of(record, MachineState.ENDED), usd_per_hour=None)
     report = has_reported(plan, tmp_path, cloud, AutoscalerState())
@@ -488,7 +486,7 @@ def test_a_dead_head_and_a_lost_price_are_told(plan: Plan, tmp_path: Path) -> No
     assert report.usd_per_hour == 0.0
 
 
-def test_what_is_told_never_becomes_too_long(tmp_path: Path) -> None:
+def test_a_status_report_has_a_limited_size(tmp_path: Path) -> None:
     state = ClusterState.at(str(tmp_path / "c"))
     state.make()
     actions = tuple(ActionReport(float(n), "x" * 9000, "eu", "y" * 9000) for n in range(50))
@@ -508,7 +506,7 @@ def test_what_is_told_never_becomes_too_long(tmp_path: Path) -> None:
     assert read_status(store, 1)[0] is None
 
 
-def test_a_cluster_that_is_made_anew_keeps_what_was_learned_and_not_what_was_spent(
+def test_a_recreated_cluster_keeps_pool_statistics_but_not_costs(
     tmp_path: Path,
 ) -> None:
     state = ClusterState.at(str(tmp_path / "c"))
@@ -516,12 +514,12 @@ def test_a_cluster_that_is_made_anew_keeps_what_was_learned_and_not_what_was_spe
     memory = AutoscalerState(epoch=3, launches=7)
     memory.ledger.add("eu", "the plan", 2.0, 1.0, 1.5)
     memory.pool(Pool("eu-central-1", None, "small", Market.SPOT)).preemptions = 2.0
-    memory.pace.stopped_at_usd = 1.0
+    memory.required.stopped_at_usd = 1.0
     state.store().write(JOURNAL_KEY, encode_memory(memory), None)
     for _ in range(2):
         _forget(state, nobody)
         found = state.store().read(JOURNAL_KEY)
         assert found is not None
         left = decode_memory(found.data)
-        assert (left.launches, left.ledger.paid_usd, left.pace.stopped_at_usd) == (7, 0.0, None)
+        assert (left.launches, left.ledger.paid_usd, left.required.stopped_at_usd) == (7, 0.0, None)
         assert [each.preemptions for each in left.pools.values()] == [2.0]

@@ -1,4 +1,4 @@
-"""What is done beside the head: runs are saved, budgets passed on, and all of it told."""
+"""The cluster service: runs are saved, budgets passed on, and progress reported."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_run_that_comes_again_while_the_money_ends_is_saved_again(
 
 
 class StartingAnew(PlayedRay):
-    """An autoscaler that does not answer once there is something to save."""
+    """An autoscaler that stops answering once there is something to save."""
 
     def status(self) -> AutoscalerStatus:
         if self.saves and self.looks < 0:
@@ -149,7 +149,7 @@ def test_runs_are_saved_though_the_autoscaler_does_not_answer(
 # ------------------------------------------------------------------ the end
 
 
-def test_down_tells_all_that_the_head_did_however_fast_it_was(world: CloudWorld) -> None:
+def test_down_reports_all_steps_of_a_fast_head(world: CloudWorld) -> None:
     asked = asked_of(world)
     record = make_cluster(asked, nobody)
     ray: Any = PlayedRay(looks=-1000)
@@ -195,7 +195,7 @@ def test_down_waits_for_a_run_that_is_still_saving(
 # ------------------------------------------------------------------ which run
 
 
-def test_the_run_that_goes_on_is_stopped_in_whichever_directory_it_is(tmp_path: Path) -> None:
+def test_the_active_run_is_stopped_in_any_directory(tmp_path: Path) -> None:
     first, second, other, broken, torn, deaf = (
         run_of(tmp_path, name) for name in ("trial",) * 2 + ("trial-7",) + ("trial",) * 3
     )

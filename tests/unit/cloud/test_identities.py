@@ -1,4 +1,4 @@
-"""What the roles of Terraform's modules allow: heads keep the records, nodes do not."""
+"""Permissions of the roles in the Terraform modules: heads write the records, nodes do not."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ output "policy" {
 
 
 def tencent_policy(tmp_path: Path, **given: Any) -> dict[str, Any]:
-    """The policy as Terraform works it out; its provider is not needed for that."""
+    """Return the policy as evaluated by Terraform, without its provider."""
     folder = tmp_path / given["kind"]
     folder.mkdir()
     for name in ("policy.tf", "variables.tf"):

@@ -1,4 +1,4 @@
-"""The local cloud where no other cloud is like it: processes, notices, and how nothing is left."""
+"""The local cloud: processes, notices, and a clean end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def wait(done: Callable[[], bool]) -> None:
 
 
 def processes_below(root: Path) -> list[int]:
-    """Keepers and programs of a local cloud, by what their command lines or environments name."""
+    """Return keepers and programs of a local cloud, by command line or environment."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -73,7 +73,7 @@ class Tagged(Sleeper):
         return {name: (argv, {**env, "CLOUD": str(self.root)})}  # type: ignore[attr-defined]
 
 
-def test_a_notice_is_seen_and_kept(bench: CloudBench) -> None:
+def test_a_notice_is_observed_and_retained(bench: CloudBench) -> None:
     bench.provider.launch(bench.request("a", bench.spot))
     first, second = bench.until("a", count=2, state=MachineState.RUNNING)
     local(bench).preempt(first.id, notice_s=1.5)
@@ -132,7 +132,7 @@ def scratch_of(root: Path) -> str:
 
 
 def test_a_launch_that_broke_off_is_completed(bench: CloudBench, root: Path) -> None:
-    """The second machine was never made: whoever launched was killed between the two."""
+    """The second machine was never created: the launching process was killed in between."""
     wanted = bench.request("half")
     bench.provider.launch(wanted)
     bench.until("half", count=2, state=MachineState.RUNNING)
@@ -175,7 +175,7 @@ def test_a_machine_outlives_the_process_that_launched_it(bench: CloudBench, root
     bench.until("gone", count=1, state=MachineState.ENDED)
 
 
-def test_prices_and_stock_change_while_it_runs(bench: CloudBench, root: Path) -> None:
+def test_prices_and_availability_change_while_it_runs(bench: CloudBench, root: Path) -> None:
     catalog = read_catalog(root)
     dearer = [o.model_copy(update={"usd_per_hour": 9.0, "capacity": 0}) for o in catalog.offers]
     write_catalog(root, catalog.model_copy(update={"offers": tuple(dearer)}))
@@ -202,7 +202,7 @@ def test_without_a_program_it_lists_and_launches_nothing(bench: CloudBench, root
 def test_killed_while_it_launches_it_leaves_what_the_same_request_completes(
     bench: CloudBench, root: Path
 ) -> None:
-    """Whoever launches is killed at any moment, again and again; then somebody asks to the end."""
+    """Kill the launching process at random points; a repeated request completes the launch."""
     chance = random.Random(14)
     fork = multiprocessing.get_context("fork")
     for number in range(10):

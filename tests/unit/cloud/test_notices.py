@@ -34,7 +34,7 @@ GOES = NoticeKind.TAKEN_BACK
 
 
 class MetadataServer:
-    """A metadata service: pages by path; with ``tokens``, IMDSv2 and nothing else."""
+    """A metadata service: pages by path; with ``tokens``, IMDSv2 only."""
 
     def __init__(self, tokens: bool) -> None:
         self.pages: dict[str, str] = {}
@@ -105,7 +105,7 @@ def unix_s(*when: int) -> float:
     return datetime(*when, tzinfo=UTC).timestamp()  # type: ignore[arg-type,misc]
 
 
-def test_aws_tells_the_two_minutes(imds: MetadataServer) -> None:
+def test_aws_gives_two_minutes_of_notice(imds: MetadataServer) -> None:
     reader = AwsNotices(imds.url)
     assert reader.read() is None and reader.machine_id() == "i-0abc"
     imds.pages["spot/instance-action"] = '{"action": "terminate", "time": "2026-11-24T08:22:00Z"}'
@@ -200,7 +200,7 @@ def test_a_role_gives_credentials(tencent: MetadataServer) -> None:
 
 
 class Said:
-    """A reader that says, or fails, as it was told."""
+    """A reader with given results."""
 
     def __init__(self, *says: MachineNotice | GeoRayError | None) -> None:
         self.says = list(says)
@@ -252,7 +252,7 @@ def test_what_fails_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize("also_risk", [False, True])
-def test_a_risk_drains_only_who_wants_it(also_risk: bool) -> None:
+def test_a_risk_drains_only_if_configured(also_risk: bool) -> None:
     drained: list[float] = []
     risk, sure = MachineNotice("i-1", None, NoticeKind.RISK), MachineNotice("i-1", 50.0, GOES)
     agent = NoticeAgent(

@@ -1,4 +1,4 @@
-"""A cluster on a stack of Terraform: what is asked for, what is refused, what is told."""
+"""A cluster on a Terraform stack: requests, rejections and status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BUCKET = "s3://demo-runs/clusters?region=us-east-1"
 
 
 def tree(**changes: Any) -> dict[str, Any]:
-    """What Terraform says of a stack."""
+    """Return the outputs of a stack."""
     held: dict[str, Any] = {
         "version": 1,
         "stack": "demo",
@@ -171,7 +171,7 @@ def test_what_cannot_be_on_it_is_refused(
     assert fix in caught.value.fix
 
 
-def test_pools_of_no_machines_are_nobodys(plan: Plan) -> None:
+def test_pools_without_machines_are_ignored(plan: Plan) -> None:
     none = {"a": {"type": "t", "market": "spot", "role": "worker", "count": 0}}
     assert asked(plan, stack(places__us__pools=none)).record.name == "demo-c"
 
@@ -203,7 +203,7 @@ def test_the_provider_and_the_stack_go_together(
         )
 
 
-def test_a_stack_that_cannot_be_read_is_told_before_anything_else(tmp_path: Path) -> None:
+def test_an_unreadable_stack_is_reported_first(tmp_path: Path) -> None:
     with pytest.raises(TerraformOutputsError, match="cannot be read"):
         up_offer(CONFIG, provider="terraform", from_terraform=tmp_path / "none.json")
 
@@ -223,7 +223,7 @@ def test_the_same_stack_is_the_same_cluster_and_another_one_is_not(plan: Plan) -
 
 
 class Listed:
-    """A cloud that has what it is told."""
+    """A cloud with a given list of machines."""
 
     name = "listed"
 
@@ -247,7 +247,7 @@ class Listed:
 
 
 def written(found: ClusterSpec, where: Path) -> tuple[ClusterRecord, ClusterState]:
-    """The record in a directory in place of the bucket."""
+    """Write the record to a directory instead of the bucket."""
     state = ClusterState.at(str(where / "demo-c"))
     state.make()
     state.write(found.record, None)

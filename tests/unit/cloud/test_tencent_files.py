@@ -37,7 +37,7 @@ class Block:
 
 
 def plain(value: Any) -> Any:
-    """Without the quotes and marks that the parser leaves."""
+    """Return a value without the quotes and marks of the parser."""
     if isinstance(value, dict):
         return {
             plain(key): plain(item)
@@ -74,7 +74,7 @@ def is_block(value: Any) -> bool:
 
 @cache  # reading takes a while
 def parsed(folder: Path) -> dict[str, Any]:
-    """All files of a folder as one tree of lists."""
+    """Return all files of a folder as one tree of lists."""
     found: dict[str, list[Any]] = {}
     for path in sorted(folder.glob("*.tf")):
         with path.open() as file:
@@ -93,7 +93,7 @@ def blocks_of(tree: dict[str, Any], word: str) -> Iterator[Block]:
 
 
 def complaints(block: Block, schema: dict[str, Any]) -> list[str]:
-    """What the provider would not take."""
+    """Return what the provider would reject."""
     known, found = schema["arguments"], []
     given = (set(block.arguments) | set(block.blocks)) - META - {"timeouts"}
     for name in sorted(given - set(known)):
@@ -280,7 +280,7 @@ def test_no_secret_is_kept_in_the_state() -> None:
 
 
 def test_a_set_of_rules_of_one_group_is_there_once() -> None:
-    """A second one for a group would take away what the first one made."""
+    """A second rule set for a group would replace the first one."""
     for folder in FOLDERS:
         sets = [b for b in blocks_of(parsed(folder), "resource") if b.kind.endswith("rule_set")]
         groups = [b.arguments["security_group_id"] for b in sets]

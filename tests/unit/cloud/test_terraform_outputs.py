@@ -1,4 +1,4 @@
-"""What Terraform made, read from its outputs: each mistake has a sentence of its own."""
+"""Terraform outputs: valid stacks, and a separate message for each mistake."""
 
 from __future__ import annotations
 
@@ -175,20 +175,20 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
         ('{"geo_ray": 3}', "no output geo_ray"),
     ],
 )
-def test_a_file_that_is_none_is_told(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_file_is_reported(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "outputs.json"
     file.write_text(text)
     with pytest.raises(TerraformOutputsError, match=words):
         read_stack(file)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TerraformOutputsError, match="cannot be read: No such file"):
         read_stack(tmp_path / "nothing.json")
 
 
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
-    """A program of this name, with what it does."""
+    """Create a program with a name and a script."""
     file = tmp_path / "program"
     file.write_text(f"#!/bin/sh\n{text}\n")
     file.chmod(0o755)
@@ -216,7 +216,7 @@ def test_what_the_program_refuses_is_repeated(
         read_stack(directory)
 
 
-def test_no_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_program_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GEO_RAY_TERRAFORM", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TerraformOutputsError, match="terraform is not installed") as caught:
@@ -231,7 +231,7 @@ def test_no_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_inventory_is_part_of_a_configuration(tmp_path: Path) -> None:
-    """All that it prints loads, and says what could be rented."""
+    """The printed inventory can be loaded, and lists the available machines."""
     file = written(tmp_path, stack())
     shown = CliRunner().invoke(root, ["inventory", "--from-terraform", str(file)])
     assert shown.exit_code == 0, shown.output

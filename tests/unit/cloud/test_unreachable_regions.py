@@ -1,4 +1,4 @@
-"""A cluster is taken down as far as its regions answer, and the rest is told."""
+"""Ending a cluster with unreachable regions: the others end, and the rest is reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEAR = Pool("near", None, "small", Market.SPOT)
 
 
 class Scene:
-    """A cluster of which the head's machine is there, in a simulated cloud."""
+    """A cluster with a running head, in a simulated cloud."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing_s: float) -> None:
         items = override_items({
@@ -139,7 +139,7 @@ def test_down_waits_for_nothing_that_was_called_off_long_ago(
 
 
 def test_what_is_called_off_is_remembered_for_as_long_as_a_cloud_may_hide_it() -> None:
-    """The policy's part, from the first launch of a plan to its release."""
+    """The policy, from the first launch of a plan to its release."""
     config = AutoscaleConfig()
     kind = MachineKind(NEAR.type, 1.0, 2, markets=(Market.SPOT,))
     target = ClusterTarget((RegionTarget("near", "near", 2.0, (kind,), floor=0),))
@@ -155,7 +155,7 @@ def test_what_is_called_off_is_remembered_for_as_long_as_a_cloud_may_hide_it() -
     assert not policy.decide(target, decided.memory, later).memory.withdrawn
 
 
-def test_down_ends_what_it_can_where_nobody_knows_whether_the_head_lives(
+def test_down_ends_reachable_machines_if_the_state_of_the_head_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(down, "_SILENT_S", 0.5)

@@ -149,7 +149,7 @@ def test_a_wrong_word_of_a_label_is_no_further_class(shop: Path) -> None:
     assert "column 'level' (prepare.yaml, line 7): has words such as 'hgh'" in error.message
     assert "add [hgh] to the vocabulary" in error.message
     assert "bucket" not in error.message
-    assert error.fix == "Mend what is listed, in the preparation file or in the files."
+    assert error.fix == "Correct the problems above in the preparation file or in the files."
 
 
 def test_words_of_a_label_that_are_not_numbered_yet_are_listed_without_a_further_class(

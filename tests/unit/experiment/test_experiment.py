@@ -96,11 +96,11 @@ def test_every_strategy_can_be_named(kind):
     [
         ("train.stpes=3", "train.stpes.*did you mean steps"),
         ("train.lr=3", r"train.lr.*did you mean optimizer.lr\?"),
-        ("train.accumulate=3", "did you mean strategy.accumulate, a key of fedssgd alone"),
+        ("train.accumulate=3", "did you mean strategy.accumulate, a key of fedssgd only"),
         ("strategy.intervall=3", "strategy.intervall.*did you mean interval"),
         ("strategy.kind=smaa", "strategy.kind.*did you mean sma"),
         ("strategy.alpha=0.5", r"strategy.alpha.*unknown key"),
-        ("optimizer.momentum=0.9", "this kind has no such key; it is a key of momentum alone"),
+        ("optimizer.momentum=0.9", "this kind has no such key; it is a key of momentum only"),
         ("strategy=smaa", r"got \"smaa\", did you mean {kind: sma}\?$"),
         ("strategy=sma", r"got \"sma\", did you mean {kind: sma}\?$"),
         ("regions.0.wrokers=3", r"regions.0.wrokers.*did you mean workers"),
@@ -286,7 +286,7 @@ def test_what_a_strategy_is_told_survives_the_file():
     ("overrides", "said"),
     [
         (("checkpoint.store=/somewhere",), "`store` must begin with s3://"),
-        (("checkpoint.store=s3://b?colour=red",), "is not understood"),
+        (("checkpoint.store=s3://b?colour=red",), "is invalid"),
         (("checkpoint.region_stores={eu: s3://b/p}",), "wants `store`, too"),
         (
             ("checkpoint.store=s3://b/p", "checkpoint.region_stores={eu: gs://b}"),

@@ -1,4 +1,4 @@
-"""What the advisor chooses, from made-up steps and links."""
+"""Choices of the advisor for given steps and links."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_loss_of_an_interval_goes_through_the_points_and_grows():
 
 
 def test_outer_momentum_is_left_out_where_it_would_overshoot() -> None:
-    """For whatever strategy says that it has some; none is named."""
+    """For any strategy with outer momentum; none is named."""
     nesterov = {
         kind: strategy()
         for kind, strategy in STRATEGIES.items()

@@ -1,4 +1,4 @@
-"""What a measured loss counts: the upper end of noisy differences, and the line through them."""
+"""Measured losses: upper confidence bounds of differences, and interpolation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUBJECT = LossSubject(
 
 
 def point(interval: int, codec: str | None, losses: tuple[float, ...] = (1.0, 2.0)) -> LossPoint:
-    """A point as it may stand in a file, unchecked."""
+    """Return a point as stored in a file, without validation."""
     return LossPoint.model_construct(interval=interval, codec=codec, losses=losses)
 
 
@@ -43,7 +43,7 @@ def profile(*points: tuple[int, str | None, list[float | None]], at: int = 1) ->
 
 
 def exactly(share: float) -> list[float | None]:
-    """Losses of both seeds, without noise."""
+    """Return losses of both seeds, without noise."""
     return [1 + share, 2 * (1 + share)]
 
 
@@ -100,7 +100,7 @@ def test_beyond_the_longest_the_worse_of_the_rough_table_and_the_line() -> None:
     assert loss(one, 500) == pytest.approx(0.01 + more)
 
 
-def test_an_interval_that_diverged_takes_those_with_it_that_lie_beside_it() -> None:
+def test_intervals_next_to_a_diverged_one_count_as_diverged() -> None:
     diverged: list[float | None] = [None, 2.0]
     points = (1, None, exactly(0.0)), (16, None, diverged), (64, None, exactly(0.05))
     table = MeasuredLoss.of(profile(*points))
@@ -189,7 +189,7 @@ def test_a_measurement_of_another_task_is_refused(other, words) -> None:
         profile().check_subject(SUBJECT.model_copy(update=other))
 
 
-def test_variants_of_the_task_are_told() -> None:
+def test_variants_of_the_task_are_reported() -> None:
     larger = SUBJECT.model_copy(
         update={"model": MODEL.model_copy(update={"num_params": 9}), "settings": {"optimizer": "y"}}
     )

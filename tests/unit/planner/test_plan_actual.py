@@ -1,4 +1,4 @@
-"""A plan held against the run that followed it: terms, what is not known, files, the command."""
+"""A plan compared with its run: terms, unknown values, files and the command."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ SMALL = [
 
 
 def plan_of(**changes) -> Plan:
-    """Two regions at 36 USD/h for machines and 3.6 USD/h for what stands, 0.01 USD a second."""
+    """Return a plan with two regions.
+
+    36 USD/h for machines, 3.6 USD/h fixed, 0.01 USD per second.
+    """
     machines = Machines(
         type="box", market="spot", count=1, rows=32, rows_per_s=64.0, usd_per_h=18.0
     )
@@ -224,7 +227,7 @@ def test_a_simulation_that_follows_a_plan_ends_with_its_bill(tmp_path, monkeypat
     ["optimal", *(pytest.param(p, marks=pytest.mark.slow) for p in ("cloudless", "everything"))],
 )
 def test_a_simulation_takes_as_long_as_its_plan_says(tmp_path, monkeypatch, policy):
-    """Regions of unequal steps, of which one has no exchange to wait for."""
+    """Regions of unequal speed, of which one has no exchange to wait for."""
     monkeypatch.delenv("GEO_RAY_PRICES", raising=False)
     monkeypatch.chdir(tmp_path)
     uneven = ("data.batch_size=16", "train.steps=24", "train.eval_every=0", "plan.startup_s=0")

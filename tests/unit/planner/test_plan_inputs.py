@@ -1,4 +1,4 @@
-"""From a configuration to a plan, and every way in which that can be refused."""
+"""From a configuration to a plan, and every possible rejection."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_nonsense_in_the_section_is_refused_when_it_is_read(override):
         planned(override)
 
 
-def test_an_unknown_currency_is_not_converted_in_silence(tmp_path):
+def test_an_unknown_currency_is_an_error(tmp_path):
     record = {
         "cloud": "own",
         "region": "x",
@@ -284,7 +284,7 @@ def test_an_unknown_currency_is_not_converted_in_silence(tmp_path):
 
 
 def test_stale_prices_of_everything_are_noted(tmp_path):
-    """Not only of machines: a plan is as wrong with an old price of traffic or of a disk."""
+    """Not only of machines: a plan is equally wrong with an old price of traffic or disks."""
     record = {"cloud": "own", "region": "x", "currency": "USD", "source": "me"}
     fresh = {"fetched_at": "2026-11-20T00:00:00Z", "valid_for_s": 1e12}
     stale = {"fetched_at": "2020-11-20T00:00:00Z", "valid_for_s": 1.0}
@@ -318,7 +318,7 @@ def test_an_age_is_that_of_a_runs_machines():
         plan_api.replan("runs/none", CONFIG, age_h=-1.0)
 
 
-def test_a_change_must_be_worth_it():
+def test_a_replacement_must_pay_off():
     present = planned().plan
     dearer = present.model_copy(update={"usd": {"machines": present.total_usd * 1.2}})
     assert replan(dearer, present).changed
@@ -332,7 +332,7 @@ def test_a_change_must_be_worth_it():
 
 @pytest.mark.parametrize("limit", ["deadline_s", "budget_usd"])
 def test_limits_count_more_than_the_gain(limit):
-    """A run that would come too late changes, although that costs more than going on."""
+    """A run that would be late changes, although that costs more than continuing."""
     present = planned().plan
     new = present.model_copy(update={"usd": {"machines": present.total_usd * 2}})
     assert not replan(present, new).changed

@@ -1,4 +1,4 @@
-"""Plans by a measured loss: what it changes, where it is found, and when it is refused."""
+"""Plans with a measured loss: its effect, where it is found, and when it is rejected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def measured(
     at: int = 16,
     path: Path = FOUND,
 ) -> Path:
-    """A file of losses without noise, as shares over plain training; None: diverged."""
+    """Write losses without noise, relative to plain training; None: diverged."""
     config = experiment(*overrides)
     num_params = parameter_count(load_task(config.task, CONFIG.parent), config.seed)
     model = model_id(config, CONFIG.parent, num_params)
@@ -141,7 +141,7 @@ def test_with_a_codec_that_was_not_measured_a_note_says_so() -> None:
     assert not any("was not measured" in note for note in bare.notes)
 
 
-def test_planning_anew_notes_what_was_not_measured_too() -> None:
+def test_replanning_notes_missing_measurements() -> None:
     plan = planned("plan.deadline_h=100", "plan.intervals=[256]", "plan.codecs=[int4]").plan
     measured({(1, None): 0.0, (4, None): 0.0})
     config = experiment("plan.deadline_h=1000", "plan.intervals=[256]", "plan.codecs=[int4]")
@@ -189,7 +189,7 @@ def test_a_smaller_model_stands_for_a_large_one_only_if_it_is_named() -> None:
     assert "the loss was measured with other task.options" in plan.notes
 
 
-def test_other_settings_are_told() -> None:
+def test_changed_settings_are_reported() -> None:
     measured(STEEP, "optimizer.lr=0.5", "data.batch_size=64")
     notes = planned().plan.notes
     assert any("with other data.batch_size, optimizer" in note for note in notes)
@@ -229,7 +229,7 @@ def test_a_strategy_that_cannot_be_planned_still_cannot() -> None:
 # ------------------------------------------------------------------ planning anew, command line
 
 
-def test_planning_anew_goes_by_the_measured_loss() -> None:
+def test_replanning_uses_the_measured_loss() -> None:
     plan = planned("plan.deadline_h=100", "plan.intervals=[4, 256]").plan
     assert plan.interval == 256
     measured({**STEEP, (16, plan.codec): 0.08} if plan.codec else STEEP)
@@ -259,7 +259,7 @@ def test_the_output_says_whether_the_loss_is_measured() -> None:
     assert "loss" not in result.stdout and "USD" in result.stdout
 
 
-def test_a_file_that_is_not_there_is_told() -> None:
+def test_a_missing_file_is_reported() -> None:
     result = run("--loss", "nowhere.json")
     assert result.exit_code != 0 and "there is no measured loss nowhere.json" in str(
         result.exception

@@ -1,4 +1,4 @@
-"""What fits on which machines, and what their networks add to a step."""
+"""Memory limits of machines, and the time that their networks add to a step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_model_is_counted_without_making_it(task):
 
 
 def test_rows_need_what_the_layers_keep():
-    """One linear layer with bias, tanh and another one: 8 inputs, 16 in the middle, 2 outputs."""
+    """Two linear layers with bias and tanh: 8 inputs, 16 hidden units, 2 outputs."""
     from torch import nn
 
     class Two(Digits):
@@ -101,7 +101,7 @@ def test_a_small_model_needs_what_its_outline_says(task, monkeypatch):
 
 
 def test_a_small_plan_does_not_import_the_compiler():
-    """It takes 2 to 4 s of each command that plans."""
+    """The import takes 2 to 4 s in each planning command."""
     code = (
         "import sys\nfrom geo_ray.data.tasks.bytelm import ByteLM\n"
         "from geo_ray.runs.plan_inputs import model_size\n"
@@ -112,7 +112,7 @@ def test_a_small_plan_does_not_import_the_compiler():
 
 
 def test_copies_of_the_model_are_what_machines_must_hold():
-    """By hand: 1e9 parameters are 4 GB a copy."""
+    """Computed by hand: 1e9 parameters are 4 GB per copy."""
     foot = Footprint(10**9, states=2, regions=3, row_bytes=1e9)
     assert (foot.worker_bytes, foot.server_bytes) == (8e9, 32e9)  # 2, and 4 + 2 + 2 copies
     assert foot.max_rows(Instance(1, 24, 64), serves=True) == (16, "")
@@ -143,14 +143,14 @@ def test_machines_that_do_not_hold_the_model_are_left_out_with_the_reason():
 
 
 def test_rows_beyond_the_memory_of_a_machine_go_to_others():
-    """8 rows fit on each, so that 96 need 12 machines, however slowly one would do."""
+    """8 rows fit on each machine, so 96 rows need 12 machines, although one would be cheaper."""
     offer = "plan.regions.us.machines=[{type: g5.xlarge, cap: %d, rows_per_s: 120,"
     offer += " accelerator_gb: 0.085}]"
     more = ("plan.activation_mb_per_row=10", "plan.deadline_h=2000")
     plan = planned(offer % 20, *more)
     assert plan.regions[0].workers == 12 and set(plan.regions[0].batch_sizes) == {8}
     with pytest.raises(
-        PlanInfeasibleError, match="96 rows of a step, and its machines have memory"
+        PlanInfeasibleError, match="96 rows of a step, but its machines have memory"
     ):
         planned(offer % 11, *more)
 

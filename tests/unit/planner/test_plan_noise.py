@@ -1,4 +1,4 @@
-"""What gradient noise says about batch sizes."""
+"""Effect of gradient noise on batch sizes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_without_noise_larger_batches_are_wasted() -> None:
 
 
 @pytest.mark.parametrize("grad_sq", [0.0, -1.0])
-def test_where_noise_is_all_there_is_a_larger_batch_is_worth_its_rows(grad_sq: float) -> None:
+def test_with_pure_noise_a_larger_batch_is_fully_efficient(grad_sq: float) -> None:
     loud = noise(grad_sq)
     assert math.isinf(loud.b_simple)
     assert loud.gamma(64, 4) == 4

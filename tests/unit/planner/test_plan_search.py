@@ -1,4 +1,4 @@
-"""The planner against every possibility, on scenarios small enough to count them all."""
+"""The planner against enumeration of all possibilities, on small scenarios."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more)
 
 
 def every(request: Request) -> list:
-    """All combinations of machines and exchanges."""
+    """Yield all combinations of machines and exchanges."""
     search = Search(request.work, request.fleets(), request.options())
     by_region = []
     for fleet in search.fleets:
@@ -199,7 +199,7 @@ def test_the_cheapest_machines_with_few_that_may_be_preempted(seed, lan):
 
 
 def _unlike_machines(rng: random.Random) -> RegionFleet:
-    """A fleet whose types have their own networks and memory."""
+    """Return a fleet whose types have their own networks and memory."""
     offers = []
     for i in range(rng.randint(2, 3)):
         speed, cap = rng.uniform(1, 40), rng.randint(1, 3)
@@ -314,11 +314,11 @@ def test_rows_of_a_step_are_all_given_out():
 
 
 def _fixes(error: PlanInfeasibleError) -> dict[str, float]:
-    """What an error tells to set, by key."""
+    """Return the values that an error suggests, by key."""
     return {k: float(v) for k, v in re.findall(r"plan\.(\w+) to ([\d.e+-]+\d)", str(error))}
 
 
-def test_impossible_limits_are_named_and_whoever_does_as_told_has_a_plan():
+def test_infeasible_limits_are_reported_with_sufficient_values():
     request = scenario(1)
     plans = front(request)
     assert len(plans) > 1
@@ -381,7 +381,7 @@ def test_the_tree_and_highs_agree(seed):
 
 
 def by_highs(cover: Cover) -> np.ndarray | None:
-    """The same by integer programming: one program for every number of machines."""
+    """Solve by integer programming: one program for every number of machines."""
     best_I, least, lan_s = None, np.inf, float(cover.lan_I[0])  # the same for all
     numbers = range(1, int(min(cover.most, cover.cap_I.sum())) + 1) if lan_s else [None]
     for number in numbers:
@@ -476,7 +476,7 @@ def test_preemptions_make_all_wait_and_no_plan_is_better(seed, objective):
             for rental, n in zip(site.rentals, pick.counts, strict=True)
             if rental.market == "spot"
         )
-        trained_s = 1000 * found.pace_s / (1 - lost_fraction * spot)
+        trained_s = 1000 * found.step_time_s / (1 - lost_fraction * spot)
         assert found.seconds == pytest.approx(20 + trained_s + found.option.last_s)
     middle = sorted(found.seconds for found in all_of_them)[len(all_of_them) // 4]
     fastest = min(all_of_them, key=lambda f: (f.seconds, f.usd))
@@ -523,7 +523,7 @@ def test_many_that_may_be_preempted_are_looked_at_in_groups_and_the_gap_is_true(
     assert plan.gap <= 0.02
 
 
-def test_who_waits_for_nobody_is_held_up_by_its_own_machines_alone():
+def test_asynchronous_regions_are_delayed_by_their_own_machines_only():
     apart = Pattern("never", "always", synchronous=False)
     request = scenario(3, regions=2, offers=2)
     request = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""The example that is shown where a configuration has no section `plan`."""
+"""The example that is shown for a configuration without a section `plan`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles: what short runs tell, the line through their steps, and how plans use and refuse it."""
+"""Profiles: measurements of short runs, the fitted line, and their use and rejection by plans."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def line(workers: int, rows: int, row_s: float = 0.01) -> float:
 # ------------------------------------------------------------------ the line
 
 
-def test_three_extremes_tell_the_line():
+def test_three_extremes_determine_the_line():
     points = [point(k, b, line(k, b)) for k, b in ((1, 4), (1, 16), (4, 4))]
     model = fit_steps("eu", points)
     assert model.step_s("a", 3, 10) == pytest.approx(line(3, 10))
@@ -93,7 +93,7 @@ def test_machines_of_two_types_share_what_is_not_theirs():
     assert model.step_s("b", 4, 8) == pytest.approx(line(4, 8, 0.05))
 
 
-def test_what_cannot_be_told_apart_is_pinned():
+def test_inseparable_coefficients_are_fixed():
     one_count = fit_steps("eu", [point(2, b, line(2, b)) for b in (4, 16)])
     assert one_count.lan_s == 0 and one_count.fixed_s == pytest.approx(0.26)
     one_batch = fit_steps("eu", [point(2, 8, 0.4)])
@@ -173,7 +173,7 @@ def events() -> list[Event]:
     return found
 
 
-def test_events_tell_steps_without_the_first_ones():
+def test_step_times_from_events_exclude_the_first_steps():
     found = step_points(events(), trial(), {"eu": "a", "us": "b"})
     assert [each.key for each in found] == [("eu", "a", 2, 16), ("us", "b", 1, 16)]
     assert found[0].step_s == pytest.approx(0.1) and found[0].steps == 7
@@ -181,7 +181,7 @@ def test_events_tell_steps_without_the_first_ones():
         step_points(events()[:8], trial(), {"eu": "a", "us": "b"})
 
 
-def test_events_tell_what_an_evaluation_adds():
+def test_evaluation_time_is_read_from_events():
     assert evaluation_s(events()) == pytest.approx(0.3)
     assert evaluation_s(events()[:12]) is None
 
@@ -192,7 +192,7 @@ def test_the_first_step_begins_when_workers_have_joined():
         first_step_s([])
 
 
-def test_events_tell_what_an_exchange_takes_beside_its_bytes():
+def test_exchange_overhead_is_read_from_events():
     links = table_of(
         {pair: LinkSpec(rate_mbps=80, delay_s=0.05) for pair in (("us", "eu"), ("eu", "us"))}
     )
@@ -224,7 +224,7 @@ def test_profiles_are_kept_and_only_for_the_same_model(tmp_path):
         load_profile(tmp_path / "none.json")
 
 
-def test_a_file_of_the_user_tells_models_apart(tmp_path):
+def test_a_user_file_distinguishes_models(tmp_path):
     file = tmp_path / "task.py"
     file.write_text("one")
     experiment = load_tree(CONFIG, ["task={use: 'task.py:Mine'}"], Experiment)
@@ -334,7 +334,7 @@ def test_the_profile_of_another_model_is_refused(tmp_path):
         planned(profile_file(tmp_path, model=other))
 
 
-def test_speeds_that_nobody_knows_are_asked_for(tmp_path, monkeypatch):
+def test_unknown_speeds_are_requested(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"speed of g5\.xlarge"):
         planned(None)

@@ -1,4 +1,4 @@
-"""Prices from AWS, against servers on loopback that check SigV4 and answer as AWS does."""
+"""AWS prices, against servers on loopback that check SigV4 and answer as AWS does."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_slowing_down_for_ever_ends() -> None:
     assert len(cloud.requests) == 2
 
 
-def test_nobody_there_is_unreachable() -> None:
+def test_no_answer_is_unreachable() -> None:
     with LoopbackCloud(AwsAnswers()) as cloud:
         url = cloud.url
     with leaving_nothing_behind():
@@ -205,7 +205,7 @@ def test_a_wrong_secret_is_refused_and_no_secret_is_shown(fetch: Any) -> None:
     assert shows_no_secret(str(caught.value) + repr(caught.value))
 
 
-def test_without_credentials_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_no_request_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
     with pytest.raises(CloudError, match="no credentials"):

@@ -1,4 +1,4 @@
-"""What a price record refuses, which price a book finds, and what renewing leaves."""
+"""Validation of price records, price lookup, and refresh of the book."""
 
 from __future__ import annotations
 

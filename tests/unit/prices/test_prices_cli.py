@@ -1,4 +1,4 @@
-"""`geo-ray prices`: shown, refreshed, and what is said when a cloud does not answer."""
+"""`geo-ray prices`: listing, refresh, and messages if a cloud does not answer."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_price_that_is_nowhere_is_an_error(options: tuple[str, ...], what: str
         assert done.exit_code != 0 and what in str(done.exception)
 
 
-def test_own_prices_rates_ages_and_stock_are_shown() -> None:
+def test_own_prices_rates_ages_and_availability_are_shown() -> None:
     Path("mine.yaml").write_text(
         "records:\n"
         "  - {cloud: tencent, region: ap-tokyo, item: egress, to: ap-seoul, amount: 40,\n"
@@ -332,11 +332,11 @@ def test_a_file_that_cannot_be_written_is_an_error() -> None:
     refresh(aws_answers(), "aws", *names, error=PriceBookError)
 
 
-def test_ages_are_told_in_a_unit_that_fits() -> None:
+def test_ages_are_shown_in_a_suitable_unit() -> None:
     from geo_ray.base.text import age_text
 
     told = {
-        -5: "of the future",
+        -5: "in the future",
         0: "0 s",
         59: "59 s",
         60: "1 min",

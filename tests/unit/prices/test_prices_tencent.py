@@ -1,4 +1,4 @@
-"""Prices from Tencent Cloud, against a server on loopback that checks TC3-HMAC-SHA256."""
+"""Tencent Cloud prices, against a server on loopback that checks TC3-HMAC-SHA256."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def price(**fields: float) -> dict[str, Any]:
 # ------------------------------------------------------------------ instances
 
 
-def test_a_type_has_prices_age_tiers_and_stock_by_zone_and_market() -> None:
+def test_a_type_has_prices_age_tiers_and_availability_by_zone_and_market() -> None:
     aging = price(
         UnitPrice=10.0,
         UnitPriceDiscount=8.0,

@@ -153,7 +153,7 @@ def test_a_file_that_says_nothing_does_not_count(
 ) -> None:
     path = tmp_path / "model-best.safetensors"
     path.write_bytes(b"" if damage == "nothing in it" else b"\x02\0\0\0\0\0\0\0{}")
-    assert load_best(path) is None and "does not count" in caplog.text
+    assert load_best(path) is None and "is ignored" in caplog.text
 
 
 def test_parameters_that_are_missing_are_told_and_the_run_goes_on(tmp_path: Path) -> None:

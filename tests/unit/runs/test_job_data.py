@@ -118,7 +118,7 @@ def test_a_part_of_the_regions_is_enough_if_that_is_meant(tmp_path, caplog):
     meant = experiment(*some, "data.leave_out=[eu]")
     prepare_manifest(meant, digits(), tmp_path, tmp_path)
     prepare_manifest(experiment(*some), digits(), tmp_path, tmp_path, goes_on=True)
-    assert "training rows of eu, which the run goes on without" in caplog.text
+    assert "training rows of eu, which the run does not use" in caplog.text
     with pytest.raises(ConfigError, match="no region asia; it has eu, us"):
         prepare_manifest(experiment(*some, "data.leave_out=[asia]"), digits(), tmp_path, tmp_path)
 
@@ -168,11 +168,11 @@ def test_with_a_store_not_all_need_see_the_directory(tmp_path, sections, is_refu
     spec = RunSpec(asked.model_dump_json(), str(tmp_path), str(tmp_path), "", "run", elsewhere,
                    CheckpointPlaces(store))  # fmt: skip
     without = replace(spec, places=CheckpointPlaces(f"{elsewhere}/checkpoints"))
-    with pytest.raises(RunDirectoryError, match="does not see") as caught:
+    with pytest.raises(RunDirectoryError, match="cannot access") as caught:
         without.check_run_directory("eu")
     assert "data.generate" in caught.value.fix
     if is_refused:
-        with pytest.raises(RunDirectoryError, match="does not see"):
+        with pytest.raises(RunDirectoryError, match="cannot access"):
             spec.check_run_directory("eu")
     else:
         spec.check_run_directory("eu")

@@ -91,7 +91,7 @@ def test_what_would_happen_once_only_is_told(tmp_path: Path) -> None:
 def test_many_workers_on_few_cores_are_told(tmp_path: Path) -> None:
     many = ("train.eval_every=5", "regions.0.workers=500")
     (note,) = notes_of(tmp_path, *many)
-    assert "501 workers" in note and "on 2 cores" in note
+    assert "501 worker processes" in note and "on 2 cores" in note
     assert notes_of(tmp_path, *many, cores=None) == []
     assert notes_of(tmp_path, *many, cores=200) == []
     assert notes_of(tmp_path, *many, "cluster={kind: existing}") == []

@@ -244,7 +244,7 @@ def test_a_driver_elsewhere_is_listened_for(run: RunDirectory) -> None:
     clock = VirtualClock()
     reader = StatusReader(run.path, clock)
     assert reader.read().is_going is None
-    assert reader.read().phase == "last heard: training"
+    assert reader.read().phase == "last activity: training"
     clock.advance_to_s(5.0)
     lease_of_another_machine(run, renewal=1)
     assert (reader.read().is_going, reader.read().phase) == (True, "training")
@@ -415,7 +415,7 @@ def test_a_run_that_has_not_begun_and_no_run(run: RunDirectory, tmp_path: Path) 
     found = geo_ray.status(run.path)
     assert (found.phase, found.run_actor, found.regions) == ("not begun", None, ())
     assert "  run actor  none recorded" in CliRunner().invoke(command, [str(run.path)]).stdout
-    with pytest.raises(RunDirectoryError, match="there is no run"):
+    with pytest.raises(RunDirectoryError, match="no run"):
         geo_ray.status(tmp_path / "gone")
 
 

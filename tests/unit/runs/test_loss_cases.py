@@ -19,7 +19,7 @@ name: trial
 task: {use: digits}
 data: {generate: {}, batch_size: 16}
 regions: [{name: eu, workers: 2}, {name: us}]
-strategy: {kind: diloco, interval: 32, compute_share: 0.8}
+strategy: {kind: diloco, interval: 32, compute_fraction: 0.8}
 optimizer: {kind: adamw, schedule: {warmup_steps: 100, steps: 800}}
 train: {steps: 1000, eval_every: 10, target: {metric: accuracy, value: 0.9, direction: at_least}}
 averager: {standby: us}
@@ -80,7 +80,7 @@ def test_intervals_of_which_not_two_fit_are_left_out_and_codecs_go_lower():
     found = cases(steps=40)
     assert [h for h, codec in keys(found)[1:] if codec is None] == [1, 4, 16]
     assert found.codecs_at == 16
-    assert len(found.left_out) == 2 and "40 steps have fewer than 2" in found.left_out[0]
+    assert len(found.left_out) == 2 and "40 steps contain fewer than 2" in found.left_out[0]
 
 
 def test_intervals_and_codecs_of_the_plan_or_of_the_user():
@@ -133,14 +133,16 @@ def test_what_nobody_knows_the_size_of_is_refused():
 
 
 def test_with_one_region_there_is_nothing_to_measure():
-    with pytest.raises(ConfigError, match="with one region"):
+    with pytest.raises(ConfigError, match="a single region"):
         cases("regions=[{name: eu}]", "averager={}")
 
 
 def test_too_few_steps_for_any_interval_are_refused():
     with pytest.raises(ProfileError, match="no interval could be measured over 5 steps"):
         cases(steps=5, intervals=(16, 32))
-    with pytest.raises(ProfileError, match=r"an interval of 16 steps: 20 steps have fewer than 2"):
+    with pytest.raises(
+        ProfileError, match=r"an interval of 16 steps: 20 steps contain fewer than 2"
+    ):
         cases(steps=20, intervals=(16,))
 
 

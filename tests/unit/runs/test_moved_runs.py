@@ -107,7 +107,7 @@ def test_the_files_that_the_run_was_made_with_are_preferred(
     (other / "my_task.py").write_text("raise SystemExit\n")
     project.enter(other)
     assert project.resumed().run.base_dir == project.root / "configs"
-    assert "which it was made with" in caplog.text
+    assert "uses its original files" in caplog.text
 
 
 def test_nothing_is_taken_from_the_run_itself(project: Project) -> None:
@@ -134,9 +134,9 @@ def test_nothing_in_the_run_is_imported_however_it_is_named(project: Project, ho
     plan["task_sha256"] = hashlib.sha256((run / "my_task.py").read_bytes()).hexdigest()
     (run / "plan.json").write_text(json.dumps(plan))
     write(run / "events.jsonl", [started()])
-    with pytest.raises(ConfigError, match="lies in the run's own directory"):
+    with pytest.raises(ConfigError, match="is in the run's own directory"):
         project.resumed()
-    with pytest.raises(ConfigError, match="lies in the run's own directory"):
+    with pytest.raises(ConfigError, match="is in the run's own directory"):
         open_run(run).model()
     assert not ran.exists()
 

@@ -107,7 +107,7 @@ def test_a_run_at_its_end_or_of_other_regions_is_refused(plan):
     with pytest.raises(PlanError, match="no steps left"):
         decide(plan, as_planned(plan, 20000))
     others = plan.model_copy(update={"regions": plan.regions[:2]})
-    with pytest.raises(PlanError, match="CONFIG has others"):
+    with pytest.raises(PlanError, match="CONFIG has other regions"):
         decide(others, as_planned(plan, 100))
 
 

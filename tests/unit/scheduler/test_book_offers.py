@@ -37,12 +37,12 @@ def test_a_whole_machine_costs_what_the_book_says() -> None:
 
 
 @pytest.mark.parametrize("machine", ["p4d.24xlarge", "aws:x99", "moon:rover"])
-def test_machines_that_nobody_knows(machine: str) -> None:
+def test_unknown_machine_types_are_rejected(machine: str) -> None:
     with pytest.raises(ScheduleInputError, match="unknown machine type"):
         book_offers(bundled_book(), machine, AT)
 
 
-def test_regions_that_nobody_knows_or_twice() -> None:
+def test_unknown_and_repeated_regions_are_rejected() -> None:
     with pytest.raises(PriceUnknownError):
         book_offers(bundled_book(), MACHINE, ("us-east-1", "atlantis"))
     with pytest.raises(ScheduleInputError, match="twice"):

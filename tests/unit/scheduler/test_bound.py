@@ -1,4 +1,4 @@
-"""The upper bound against enumeration, against the whole programme, and against every policy."""
+"""The upper bound against enumeration, the complete program and every policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.scheduling_support import cluster_of, job_of
 
 
 def best_of_all(cluster: SharedCluster, jobs: list[ClusterJob]) -> float:
-    """The most utility of all schedules with whole workers on one site of cores and GPUs."""
+    """Return the best utility of all schedules with whole workers on one site of cores and GPUs."""
 
     def plans(job: ClusterJob) -> list[tuple[float, np.ndarray]]:
         found = [(0.0, np.zeros((cluster.slots, len(cluster.resources))))]
@@ -222,7 +222,7 @@ def test_who_knows_all_jobs_ahead_is_near_the_best_of_all_schedules(seed: int) -
     assert 0.8 * best <= ahead.total_utility <= best + 1e-6
 
 
-def test_who_knows_all_jobs_ahead_keeps_room_for_who_comes_later() -> None:
+def test_the_oracle_reserves_capacity_for_later_jobs() -> None:
     cluster = cluster_of(np.full((2, 1, 2), 2.0), (0,))
     early = job_of("early", rows=1500.0, most=1, value=1.0, worker=(2.0, 1.0))
     late = job_of("late", arrival=1, rows=900.0, most=1, value=50.0, worker=(2.0, 1.0))

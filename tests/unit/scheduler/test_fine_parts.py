@@ -1,4 +1,4 @@
-"""PD-ORS with work in parts that fit a slot, as a live queue asks it."""
+"""PD-ORS with parts of work that fit into a slot, as the live queue uses it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FINE = PdOrsPolicy(fine=True, window=200)
 
 
 def lasting(slots: float, cluster: SharedCluster, **changes: Any) -> ClusterJob:
-    """A job that takes so many slots on one worker."""
+    """Return a job that takes a number of slots on one worker."""
     about: dict[str, Any] = {"most": 1, "per_server": 1, "target": 250.0, "urgency": 0.01}
     about |= {"model_bytes": 0.0} | changes
     step_s = float(job_of(rows=1.0, **about).speed.step_s(1, 8))
@@ -72,7 +72,7 @@ def test_an_empty_cluster_without_an_end_takes_a_job_of_any_length(slots: float,
 def test_no_job_is_without_a_schedule_on_an_empty_cluster(
     slots: float, most: int, per_server: int, regions: int, cpus: float, fine: bool
 ) -> None:
-    """Whatever it may have at most: one worker in each region is enough, and ends in time."""
+    """Whatever its maximum: one worker in each region suffices, and ends in time."""
     assume(cpus >= 1 + -(-regions // per_server))  # the servers are in one region
     cluster = cluster_of(np.full((250, regions, 2), cpus), tuple(range(regions)))
     data = dict.fromkeys(range(regions), 1.0 / regions) if regions > 1 else {}
@@ -83,7 +83,7 @@ def test_no_job_is_without_a_schedule_on_an_empty_cluster(
     assert admission.surplus is not None
 
 
-def test_a_job_that_is_not_worth_it_is_told_from_one_without_a_schedule() -> None:
+def test_a_job_of_low_value_differs_from_one_without_a_schedule() -> None:
     cluster = cluster_of(np.full((40, 1, 2), 2.0), (0,))
     first = lasting(38.0, cluster, value=100.0)
     poor = replace(lasting(1.0, cluster, value=1e-9, urgency=5.0, target=0.1), id="poor")

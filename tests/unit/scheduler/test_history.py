@@ -1,4 +1,4 @@
-"""Histories: what is refused, what a change costs, spot machines that go; the validator's bite."""
+"""Replays: rejected jobs, the cost of changes, spot preemptions; and the schedule validator."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_policy_that_is_not_there_is_named_with_its_neighbour() -> None:
 
 
 def test_fifo_is_first_come_first_served_to_the_second() -> None:
-    """Two jobs of which one fits: by hand."""
+    """Two jobs of which one fits, computed by hand."""
     cluster = cluster_of(np.full((12, 1, 2), 3.0), (0,))
     first, second = job_of("a", rows=3000.0), job_of("b", rows=1000.0)
     done = replay_jobs(cluster, [first, second], FifoPolicy())
@@ -81,7 +81,7 @@ def test_a_job_whose_owner_asks_for_more_than_there_is_runs_all_the_same() -> No
         assert set(done.finished_s) == {"a"}, name
 
 
-def test_tiresias_stops_who_has_had_much_for_who_has_not() -> None:
+def test_tiresias_preempts_jobs_with_much_service() -> None:
     cluster = cluster_of(np.full((60, 1, 2), 3.0), (0,), slot_s=100.0)
     jobs = [job_of("long", rows=60_000.0), job_of("short", arrival=3, rows=800.0)]
     policy = TiresiasPolicy(limits_s=(400.0,), change_s=10.0)
@@ -92,7 +92,7 @@ def test_tiresias_stops_who_has_had_much_for_who_has_not() -> None:
     assert [use.lost_s for use in again] == [10.0]
 
 
-def test_promised_slots_are_kept_and_turned_away_jobs_get_nothing() -> None:
+def test_reservations_are_kept_and_rejected_jobs_get_nothing() -> None:
     cluster = cluster_of(np.full((6, 1, 2), 4.0), (0,))
     late = {"urgency": 5.0, "target": 2.0, "rows": 3500.0}
     jobs = [job_of(f"j{number}", **late) for number in range(6)]  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def test_spot_machines_that_go_take_no_job_with_them() -> None:
         assert set(done.finished_s) == admitted, name
 
 
-def test_nobody_looks_at_the_spot_market_ahead() -> None:
+def test_policies_do_not_read_future_spot_capacity() -> None:
     capacity = np.full((10, 2, 2), 4.0)
     other = capacity.copy()
     other[4:, 1] = 0.0
@@ -175,7 +175,7 @@ def test_the_validator_bites(changes: dict[str, object], words: str) -> None:
     assert any(words in text for text in violations(broken(done, **changes)))
 
 
-def test_the_validator_knows_where_data_are_and_who_was_turned_away() -> None:
+def test_the_validator_checks_data_regions_and_rejected_jobs() -> None:
     cluster = cluster_of(np.full((12, 2, 2), 4.0), (0, 1))
     done = replay_jobs(cluster, [job_of(data={1: 1.0})], FifoPolicy())
     check_schedule(done)

@@ -1,4 +1,4 @@
-"""Prices, rounding factors, spread slots and best schedules, against rules written anew."""
+"""Prices, rounding, spread slots and best schedules, against independent implementations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.scheduling_support import cluster_of, job_of
 
 
 def test_prices_are_those_of_the_documented_rule() -> None:
-    """Written from docs/reference/scheduling-policies.md, without a line of the library."""
+    """Implemented from docs/reference/scheduling-policies.md, without library code."""
     cluster = cluster_of(np.full((6, 3, 2), 8.0), (0, 0, 0))
     jobs = [job_of("a", value=30.0), job_of("b", value=5.0, urgency=1.0, worker=(2.0, 1.0))]
     price_table = PriceTable(cluster, span=6.0)
@@ -102,7 +102,7 @@ def test_a_spread_slot_is_near_the_cheapest_of_all(seed: int, gap: float) -> Non
 
 
 def every_schedule(cluster: SharedCluster, job: ClusterJob, price: np.ndarray) -> float:
-    """The largest surplus of all schedules that are inside one site in each slot."""
+    """The largest surplus of all schedules that use one site in each slot."""
     slots = cluster.slots
     options = []
     for slot in range(slots):
@@ -151,7 +151,7 @@ def test_ways_keep_workers_where_the_data_are() -> None:
     assert {pattern.server_region for pattern in patterns} == {0, 1, 2}
 
 
-def test_the_load_bids_a_resource_up_to_what_the_last_job_with_room_is_worth() -> None:
+def test_the_base_price_is_the_value_of_the_last_job_that_fits() -> None:
     cluster = cluster_of(np.full((4, 1, 2), 3.0), (0,))
     base_price = BasePrice(cluster)
     # One worker with one parameter server does 1000 rows of 0.1 s in a slot, but for the exchange.
@@ -169,7 +169,7 @@ def test_the_load_bids_a_resource_up_to_what_the_last_job_with_room_is_worth() -
 
 
 def test_a_job_that_was_taken_on_before_adds_nothing_to_the_load() -> None:
-    """As when a live queue begins an era: all that go on come at once."""
+    """At the start of a policy generation, all running jobs arrive at once."""
     cluster = cluster_of(np.full((4, 1, 2), 3.0), (0,))
     plain, price_table = PriceTable(cluster), PriceTable(cluster, load_fraction=0.5)
     for number in range(5):
@@ -188,7 +188,7 @@ def test_nothing_is_bid_where_there_was_no_room_at_all() -> None:
 
 
 def test_a_large_use_of_a_slot_costs_the_rising_price() -> None:
-    """Against a sum over small parts, each at the price after those before it."""
+    """Compared with a sum over small parts, each at the price after the previous ones."""
     cluster = cluster_of(np.full((6, 2, 2), 8.0), (0, 0))
     price_table = PriceTable(cluster)
     price_table.learn(job_of("a", value=30.0))

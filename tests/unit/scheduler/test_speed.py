@@ -1,4 +1,4 @@
-"""A job here and a job of the planner are equally fast; the papers' rule is a special case."""
+"""Jobs here and in the planner are equally fast; the papers' rule is a special case."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_worker_takes_q_seconds_for_a_row_as_in_pd_ors(inside: bool, mbps: flo
 @pytest.mark.parametrize("every", [1.0, 8.0])
 @pytest.mark.parametrize("hides", [0.0, 4.0])
 def test_the_pace_between_regions_is_the_planners(every: float, hides: float) -> None:
-    """Step, exchange and timing are put together here as the planner's own parts have them."""
+    """Step, exchange and timing are combined independently from the planner's parts."""
     timing = Timing(every, min(hides, every))
     steps = StepModel("", 0.4, 0.01, {MACHINE: 0.002}, {MACHINE: (1, 64)}, (1, 8), 0.0)
     params = 25e6
@@ -43,8 +43,8 @@ def test_the_pace_between_regions_is_the_planners(every: float, hides: float) ->
     planned = exchange(params, ["eu", "us"], "us", None, links, prices)
     step_s = steps.step_s(MACHINE, 4, 64)
     paces = [a * planned.seconds + b * step_s for a, b in timing.lines(1e6)]
-    pace_s = speed.pace_s(4, 1, 256, LinkUsed(200.0, is_inside=False, rtt_s=0.1))
-    assert float(pace_s) == pytest.approx(max(paces))
+    step_time_s = speed.step_time_s(4, 1, 256, LinkUsed(200.0, is_inside=False, rtt_s=0.1))
+    assert float(step_time_s) == pytest.approx(max(paces))
 
 
 def test_the_region_with_fewest_workers_for_its_data_decides() -> None:
@@ -59,7 +59,7 @@ def test_the_region_with_fewest_workers_for_its_data_decides() -> None:
     assert job.rows_per_s(cluster, Allocation(((0, 3),), ((0, 2),), 8)) == 0.0
 
 
-def test_a_larger_batch_is_faster_and_each_row_is_worth_less() -> None:
+def test_a_larger_batch_is_faster_and_less_efficient_per_row() -> None:
     limits = BatchLimits(32, 128, noise_rows=64.0)
     assert limits.efficiency(32) == 1.0
     assert limits.efficiency(128) == pytest.approx((64 + 32) / (64 + 128))
@@ -72,6 +72,6 @@ def test_egress_is_what_crosses_regions_per_exchange() -> None:
     across = Allocation(((0, 1), (2, 1)), ((0, 1),), 8)
     assert job.egress_usd_per_s(cluster, inside) == 0.0
     exchange_s = 2 * 8 * 2000 / 800.0
-    pace_s = 8 / 2 * 1.0 + exchange_s / 4
+    step_time_s = 8 / 2 * 1.0 + exchange_s / 4
     # One region lies apart: one update there and one back, 2 GB each, every 4 steps.
-    assert job.egress_usd_per_s(cluster, across) == pytest.approx(2 * 2 * 0.5 / (4 * pace_s))
+    assert job.egress_usd_per_s(cluster, across) == pytest.approx(2 * 2 * 0.5 / (4 * step_time_s))

@@ -1,4 +1,4 @@
-"""Traces in the published formats, as far as files made for the tests have them."""
+"""Traces in the published formats, as far as generated files cover them."""
 
 from __future__ import annotations
 

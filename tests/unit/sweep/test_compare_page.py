@@ -171,14 +171,14 @@ def test_runs_that_failed_are_told_with_their_reason(tmp_path: Path) -> None:
     outcomes = [outcome("bsp", 0), outcome("bsp", 1, WHY), outcome("asgd", 0, WHY)]
     found = comparison(outcomes, [outcome("asgd", 9, WHY)])
     page = page_of(tmp_path, found)
-    assert "Runs that failed" in page
+    assert "Failed runs" in page
     assert page.count("refused &lt;3&gt; steps<br>  fix: Lower the learning rate") == 2
     assert '<span class="range">[NON_FINITE] region &#x27;us&#x27; refused' in page
     console = Console(file=StringIO(), width=100, record=True)
     console.print(result_table(found))
     assert "2 of 3 runs failed; bsp: [NON_FINITE] region 'us' refused <3>" in console.export_text()
     whole = comparison([outcome("bsp", 0)])
-    assert "Runs that failed" not in page_of(tmp_path, whole)
+    assert "Failed runs" not in page_of(tmp_path, whole)
     console.print(result_table(whole))
     assert "failed" not in console.export_text()
 

@@ -188,7 +188,7 @@ def test_directories_are_readable_and_never_shared() -> None:
     [
         ({"strategies": "sma,bsp,sma"}, "strategies: sma is there twice"),
         ({"strategies": ()}, "strategies: empty"),
-        ({"strategies": "smma"}, "strategies: smma: there is no strategy 'smma'"),
+        ({"strategies": "smma"}, "strategies: smma: no strategy 'smma'"),
         ({"rates": (0.5, math.nan)}, "rates: nan is not a factor"),
         ({"rates": (math.inf,)}, "rates: inf is not a factor"),
         ({"rates": (0.5, 0.0)}, "rates: 0.0 is not a factor"),

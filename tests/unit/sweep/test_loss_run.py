@@ -174,5 +174,5 @@ def test_a_fresh_measurement_too_and_a_broken_file_is_left_for_it(tmp_path: Path
 
 def test_plain_training_must_end_with_a_loss() -> None:
     ended = [o.model_copy(update={"eval": {"loss": 0.0}}) for o in outcomes(task())]
-    with pytest.raises(ProfileError, match="nothing to compare with"):
+    with pytest.raises(ProfileError, match="there is no baseline"):
         list(gathered(task(), None, ended))

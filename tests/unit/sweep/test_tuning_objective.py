@@ -210,13 +210,13 @@ def test_a_base_that_nothing_beat_is_not_praised() -> None:
     for rows, best in (([base, beaten], base), ([equal, beaten], equal)):
         found = tuning(*rows, base=base)
         assert found.best is best
-        assert summary_text(found).splitlines()[-1].startswith("nothing tried beat the base")
+        assert summary_text(found).splitlines()[-1].startswith("no trial beat the base")
     lower = tuning(row(3, "ended", 0.3), base, base=base, names=("loss",))
     assert "base" not in summary_text(lower), "how much lower a loss is says little"
     same = tuning(base, beaten, base=base, names=("loss",))
-    assert "nothing tried beat the base" in summary_text(same)
+    assert "no trial beat the base" in summary_text(same)
     ahead = tuning(row(1, "reached", 2.5), base, base=base)
-    assert summary_text(ahead).endswith("the best is 2.00 times sooner at the target than the base")
+    assert summary_text(ahead).endswith("the best is 2.00 times faster to the target than the base")
 
 
 def test_the_page_has_all_trials_and_fetches_nothing(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_the_page_has_all_trials_and_fetches_nothing(tmp_path: Path) -> None:
     assert len(re.findall("<tr>", trials)) == 1 + len(rows)
     headings = re.findall("<th[^>]*>([^<]*)", trials)
     assert "loss at the end" in headings and len(set(headings)) == len(headings)
-    assert "1.80 times sooner at the target than the base" in page
+    assert "1.80 times faster to the target than the base" in page
     table = tuning_table(found, "search")
     assert table.row_count == len(rows)
     assert "1 ended early, 1 failed" in summary_text(found)
@@ -363,7 +363,7 @@ def test_only_a_trial_that_beat_the_base_becomes_best_yaml(
     (tmp_path / "out").mkdir()
     result = finished(plan, SearchResult(found, None, False), "geo-ray tune")
     assert (result.best_path is not None) == (tmp_path / "out" / "best.yaml").exists() == is_written
-    assert ("nothing tried beat the base" in summary_text(found)) is not is_written
+    assert ("no trial beat the base" in summary_text(found)) is not is_written
     best = "loss 0.3333 with optimizer.lr=" + ("0.1" if is_written else "0.05")
     assert repr(result) == f"<Tuning: 2 of 2 trials; best: {best}>"
 

@@ -164,9 +164,9 @@ def test_the_base_is_a_draw_if_the_space_has_it() -> None:
         ({"optimizer.lr": {"unifrom": [0.1, 1]}}, "did you mean uniform?"),
         ({"optimizer.lr": {}}, "give exactly one of"),
         ({"optimizer.lr": {"choice": [0.1], "uniform": [0.1, 1.0]}}, "give exactly one of"),
-        ({"optimizer.lr": {"choice": []}}, "nothing to choose from"),
+        ({"optimizer.lr": {"choice": []}}, "no values to choose from"),
         ({"strategy.interval": {"randint": [1.5, 4]}}, "randint"),
-        ({}, "there is nothing to search"),
+        ({}, "empty"),
     ],
 )
 def test_wrong_keys_and_values_are_refused_with_what_was_meant(
@@ -205,28 +205,28 @@ def test_conditions_must_lead_somewhere() -> None:
 
 def test_two_domains_of_one_key_must_not_hold_together() -> None:
     twice = [{"choice": [0.1]}, {"choice": [0.2]}]
-    assert "two of its domains hold" in refused({"optimizer.lr": twice})
+    assert "two of its domains apply" in refused({"optimizer.lr": twice})
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"objectives": ["usd"]}, "the objective usd needs them"),
-        ({"objectives": []}, "name one at least"),
-        ({"objectives": ["loss", "loss"]}, "none twice"),
+        ({"objectives": ["usd"]}, "required by the objective usd"),
+        ({"objectives": []}, "at least one"),
+        ({"objectives": ["loss", "loss"]}, "without duplicates"),
         ({"objectives": ["time_to_traget"]}, "did you mean time_to_target?"),
         ({"set": []}, "requires train.target in the base"),
         ({"set": [TARGET, "train.eval_every=0"]}, "trials are compared by evaluations"),
-        ({"schedule": {"kind": "pbt"}}, "pbt is for real trials"),
-        ({"trials": {"seeds": [1, 1]}}, "none twice"),
+        ({"schedule": {"kind": "pbt"}}, "pbt requires real trials"),
+        ({"trials": {"seeds": [1, 1]}}, "without duplicates"),
         ({"serach": {"trials": 3}}, "did you mean search?"),
         (
             {"objectives": ["usd"], "prices": {"worker_usd_per_h": {"us": 1.0}}},
-            "region asia, australia, eu has none",
+            "region asia, australia, eu has no price",
         ),
         (
             {"search": {"kind": "hyperopt"}, "objectives": ["time_to_target", "loss"]},
-            "hyperopt goes by one objective",
+            "hyperopt supports one objective",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The actor of a queue is killed again and again while its jobs come, start, train and end."""
+"""Kills the queue actor repeatedly while its jobs arrive, start, train and end."""
 
 from __future__ import annotations
 

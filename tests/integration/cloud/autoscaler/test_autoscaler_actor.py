@@ -1,4 +1,4 @@
-"""The autoscaler on a real Ray cluster, with machines that are nodes of it."""
+"""The autoscaler on a real Ray cluster whose nodes are its machines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LONGEST_S = 300.0
 
 
 def answer(method: Any, *arguments: Any) -> Any:
-    """Call a method of an actor that may just be on its way back."""
+    """Call a method of an actor that may be restarting."""
     deadline_s = time.monotonic() + LONGEST_S
     while True:
         try:
@@ -56,7 +56,7 @@ def until(what: Callable[[], object], longest_s: float = LONGEST_S) -> None:
 
 
 def idler(region: str) -> Any:
-    """An actor in a region that reserves nothing there."""
+    """Start an actor in a region that reserves no resources."""
 
     class Idler:  # in here, so that it goes to the node by value
         def there(self) -> bool:
@@ -74,7 +74,7 @@ def small_target(region: str, rows_per_s: float = 20.0) -> ClusterTarget:
 
 
 @pytest.mark.parametrize("strategy", ["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"])
-def test_what_waits_for_a_place_is_told_as_it_was_asked_for(
+def test_pending_demand_is_reported_as_requested(
     connected: ConnectedCluster, strategy: Any
 ) -> None:
     region = f"mars-{secrets.token_hex(2)}"
@@ -188,7 +188,7 @@ def provider(connected: ConnectedCluster, tmp_path: Path) -> Iterator[LocalProvi
 
 @pytest.fixture
 def started(provider: LocalProvider) -> Iterator[Callable[[AutoscaleOrder, str], Any]]:
-    """Start an autoscaler that ends with the test, before the machines that it would replace."""
+    """Start an autoscaler that ends with the test."""
     actors: list[Any] = []
 
     def start(order: AutoscaleOrder, namespace: str) -> Any:

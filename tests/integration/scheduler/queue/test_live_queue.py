@@ -1,4 +1,4 @@
-"""The queue on a real cluster: a job through the job server, a death, a drained region, the end."""
+"""The queue on a real cluster: a job, a killed actor, a drained region, and the end."""
 
 from __future__ import annotations
 

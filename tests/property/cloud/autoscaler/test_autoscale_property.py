@@ -1,4 +1,4 @@
-"""An autoscaler that dies at every point, or wakes too late: nothing twice, nothing left."""
+"""An autoscaler that dies at any point launches nothing twice and leaves nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ TARGETS = (
 
 
 def play(cluster: MortalCluster, what: str, number: int) -> None:
-    """Let something happen, and the autoscaler look once or more."""
+    """Apply an event and run iterations."""
     cloud, now_s = cluster.cloud, cluster.clock.now_s()
     alive = cloud.alive()
     if what == "kill":
@@ -90,7 +90,7 @@ def play(cluster: MortalCluster, what: str, number: int) -> None:
 
 
 def look(cluster: MortalCluster) -> None:
-    """Look once: nothing is done where nobody answers, and nobody is ended in its work."""
+    """Run an iteration; no action in unreachable regions, and no busy machine ends."""
     result = cluster.tick()
     if result is not None:
         hidden = {
@@ -168,7 +168,7 @@ def test_one_that_was_overtaken_and_wakes_rents_nothing_twice(calls: int) -> Non
     assert cluster.counts() == WANTED
 
 
-def test_what_a_dead_autoscaler_asked_for_and_nobody_waits_for_is_ended() -> None:
+def test_unneeded_launches_of_a_dead_autoscaler_are_ended() -> None:
     cluster = MortalCluster.made(QUIET)
     cluster.settle(12)
     some = cluster.cloud.alive()[0]
@@ -253,7 +253,7 @@ def test_as_many_machines_as_planned_are_enough(count: int) -> None:
 def test_a_bill_is_the_sum_over_its_seconds(
     prices: list[tuple[int, float]], start_s: int, lasts_s: int
 ) -> None:
-    """The documented rule, second by second: each is paid at the price that it began with."""
+    """Each second is charged at the price at its start, as documented."""
     ascending = sorted(prices)
     trace = MarketTrace(tuple((float(when), usd) for when, usd in ascending), ((0.0, 1),))
     total = 0.0

@@ -1,4 +1,4 @@
-"""What is counted in machines has places there, by trying all ways; none is for nothing."""
+"""Packing places all counted bundles, compared with exhaustive search."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def group(strategy: PlacementStrategy, bundles: list[Amounts]) -> PendingGroup:
 def has_places(
     groups: list[tuple[PlacementStrategy, list[Amounts]]], machines: list[Amounts]
 ) -> bool:
-    """Whether all bundles have places: every way of putting them on machines is tried."""
+    """Whether all bundles can be placed, by exhaustive search."""
     wanted = [(n, strategy, each) for n, (strategy, all_) in enumerate(groups) for each in all_]
     for places in product(range(len(machines)), repeat=len(wanted)):
         used = [[0, 0] for _ in machines]
@@ -104,7 +104,7 @@ def test_what_is_not_missed_has_places_on_what_is_there_and_rented(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6))
 def test_first_fit_decreasing_is_near_the_least_by_enumeration(cpus: list[int]) -> None:
-    """Its known bound: 11/9 of the least number of machines, and 6/9 of one."""
+    """The known bound of first fit decreasing: 11/9 of the optimum plus 6/9."""
     offer = CapacityOffer(MachineCapacity("small", "us", HERE, {"CPU": 8.0}), 1.0, 99)
     found = pack([group("PACK", [(each, 0) for each in cpus])], (), [offer]).rented["small"]
     drawn: list[tuple[PlacementStrategy, list[Amounts]]] = [("PACK", [(each, 0) for each in cpus])]

@@ -1,4 +1,4 @@
-"""A queue that dies at any point, whatever is asked of it: nothing is lost or runs twice."""
+"""A queue that dies at any point loses no job and runs none twice."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SLOTS = 400
 
 
 class DiedError(BaseException):
-    """The process is killed."""
+    """The process was killed."""
 
 
 @dataclass
 class DyingStore:
-    """A store whose user is killed before or after a write of its."""
+    """A store whose process is killed before or after a write."""
 
     inner: ConditionalStore
     at: Callable[[str], None]
@@ -53,7 +53,7 @@ class DyingStore:
 
 
 class DyingQueue(SimQueue):
-    """A queue that is killed at the point with the number ``left``; -1: never."""
+    """A queue that is killed at the point number ``left``; -1: never."""
 
     left: int = -1
 
@@ -90,7 +90,7 @@ REGIONS = st.sampled_from([("us",), ("eu",), ("us", "eu"), ("us", "eu", "asia")]
 
 
 class QueueHistory(RuleBasedStateMachine):
-    """Jobs, requests, drained regions and deaths in any order."""
+    """Jobs, requests, drained regions and kills in random order."""
 
     policy = "fifo"
 
@@ -218,13 +218,13 @@ class QueueHistory(RuleBasedStateMachine):
 
 
 class PricedHistory(QueueHistory):
-    """The same with prices, promises and jobs that are turned away."""
+    """The same with prices, reservations and rejected jobs."""
 
     policy = "pd_ors"
 
 
 class SharedHistory(QueueHistory):
-    """The same with a policy that gives everybody a little."""
+    """The same with a policy that shares resources among all jobs."""
 
     policy = "drf"
 
@@ -276,8 +276,10 @@ def test_who_is_killed_comes_before_all_that_have_not_begun(
 
 
 @pytest.mark.parametrize("policy", ["fifo", "pd_ors", "tiresias", "ones"])
-def test_who_goes_on_decides_as_who_died_would_have(tmp_path: Path, policy: str) -> None:
-    """The policy's memory is made again from the journal."""
+def test_a_restarted_queue_decides_as_the_killed_one_would_have(
+    tmp_path: Path, policy: str
+) -> None:
+    """The state of the policy is rebuilt from the journal."""
 
     def slots(root: Path, *, dies: bool) -> list[SlotEntry]:
         root.mkdir()
@@ -307,7 +309,7 @@ def test_who_goes_on_decides_as_who_died_would_have(tmp_path: Path, policy: str)
 
 @pytest.mark.parametrize("policy", ["fifo", pytest.param("pd_ors", marks=pytest.mark.slow)])
 def test_killed_at_every_single_point(tmp_path: Path, policy: str) -> None:
-    """One history with a drained region and a cancelled job, killed once at each of its points."""
+    """One history with a drained region and a cancelled job, killed once at each point."""
 
     def history(root: Path, point: int) -> tuple[int, dict[str, Outcome]]:
         root.mkdir()

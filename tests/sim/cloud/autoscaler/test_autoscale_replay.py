@@ -1,4 +1,4 @@
-"""Days of prices again, small ones: what the ways to rent come to, and that the books are right."""
+"""Small backtests: cost of the autoscaler and of the baselines, and correct accounting."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_deadline_that_only_machines_on_demand_keep_is_kept_on_a_rough_day(see
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6])
-def test_a_budget_is_exceeded_by_no_more_than_one_look_of_all_machines(share: float) -> None:
+def test_a_budget_is_exceeded_by_at_most_one_iteration_of_all_machines(share: float) -> None:
     target, markets, _ = scenario(BOOK, 2)
     whole = replay(OURS, target, markets, SHORT, CONFIG)
     bound = share * whole.usd
@@ -80,7 +80,7 @@ def test_a_made_up_day_is_within_what_is_documented_and_comes_again_with_its_see
 
 
 def _two_regions(speeds: tuple[float, float], **changes: object) -> ClusterTarget:
-    """Regions for which 2 x a is the cheapest per row, and a + b the cheapest per hour."""
+    """Regions for which 2 x a is cheapest per row, and a + b cheapest per hour."""
     kinds = (MachineKind("a", 100.0, 10), MachineKind("b", 60.0, 10))
     regions = tuple(
         RegionTarget(f"r{i}", f"at{i}", speed, kinds, floor=0) for i, speed in enumerate(speeds)

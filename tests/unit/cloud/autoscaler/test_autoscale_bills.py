@@ -1,4 +1,4 @@
-"""What the autoscaler counts: machines, the head, and what never computed."""
+"""Costs that the autoscaler accounts for: machines, the head, and machines that never worked."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HEAD_POOL = Pool("r-1", None, "small", Market.ON_DEMAND)
 
 
 def with_head(scene: Scene, name: str = "head", age_s: float = 0.0) -> None:
-    """Let Ray's head be listed, in a zone that the cloud chose."""
+    """List a Ray head in a zone chosen by the cloud."""
     pool = replace(HEAD_POOL, zone="r-1c")
     began_s, labels = scene.now_s - age_s, {ROLE_LABEL: "head"}
     scene.machines[name] = Machine(
@@ -88,7 +88,7 @@ def test_a_head_of_others_is_not_paid() -> None:
     assert scene.memory.ledger.paid_usd == 0.0
 
 
-def test_a_head_whose_place_was_taken_is_paid_until_it_was_last_seen() -> None:
+def test_a_replaced_head_is_charged_until_it_was_last_listed() -> None:
     scene = Scene(target(regions=(), head=HeadTarget(HEAD_POOL, SMALL)))
     scene.usd[HEAD_POOL] = 3600.0  # a dollar a second
     with_head(scene)
@@ -122,7 +122,7 @@ def test_the_budget_has_the_head_in_it_as_has_the_money_to_stop() -> None:
 
 
 def many(budget_usd: float, count: int = 100) -> Scene:
-    """A plan of so many machines, each a dollar an hour."""
+    """Return a plan with several machines at one dollar per hour each."""
     kind = replace(SMALL, cap=count)
     wanted = region(zones=("r-1a",), rows_per_s=10.0 * count, kinds=(kind,))
     scene = Scene(target(regions=(wanted,), budget_usd=budget_usd), busy=True, left_s=1e6)
@@ -143,14 +143,14 @@ def test_nothing_is_rented_for_which_the_budget_has_not_the_money_to_start_and_s
     decided = scene.look()
     assert not launches(decided)
     assert any("100 x small spot in r-1a" in note for note in decided.notes)
-    assert scene.look().pace.reason == BUDGET, "and who waits for its machines knows"
+    assert scene.look().required.reason == BUDGET, "and who waits for its machines knows"
     scene.looks(20)
     assert scene.memory.ledger.paid_usd == paid_usd
     scene.target = replace(scene.target, budget_usd=first_usd + 10.0)
     assert launches(scene.look())
 
 
-def test_what_is_lost_near_the_end_of_the_budget_is_not_replaced_and_the_rest_goes_on() -> None:
+def test_losses_near_the_end_of_the_budget_are_not_replaced() -> None:
     scene = many(1.0, 10)
     while scene.memory.ledger.paid_usd < 0.75:
         scene.look()
@@ -159,7 +159,7 @@ def test_what_is_lost_near_the_end_of_the_budget_is_not_replaced_and_the_rest_go
     decided = scene.look()
     assert not decided.actions and any("1 x small spot" in note for note in decided.notes)
     del scene.machines[lost]
-    assert scene.memory.pace.stopped_at_usd is None
+    assert scene.memory.required.stopped_at_usd is None
     scene.looks(60)
     assert not scene.machines
     assert 0.95 <= scene.memory.ledger.paid_usd <= 1.0
@@ -178,7 +178,7 @@ def test_what_waits_and_costs_too_much_keeps_nothing_smaller_from_being_rented()
 
 
 def refused(**fields: Any) -> Scene:
-    """Three machines that come after they were called off, and that the cloud does not end."""
+    """Return three machines that appear after their request was withdrawn and cannot be ended."""
     scene = Scene(deaf={SPOT_A, SPOT_B}, **fields)
     (launch,) = launches(scene.look())
     scene.target = replace(scene.target, regions=(region(rows_per_s=0.0),))
@@ -190,7 +190,7 @@ def refused(**fields: Any) -> Scene:
     return scene
 
 
-def test_what_nobody_waits_for_is_in_the_books_as_long_as_the_cloud_does_not_end_it() -> None:
+def test_unneeded_machines_are_charged_until_they_end() -> None:
     scene = refused()
     for decided in scene.looks(360):
         assert {end.machine_id for end in ends(decided)} == scene.retained
@@ -209,12 +209,12 @@ def test_what_nobody_waits_for_is_in_the_books_as_long_as_the_cloud_does_not_end
 def test_the_budget_has_them_in_it() -> None:
     scene = refused(target=target(budget_usd=1.0))
     decided = scene.looks(400)[-1]
-    assert decided.pace.reason == BUDGET
+    assert decided.required.reason == BUDGET
     assert len(ends(decided)) == 3
 
 
-def test_they_do_nobodys_work() -> None:
-    """Nor does what is wanted meanwhile wait for them."""
+def test_withdrawn_machines_are_not_used() -> None:
+    """New demand does not wait for them either."""
     scene = refused()
     scene.look()
     scene.target = target()
@@ -230,8 +230,8 @@ def test_they_do_nobodys_work() -> None:
 # ------------------------------------------------------------------ what never joins
 
 
-def test_a_pool_whose_nodes_never_come_is_left_alone_for_longer_each_time_and_told() -> None:
-    """One pool alone: its machines come at once, and no node ever does."""
+def test_the_backoff_of_a_pool_without_joining_nodes_grows_and_is_reported() -> None:
+    """One pool only: its machines start immediately, but their nodes never join."""
     scene = Scene(target(regions=(region(zones=("r-1a",), rows_per_s=20.0),)))
     scene.usd = {SPOT_A: 0.3, ON_DEMAND_A: None}
     asked: list[float] = []

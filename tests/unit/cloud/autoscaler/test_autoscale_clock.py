@@ -1,4 +1,7 @@
-"""Times of day that are set: nothing is paid, late or over for hours that have not been."""
+"""Changes of the system clock.
+
+No machine is charged, late or expired for hours that did not pass.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ WANTED = target(budget_usd=10.0)
 
 @dataclass
 class Head:
-    """A head whose time of day is ``ahead_s`` ahead of the clouds'."""
+    """A head whose clock is ``ahead_s`` ahead of the clouds'."""
 
     ahead_s: float = 0.0
     clock: VirtualClock = field(default_factory=lambda: VirtualClock(1_000_000.0))
@@ -43,7 +46,7 @@ class Head:
         self.begin(1)
 
     def begin(self, epoch: int) -> None:
-        """Let another process look after it."""
+        """Start another process."""
         self.loop = Reconciler(
             AutoscalePolicy(CONFIG, "c"),
             WANTED,
@@ -72,7 +75,7 @@ class Head:
         return {each.machine.id for each in self.cloud.alive()}
 
 
-def test_one_look_a_day_ahead_books_no_day_and_ends_nothing() -> None:
+def test_an_iteration_with_a_clock_a_day_ahead_charges_no_day_and_ends_nothing() -> None:
     head = Head()
     head.looks(20)
     there = head.alive()
@@ -85,7 +88,7 @@ def test_one_look_a_day_ahead_books_no_day_and_ends_nothing() -> None:
     assert not head.errors
     assert head.alive() == there
     assert head.paid_usd == pytest.approx(head.cloud.bill_usd(), rel=0.05)
-    assert head.loop.journal.read().pace.stopped_at_usd is None
+    assert head.loop.journal.read().required.stopped_at_usd is None
 
 
 @pytest.mark.parametrize("set_s", [3 * 3600.0, -3 * 3600.0])
@@ -115,7 +118,7 @@ def test_what_leaves_has_its_time_though_the_clock_is_set_meanwhile() -> None:
 
 
 def test_of_a_process_before_nothing_is_noted_for_later_than_now() -> None:
-    """It has no other clock to tell it how long ago that was."""
+    """The process has no other clock that tells how long ago that was."""
     scene = Scene(now_s=1_000_000.0 + 3 * 3600.0)
     scene.look()
     scene.unready |= set(scene.machines)

@@ -1,4 +1,4 @@
-"""Values that would make a documented rule of the autoscaler empty are refused, with the keys."""
+"""Values that would disable a documented rule of the autoscaler are rejected, with their keys."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_value_that_makes_a_rule_empty_is_refused(keys: dict[str, Any], says: 
 
 
 def test_the_least_that_is_allowed_is_allowed() -> None:
-    """Each bound from its other side: what is refused is refused for the rule, not at a whim."""
+    """Each bound from the other side: the smallest allowed values are accepted."""
     found = read(
         every_s=15.0,
         start_s=15.0,

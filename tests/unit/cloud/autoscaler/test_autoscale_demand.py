@@ -1,4 +1,4 @@
-"""Regions without a speed in the target: what waits rents, what runs stays, idle ones leave."""
+"""Regions without a planned speed: demand launches machines, busy ones stay, idle ones leave."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_a_bundle_that_only_a_large_machine_takes_rents_one_although_small_ones_
     assert (launch.request.pool, launch.request.count) == (BIG_SPOT_A, 1)
 
 
-def test_what_has_just_found_its_place_and_is_told_as_waiting_rents_nothing() -> None:
-    """Ray tells of what waits up to a second later than of what runs."""
+def test_just_placed_demand_that_is_still_listed_launches_nothing() -> None:
+    """Ray reports demand up to a second later than load."""
     found = scene(waiting(2, CPU=4.0))
     found.look()
     found.busy = True
@@ -94,7 +94,7 @@ def test_what_has_just_found_its_place_and_is_told_as_waiting_rents_nothing() ->
 
 
 def test_bundles_that_pack_badly_have_as_many_machines_as_they_need() -> None:
-    """Three quarters of a machine each: their sum is three machines, and they need four."""
+    """Bundles of three quarters of a machine: their sum is three machines, but four are needed."""
     found = scene(waiting(4, CPU=3.0), region={"kinds": (SMALL,)})
     found.looks(3)
     assert len(found.machines) == 4
@@ -110,7 +110,7 @@ def test_of_a_group_that_is_not_placed_in_part_no_part_is_rented() -> None:
     assert scene(waiting(4, "PACK", CPU=4.0), region=few).look().actions
 
 
-def test_a_bundle_that_fits_on_no_machine_rents_none_and_is_told_with_the_largest() -> None:
+def test_an_infeasible_bundle_launches_nothing_and_is_reported() -> None:
     found = scene(waiting(3, CPU=20.0), waiting(CPU=1.0))
     for decided in found.looks(50):
         (note,) = decided.notes
@@ -145,7 +145,7 @@ def test_another_type_takes_what_the_cheapest_is_sold_out_of() -> None:
 
 
 def test_what_ray_finds_on_a_machine_counts_and_not_what_was_said() -> None:
-    """Said are 4 CPUs, there are 3: a bundle of 4 would wait for ever, and rent again and again."""
+    """4 CPUs are configured, 3 exist: a bundle of 4 would launch machines forever."""
     found = scene(waiting(CPU=4.0), region={"kinds": (SMALL,)}, resources={"small": {"CPU": 3.0}})
     rented = 0
     for _ in range(200):
@@ -242,7 +242,7 @@ def test_a_machine_on_which_something_began_in_the_last_moment_stays_and_is_free
 
 
 def test_a_machine_is_idle_for_itself() -> None:
-    """One that has just become idle is not taken with one that was idle for long."""
+    """A machine that became idle just now does not leave with one that was idle for long."""
     found, busy, idle = with_one_busy()
     found.looks(8)
     found.busy = False
@@ -322,7 +322,7 @@ def test_a_machine_that_is_let_go_when_idle_and_works_again_is_not_drained() -> 
     assert found.memory.instances[idle].termination is None
 
 
-def test_a_group_that_waits_for_a_silent_region_rents_nothing_anywhere() -> None:
+def test_a_group_that_waits_for_an_unreachable_region_launches_nothing() -> None:
     group = PendingGroup(
         tuple(
             PendingBundle({"CPU": 4.0}, (LabelWanted(REGION_LABEL, (name,)),))

@@ -30,7 +30,7 @@ UNPLANNED = target(regions=(region(rows_per_s=0.0),))
 
 
 def at_work(wanted: ClusterTarget | None = None) -> Scene:
-    """Three machines of a plan that work."""
+    """Return three busy machines of a plan."""
     found = Scene(wanted or target(), KNOWN, left_s=1e6, busy=True)
     found.looks(3)
     assert len(found.machines) == 3
@@ -58,7 +58,7 @@ def test_a_run_that_begins_soon_after_another_keeps_its_machines() -> None:
     found.left_s, found.busy = 0.0, False
     decided = found.looks(IDLE_LOOKS)
     assert not any(each.actions for each in decided), "the time begins again with each run"
-    assert {each.pace.reason for each in decided} == {HOLDS}
+    assert {each.required.reason for each in decided} == {HOLDS}
     assert set(found.machines) == before
 
 
@@ -98,9 +98,7 @@ def test_nothing_is_rented_after_a_run_and_what_was_asked_for_is_not_asked_for_a
     assert not found.machines
 
 
-def test_the_time_after_a_run_goes_on_with_the_next_autoscaler_and_with_a_clock_that_is_set() -> (
-    None
-):
+def test_the_idle_time_after_a_run_survives_restarts_and_clock_changes() -> None:
     found = at_work()
     found.left_s, found.busy = 0.0, False
     found.looks(IDLE_LOOKS - 2)
@@ -114,7 +112,7 @@ def test_the_time_after_a_run_goes_on_with_the_next_autoscaler_and_with_a_clock_
     assert len(drains(found.look())) == 3
 
 
-def test_a_moment_in_which_nobody_knows_what_is_left_does_not_begin_the_time_again() -> None:
+def test_a_moment_of_unknown_demand_does_not_restart_the_timeout() -> None:
     found = at_work()
     found.left_s, found.busy = 0.0, False
     found.looks(IDLE_LOOKS - 1)
@@ -127,7 +125,7 @@ def test_a_moment_in_which_nobody_knows_what_is_left_does_not_begin_the_time_aga
     assert not found.machines
 
 
-def test_time_in_which_nobody_knows_what_waits_is_not_idle_time() -> None:
+def test_time_with_unknown_demand_is_not_idle_time() -> None:
     found = at_work()
     follow(found, UNPLANNED)
     found.busy = False

@@ -1,4 +1,4 @@
-"""One look after the other on a simulated cloud: what is asked when, and what is done about it."""
+"""Iterations of the reconcile loop on a simulated cloud: requests and actions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KNOWN = CONFIG.model_copy(update={"machine_resources": {"small": {"CPU": 4.0}}})
 
 @dataclass
 class Nodes:
-    """Nodes that are there with their machines; what waits finds a place as soon as it can."""
+    """Nodes that join with their machines; pending demand is placed as soon as possible."""
 
     pending_: tuple[PendingGroup, ...] = ()
     begun: set[str] = field(default_factory=set)
@@ -56,7 +56,7 @@ class Endless:
 
 @dataclass
 class Looks:
-    """A reconciler without a plan, its clock and its cloud."""
+    """A reconciler without a plan, with its clock and its cloud."""
 
     where: Path
     nodes: Nodes
@@ -78,7 +78,7 @@ class Looks:
         )
 
     def looks(self, count: int) -> list[str]:
-        """Look so often; return the errors that were told."""
+        """Run iterations; return the reported errors."""
         found: list[str] = []
         for _ in range(count):
             self.clock.advance_to_s(self.clock.now_s() + 10.0)

@@ -1,4 +1,4 @@
-"""Where rules meet: silent regions, what waits, orders given again, busy machines left alone."""
+"""Interactions of rules: unreachable regions, pending demand, repeated actions, busy machines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ IDLE_LOOKS = int(CONFIG.calm.idle_s / 10)
 
 
 def rented(found: Scene, looks: int) -> int:
-    """How many machines are asked for in so many looks, what is sent again included."""
+    """Return the number of requested machines over iterations, including resent requests."""
     sent = [launch for decided in found.looks(looks) for launch in launches(decided)]
     return sum(launch.request.count for launch in sent)
 
@@ -54,7 +54,7 @@ def terminations(found: Scene, names: set[str]) -> list[PendingTermination]:
 # ------------------------------------------------------------------ silence, without a plan
 
 
-def test_the_time_of_a_silence_is_no_idle_time() -> None:
+def test_an_outage_does_not_count_as_idle_time() -> None:
     found, busy, idle = with_one_busy()
     found.looks(3)
     found.unreachable = {"r-1"}
@@ -65,7 +65,7 @@ def test_the_time_of_a_silence_is_no_idle_time() -> None:
     assert set(found.machines) == {busy}
 
 
-def test_what_has_a_place_elsewhere_is_not_asked_for_again_after_a_silence() -> None:
+def test_demand_placed_elsewhere_launches_nothing_after_an_outage() -> None:
     either = (LabelWanted(REGION_LABEL, ("r", "far")),)
     near = region(rows_per_s=0.0, kinds=(SMALL,))
     far = region(name="far", at="r-2", zones=("r-2a",), rows_per_s=0.0, kinds=(SMALL,))
@@ -86,7 +86,7 @@ def test_what_has_a_place_elsewhere_is_not_asked_for_again_after_a_silence() -> 
     assert {machine.pool.region for machine in found.machines.values()} == {"r-1"}
 
 
-def test_a_silent_region_does_not_hear_what_was_lost_until_it_answers() -> None:
+def test_an_unreachable_region_is_updated_once_it_answers() -> None:
     found, busy = noticed()
     found.leaves.clear()
     found.unreachable = {"r-1"}
@@ -99,7 +99,7 @@ def test_a_silent_region_does_not_hear_what_was_lost_until_it_answers() -> None:
 
 
 def noticed() -> tuple[Scene, str]:
-    """A machine at work that is taken back in two minutes, and was told so; its name."""
+    """Return the name of a busy machine that is preempted in two minutes, with a notice."""
     found, busy, _ = with_one_busy()
     found.looks(IDLE_LOOKS + 2)
     found.machines[busy] = replace(found.machines[busy], ends_unix_s=found.now_s + 130)
@@ -107,7 +107,7 @@ def noticed() -> tuple[Scene, str]:
     return found, busy
 
 
-def test_a_busy_machine_that_did_not_hear_its_notice_is_told_again_and_replaced_once() -> None:
+def test_a_busy_machine_with_a_lost_notice_is_drained_again_and_replaced_once() -> None:
     found, busy = noticed()
     before = found.memory.instances[busy].termination
     found.leaves.clear()
@@ -121,7 +121,7 @@ def test_a_busy_machine_that_did_not_hear_its_notice_is_told_again_and_replaced_
 
 @pytest.mark.parametrize("anew", [False, True])
 def test_a_machine_whose_successor_is_at_work_is_not_replaced_again(anew: bool) -> None:
-    """Nor by the next autoscaler, which drains it once more."""
+    """Nor by the next autoscaler, which drains it again."""
     found, busy = noticed()
     (new,) = set(found.machines) - {busy}
     found.look()
@@ -179,7 +179,7 @@ def test_two_machines_are_not_replaced_by_one() -> None:
     assert {each.successor for each in terminations(found, old)} == {one, other}
 
 
-def test_a_plan_that_ends_keeps_who_was_to_be_exchanged_and_takes_who_was_drained() -> None:
+def test_the_end_of_a_plan_keeps_machines_to_be_replaced_but_not_drained_ones() -> None:
     for is_told in (False, True):
         found = Scene(busy=True)
         found.usd |= {SPOT_A: 0.3, SPOT_B: 0.9}
@@ -209,7 +209,7 @@ def test_a_plan_that_ends_keeps_who_was_to_be_exchanged_and_takes_who_was_draine
 
 
 def unheard() -> tuple[Scene, str]:
-    """A machine at work, and a request beside it that came nowhere; its id."""
+    """Return a busy machine, and the id of a request without a machine."""
     found, _, _ = with_one_busy()
     found.looks(IDLE_LOOKS + 2)
     found.deaf = {SPOT_A, SPOT_B, ON_DEMAND_A}
@@ -218,7 +218,7 @@ def unheard() -> tuple[Scene, str]:
     return found, launch.request.request_id
 
 
-def test_a_request_that_nothing_waits_for_is_called_off_beside_machines_at_work() -> None:
+def test_an_unneeded_request_is_withdrawn_while_other_machines_work() -> None:
     found, request = unheard()
     found.pending = ()
     assert rented(found, IDLE_LOOKS - 2) == 0

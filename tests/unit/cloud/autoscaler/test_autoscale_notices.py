@@ -1,4 +1,4 @@
-"""Machines that the cloud takes back are replaced at once, from elsewhere if that is to be had."""
+"""Preempted machines are replaced immediately, from other pools if possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.autoscale_support import (
 
 @pytest.mark.parametrize("left_s", [90.0, math.inf], ids=["told when", "nobody said when"])
 def test_a_node_that_its_own_agent_drains_is_replaced_at_once(left_s: float) -> None:
-    """The real clouds tell a notice to the machine alone: what the autoscaler sees is a drain."""
+    """Real clouds notify only the machine: the autoscaler observes a drain."""
     scene = Scene(usd={SPOT_A: 0.2}, busy=True)
     scene.look()
     name = sorted(scene.machines)[0]
@@ -43,7 +43,7 @@ def test_a_node_that_its_own_agent_drains_is_replaced_at_once(left_s: float) -> 
     assert len(scene.machines) == 3
 
 
-def test_a_node_on_demand_that_somebody_drains_is_replaced_and_no_preemption() -> None:
+def test_a_drained_on_demand_node_is_replaced_without_counting_a_preemption() -> None:
     scene = Scene(busy=True, sold_out={SPOT_A, SPOT_B})
     scene.looks(3)
     assert {pool.market for pool in scene.pools()} == {Market.ON_DEMAND}

@@ -1,4 +1,4 @@
-"""Parts of the autoscaler that stand alone."""
+"""Independent parts of the autoscaler."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_floor_that_no_machine_could_be_is_refused() -> None:
 # ------------------------------------------------------------------ what is learned
 
 
-def test_the_hazard_goes_from_what_is_assumed_to_what_is_seen_and_forgets() -> None:
+def test_the_preemption_rate_moves_from_the_prior_to_observations_and_decays() -> None:
     record = PoolRecord(POOL)
     assert rate_per_h(None, 0.05, 20.0) == rate_per_h(record, 0.05, 20.0) == 0.05
     learn(record, 1000.0, 20.0, 3)

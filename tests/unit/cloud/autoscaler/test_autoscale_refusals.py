@@ -1,4 +1,4 @@
-"""What pools refuse is counted once for each machine, and they are left alone for longer."""
+"""Failures of pools count once per machine, and the backoff grows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gaps_s(asked_s: list[float]) -> list[float]:
 
 
 def only(pool: Pool) -> Scene:
-    """A region whose cheapest pool is one, and all others are dearer."""
+    """Return a region with one cheapest pool."""
     scene = Scene()
     scene.usd = {each: 0.1 if each == pool else usd for each, usd in scene.usd.items()}
     return scene
@@ -42,7 +42,7 @@ def only(pool: Pool) -> Scene:
 def not_started(
     scene: Scene, pool: Pool, kind: LaunchFailureKind = LaunchFailureKind.SOLD_OUT
 ) -> None:
-    """The machines of a pool that came pending have failed; it is told at every look."""
+    """The pending machines of a pool have failed; every iteration reports it."""
     for name, machine in scene.machines.items():
         if machine.pool == pool:
             scene.machines[name] = replace(machine, state=MachineState.ENDED)
@@ -69,7 +69,7 @@ def test_each_machine_of_a_fleet_that_does_not_start_is_counted() -> None:
     assert retained in scene.memory.instances
 
 
-def test_a_machine_that_was_seen_and_then_failed_is_counted_once() -> None:
+def test_a_listed_machine_that_fails_counts_once() -> None:
     scene = only(SPOT_A)
     scene.look()
     names = sorted(scene.machines)
@@ -137,7 +137,7 @@ def test_a_pool_that_gives_a_part_each_time_is_left_alone_for_longer_each_time()
         assert later >= min(2 * before - 20, longest_s)
 
 
-def test_a_pool_that_gives_all_again_begins_anew() -> None:
+def test_the_backoff_of_a_pool_resets_after_a_full_launch() -> None:
     scene = only(SPOT_A)
     scene.sold_out = {SPOT_A}
     scene.look()
@@ -168,14 +168,14 @@ def test_a_quota_is_of_a_zone_whose_price_is_not_known_yet_too() -> None:
 
 @dataclass
 class Trouble:
-    """What fails at the next look."""
+    """An error of the next iteration."""
 
     nodes: bool = False
     journal: bool = False
 
 
 @pytest.mark.parametrize("what", ["nodes", "journal"])
-def test_what_was_refused_is_not_forgotten_when_a_look_breaks_off(what: str) -> None:
+def test_failures_survive_an_aborted_iteration(what: str) -> None:
     trouble = Trouble()
 
     class Store(MemoryStore):

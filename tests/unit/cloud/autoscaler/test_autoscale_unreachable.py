@@ -1,4 +1,4 @@
-"""A region that does not answer: left as it is, counted as it was, while all others go on."""
+"""An unreachable region stays unchanged and accounted for, while all others continue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BOTH = target(regions=(EAST, WEST))
 
 
 class Two:
-    """Two regions, each a cloud of its own, and the autoscaler that looks after them."""
+    """Two regions in different clouds, and their autoscaler."""
 
     def __init__(
         self, wanted: ClusterTarget = BOTH, provider: MachineProvider | None = None
@@ -79,11 +79,11 @@ class Two:
 
 
 def where(result: TickResult) -> set[str]:
-    """The regions of the run that something is done in."""
+    """Return the regions with actions."""
     return {action.region for action in result.decided.actions}
 
 
-def test_the_others_are_rented_while_one_is_silent_from_the_beginning() -> None:
+def test_reachable_regions_launch_while_one_is_unreachable_from_the_start() -> None:
     two = Two()
     two.cloud.unreachable = {"r-1"}
     found = two.looks(60)
@@ -94,7 +94,7 @@ def test_the_others_are_rented_while_one_is_silent_from_the_beginning() -> None:
     assert two.alive() == {"r-1": 2, "r-2": 2}
 
 
-def test_the_status_says_who_is_silent_for_how_long_and_why() -> None:
+def test_the_status_reports_unreachable_regions_with_duration_and_reason() -> None:
     two = Two()
     two.looks(3)
     two.cloud.unreachable = {"r-1"}
@@ -106,7 +106,7 @@ def test_the_status_says_who_is_silent_for_how_long_and_why() -> None:
     assert not two.look().errors
 
 
-def test_machines_of_a_silent_region_are_paid_and_never_counted_lost() -> None:
+def test_machines_of_an_unreachable_region_are_charged_and_not_lost() -> None:
     two = Two()
     two.looks(10)
     before = set(two.cloud.machines)
@@ -121,7 +121,7 @@ def test_machines_of_a_silent_region_are_paid_and_never_counted_lost() -> None:
     assert all(record.preemptions == 0 for record in two.loop.journal.read().pools.values())
 
 
-def test_the_others_are_mended_and_followed_while_one_is_silent() -> None:
+def test_reachable_regions_are_reconciled_during_an_outage() -> None:
     two = Two()
     two.looks(10)
     two.cloud.unreachable = {"r-1"}
@@ -138,7 +138,7 @@ def test_the_others_are_mended_and_followed_while_one_is_silent() -> None:
     assert two.alive() == {"r-1": 1, "r-2": 3}
 
 
-def test_one_that_ended_during_the_silence_is_replaced_after_it() -> None:
+def test_a_machine_that_ended_during_an_outage_is_replaced_after_it() -> None:
     two = Two()
     two.looks(10)
     two.cloud.unreachable = {"r-1"}
@@ -163,7 +163,7 @@ def test_what_is_not_needed_any_more_ends_as_soon_as_its_region_answers() -> Non
     assert two.alive() == {"r-1": 0, "r-2": 0}
 
 
-def test_a_launch_into_a_region_that_falls_silent_is_neither_sent_again_nor_given_up() -> None:
+def test_a_launch_into_an_unreachable_region_is_neither_resent_nor_abandoned() -> None:
     two = Two()
     send = two.cloud.launch
 
@@ -183,7 +183,7 @@ def test_a_launch_into_a_region_that_falls_silent_is_neither_sent_again_nor_give
 
 
 class Launching:
-    """A cloud that launches by a function of its own."""
+    """A cloud with a custom launch function."""
 
     def __init__(self, inner: SimulatedCloud, launch) -> None:  # type: ignore[no-untyped-def]
         self.name, self.launch = inner.name, launch
@@ -191,7 +191,7 @@ class Launching:
         self.poll_failures, self.availability = inner.poll_failures, inner.availability
 
 
-def test_a_budget_counts_what_runs_in_a_silent_region() -> None:
+def test_a_budget_counts_machines_of_an_unreachable_region() -> None:
     two = Two(target(regions=(EAST, WEST), budget_usd=0.5))
     two.looks(10)
     two.cloud.unreachable = {"r-1"}
@@ -199,18 +199,18 @@ def test_a_budget_counts_what_runs_in_a_silent_region() -> None:
     assert {drain.reason for result in found for drain in drains(result.decided)} == {BUDGET}
     assert two.alive() == {"r-1": 2, "r-2": 0}
     # Without those of the silent region it would have lasted twice as long.
-    stopped = next(result for result in found if result.decided.pace.reason == BUDGET)
+    stopped = next(result for result in found if result.decided.required.reason == BUDGET)
     assert stopped.observed.now_unix_s - 1_000_000.0 <= 0.5 / (4 * 0.3) * 3600 + 10
 
 
 class Mute(SimWorld):
-    """A job that does not say how much is left of it."""
+    """A job that does not report its remaining work."""
 
     def left_s(self) -> float | None:
         raise RunDirectoryError("the run cannot be read")
 
 
-def test_a_budget_holds_though_nobody_knows_how_much_is_left_and_nothing_else_is_decided() -> None:
+def test_with_unknown_demand_only_the_budget_is_enforced() -> None:
     two = Two(target(regions=(EAST, WEST), budget_usd=1.0))
     two.looks(10)
     two.loop.work = Mute(two.loop.target, two.world.job, two.cloud, two.clock)
@@ -218,18 +218,18 @@ def test_a_budget_holds_though_nobody_knows_how_much_is_left_and_nothing_else_is
     lost.ended_unix_s = two.clock.now_s()
     found = two.looks(100)
     assert all(not result.decided.actions and result.errors for result in found)
-    assert {result.decided.pace.reason for result in found} == {UNKNOWN}
+    assert {result.decided.required.reason for result in found} == {UNKNOWN}
     paid_usd = two.loop.journal.read().ledger.paid_usd
     assert paid_usd == pytest.approx(two.cloud.bill_usd(), rel=0.02)
     found = two.looks(500)
     assert {drain.reason for result in found for drain in drains(result.decided)} == {BUDGET}
-    assert any(r.decided.pace.saves and r.decided.pace.reason == UNKNOWN for r in found)
+    assert any(r.decided.required.saves and r.decided.required.reason == UNKNOWN for r in found)
     assert two.alive() == {"r-1": 0, "r-2": 0}
     assert 0.95 <= two.cloud.bill_usd() <= 1.0
 
 
 def test_each_of_several_errors_is_of_its_own_region() -> None:
-    """Launches and ends, too: what fails in one place is done in all others."""
+    """Launches and terminations: a failure in one region does not affect the others."""
     two = Two()
     east, west = (SimulatedCloud({p: forever(0.3) for p in BOTH.pools() if p.region == at},
                                  two.clock.now_s) for at in ("r-1", "r-2"))  # fmt: skip
@@ -250,7 +250,7 @@ def test_each_of_several_errors_is_of_its_own_region() -> None:
     assert not east.alive()
 
 
-def test_a_cloud_that_says_nothing_at_all_is_silent_in_all_regions() -> None:
+def test_a_cloud_without_any_answer_is_unreachable_in_all_regions() -> None:
     two = Two()
     two.looks(10)
     two.cloud.behavior = replace(two.cloud.behavior, refusal=1.0)
@@ -286,8 +286,8 @@ def test_prices_of_one_region_that_fail_leave_all_at_their_last_price() -> None:
     assert [each.request.pool.region for each in launches(two.look().decided)] == ["r-1"]
 
 
-def test_a_node_is_not_late_for_the_time_of_the_silence() -> None:
-    """Pure: the join time of a machine that came just before goes on only after the silence."""
+def test_an_outage_does_not_count_towards_the_join_timeout() -> None:
+    """Policy only: the join timeout of a new machine continues only after the outage."""
     wanted, policy = target(regions=(EAST,)), AutoscalePolicy(CONFIG, "c")
     memory, now_s = AutoscalerState(), 1_000_000.0
     availabilities = {pool: Availability(pool, 0.3) for pool in wanted.pools()}

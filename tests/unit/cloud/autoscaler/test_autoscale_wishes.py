@@ -1,4 +1,4 @@
-"""What was decided is done, whatever becomes of the look, the autoscaler or the target."""
+"""Decisions are executed, even if the iteration, the autoscaler or the target changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOTHING = target(regions=(region(rows_per_s=0.0),))
 
 
 def leaving() -> Scene:
-    """All three machines are to leave, and no order to drain has come to any node."""
+    """Return a scene in which all three machines leave and no drain has reached a node."""
     scene = Scene(busy=True)
     scene.looks(3)
     scene.is_released = True
@@ -149,7 +149,7 @@ def test_a_launch_of_a_head_whose_clock_was_ahead_is_sent_again() -> None:
 # ------------------------------------------------------------------ what it was told
 
 
-def test_what_was_told_is_there_for_the_next_one(tmp_path: Path) -> None:
+def test_an_override_survives_a_restart(tmp_path: Path) -> None:
     store, other = LocalConditionalStore(tmp_path), target(budget_usd=3.0)
     assert read_target_override(store, 1) == TargetOverride(1)
     write_target_override(store, 1, lambda told: replace(told, target=other))
@@ -166,7 +166,7 @@ def test_what_was_told_is_there_for_the_next_one(tmp_path: Path) -> None:
 def test_a_cluster_keeps_its_budget_whatever_else_runs_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A queue's targets have none, and the next actor knows what this one was told."""
+    """A queue's targets have no budget, and the next actor keeps the one of this one."""
     monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
     store, first = LocalConditionalStore(tmp_path), target(budget_usd=3.0)
     fields: Any = ("demo", None, store, CONFIG, first)
@@ -197,7 +197,7 @@ def test_a_cluster_keeps_its_budget_whatever_else_runs_there(
 def test_what_is_followed_is_needed_though_the_run_of_the_cluster_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A queue may use the cluster of a run that has finished, and other actors after this one."""
+    """A queue may use the cluster of a finished run, with other actors afterwards."""
     monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
     store = LocalConditionalStore(tmp_path)
     run = NamedRun(tmp_path / "runs" / "trial", PLAN)
@@ -221,7 +221,7 @@ def test_what_is_followed_is_needed_though_the_run_of_the_cluster_is_over(
 
 
 class Failing(LocalConditionalStore):
-    """A directory that refuses some writes, or lets somebody else be heard first."""
+    """A directory that refuses some writes, or lets another process write first."""
 
     refusals = 0
     first: Callable[[], None] | None = None
@@ -236,7 +236,7 @@ class Failing(LocalConditionalStore):
         return super().write(key, data, expected)
 
 
-def test_a_budget_that_could_not_be_written_is_written_when_it_is_told_again(
+def test_a_failed_budget_write_is_repeated_with_the_next_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
@@ -251,10 +251,10 @@ def test_a_budget_that_could_not_be_written_is_written_when_it_is_told_again(
     assert found is not None and found.budget_usd == 5.0
 
 
-def test_a_budget_that_is_told_while_a_target_is_stays(
+def test_a_budget_and_a_target_set_concurrently_are_both_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four calls at once are heard, and the queue's target has no budget of its own."""
+    """Four concurrent calls succeed, and the queue's target has no budget."""
     monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)
     store = Failing(tmp_path)
     fields: Any = ("demo", None, store, CONFIG, target(budget_usd=3.0))
@@ -273,7 +273,7 @@ def test_a_budget_that_is_told_while_a_target_is_stays(
     assert (found.budget_usd, found.deadline_unix_s) == (5.0, 77.0)
 
 
-def test_a_cluster_that_is_made_anew_has_been_told_nothing(tmp_path: Path) -> None:
+def test_a_recreated_cluster_has_no_target_override(tmp_path: Path) -> None:
     store = LocalConditionalStore(tmp_path)
     write_target_override(store, 1, lambda told: replace(told, is_over=True))
     assert not read_target_override(store, 2).is_over
@@ -281,7 +281,7 @@ def test_a_cluster_that_is_made_anew_has_been_told_nothing(tmp_path: Path) -> No
     assert read_target_override(store, 2) == TargetOverride(2, target(), number=2)
 
 
-def test_two_who_tell_at_once_are_both_heard(tmp_path: Path) -> None:
+def test_concurrent_overrides_are_both_applied(tmp_path: Path) -> None:
     store = LocalConditionalStore(tmp_path)
     calls = 0
 
@@ -302,9 +302,7 @@ def test_two_who_tell_at_once_are_both_heard(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[]", b"{}", b'{"made": 1, "target": {"regions": 3}}', b"\xff"]
 )
-def test_what_makes_no_sense_counts_as_not_told_and_the_next_words_take_its_place(
-    tmp_path: Path, data: bytes
-) -> None:
+def test_an_invalid_override_is_ignored_and_overwritten(tmp_path: Path, data: bytes) -> None:
     store, notes = LocalConditionalStore(tmp_path), list[str]()
     (tmp_path / TARGET_OVERRIDE_KEY).write_bytes(data)
     assert read_target_override(store, 1, notes.append) == TargetOverride(1)
@@ -321,7 +319,7 @@ def test_of_an_earlier_cluster_nothing_needs_to_make_sense(tmp_path: Path) -> No
     assert not notes
 
 
-def test_an_autoscaler_goes_on_with_its_order_where_what_it_was_told_makes_no_sense(
+def test_an_invalid_target_override_counts_as_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(AutoscalerActor, "_live", lambda _: None)

@@ -1,4 +1,4 @@
-"""Pools whose zone the cloud chooses: machines count to the pool that was asked."""
+"""Pools whose zone the cloud chooses: machines count to the requested pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a machine of the cluster: its node, and what makes it leave."""
+"""States of a cluster machine: its node, and the events that make it leave."""
 
 from __future__ import annotations
 

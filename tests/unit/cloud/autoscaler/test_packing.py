@@ -1,4 +1,4 @@
-"""What waits is counted in machines bundle by bundle, as Ray would place it."""
+"""Pending demand is packed bundle by bundle, as Ray would place it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_of_what_is_placed_together_a_part_rents_nothing() -> None:
 def test_the_only_machine_for_one_is_not_taken_by_another_that_has_a_choice(
     strategy: PlacementStrategy,
 ) -> None:
-    """The cheapest for the one would leave nothing for the other."""
+    """The cheapest machine for one bundle would leave none for the other."""
     one_each = (offer("gpu", 4.0, 0.5, 1, gpus=1.0), offer("cpu", 4.0, 1.0, 1))
     wanted = ({"CPU": 4.0}, {"CPU": 1.0, "GPU": 1.0})
     group = PendingGroup(tuple(PendingBundle(each, (HERE,)) for each in wanted), strategy)
@@ -129,7 +129,7 @@ def test_the_first_machine_of_a_region_may_have_to_be_safe() -> None:
 
 
 def test_a_hundred_thousand_tasks_are_counted_at_once() -> None:
-    """By arithmetic, not one after the other: else this would take minutes."""
+    """By arithmetic instead of one by one, which would take minutes."""
     many = PendingGroup((PendingBundle({"CPU": 1.0}, (HERE,), 100_000),))
     found = pack([many], (), (offer("small", 8.0, 1.0, most=40),))
     assert (found.rented, found.missed) == ({"small": 40}, {0})
@@ -138,7 +138,7 @@ def test_a_hundred_thousand_tasks_are_counted_at_once() -> None:
 # ------------------------------------------------------------------ what could have no place
 
 
-def test_what_fits_on_no_machine_is_told_with_the_largest() -> None:
+def test_infeasible_demand_is_reported_with_the_largest_machine() -> None:
     told = infeasible(bundles(64.0), (SMALL, BIG)) or ""
     assert "a bundle of 64 CPU waits in us" in told
     assert "the largest of which is big with 16 CPU" in told
@@ -147,19 +147,19 @@ def test_what_fits_on_no_machine_is_told_with_the_largest() -> None:
     assert "1 CPU, 2 GPU, 8 GB memory" in told
 
 
-def test_what_must_be_on_one_machine_is_told_in_sum() -> None:
+def test_strictly_packed_demand_is_reported_as_a_sum() -> None:
     assert infeasible(bundles(8.0, 8.0, strategy="STRICT_PACK"), (SMALL, BIG)) is None
     whole = PendingGroup(bundles(16.0, 16.0, strategy="STRICT_PACK").items())
     assert "a bundle of 32 CPU" in (infeasible(whole, (SMALL, BIG)) or "")
 
 
-def test_a_type_that_the_region_does_not_have_is_told() -> None:
+def test_a_type_that_the_region_lacks_is_reported() -> None:
     huge = LabelWanted(TYPE_LABEL, ("huge",))
     told = infeasible(bundles(1.0, labels=(huge,)), (SMALL, BIG)) or ""
     assert f"{TYPE_LABEL} in huge" in told
 
 
-def test_more_machines_than_the_caps_allow_are_told() -> None:
+def test_demand_beyond_the_caps_is_reported() -> None:
     few = (offer("small", 8.0, 1.0, most=2), offer("big", 16.0, 2.5, most=1))
     assert infeasible(bundles(1.0, 1.0, 1.0, strategy="STRICT_SPREAD"), few) is None
     told = infeasible(bundles(*[1.0] * 4, strategy="STRICT_SPREAD"), few) or ""

@@ -1,4 +1,4 @@
-"""Several clouds as one, of which some may not answer."""
+"""Several clouds as one provider, of which some may not answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def clouds() -> tuple[SimulatedCloud, SimulatedCloud]:
 
 @dataclass
 class HangingCloud:
-    """A cloud whose calls may hang until they are let go."""
+    """A cloud whose calls may hang until they are released."""
 
     inner: SimulatedCloud
     go: threading.Event = field(default_factory=threading.Event)
@@ -106,7 +106,7 @@ def test_a_cloud_that_does_not_answer_keeps_no_other_from_ending_machines(
     assert not tencent.alive()
 
 
-def test_what_the_others_say_comes_with_the_error_that_names_who_is_silent(
+def test_the_error_about_unreachable_regions_carries_the_other_answers(
     clouds: tuple[SimulatedCloud, SimulatedCloud],
 ) -> None:
     aws, tencent = clouds

@@ -1,4 +1,4 @@
-"""How much of a run is left, as its directory tells."""
+"""Remaining work of a run, read from its directory."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_neither_a_simulation_nor_another_run_that_is_called_so_is_followed(tmp_
         assert work.left_s() == pytest.approx(50.0)
 
 
-def test_a_directory_that_was_made_anew_is_read_anew(tmp_path: Path) -> None:
+def test_a_recreated_directory_is_read_again(tmp_path: Path) -> None:
     first = new_run(tmp_path)
     work = follows(tmp_path)
     finish(first)
@@ -196,7 +196,7 @@ def test_a_directory_that_was_made_anew_is_read_anew(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ runs that cannot be read
 
 
-def test_a_run_that_cannot_be_read_keeps_nobody_from_the_others(tmp_path: Path) -> None:
+def test_an_unreadable_run_does_not_hide_the_others(tmp_path: Path) -> None:
     first, dead = new_run(tmp_path), new_run(tmp_path)
     (dead / LEASE_KEY).write_bytes(b"")
     work = follows(tmp_path)

@@ -1,4 +1,4 @@
-"""A journal that cannot be read stops nobody: it is kept aside, and what is there goes on."""
+"""An unreadable journal is saved under another name, and its machines continue."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_journal_that_can_be_read_stays(tmp_path: Path) -> None:
     assert put_aside(LocalConditionalStore(tmp_path / "none")) is None
 
 
-def test_machines_that_are_there_go_on_and_are_paid_since_they_are() -> None:
+def test_existing_machines_continue_and_are_charged_from_their_launch() -> None:
     scene = Scene()
     scene.looks(3)
     there = set(scene.machines)
@@ -130,7 +130,7 @@ WEST = region(name="west", at="r-2", zones=("r-2a",), rows_per_s=20.0)
 
 
 class Cluster:
-    """Two regions, each with two machines at 0.3 USD an hour, and who looks after them."""
+    """Two regions with two machines at 0.3 USD per hour each, and their autoscaler."""
 
     def __init__(self, where: Path, wanted: ClusterTarget, clock: VirtualClock) -> None:
         self.store, self.wanted, self.clock = LocalConditionalStore(where), wanted, clock
@@ -141,7 +141,7 @@ class Cluster:
         self.begin()
 
     def begin(self) -> None:
-        """Let another actor look after it."""
+        """Start another actor."""
         self.actor = AutoscalerActor(
             AutoscaleOrder("c", self.cloud, self.store, CONFIG, self.wanted)
         )
@@ -178,7 +178,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cl
     return lambda **fields: Cluster(tmp_path, target(regions=(EAST, WEST), **fields), clock)
 
 
-def test_a_region_that_is_silent_meanwhile_keeps_nobody_from_looking_and_its_machines_go_on(
+def test_an_unreachable_region_does_not_stop_the_recovery_of_the_journal(
     cluster: Callable[..., Cluster],
 ) -> None:
     found = cluster()
@@ -267,7 +267,7 @@ def test_without_a_budget_machines_are_paid_since_they_are_there(
     )
 
 
-def test_what_was_spent_is_noted_by_whoever_writes_the_journal(tmp_path: Path) -> None:
+def test_the_writer_of_the_journal_records_the_spend(tmp_path: Path) -> None:
     store = LocalConditionalStore(tmp_path)
     first, second = SpentRecorder(store, 2), SpentRecorder(store, 2)
     memory, later = AutoscalerState(), AutoscalerState()

@@ -1,4 +1,4 @@
-"""What a tenant may not get by what it sends: resources, other people's files, other queues."""
+"""Requests cannot give a tenant extra resources, other users' files, or access to other queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one job of a queue has is no other job's: run directories, submissions, stop requests."""
+"""Isolation of jobs: run directories, submissions and stop requests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.support.queue_support import SimQueue, job, queue_config, sim_queue
 
 
 class FakeServer(QueueJobServer):
-    """A job server that runs whatever it is given, for ever."""
+    """A job server whose submissions run forever."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:1", 1.0)
@@ -68,7 +68,7 @@ def world_of(queue: SimQueue, monkeypatch: pytest.MonkeyPatch) -> tuple[RayQueue
 
 
 def made_run(place: str) -> Path:
-    """The directory of a run that the first attempt of a job has made."""
+    """Create the run directory of a job's first attempt."""
     path = Path(place)
     plain = experiment()
     run = plain.run.model_copy(update={"dir": str(path.parent), "again": "resume"})
@@ -133,7 +133,7 @@ def test_the_run_directory_is_that_of_the_job(monkeypatch: pytest.MonkeyPatch) -
 
 
 def write_events(run: Path, *rows: dict[str, object]) -> None:
-    """Append to the log of a run, whatever makes sense of it."""
+    """Append arbitrary events to the log of a run."""
     with (run / "events.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
@@ -304,7 +304,7 @@ def test_what_the_job_printed_last_says_why_it_ended() -> None:
 def hostile_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[SimQueue, FakeServer, Path]:
-    """A queue with a job that runs, and the directory of its run."""
+    """Return a queue with a running job, and the directory of its run."""
     queue = sim_queue(tmp_path, runs=str(tmp_path / "runs"))
     world, server = world_of(queue, monkeypatch)
     queue.loop = QueueLoop(queue.config, queue.store, world, 1, Unfenced(), queue.queue_id)
@@ -325,7 +325,7 @@ def test_a_run_directory_that_cannot_be_read_in_time_holds_no_other_job_up(
     message = [queue.loop.tick(float(second)) for second in (2, 12, 13)]
     assert submission_name("q", queue.state.jobs["victim"].id, 1) in server.there
     assert "did not answer within 0.05 s" in message[0][0]
-    assert "still owes the answer" in message[1][0]
+    assert "has not answered" in message[1][0]
     evil = queue.state.jobs["evil"]
     server.there[submission_name("q", evil.id, 1)] = SubmissionReport(True, False, "TASK", "no")
     monkeypatch.setattr("geo_ray.scheduler.queue.world._READ_S", 0.0)
@@ -335,7 +335,7 @@ def test_a_run_directory_that_cannot_be_read_in_time_holds_no_other_job_up(
         pass  # lets the thread that waits go on
 
 
-def test_a_look_at_a_log_ends_however_many_damaged_lines_it_has(tmp_path: Path) -> None:
+def test_reading_a_log_ends_with_any_number_of_damaged_lines(tmp_path: Path) -> None:
     reader = StatusReader(made_run(str(tmp_path / "x.1")))
     write_events(tmp_path / "x.1", STARTED)
     with (tmp_path / "x.1" / "events.jsonl").open("ab") as file:

@@ -1,4 +1,4 @@
-"""A queue over a cluster on a virtual clock: what becomes of jobs, and of the queue's own death."""
+"""A queue over a cluster on a virtual clock: lives of jobs, and restarts of the queue."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_is_asked_counts_once_and_only_with_its_token(tmp_path: Path) -> No
 
 
 class CancelAs:
-    """Asks in another tenant's name."""
+    """A request in another tenant's name."""
 
     def __init__(self, queue: SimQueue) -> None:
         self.queue = queue
@@ -126,8 +126,8 @@ def test_a_tenant_has_no_more_workers_than_it_may(tmp_path: Path) -> None:
     assert outcome(queue, "b") == ("finished", None)
 
 
-def test_a_worthier_job_preempts_and_the_other_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    """Tiresias: who has had least comes first."""
+def test_a_preempted_job_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+    """Tiresias: the job with the least service comes first."""
     queue = sim_queue(tmp_path, capacity=2.0, policy="tiresias", slot_s=200.0)
     queue.world.step_s = 2.0
     queue.submit("red", job("a", seconds=5000.0))
@@ -244,7 +244,7 @@ def test_a_job_that_does_not_save_in_time_is_ended_all_the_same(tmp_path: Path) 
     assert not queue.world.living("a")
 
 
-def test_prices_turn_away_who_cannot_be_in_time(tmp_path: Path) -> None:
+def test_prices_reject_jobs_that_cannot_be_in_time(tmp_path: Path) -> None:
     queue = sim_queue(tmp_path, policy="pd_ors", capacity=2.0)
     queue.submit("red", job("a", seconds=100.0, deadline_s=20.0, urgency=6.0))
     queue.submit("red", job("b", seconds=20.0, deadline_s=100.0))
@@ -254,7 +254,7 @@ def test_prices_turn_away_who_cannot_be_in_time(tmp_path: Path) -> None:
     assert utility_of_end(queue.state.jobs["a"]) == 0.0
 
 
-def test_what_a_job_was_worth_does_not_change_with_the_queues_slots(tmp_path: Path) -> None:
+def test_the_achieved_value_is_independent_of_later_slot_lengths(tmp_path: Path) -> None:
     queue = sim_queue(tmp_path)
     queue.submit("red", job("a", seconds=40.0, deadline_s=30.0))
     queue.run(80.0)
@@ -293,7 +293,7 @@ def test_places_count_where_order_does(tmp_path: Path) -> None:
     assert sorted(ends, key=lambda name: ends[name]) == ["a", "c", "d", "b"]
 
 
-def test_another_worth_is_told_to_the_policy(tmp_path: Path) -> None:
+def test_a_changed_value_is_shown_to_the_policy(tmp_path: Path) -> None:
     queue = sim_queue(tmp_path, capacity=2.0, policy="pd_ors")
     queue.submit("red", job("a", seconds=30.0, value=50.0, deadline_s=300.0))
     queue.run(3.0)
@@ -309,7 +309,9 @@ def test_another_worth_is_told_to_the_policy(tmp_path: Path) -> None:
     assert outcome(queue, "b") == ("finished", None)
 
 
-def test_an_era_ends_and_jobs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_continue_in_a_new_policy_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("geo_ray.scheduler.queue.loop.GENERATION_SLOTS", 3)
     for policy in ("fifo", "pd_ors"):
         queue = sim_queue(tmp_path / policy, policy=policy)
@@ -321,7 +323,7 @@ def test_an_era_ends_and_jobs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert queue.state.attempts["a"] == 1
 
 
-def test_another_configuration_begins_an_era(tmp_path: Path) -> None:
+def test_a_changed_configuration_begins_a_policy_generation(tmp_path: Path) -> None:
     queue = sim_queue(tmp_path)
     queue.submit("red", job("a", seconds=40.0))
     queue.run(15.0)
@@ -333,7 +335,7 @@ def test_another_configuration_begins_an_era(tmp_path: Path) -> None:
     assert queue.state.attempts["a"] == 1
 
 
-def test_what_runs_and_is_nobodys_attempt_is_ended(tmp_path: Path) -> None:
+def test_orphan_submissions_are_ended(tmp_path: Path) -> None:
     queue = sim_queue(tmp_path)
     request = job("a", seconds=100.0)
     queue.world.act(Submit("a.0123abcd", "red", request, 7, {"us": 1}, "us"))
@@ -344,7 +346,7 @@ def test_what_runs_and_is_nobodys_attempt_is_ended(tmp_path: Path) -> None:
     assert len(queue.world.living("a")) == 1
 
 
-def test_nothing_is_decided_while_nothing_is_seen(tmp_path: Path) -> None:
+def test_without_observations_no_decision_is_made(tmp_path: Path) -> None:
     queue = sim_queue(tmp_path)
     queue.submit("red", job("a"))
     queue.world.is_down = True
@@ -424,7 +426,7 @@ def test_the_report_is_what_the_journal_comes_to(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_starting_is_let_start(tmp_path: Path) -> None:
-    """Starts take far longer than reckoned: nobody is sent away before it could train."""
+    """Starts take far longer than expected: no job is preempted before it could train."""
     queue = sim_queue(tmp_path, capacity=2.0, policy="pd_ors")
     queue.world.start_s = 45.0
     for name in ("a", "b"):

@@ -48,7 +48,7 @@ def test_the_shipped_configuration_is_right() -> None:
     assert set(local.regions) == set(cluster.region_names)
 
 
-def test_a_key_that_is_none_is_told_in_words() -> None:
+def test_an_invalid_key_is_described() -> None:
     with pytest.raises(ConfigError, match="the key that `geo-ray queue token` prints"):
         load_tree(ROOT / "configs" / "queue_local.yaml", ["tenants.me.key=abc"], QueueConfig)
 
@@ -104,7 +104,7 @@ def request(number: int = 1) -> CancelRequest:
     return CancelRequest(id=f"r{number}", sent_unix_s=0.0, job="a")
 
 
-def test_a_box_gives_what_was_put_in_until_it_is_taken_out(tmp_path: Path) -> None:
+def test_an_inbox_returns_requests_until_they_are_removed(tmp_path: Path) -> None:
     store = LocalConditionalStore(tmp_path)
     assert inbox.look(store, "red") == []
     for number in (1, 2):
@@ -127,7 +127,7 @@ def test_a_request_is_opened_only_with_its_tenants_key() -> None:
     assert inbox.opened(renamed, "q", key_of(TOKENS["red"])) is None
 
 
-def test_a_box_of_nonsense_is_emptied(tmp_path: Path) -> None:
+def test_an_invalid_inbox_is_emptied(tmp_path: Path) -> None:
     (tmp_path / inbox.inbox_key("red")).write_bytes(b"nonsense")
     store = LocalConditionalStore(tmp_path)
     assert inbox.look(store, "red") == []
@@ -135,7 +135,7 @@ def test_a_box_of_nonsense_is_emptied(tmp_path: Path) -> None:
     assert len(inbox.look(store, "red")) == 1
 
 
-def test_a_box_that_nobody_empties_gets_full(tmp_path: Path) -> None:
+def test_an_inbox_of_an_unserved_queue_fills_up(tmp_path: Path) -> None:
     store = LocalConditionalStore(tmp_path)
     with pytest.raises(QueueRequestError, match="is full"):
         for _ in range(100):
@@ -227,7 +227,7 @@ def test_who_was_overtaken_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_write_whose_answer_got_lost_is_found_again(tmp_path: Path) -> None:
     class Forgetful:
-        """Writes, and then says that it was refused."""
+        """A store that writes, and then reports a conflict."""
 
         def __init__(self, inner: ConditionalStore) -> None:
             self.inner, self.lost = inner, 0

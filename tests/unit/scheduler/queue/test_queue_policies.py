@@ -26,7 +26,7 @@ def test_a_policy_of_the_scheduler_serves_a_queue(tmp_path: Path, policy: str) -
 
 
 def test_what_was_promised_to_a_job_that_is_gone_is_given_to_others(tmp_path: Path) -> None:
-    """Prices: a cancelled job leaves its future slots to who comes next."""
+    """Prices: a cancelled job releases its future slots to later jobs."""
 
     def ends(root: Path, *, cancelled: bool) -> str | None:
         root.mkdir()
@@ -60,7 +60,7 @@ def test_a_job_that_ends_early_lets_the_next_one_begin(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("slow", [1.0, 0.5])
 def test_a_job_that_is_killed_keeps_its_turn(tmp_path: Path, slow: float) -> None:
-    """Its slots are promised to others by then, which have not begun: they wait for longer."""
+    """Its slots are reserved for others by then, which have not begun: they are delayed."""
     queue = sim_queue(tmp_path, capacity=2.0, policy="pd_ors", start_s=20.0)
     queue.world.speed["a"] = slow
     queue.submit("red", job("a", seconds=100.0, value=30.0, deadline_s=300.0))
@@ -93,8 +93,8 @@ def test_a_job_that_fails_by_its_own_doing_keeps_no_more_than_its_plan(tmp_path:
     assert a.end.unix_s > b.progress.segments[0].since_unix_s
 
 
-def test_who_was_taken_on_is_not_turned_away_when_a_region_goes(tmp_path: Path) -> None:
-    """It is late by then, and worth less than it takes; it runs on, before who waits."""
+def test_an_admitted_job_is_not_rejected_when_a_region_leaves(tmp_path: Path) -> None:
+    """It is late by then, and its value is below its price; it continues, before waiting jobs."""
     queue = sim_queue(tmp_path, capacity=2.0, policy="pd_ors", start_s=20.0)
     two = job("a", ("us", "eu"), seconds=100.0, deadline_s=130.0, urgency=20.0, least=1)
     queue.submit("red", two)

@@ -1,4 +1,4 @@
-"""A queue's journal stays short: snapshots, what they forget, and readers that are behind."""
+"""The journal of a queue stays short: snapshots, what they omit, and readers that lag."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.s3_support import new_prefix, s3_server, set_credentials
 
 
 class Counting(LocalConditionalStore):
-    """Counts what a reader asks for."""
+    """Counts the reads of a reader."""
 
     reads = 0
 
@@ -48,7 +48,7 @@ class Counting(LocalConditionalStore):
 def test_a_year_costs_a_reader_no_more_than_a_month(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slot of four days. Pieces and eras are as small for that as there is little to write."""
+    """A slot of four days; segments and generations are small for this test."""
     monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 1000)
     monkeypatch.setattr("geo_ray.scheduler.queue.loop.GENERATION_SLOTS", 30)
     monkeypatch.setattr("geo_ray.scheduler.queue.state.KEPT_ENDED", 10)
@@ -85,7 +85,7 @@ def test_a_year_costs_a_reader_no_more_than_a_month(
 
 
 def compacted(queue: SimQueue) -> QueueState:
-    """Compact now; the state as a new reader has it."""
+    """Compact the journal; return the state of a new reader."""
     loop = queue.loop
     assert loop is not None and loop._journal is not None
     snapshot = loop.state.snapshot(queue.world.now_s)
@@ -152,7 +152,7 @@ def test_a_request_from_the_future_is_refused(tmp_path: Path) -> None:
 
 
 class Dies(LocalConditionalStore):
-    """A store whose user dies at the write, or removal, with a number."""
+    """A store whose process dies at the write or removal with a number."""
 
     left = 0
 
@@ -203,7 +203,7 @@ def test_a_snapshot_that_is_interrupted_anywhere_costs_nothing(
 
 
 class NoBase(LocalConditionalStore):
-    """A store where readers' beginning cannot be written."""
+    """A store in which the start position cannot be written."""
 
     def write(self, key: str, data: bytes, expected: str | None) -> str | None:
         if key == BASE_KEY:

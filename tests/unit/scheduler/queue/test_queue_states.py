@@ -1,4 +1,4 @@
-"""The state of a queue's job, as the entries of the journal change it."""
+"""State changes of a job by the entries of the journal."""
 
 from __future__ import annotations
 

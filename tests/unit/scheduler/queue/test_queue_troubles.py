@@ -1,4 +1,4 @@
-"""What could stop a queue for everybody, or end jobs that have done nothing wrong."""
+"""Faults that could stop the queue for all tenants, or end jobs that are not at fault."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def outcomes(queue: SimQueue) -> dict[str, str | None]:
 
 
 def put(queue: SimQueue, text: str, id: str = "bad") -> None:
-    """What a tenant signs, whatever it is."""
+    """Put an arbitrary signed request into an inbox."""
     signature = sign(TOKENS["red"], queue.queue_id, text)
     inbox.submit(queue.store, "red", inbox.SignedRequest(id=id, text=text, signature=signature))
 
@@ -43,8 +43,8 @@ def put(queue: SimQueue, text: str, id: str = "bad") -> None:
 SPEC = ("job", "spec")
 POISON: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "endless work": (SPEC, {"steps": 10**400}),
-    "endless speed": (SPEC, {"pace": {"fixed_s": 0.0, "row_s": 1e-308, "model_bytes": 0.0}}),
-    "no time at all": (SPEC, {"pace": {"fixed_s": 0.0, "row_s": 0.0, "model_bytes": 0.0}}),
+    "endless speed": (SPEC, {"speed": {"fixed_s": 0.0, "row_s": 1e-308, "model_bytes": 0.0}}),
+    "no time at all": (SPEC, {"speed": {"fixed_s": 0.0, "row_s": 0.0, "model_bytes": 0.0}}),
     "endless workers": (SPEC, {"most_workers": 10**12}),
     "endless rows": ((*SPEC, "regions", "us"), {"rows": 10**12}),
     "endless needs": ((*SPEC, "regions", "us"), {"cpus": 1e308}),
@@ -55,9 +55,7 @@ POISON: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("what", POISON)
-def test_a_request_that_makes_no_sense_is_dropped_and_others_go_on(
-    tmp_path: Path, what: str
-) -> None:
+def test_an_invalid_request_is_dropped_and_others_are_processed(tmp_path: Path, what: str) -> None:
     queue = sim_queue(tmp_path, policy="pd_ors")
     queue.tick()
     tree = json.loads(SubmitRequest(id="bad", sent_unix_s=0.0, job=job("bad")).model_dump_json())
@@ -91,7 +89,7 @@ def test_a_job_that_is_too_large_to_be_written_down_is_refused(
 
 
 def test_what_is_refused_is_not_written_down_whole(tmp_path: Path) -> None:
-    """Else whoever is refused again and again fills the journal."""
+    """Otherwise repeated refusals would fill the journal."""
     queue = sim_queue(tmp_path)
     full = job("a")
     full = full.model_copy(update={"config": full.config | {"notes": "x" * 5000}})
@@ -105,7 +103,7 @@ def test_what_is_refused_is_not_written_down_whole(tmp_path: Path) -> None:
 
 
 class BrokenInbox:
-    """A store in which one tenant's box cannot be read, or changes all the time."""
+    """A store in which one tenant's inbox is unreadable, or changes continually."""
 
     def __init__(self, inner: ConditionalStore, at: Callable[[str], None]) -> None:
         self._inner, self._at = inner, at
@@ -128,7 +126,7 @@ class BrokenInbox:
 
 
 @pytest.mark.parametrize("when", ["read", "write"])
-def test_a_box_that_cannot_be_used_stops_nobody_else(tmp_path: Path, when: str) -> None:
+def test_an_unreadable_inbox_does_not_affect_other_tenants(tmp_path: Path, when: str) -> None:
     queue = sim_queue(tmp_path)
     queue.tick()
     queue.submit("red", job("a", seconds=10.0))
@@ -147,7 +145,7 @@ def test_a_box_that_cannot_be_used_stops_nobody_else(tmp_path: Path, when: str) 
     assert outcomes(queue) == wanted
 
 
-def test_nonsense_that_comes_as_a_box_is_emptied_stops_nobody(tmp_path: Path) -> None:
+def test_invalid_data_written_while_an_inbox_is_emptied_is_ignored(tmp_path: Path) -> None:
     queue = sim_queue(tmp_path)
     queue.tick()
     queue.submit("red", job("a", seconds=10.0))
@@ -219,13 +217,13 @@ def test_a_region_that_the_queue_has_no_more_is_as_one_that_is_gone(
 
 
 def cold(queue: SimQueue, for_s: float) -> None:
-    """The head is lost with its job server and with what ran, and another one comes."""
+    """The head is lost with its job server and all submissions, and is replaced."""
     queue.die()
     queue.world.submissions.clear()
     queue.world.now_s += for_s
 
 
-def test_jobs_are_not_to_blame_for_the_time_in_which_nobody_served_the_queue(
+def test_time_without_a_served_queue_does_not_count_against_jobs(
     tmp_path: Path,
 ) -> None:
     queue = sim_queue(tmp_path, patience={"stall_s": 60.0, "overrun": 2.0, "save_s": 30.0})
@@ -263,7 +261,7 @@ def test_a_job_may_save_although_the_queue_died_before_it_asked(tmp_path: Path) 
 def test_a_clock_that_jumps_costs_no_job_anything(
     tmp_path: Path, policy: str, jump_s: float
 ) -> None:
-    """Set right by hand, or after the machine was suspended; cluster and jobs do not mind."""
+    """The clock was corrected, or the machine was suspended; cluster and jobs are unaffected."""
     queue = sim_queue(
         tmp_path, capacity=2.0, policy=policy, patience={"stall_s": 60.0, "overrun": 2.0}
     )
@@ -295,7 +293,7 @@ def entry(number: int, size: int = 0) -> RequestEntry:
 def test_who_was_overtaken_does_not_write_on_in_the_next_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A piece is full as the old holder writes, and the new one has written to it since."""
+    """A segment fills up while a fenced process writes to it."""
     monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 2000)
     old, new = (QueueJournal(LocalConditionalStore(tmp_path)) for _ in range(2))
     old.add([entry(1)])
@@ -309,7 +307,7 @@ def test_who_was_overtaken_does_not_write_on_in_the_next_piece(
 
 
 @pytest.mark.parametrize("dies", ["before", "after", "between"])
-def test_who_goes_on_after_a_death_between_two_pieces(
+def test_recovery_after_a_kill_between_two_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
     monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 2000)
@@ -352,7 +350,7 @@ def test_who_goes_on_after_a_death_between_two_pieces(
 def test_a_reader_misses_nothing_that_is_written_as_it_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newest piece gets an entry, and is full, after it was read and before the next is."""
+    """The newest segment gets an entry and fills up between two reads."""
     monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 2000)
     writer = QueueJournal(LocalConditionalStore(tmp_path))
     writer.add([entry(1)])
@@ -372,7 +370,7 @@ def test_a_reader_misses_nothing_that_is_written_as_it_looks(
 def test_a_journal_that_lacks_a_piece_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
-    """Else all that runs would be taken for orphans, and ended."""
+    """Otherwise all running submissions would count as orphans and be ended."""
     monkeypatch.setattr("geo_ray.scheduler.queue.journal._FULL_BYTES", 500)
     queue = sim_queue(tmp_path)
     queue.submit("red", job("a", seconds=400.0))

@@ -1,4 +1,4 @@
-"""Clusters that come and go on a head that was there before: real Ray, real processes."""
+"""Clusters on an existing head, with real Ray and real processes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def work() -> Iterator[Path]:
 
 @pytest.fixture
 def asked(ray_cluster: LocalCluster, work: Path) -> ClusterSpec:
-    """A cluster of one region whose head is the shared cluster's."""
+    """Specification of a cluster of one region on the shared head."""
     tree = yaml.safe_load((ROOT / "configs" / "cluster_local.yaml").read_text())
     tree["name"] = "existing"
     tree["regions"] = [{"name": "us"}]
@@ -77,7 +77,7 @@ def asked(ray_cluster: LocalCluster, work: Path) -> ClusterSpec:
 
 @dataclass
 class Serving:
-    """What serves the head, as systemd would start it."""
+    """The cluster service of the head, as started by systemd."""
 
     state: ClusterState
     log: Path
@@ -110,7 +110,7 @@ def autoscalers() -> list[str]:
 
 @pytest.mark.slow  # test_clusters_local.py has a head of its own
 @pytest.mark.timeout(900)
-def test_clusters_come_and_go_on_a_head_that_stays(asked: ClusterSpec, serving: Serving) -> None:
+def test_clusters_come_and_go_on_an_existing_head(asked: ClusterSpec, serving: Serving) -> None:
     state = asked.state
     told: list[str] = []
 
