@@ -41,7 +41,7 @@ _MEANING: Final[Mapping[ChangeKind, str]] = {
     "decay and momentum would still change it",
 }
 _FIX: Final[Mapping[ChangeKind, str]] = {
-    "changed": 'Declare it in the task, for example carry = {{"{first}": "mean"}}; '
+    "changed": 'Declare it in the task, for example model_buffers = {{"{first}": "mean"}}; '
     "docs/guides/tasks.md has the rules.",
     "unfrozen": "Leave requires_grad on in model(seed), and detach its output in the loss for as "
     "long as it must not train; docs/guides/tasks.md has an example of gradual unfreezing.",
