@@ -71,7 +71,7 @@ STRANGE: dict[str, tuple[Callable[[InProcess, Path], UpdateMessage], type[GeoRay
         NonFiniteError,
         "update 1 of region 'eu-west'",
     ),
-    "a view that is over": (lambda w, _: first(w, view=1), RegionLostError, "said this in view 1"),
+    "a view that is over": (lambda w, _: first(w, view=1), RegionLostError, "sent this in view 1"),
 }
 
 

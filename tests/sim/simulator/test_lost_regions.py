@@ -171,5 +171,5 @@ def test_what_a_lost_region_says_is_refused_by_name(data_dir) -> None:
 
 
 def test_the_averagers_own_region_cannot_be_lost_here(data_dir) -> None:
-    with pytest.raises(InvariantError, match="nobody stands by"):
+    with pytest.raises(InvariantError, match="has no standby"):
         Run(experiment(**sections_of("sma")), data_dir).world.lose_at(1.0, "a")
