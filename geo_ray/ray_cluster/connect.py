@@ -143,7 +143,7 @@ def keep_logs(cluster_root: Path, target: Path) -> list[Path]:
         path
         for pattern in ("worker-*.out", "worker-*.err")
         for path in sorted(cluster_root.glob(f"*/session_2*/logs/{pattern}"))
-        if _says_something(path)
+        if _has_output(path)
     ]
     copies: list[Path] = []
     for path in found[:_MAX_FILES]:
@@ -157,7 +157,7 @@ def keep_logs(cluster_root: Path, target: Path) -> list[Path]:
     return copies
 
 
-def _says_something(path: Path) -> bool:
+def _has_output(path: Path) -> bool:
     """Return whether a file has more than the lines that Ray begins every file with."""
     with path.open(errors="replace") as file:
         return any(line.strip() and not line.startswith(":") for line in file)

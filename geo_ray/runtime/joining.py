@@ -341,7 +341,7 @@ class JoiningRegions:
         """Record the averager's view, if it has reported one."""
         self._donor = "" if view is None else view.donor
 
-    def go_on(self, view: View, *, may_enter: bool, is_ending: bool) -> list[JoinNews]:
+    def advance(self, view: View, *, may_enter: bool, is_ending: bool) -> list[JoinNews]:
         """Carry out what is possible now.
 
         Args:

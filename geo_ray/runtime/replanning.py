@@ -251,12 +251,12 @@ class LinkNotes:
         self._path = path
         self._table = _known(path)
         self._saving = threading.Thread()
-        self._heard_s = -_EVERY_S
+        self._recorded_s = -_EVERY_S
         self._newest: dict[tuple[str, str], Mapping[str, int]] = {}
         self._before: dict[tuple[str, str], Counter[str]] = {}  # of replaced bridges
         self._earlier: dict[tuple[str, str], Mapping[str, int]] = {}  # by a run actor that is gone
 
-    def hear(
+    def record(
         self,
         reports: Mapping[str, Mapping[str, Any]],
         *,
@@ -272,9 +272,9 @@ class LinkNotes:
             The traffic of each link; empty if it is not time.
         """
         now_s = time.monotonic()
-        if not force and now_s - self._heard_s < _EVERY_S:
+        if not force and now_s - self._recorded_s < _EVERY_S:
             return []
-        self._heard_s = now_s
+        self._recorded_s = now_s
         traffic = []
         for region, links in reports.items():
             for peer, link in links.items():
@@ -295,7 +295,7 @@ class LinkNotes:
         self._newest[pair] = sent
         return dict(sorted((before + Counter(sent)).items()))
 
-    def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
+    def resume(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
         """Continue the sums reported under an earlier run actor, by link and class."""
         self._earlier = dict(sums)
 

@@ -374,7 +374,7 @@ class SimRegion:
         """End all processes of the region at once."""
         self.is_dead = True
 
-    def check_goes_on(self) -> None:
+    def check_progress(self) -> None:
         """Refuse to continue without usable gradients.
 
         Raises:

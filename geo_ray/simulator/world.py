@@ -729,7 +729,7 @@ class World:
     def stepped(self, name: str, done: StepDone, began_s: float) -> None:
         """See `RegionHost`."""
         self._notes.step(name, done, began_s)
-        self.regions[name].check_goes_on()
+        self.regions[name].check_progress()
 
     def evaluated(
         self, name: str, step: int, stats: Stats, rows: int, final: bool, model: str | None

@@ -389,7 +389,7 @@ class MembersConfig(StrictModel):
                 )
 
 
-def why_nobody_joins(shards: dict[str, int]) -> str | None:
+def why_no_joins(shards: dict[str, int]) -> str | None:
     """Return why no region can join a run with changeable members, and the fix; None if some can.
 
     Args:

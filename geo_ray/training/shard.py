@@ -86,7 +86,7 @@ class OpenPulls:
         self._open[worker] = pull
         return pull
 
-    def heard(self, worker: int) -> None:
+    def note_received(self, worker: int) -> None:
         """Close a worker's pull, because it sent its next request or is gone."""
         self._open.pop(worker, None)
 

@@ -127,9 +127,9 @@ def blocks_per_datagram(block_bytes: int) -> int:
     A datagram with several blocks passes every tunnel; a single large block may need more.
     """
     each_bytes = block_bytes + _ID.size
-    max_blocks = (TUNNEL_DATAGRAM_BYTES - _OVERHEAD_BYTES) // each_bytes
+    total = (TUNNEL_DATAGRAM_BYTES - _OVERHEAD_BYTES) // each_bytes
     is_single = each_bytes <= MAX_DATAGRAM_BYTES - _OVERHEAD_BYTES
-    return min(255, max(max_blocks, int(is_single)))
+    return min(255, max(total, int(is_single)))
 
 
 def new_session() -> bytes:

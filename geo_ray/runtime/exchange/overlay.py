@@ -495,7 +495,7 @@ class OverlayPath:
     def report_dead(self, region: str, *, comes_back: bool = False) -> None:
         """Do nothing: an overlay has no failover."""
 
-    def tell_members(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
+    def submit_command(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
         """Members do not change here."""
         raise InvariantError(f"nobody can join or leave here: {op}")
 

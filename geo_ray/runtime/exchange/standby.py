@@ -397,7 +397,7 @@ class StandbyPath:
         with self._changed:
             self._execute(self._node.on_report_dead(region, comes_back=comes_back))
 
-    def tell_members(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
+    def submit_command(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
         """See `UpdatePath`; it is carried out once the standby has it."""
         with self._changed:
             averager = self._node.averager

@@ -70,7 +70,7 @@ class PeerFlow:
         self._window = window
         self._out: deque[_Out] = deque()
         self._asked = 0  # the last part for which an acknowledgement was asked
-        self._heard_s = 0.0
+        self._progress_s = 0.0
         self._delivered_bytes = 0
         self._delivered_s = 0.0
         self._rates: deque[float] = deque(maxlen=_RATES)  # bytes per second
@@ -98,7 +98,7 @@ class PeerFlow:
             self._seen[2] += now_s - self._lacks_from_s
         self._lacks_from_s = None
         if self._asked <= self.acked:
-            self._heard_s = now_s
+            self._progress_s = now_s
         self._out.append(_Out(size_bytes, now_s, self._delivered_bytes, self._delivered_s))
         self.sent += 1
 
@@ -130,7 +130,7 @@ class PeerFlow:
             self._seen[0] += last.size_bytes
         self._delivered_s = now_s
         self._seen[1] += now_s - self._busy_from_s
-        self._busy_from_s = self._heard_s = now_s
+        self._busy_from_s = self._progress_s = now_s
         self._learn(last, now_s)
 
     def _learn(self, last: _Out, now_s: float) -> None:
@@ -148,11 +148,11 @@ class PeerFlow:
         # A part for which no acknowledgement was asked is no trouble while the next part is
         # awaited.
         waits = self._asked > self.acked or (bool(self._out) and self._lacks_from_s is None)
-        return now_s - self._heard_s if waits else 0.0
+        return now_s - self._progress_s if waits else 0.0
 
     def excuse(self, now_s: float) -> None:
         """Count the seconds without progress from now on."""
-        self._heard_s = now_s
+        self._progress_s = now_s
 
     def take(self) -> tuple[int, float, bool]:
         """Return the measurements since the last call.
