@@ -56,7 +56,7 @@ STRANGE: dict[str, tuple[Callable[[InProcess, Path], UpdateMessage], type[GeoRay
         "update 1 of region 'eu-west'",
     ),
     "another codec": (other_codec, FrameError, "no codec was expected"),
-    "a model that carries more": (
+    "a model with more buffers": (
         lambda w, _: first(w, buffers_E=torch.zeros(3, dtype=torch.uint8)),
         GeoRayError,
         "carr",
