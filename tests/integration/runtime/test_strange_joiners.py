@@ -59,7 +59,7 @@ STRANGE: dict[str, tuple[Callable[[InProcess, Path], UpdateMessage], type[GeoRay
     "a model with more buffers": (
         lambda w, _: first(w, buffers_E=torch.zeros(3, dtype=torch.uint8)),
         GeoRayError,
-        "carr",
+        "model buffers",
     ),
     "what cannot be read": (
         lambda w, _: first(w, buffers_E=torch.zeros(3)),  # three values, and not their bytes
