@@ -436,7 +436,7 @@ class World:
         """
         leader = self._leader
         if region in {None, leader.region} and self._experiment.averager.standby is None:
-            raise InvariantError(f"the averager lives in '{leader.region}', and nobody stands by")
+            raise InvariantError(f"the averager is in '{leader.region}' and has no standby")
         self._scheduler.at(when_s, partial(self._die, region, noticed_s))
 
     def _die(self, region: str | None, noticed_s: float) -> None:
@@ -462,7 +462,9 @@ class World:
         """Continue without the leader, as the remaining regions do."""
         former, heir = self._leader.region, self._leader.heir(self._alive)
         if heir is None:
-            raise RegionLostError(f"the averager is lost with '{former}': nobody can take over")
+            raise RegionLostError(
+                f"the averager is lost with '{former}', and no standby can take over"
+            )
         self._leader.move(heir)
         now_s = self._scheduler.now_s
         self._emit("averager_moved", now_s, region=heir, term=self._leader.term)
@@ -549,7 +551,7 @@ class World:
         self._answered(self.averager.leave(region))
         waiting = set(before.joining) - self._transferring if region == before.donor else set[str]()
         for joining in sorted(waiting):
-            self._emit("join_failed", now_s, region=joining, cause="nobody's state came")
+            self._emit("join_failed", now_s, region=joining, cause="no state arrived")
             self._answered(self.averager.leave(joining))
 
     def _on_left(self, region: str) -> None:

@@ -161,7 +161,7 @@ class Ledger:
         pool_rows = sum(s.count for s in self.returned)
         booked = self.applied + sum(self.discarded.values()) + open_rows + pool_rows
         if booked != self.cursor:
-            raise InvariantError(f"sample books: {self.cursor} rows assigned, {booked} booked")
+            raise InvariantError(f"sample ledger: {self.cursor} rows assigned, {booked} recorded")
 
     def export(self) -> dict[str, object]:
         """Plain values for a checkpoint."""
@@ -186,7 +186,7 @@ class Ledger:
             and isinstance(returned, list)
             and isinstance(discarded, dict)
         ):
-            raise InvariantError(f"sample books of another shape: {sorted(raw)}")
+            raise InvariantError(f"sample ledger of another shape: {sorted(raw)}")
         return cls(
             cursor=int(str(raw["cursor"])),
             returned=[Span(int(s), int(n)) for s, n in returned],

@@ -685,7 +685,7 @@ class Averager:
         numbers, exchanges = control.get("numbers", {}), control.get("exchanges", {})
         saved = (last, wire, numbers, exchanges)
         if not all(isinstance(value, Mapping) for value in saved):
-            raise InvariantError("checkpoint without the averager's books")
+            raise InvariantError("checkpoint without the averager's state")
         last, wire, numbers, exchanges = (dict(cast(Mapping[str, Any], value)) for value in saved)
         separate = {k: v for k, v in tensors.items() if k.startswith((_WIRE, OPEN, _BUFFERS))}
         on_wire = {k.removeprefix(_WIRE): v for k, v in separate.items() if k.startswith(_WIRE)}

@@ -134,7 +134,7 @@ class LossySender:
                 coded = load_coded(tensors, row, str(seq))
                 self._sent[seq] = _Sent(coded, tensors[f"{seq}/open"].clone())
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointCorruptError(f"saved books of lossy blocks: {error!r}") from error
+            raise CheckpointCorruptError(f"saved state of lossy blocks: {error!r}") from error
 
     def _taken(self, seq: int, packed: bytes) -> None:
         entry = self._sent.get(seq)

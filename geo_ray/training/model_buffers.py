@@ -221,7 +221,7 @@ class AveragerBuffers:
                 f"{self.size_bytes}"
             )
         if self.size_bytes and not self.layout.is_finite(update.buffers_E):
-            raise NonFiniteError(f"what {what} carries is not finite; refused")
+            raise NonFiniteError(f"the model buffers of {what} are not finite; refused")
 
     def take(self, update: UpdateMessage) -> None:
         """Store the values of an update."""

@@ -32,9 +32,9 @@ class RateSchedule(StrictModel):
     )
     warmup_steps: int = Field(0, ge=0, description="steps until the full rate")
     steps: int | None = Field(
-        None, ge=1, description="steps until the last share; null: as many as the run has"
+        None, ge=1, description="steps until the last fraction; null: all steps of the run"
     )
-    last: float = Field(0.1, ge=0, le=1, description="share of the rate that is left at the end")
+    last: float = Field(0.1, ge=0, le=1, description="fraction of the rate at the end")
 
     def factor(self, taken: int) -> float:
         """Return the factor on the rate in the step after ``taken`` steps.
@@ -99,7 +99,9 @@ class Momentum(StrictModel):
 
     kind: Literal["momentum"] = "momentum"
     lr: float = Field(0.05, gt=0, le=1e6, description="learning rate")
-    momentum: float = Field(0.9, gt=0, lt=1, description="share of the last step that is kept")
+    momentum: float = Field(
+        0.9, gt=0, lt=1, description="fraction of the last step in the next one"
+    )
     nesterov: bool = Field(False, description="look ahead")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty")
     schedule: RateSchedule | None = Field(

@@ -418,7 +418,7 @@ class AveragerWire:
         if update.coded is not None:
             bounds = fragment_bounds(num_params, self.plan.fragments)
             if update.fragment >= len(bounds):
-                raise wrong(update.coded.kind, f"there is no fragment {update.fragment}")
+                raise wrong(update.coded.kind, f"unknown fragment {update.fragment}")
             start, stop = bounds[update.fragment]
             payload_P = open_coded(self.plan.up, update.coded, stop - start)
             if update.against is not None:

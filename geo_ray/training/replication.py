@@ -133,7 +133,7 @@ class ReplicatedAverager:
     def begin_snapshot(self) -> StateSnapshot:
         """Copy the state for a candidate; every later entry is sent to it."""
         if self.has_standby:
-            raise InvariantError("there is a standby")
+            raise InvariantError("the averager already has a standby")
         self._begins = self.number
         return snapshot_of(self.averager)
 

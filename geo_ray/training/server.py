@@ -684,7 +684,7 @@ class Server:
         """
         ledger, wire = data["ledger"], data.get("wire", {})
         if not isinstance(ledger, dict) or not isinstance(wire, dict):
-            raise InvariantError("checkpoint without sample books")
+            raise InvariantError("checkpoint without a sample ledger")
         self.wire.restore(tensors or {}, wire)
         if self.model_buffers is not None:
             self.model_buffers.restore(tensors or {})

@@ -35,7 +35,7 @@ CHANGE_KINDS: Final[tuple[ChangeKind, ...]] = get_args(ChangeKind)
 _MEANING: Final[Mapping[ChangeKind, str]] = {
     "changed": "changes {names}, which is neither trained nor a declared model buffer: it would be "
     "in no exchange and in no checkpoint",
-    "unfrozen": "needs gradients of {names}, which is not trained: it was frozen, or not there, "
+    "unfrozen": "needs gradients of {names}, which is not trained: it was frozen or absent "
     "when the run started",
     "frozen": "switches requires_grad of {names} off, which was on when the run started: weight "
     "decay and momentum would still change it",

@@ -134,7 +134,9 @@ def check_stragglers(
         ValueError: names the key.
     """
     if mode != "sync":
-        raise ValueError("train.stragglers: with train.mode async nobody waits for a worker anyway")
+        raise ValueError(
+            "train.stragglers: requires train.mode sync; in async mode no step waits for workers"
+        )
     missing = config.spares if isinstance(config, BackupWorkers) else config.tolerate
     few: Sequence[str] = [name for name, count in workers.items() if count <= missing]
     if few:
