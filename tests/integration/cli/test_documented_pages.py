@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import shlex
 import shutil
@@ -34,6 +33,12 @@ ROOT = Path(__file__).resolve().parents[3]
 OWN_TESTS: Final = {
     "README.md": "tests/unit/api/test_readme.py",
     "docs/tutorials/two-regions.md": "tests/integration/cli/test_two_regions_guide.py",
+    "docs/tutorials/port-a-training-script.md": "tests/integration/cli/test_two_regions_guide.py",
+    "docs/start/quickstart.md": "tests/integration/cli/test_page_commands.py",
+    "docs/guides/tasks.md": "tests/integration/cli/test_page_commands.py",
+    "docs/guides/data.md": "tests/integration/cli/test_page_commands.py",
+    "docs/guides/preparation.md": "tests/integration/cli/test_page_commands.py",
+    "docs/guides/custom-strategies.md": "tests/integration/cli/test_page_commands.py",
 }
 PAGES: Final = [
     str(path.relative_to(ROOT))
@@ -46,7 +51,6 @@ CLOUD: Final = "needs an account of a cloud; "
 RULES: Final[list[tuple[str, str | None, str]]] = [
     # (pattern, what is run instead or None, why)
     (r"(\w+=\S+ )?scripts/(quickstart|test)\b.*", None, "makes the environment of a bare clone"),
-    (r"(export PYTHONPATH=.)", r"\1", "for this process"),
     (r"(source|export|cd|cp|for|done|PORTS=|--).*", None, "sets up a shell or copies files"),
     (r"(git clone|pip install|pre-commit) .*", None, "downloads"),
     (r"mkdocs .*", None, "scripts/test builds the site"),
@@ -73,7 +77,6 @@ RULES: Final[list[tuple[str, str | None, str]]] = [
     (r"geo-ray prices refresh .*", None, f"{CLOUD}tests/contract/cloud"),
     (r"geo-ray schedule cluster_job_log .*", None, "needs a published trace; tests/unit/scheduler"),
     (r"(geo-ray .*) --(open|follow)", r"\1", "opens a browser, or follows a run"),
-    (r"torchrun (.*)", r"python -m torch.distributed.run \1", "the same program"),
 ]
 
 
@@ -167,77 +170,17 @@ def workspace(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     shutil.copytree(project, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
-
-
-TASK: Final = """\
-import geo_ray
-import torch
-from geo_ray.data.tasks import classification
-
-
-class MyTask:
-    Options = geo_ray.Options
-    columns = {"a": "float32", "y": "int64"}
-    label_column = "y"
-    loss = staticmethod(classification.classification_loss)
-    evaluate = staticmethod(classification.classification_stats)
-    metrics = staticmethod(classification.classification_metrics)
-
-    def __init__(self, options):
-        pass
-
-    def model(self, seed):
-        return torch.nn.Linear(1, 2)
-
-    def collate(self, columns, device):
-        a, y = (torch.from_numpy(columns[name].copy()).to(device) for name in self.columns)
-        return classification.Labelled(a[:, None], y)
-"""
-
-
-def write_rows(folder: str, seed: int) -> None:
-    """A CSV file with the columns of `TASK`."""
-    rng = random.Random(seed)
-    rows = [f"{rng.random()},{rng.randint(0, 1)}" for _ in range(200)]
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    Path(folder, "rows.csv").write_text("\n".join(["a,y", *rows]) + "\n")
 
 
 def prepare(page: str) -> None:
     """Make what a page says its reader has."""
-    if page == "docs/guides/data.md":
-        Path("my_task.py").write_text(TASK)
-        write_rows("my_files", 0)
-        for region in ("us", "eu"):
-            write_rows(f"{region}_files", ord(region[0]))
-            run(
-                f"geo-ray data shard --task my_task.py:MyTask --input {region}_files "
-                f"--regions {region}-east --out {region}"
-            )
-        run("geo-ray data merge us/manifest.json eu/manifest.json --out mine.json")
-    elif page == "docs/guides/preparation.md":
-        Path("prepare.yaml").write_text(sources(page, "yaml")[0])
-        Path("countries.txt").write_text("DE\nFR\n")
-        for region in ("us", "eu"):
-            Path(f"{region}_files").mkdir()
-            rows = [f"{n},2026-01-{n % 28 + 1:02d},DE,tv,{['no', 'yes'][n % 2]}" for n in range(40)]
-            text = "\n".join(["age,joined,country,device,bought", *rows])
-            Path(f"{region}_files", "rows.csv").write_text(text)
-    elif page == "docs/guides/custom-strategies.md":
-        run("geo-ray init own --from own")
-        for name in ("own_strategy.py", "own_codec.py"):
-            shutil.copy(Path("own", name), name)
-    elif page == "docs/operations/terraform.md":
+    if page == "docs/operations/terraform.md":
         shutil.copy("configs/planned.yaml", "configs/my_job.yaml")
 
 
 def run(command: str) -> None:
     words = shlex.split(command)
-    if command == "export PYTHONPATH=.":
-        sys.path.insert(0, str(Path.cwd()))
-        return
     if words[0] == "geo-ray":
         done = CliRunner().invoke(root, words[1:])
         assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception}"
@@ -289,7 +232,6 @@ def wrong_in(model: type[BaseModel], document: dict[str, Any]) -> list[str]:
 
 
 YAML_TESTS: Final = {
-    "docs/guides/preparation.md": "tests/unit/data/test_data_prepare.py",
     "docs/guides/prices.md": "tests/unit/prices/test_prices_book.py",
 }
 
@@ -310,10 +252,7 @@ def test_the_yaml_of_a_page_is_valid(page: str, workspace: Path) -> None:
 # ------------------------------------------------------------------ Python
 
 PYTHON_TESTS: Final = {
-    "docs/guides/custom-strategies.md": "tests/arch/test_own_page.py",
-    "docs/guides/tasks.md": "tests/contract/data/test_tasks.py",
     "docs/guides/python.md": "tests/unit/api/test_api_documents.py",
-    "docs/guides/preparation.md": "tests/unit/data/test_data_prepare.py",
     "docs/design/transport.md": "shows signatures; tests/contract/transport",
 }
 
