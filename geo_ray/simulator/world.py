@@ -199,7 +199,7 @@ class SimNotes:
     _applied_s: dict[str, float] = field(default_factory=dict)
 
     def sent(self) -> dict[tuple[str, str], dict[str, int]]:
-        """Bytes so far by (source, destination) and class."""
+        """Return the bytes so far by (source, destination) and class."""
         sent = {pair: dict(classes) for pair, classes in self.network.sent_bytes.items()}
         for (src, dst), classes in sorted(sent.items()):
             self.emit("wan", self.scheduler.now_s, src=src, dst=dst, bytes_by_class=classes)
@@ -234,7 +234,7 @@ class SimNotes:
         self.emit("active_workers", self.scheduler.now_s, region=name, **changed.event())
 
 
-WorkerEvent = Literal["lost", "dismissed", "replaced"]
+WorkerEvent = Literal["lost", "drained", "replaced"]
 
 
 class SimWorkers:
@@ -273,7 +273,7 @@ class SimWorkers:
             if what == "lost":
                 self._emit("worker_lost", now_s, cause="its process ended", **about)
                 region.lose_worker(rank)
-            elif what == "dismissed":
+            elif what == "drained":
                 self._emit("worker_left", now_s, cause="its machine will be gone", **about)
                 region.drain_worker(rank)
             else:
@@ -417,7 +417,7 @@ class World:
         )
 
     def checkpoint_at(self, when_s: float, checkpoint: int) -> None:
-        """Let a checkpoint begin at ``when_s``; it is found in `checkpoints` once it is whole."""
+        """Begin a checkpoint at ``when_s``; it is in `checkpoints` once complete."""
         self._scheduler.at(when_s, partial(self._save, checkpoint))
 
     def lose_at(self, when_s: float, region: str | None, noticed_s: float = 0.0) -> None:
@@ -451,7 +451,7 @@ class World:
         self._scheduler.at(self._scheduler.now_s + noticed_s, then)
 
     def cut_at(self, when_s: float, a: str, b: str, for_s: float) -> None:
-        """Let nothing pass between two regions for a while; neither is given up."""
+        """Partition two regions for a time; neither is given up."""
         self._network.cut(a, b, when_s, when_s + for_s)
 
     @property
@@ -483,7 +483,7 @@ class World:
     def change_at(
         self, when_s: float, joins: Sequence[str] = (), leaves: Sequence[str] = ()
     ) -> None:
-        """Ask for a change of members at ``when_s``, which comes with the next border."""
+        """Request a membership change at ``when_s``, which happens at the next barrier."""
         self._scheduler.at(when_s, partial(self._change, tuple(joins), tuple(leaves)))
 
     def _change(self, joins: tuple[str, ...], leaves: tuple[str, ...]) -> None:

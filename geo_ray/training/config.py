@@ -94,7 +94,7 @@ class ElasticConfig(StrictModel):
 
 
 class TrainConfig(StrictModel):
-    """How long and how carefully to train."""
+    """Length of the training and its rules."""
 
     steps: int = Field(
         ge=1, le=10**12, description="steps of every region; with mode async, pushes per worker"
@@ -214,7 +214,7 @@ AUTO: Final = "auto"
 
 
 class AveragerConfig(StrictModel):
-    """Where the updates of the regions are combined."""
+    """Averager's region and standbys."""
 
     region: str | None = Field(
         None, description="region whose bridge hosts the averager; default: the first"
@@ -427,7 +427,7 @@ _FOREVER_S: Final = 365 * 86400.0  # largest number of seconds that sockets and 
 
 
 def wait_limit_s(train: TrainConfig) -> float:
-    """How long others' training may be waited for, seconds; a year if nothing is configured."""
+    """Return the longest wait for other regions' training, in seconds; a year if not configured."""
     return _FOREVER_S if train.step_timeout_s is None else train.step_timeout_s
 
 
@@ -439,10 +439,10 @@ def operation_s(train: TrainConfig, num_params: int) -> float:
 
 
 def exchange_s(limit_s: float) -> float:
-    """How long a primary shard waits for its bridge, seconds."""
+    """Return how long a primary shard waits for its bridge, in seconds."""
     return limit_s + _SLACK_S
 
 
 def answer_s(limit_s: float) -> float:
-    """How long a worker waits for its primary shard, seconds."""
+    """Return how long a worker waits for its primary shard, in seconds."""
     return limit_s + exchange_s(limit_s) + _SLACK_S

@@ -175,10 +175,7 @@ class LossyCounts:
 
 @dataclass(slots=True)
 class _Page:
-    """One update's blocks: those that wait by rank, and the ranks that were taken in.
-
-    Complete is it once the update's reliable part has come; ranks are below ``limit``.
-    """
+    """Blocks of one update: those waiting by rank, and the ranks that were taken in."""
 
     limit: int
     is_complete: bool = False
@@ -213,7 +210,7 @@ class LossyReceiver:
 
     @property
     def blocks(self) -> int:
-        """How many blocks a vector has."""
+        """Number of blocks in a vector."""
         return -(-self.num // self.codec.elements)
 
     def on_blocks(

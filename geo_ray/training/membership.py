@@ -213,7 +213,7 @@ class MemberChange:
         return self.preferred_donor if self.preferred_donor in stay or not stay else stay[0]
 
     def marked(self, replies: Sequence[ReplyMessage], view: View, donor: str) -> list[ReplyMessage]:
-        """The answers at the border, which begins ``view``."""
+        """Return the answers at the barrier, which begins ``view``."""
         donor_name = donor if self.joins else None
         return [
             replace(

@@ -90,7 +90,7 @@ class Sgd(StrictModel):
         return False
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
-        """One step with the gradients of the group's parameters."""
+        """Make one step with the gradients of the group's parameters."""
         _sgd(group, grads, [None] * len(grads), momentum=0.0, nesterov=False)
 
 
@@ -114,7 +114,7 @@ class Momentum(StrictModel):
         return True
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
-        """One step with the gradients of the group's parameters."""
+        """Make one step with the gradients of the group's parameters."""
         retained = [state.get("momentum_buffer") for state in group.states]
         _sgd(group, grads, retained, momentum=self.momentum, nesterov=self.nesterov)
         for state, buffer in zip(group.states, retained, strict=True):
@@ -141,7 +141,7 @@ class AdamW(StrictModel):
         return self.beta1 > 0
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
-        """One step with the gradients of the group's parameters: fused, one pass over memory."""
+        """Make one fused step with the gradients of the group's parameters."""
         for param, state in zip(group.params, group.states, strict=True):
             if not state:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
@@ -279,7 +279,7 @@ class InnerOptimizer:
         return own, retained
 
     def export(self) -> dict[str, Tensor]:
-        """Copies of them all."""
+        """Return copies of the state."""
         own, retained = self.live()
         return retained | {key: value.clone() for key, value in own.items()}
 
@@ -349,6 +349,6 @@ class _Part:
         return self.spread(grad_S)
 
     def give(self) -> None:
-        """After it."""
+        """Copy elements back that `taken` copied."""
         if self.piece.block is not None:
             self._params.copy_(self.inside(self.param))

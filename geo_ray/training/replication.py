@@ -238,11 +238,7 @@ class AveragerReplica:
     _early: dict[int, LogEntry] = field(default_factory=dict)  # overtook other entries
 
     def on_entry(self, entry: LogEntry) -> int:
-        """Take in the next entry; one that is here already is passed over.
-
-        Returns:
-            Up to which number everything is here.
-        """
+        """Execute the next entry; ignore duplicates."""
         if entry.number > self.number:
             self._early[entry.number] = entry
         while (known := self._early.pop(self.number + 1, None)) is not None:

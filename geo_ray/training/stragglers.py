@@ -106,7 +106,7 @@ class Stragglers:
         )
 
     def contributions(self, pushes: Mapping[int, StepReport]) -> list[Contribution]:
-        """How much each push counts."""
+        """Return the weight of each push."""
         if self.code is None:
             return [
                 Contribution(worker, 0 if report.refused else report.span.count)
