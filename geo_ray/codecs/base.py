@@ -138,7 +138,7 @@ class DifferentialCodec(Protocol):
 
     @property
     def loose(self) -> Literal["udp", "drop", "reliable"]:
-        """How lossy blocks are sent."""
+        """Transport of lossy blocks."""
 
     @property
     def loose_values(self) -> BlockFormat:
@@ -158,7 +158,7 @@ class DifferentialCodec(Protocol):
 
     @property
     def grace_s(self) -> float:
-        """How long a complete update waits for its lossy blocks, in seconds."""
+        """Seconds for which a complete update waits for its lossy blocks."""
 
     @property
     def rate_mbps(self) -> float | None:

@@ -489,7 +489,7 @@ class JoiningRegions:
                 f"region '{view.donor}' was lost before its state was transferred"
             )
         elif now_s - self._member_s > _COPY_S:
-            raise RegionLostError(f"no region's state was there {_COPY_S:g} s after the border")
+            raise RegionLostError(f"no region's state was there {_COPY_S:g} s after the barrier")
 
     def _forget(self, joining: Joining) -> None:
         del self._open[joining.region]

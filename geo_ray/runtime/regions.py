@@ -690,7 +690,7 @@ class Regions:
         answers = leave_on_notice(left_s, here, leaving, self.needed(now))
         late = [name for name, answer in answers.items() if answer == "lose"]
         if late:  # the averager may move with one of them: the others drain afterwards
-            cause = "had a notice, and came to no border"
+            cause = "received a termination notice, and reached no barrier"
             return actions + [Lose(name, f"region '{name}' {cause}") for name in late]
         for name in answers:
             actions.append(Say(f"a machine of region '{name}' will be reclaimed"))

@@ -534,7 +534,7 @@ class StandbyNode:
 
     @property
     def leader(self) -> AveragerLeader:
-        """Where the averager lives that this region follows."""
+        """Leader that this region follows."""
         return self.watch.leader
 
     @property
@@ -550,7 +550,7 @@ class StandbyNode:
 
     @property
     def wakes_s(self) -> float | None:
-        """When the averager here wants a `Wake`, by the host's clock; None: not at all."""
+        """Time of the next `Wake` of the averager here, by the host's clock; None without one."""
         primary = self.primary
         return None if primary is None or primary.is_waking else primary.averager.wakes_s
 
@@ -681,7 +681,7 @@ class StandbyNode:
         asked = self.caller.on_moved(averager.last(self.region))
         return effects + self._ask(asked)
 
-    # ------------------------------------------------------------------ as the averager's home
+    # ------------------------------------------------------------------ as the leader
 
     def _requested(self, request: AveragerRequest) -> list[StandbyEffect]:
         if request.again:

@@ -1,4 +1,4 @@
-"""Interface of exchange transports, and the plain one: single messages, one home of the averager.
+"""Interface of exchange transports, and the plain one: single messages, a fixed leader.
 
 A bridge has one `UpdatePath`, chosen by `runtime.exchange.build`: direct (`DirectPath`), standby
 (the averager can move) or overlay (updates are summed on their way). Its `UpdateStage` decides when
@@ -769,7 +769,7 @@ class DirectPath:
         """Record an error in a thread of the stage."""
         self._failure.note(error, doing)
 
-    # ------------------------------------------------------------------ at the averager's home
+    # ------------------------------------------------------------------ at the leader
 
     def _here(self) -> LocalAverager:
         if self._local is None:

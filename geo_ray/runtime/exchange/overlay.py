@@ -521,7 +521,7 @@ class OverlayPath:
             _, error = read_refusal(message.meta)
             self.vectors.fail(error)
 
-    # ------------------------------------------------------------------ at the averager's home
+    # ------------------------------------------------------------------ at the leader
 
     def _here(self) -> LocalAverager:
         if self._local is None:
