@@ -261,6 +261,4 @@ def test_the_output_says_whether_the_loss_is_measured() -> None:
 
 def test_a_missing_file_is_reported() -> None:
     result = run("--loss", "nowhere.json")
-    assert result.exit_code != 0 and "no measured loss nowhere.json" in str(
-        result.exception
-    )
+    assert result.exit_code != 0 and "no measured loss nowhere.json" in str(result.exception)

@@ -181,7 +181,7 @@ def test_slowing_down_for_ever_ends() -> None:
     answers = AwsAnswers(troubles=deque([SLOW_EC2] * 9))
     with (
         asking(answers) as (aws, cloud),
-        pytest.raises(CloudUnreachableError, match=r"slow down.*RequestLimitExceeded"),
+        pytest.raises(CloudUnreachableError, match=r"throttled.*RequestLimitExceeded"),
     ):
         fetch_spot(aws, "us-east-1", ["g5.xlarge"])
     assert len(cloud.requests) == 2
