@@ -94,8 +94,8 @@ def test_machines_come_and_go_and_what_terraform_made_stays(world: CloudWorld) -
 
         done = CliRunner().invoke(root, ["down", world.state.uri])
         assert done.exception is None, done.output
-        assert "2 machines ended" in done.output
-        assert "Terraform's, of the stack demo: `terraform destroy`" in done.output
+        assert "2 machines terminated" in done.output
+        assert "the Terraform stack demo: `terraform destroy`" in done.output
         assert world.living() == []
         assert secret_of(world).get(STACK_TOKEN) == "a" * 64
 
