@@ -208,7 +208,7 @@ def test_a_wrong_secret_is_refused_and_no_secret_is_shown(fetch: Any) -> None:
 def test_without_credentials_no_request_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
-    with pytest.raises(CloudError, match="no credentials"):
+    with pytest.raises(CloudError, match="no AWS credentials"):
         Aws({})
 
 
