@@ -1,4 +1,4 @@
-"""JSON values, and the one way in which they are written when bytes matter (digests, manifests)."""
+"""JSON values, and their canonical encoding for digests and manifests."""
 
 from __future__ import annotations
 

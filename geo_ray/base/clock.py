@@ -1,4 +1,4 @@
-"""Time as a dependency: state machines never look at a clock, shells are handed one."""
+"""Clocks as dependencies: state machines never read a clock, their callers pass the time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 
 class Clock(Protocol):
-    """Where a shell reads the time and sleeps."""
+    """A clock that can be read and slept on."""
 
     def now_s(self) -> float:
         """Seconds since an arbitrary, fixed origin; never goes back."""
@@ -44,7 +44,7 @@ class BootClock(SystemClock):
 
 
 class VirtualClock:
-    """A clock that moves only when it is told to; the simulator's."""
+    """The simulator's clock, which only moves explicitly."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
@@ -54,14 +54,14 @@ class VirtualClock:
         return self._now_s
 
     def sleep_s(self, duration_s: float) -> None:
-        """Move the clock; nobody waits."""
+        """Advance the clock without waiting."""
         self.advance_to_s(self._now_s + max(0.0, duration_s))
 
     def advance_to_s(self, when_s: float) -> None:
         """Set the time to ``when_s``.
 
         Raises:
-            ValueError: if that lies in the past.
+            ValueError: the time is in the past.
         """
         if when_s < self._now_s:
             raise ValueError(f"virtual time would go back from {self._now_s} to {when_s}")
@@ -69,10 +69,10 @@ class VirtualClock:
 
 
 COMMAND_BEGAN_UNIX_S: Final = ContextVar[float | None]("command_began_unix_s", default=None)
-"""Time of day at which the command line that runs began; None in a program that has no command."""
+"""Time of day at which the current command began; None without a command."""
 
 
 def command_began_unix_s() -> float:
-    """Time of day from which the start-up of a run counts: the command's beginning, or now."""
+    """Return the start of a run's start-up time: the beginning of the command, or now."""
     began = COMMAND_BEGAN_UNIX_S.get()
     return time.time() if began is None else min(began, time.time())

@@ -45,26 +45,26 @@ def describe(root: type[BaseModel]) -> str:
 
 
 def paragraph(path: str, info: FieldInfo) -> Iterator[str]:
-    """The lines about one key."""
+    """Return the lines about one key."""
     yield f"{path}: {facts_of(info)}"
     if info.description:
         yield f"    {' '.join(info.description.split())}"
 
 
 def facts_of(info: FieldInfo) -> str:
-    """Type, limits and default of a key."""
+    """Return type, limits and default of a key."""
     default = "required" if info.is_required() else f"default: {default_text(info)}"
     return f"{type_and_limits(info)}, {default}"
 
 
 def type_and_limits(info: FieldInfo) -> str:
-    """Type and limits of a key: ``int (>= 1)``."""
+    """Return type and limits of a key: ``int (>= 1)``."""
     place = Place.of(info)
     return f"{type_text(place)}{_limits(place)}"
 
 
 def type_text(place: Place) -> str:
-    """The type of a key: ``int``, ``list of float (> 0)``, ``"sum" | "mean"``, ``section``."""
+    """Return a key's type: ``int``, ``list of float (> 0)``, ``"sum" | "mean"``, ``section``."""
     options = alternatives(place)
     texts = [_one_type(option) for option in options] + (["null"] if is_optional(place) else [])
     return " | ".join(dict.fromkeys(texts))
@@ -90,7 +90,7 @@ def _limits(place: Place) -> str:
 
 
 def default_text(info: FieldInfo) -> str:
-    """Default of a key as JSON; "its own defaults" for a section, "required" without a default."""
+    """Return the default as JSON; "its own defaults" for a section, "required" without one."""
     if info.is_required():
         return "required"
     value: Any = info.get_default(call_default_factory=True, validated_data={})
@@ -117,14 +117,14 @@ _Path: TypeAlias = tuple[_Part, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What there is to say at a path.
+    """Description of a path.
 
     Attributes:
-        path: where.
+        path: the path.
         facts: type, limits and default.
-        lines: what it means.
-        holds_values: whether there are values without keys of their own below it.
-        is_listed: by another entry, unless it is asked for by itself.
+        lines: meaning.
+        holds_values: whether it contains values without separate keys.
+        is_listed: whether another entry describes it, unless it is requested itself.
     """
 
     path: _Path
@@ -135,14 +135,14 @@ class _Entry:
 
 
 def describe_key(root: type[BaseModel], key: str) -> str:
-    """Return a paragraph for a key and for each key below it; kinds that say the same share one.
+    """Return a paragraph for a key and for each key below it; identical kinds share one.
 
     Args:
         root: the class of the whole tree.
-        key: as for ``--set``, or as `describe` prints it; numbers of items may be left out.
+        key: as for ``--set``, or as printed by `describe`; item numbers may be omitted.
 
     Raises:
-        ConfigError: there is no such key; names the nearest.
+        ConfigError: the key does not exist; names the nearest.
     """
     words = [quoted or plain for quoted, plain in _WORD.findall(_without_brackets(key))]
     entries = _all_entries(root)
@@ -153,7 +153,7 @@ def describe_key(root: type[BaseModel], key: str) -> str:
     )
     found = [entry for entry in found if not entry.is_listed] or found
     if not words or not found:
-        raise ConfigError(f"there is no key '{key}'", fix=_advice(words, entries))
+        raise ConfigError(f"no key '{key}'", fix=_advice(words, entries))
     return "\n".join(_paragraphs(found, words))
 
 
@@ -161,7 +161,7 @@ def _without_brackets(key: str) -> str:
     return re.sub(r"\(\w+=(\w+)\)", r".\1", key)
 
 
-# ------------------------------------------------------------------ what there is
+# ------------------------------------------------------------------ entries
 
 
 @cache
@@ -207,18 +207,18 @@ def _lines(info: FieldInfo) -> tuple[str, ...]:
 
 
 def meaning(model: type[BaseModel]) -> str:
-    """The first sentence about a kind: of its class, or of its file where that tells it."""
+    """Return the first sentence about a kind, from its class or its module."""
     own = (inspect.getdoc(model) or "").partition("\n")[0]
     if own.startswith(("Configuration and rule", "See the module")):
         own = (inspect.getdoc(sys.modules[model.__module__]) or "").partition("\n")[0]
     return own.replace("``", "`")
 
 
-# ------------------------------------------------------------------ which of it is meant
+# ------------------------------------------------------------------ selection
 
 
 def _is_under(path: Sequence[_Part], words: Sequence[str], *, exact: bool) -> bool:
-    """Whether a path is at or below a key; ``exact`` takes no word for the name of a mapping."""
+    """Return whether a path is at or below a key; with ``exact``, mapping names match no word."""
     if not words:
         return True
     if not path:
@@ -231,14 +231,14 @@ def _is_under(path: Sequence[_Part], words: Sequence[str], *, exact: bool) -> bo
         is_it |= not exact
     ways = [words[1:]] if is_it else []
     if part.name in (_ANY_NAME, _ANY_NUMBER):
-        ways.append(words)  # it may be left out
+        ways.append(words)  # it may be omitted
     if part.kind:
         ways += [way[1:] for way in ways if way and way[0] == part.kind]
     return any(_is_under(path[1:], way, exact=exact) for way in ways)
 
 
 def _is_value(path: Sequence[_Part], words: Sequence[str]) -> bool:
-    """Whether all but the last word lead exactly there, so that the last one is a value's."""
+    """Return whether all but the last word match exactly, so that the last one is a value."""
     above = _is_under(path[:-1], words[:-1], exact=False)
     return len(words) > 1 and _is_under(path, words[:-1], exact=False) and not above
 
@@ -255,20 +255,20 @@ def _advice(words: Sequence[str], entries: Sequence[_Entry]) -> str:
 
 
 def _spellings(path: _Path) -> Iterator[str]:
-    """The path with its kinds, and without."""
+    """Return the path with its kinds, and without."""
     named = [part for part in path if part.name not in (_ANY_NAME, _ANY_NUMBER) or part.kind]
     yield ".".join(part.name for part in named)
     yield ".".join(w for part in named for w in (part.name, part.kind) if w)
 
 
-# ------------------------------------------------------------------ how it is shown
+# ------------------------------------------------------------------ output
 
 
 def _paragraphs(entries: Sequence[_Entry], words: Sequence[str]) -> Iterator[str]:
     shared: dict[tuple[_Path, str, tuple[str, ...]], list[_Entry]] = {}
     for entry in entries:
         if entry.path[-1].kind and entry.path[-1].kind not in words:
-            continue  # the section of one kind, when all are asked for: `kind` has told it
+            continue  # the section of one kind is already listed under `kind`
         place = _first_open(entry.path, words)
         path = tuple(
             _Part(part.name, "?") if number == place else part
@@ -283,7 +283,7 @@ def _paragraphs(entries: Sequence[_Entry], words: Sequence[str]) -> Iterator[str
 
 
 def _first_open(path: _Path, words: Sequence[str]) -> int | None:
-    """The first part of several kinds of which none was asked for."""
+    """Return the first part with several kinds of which none was requested."""
     places = (n for n, part in enumerate(path) if part.kind and part.kind not in words)
     return next(places, None)
 

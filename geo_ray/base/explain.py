@@ -1,4 +1,4 @@
-"""Turn a validation error into actionable lines: the key, the value found, and the values allowed.
+"""Converts a validation error to lines with the key, the value, and the allowed values.
 
 Also names the key or value that was probably meant.
 """
@@ -48,7 +48,7 @@ _SPOKEN: Final = {"yes": True, "on": True, "y": True, "no": False, "off": False,
 
 
 def accepts(place: Place) -> str:
-    """Say what may stand there, for a sentence such as "expected a whole number of at least 1"."""
+    """Describe the valid values, for a sentence such as "expected a whole number of at least 1"."""
     key, words = kinds_of(place)
     if key:
         text = f"a section whose {key} is one of {', '.join(words)}"
@@ -60,29 +60,29 @@ def accepts(place: Place) -> str:
 
 
 def listed(words: Sequence[object]) -> str:
-    """Write the values of a Literal: ``one of a, b, c``."""
+    """List the values of a Literal: ``one of a, b, c``."""
     shown = [word if isinstance(word, str) else json.dumps(word) for word in words]
     return f"one of {', '.join(shown)}" if len(shown) > 1 else shown[0]
 
 
 def limits_of(place: Place) -> dict[str, Any]:
-    """The limits of a value by pydantic's name for them, such as ``{"ge": 1}``."""
+    """Return the limits of a value by pydantic's names, such as ``{"ge": 1}``."""
     names = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length")
     found = [(name, getattr(rule, name, None)) for rule in place.rules for name in names]
     return {name: limit for name, limit in found if limit is not None}
 
 
 def words_of(place: Place) -> str:
-    """What the pattern of a text asks for; empty if it has none."""
+    """Describe the pattern of a text; empty without a pattern."""
     return next((rule.text for rule in place.rules if isinstance(rule, MessageWords)), "")
 
 
 def meant(value: JSONValue, place: Place) -> str | None:
-    """Write the valid value that was probably meant as YAML; None if none is near.
+    """Return the nearest valid value as YAML; None if none is near.
 
     Args:
-        value: what stands there.
-        place: where.
+        value: the wrong value.
+        place: its place.
     """
     if isinstance(value, (int, float)) and not abs(value) < _HUGE:
         return None  # NaN too
@@ -194,12 +194,12 @@ _MAX_KEYS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Where an error is.
+    """Location of an error.
 
     Attributes:
-        path: the key.
-        holders: what holds the key.
-        places: what may stand at the key.
+        path: path of the key.
+        holders: types that contain the key.
+        places: valid types of the key.
     """
 
     path: KeyPath
@@ -216,10 +216,10 @@ def explain(
     """Return one line per wrong key, in the order of the keys.
 
     Args:
-        error: what ``root`` said about the tree.
-        root: the class of the tree, asked for valid keys.
-        origins: where the values came from ("line 7", "--set").
-        under: where the tree hangs in the one that the origins are of.
+        error: the error that ``root`` raised.
+        root: class of the tree, for valid keys.
+        origins: origins of the values ("line 7", "--set").
+        under: path of the tree in the tree of the origins.
     """
     problems: dict[KeyPath, list[str]] = {}
     items = [(item, _locate(item["loc"], root)) for item in error.errors(include_url=False)]
@@ -230,7 +230,7 @@ def explain(
     }
     for item, found in items:
         if item["type"] == "missing" and found.path in misspelt:
-            continue  # it is there, by a name of which another line tells
+            continue  # reported by another line under its name
         path, text = _problem(item, found, root)
         if text not in problems.setdefault(path, []):
             problems[path].append(text)
@@ -241,14 +241,14 @@ def explain(
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """Write a path as `--set` takes it: ``links.0.mbps``, keys with dots in double quotes."""
+    """Format a path as for `--set`: ``links.0.mbps``, keys with dots in double quotes."""
     if not path:
         return "(the whole file)"
     return ".".join(f'"{key}"' if re.search(r'[.="]', str(key)) else str(key) for key in path)
 
 
 def _locate(loc: tuple[str | int, ...], root: type[BaseModel]) -> _Found:
-    """Drop from ``loc`` what are no keys: tags of unions, marks of keys."""
+    """Drop entries of ``loc`` that are not keys: tags of unions, marks of keys."""
     path: list[str | int] = []
     holders = at = places = [Place(root)]
     for segment in loc:
@@ -264,7 +264,7 @@ def _locate(loc: tuple[str | int, ...], root: type[BaseModel]) -> _Found:
 
 def _problem(item: Any, found: _Found, root: type[BaseModel]) -> tuple[KeyPath, str]:
     kind, ctx, path = item["type"], item.get("ctx", {}), found.path
-    if not found.places and not kind.endswith(("_forbidden", "_error")):  # of a user's class
+    if not found.places and not kind.endswith(("_forbidden", "_error")):  # of a custom class
         return path, f"{_got(item['input'], path)}{item['msg'][0].lower()}{item['msg'][1:]}"
     if kind == "missing":
         return path, f"missing; a value is required: {_accepted(found.places)}"
@@ -279,15 +279,15 @@ def _problem(item: Any, found: _Found, root: type[BaseModel]) -> tuple[KeyPath, 
     if kind == "union_tag_not_found":
         key, words = kinds_of(found.places[0])
         own = any(is_own(one) for place in found.places for one in alternatives(place))
-        other = "; or name a class of yours with `use: path/to/file.py:Class`" if own else ""
-        with_it = f"; set it, too: {dotted((*path, key))}=..." if path else ""
+        other = "; or use a custom class with `use: path/to/file.py:Class`" if own else ""
+        with_it = f"; also set it: {dotted((*path, key))}=..." if path else ""
         return path, f"the key {key} is missing; it is {listed(words)}{other}{with_it}"
     if kind in ("value_error", "assertion_error"):
         return _broken_rule(str(ctx["error"]), item["input"], found, root)
     if kind == "json_invalid":
         return path, f"not valid JSON: {ctx['error']}"
     hint = _or_meant(item["input"], found)
-    if hint.startswith("; did you mean {"):  # a list of all kinds would hide it
+    if hint.startswith("; did you mean {"):  # a list of all kinds would hide the hint
         return path, f"{_got(item['input'], path)}{hint.removeprefix('; ')}"
     return path, f"{_got(item['input'], path)}expected {_accepted(found.places)}{hint}"
 
@@ -305,7 +305,7 @@ def _or_meant(value: JSONValue, found: _Found) -> str:
 
 
 def _as_kind(value: JSONValue, place: Place) -> str | None:
-    """A section of which only the kind was written, maybe one section too high."""
+    """Suggest a section if only its kind was given, maybe one section too high."""
     key, words = kinds_of(place)
     near = (
         value if value in words else nearest_word(value, words) if isinstance(value, str) else None
@@ -321,7 +321,7 @@ def _as_kind(value: JSONValue, place: Place) -> str | None:
 
 
 def keys_in(error: ValidationError, root: type[BaseModel]) -> list[str]:
-    """The top-level keys that ``error`` is about, those that there are, each once."""
+    """Return the existing top-level keys of ``error`` without duplicates."""
     found = [_locate(item["loc"], root).path for item in error.errors(include_url=False)]
     return list(
         dict.fromkeys(str(path[0]) for path in found if path and path[0] in root.model_fields)
@@ -331,10 +331,12 @@ def keys_in(error: ValidationError, root: type[BaseModel]) -> list[str]:
 def _wrong_kind(tag: str, section: JSONValue, found: _Found) -> tuple[KeyPath, str]:
     key, words = kinds_of(found.places[0])
     path = (*found.path, key)
-    if isinstance(section, dict) and not isinstance(section.get(key), str):  # the tag is its text
+    if isinstance(section, dict) and not isinstance(
+        section.get(key), str
+    ):  # the tag is the value's text
         return path, f"got {_short(section.get(key))}, expected {listed(words)}"
     replaced = [rule for place in found.places for rule in place.rules if isinstance(rule, Also)]
-    if replaced and tag in words:  # one that stands in a file but not in a tree
+    if replaced and tag in words:  # valid in a file but not in a tree
         others = [word for word in words if word != tag]
         return path, f"got {_short(tag)}, {replaced[0].why_not}; expected {listed(others)}"
     near = nearest_word(tag, words)
@@ -345,7 +347,7 @@ def _wrong_kind(tag: str, section: JSONValue, found: _Found) -> tuple[KeyPath, s
 def _broken_rule(
     message: str, value: JSONValue, found: _Found, root: type[BaseModel]
 ) -> tuple[KeyPath, str]:
-    """A rule between keys names the key that it is about, from its own section or from the root."""
+    """Locate the key named by a rule between keys, from its own section or from the root."""
     named = _NAMED_KEY.fullmatch(message)
     if named is None:
         return found.path, message
@@ -361,7 +363,7 @@ def _broken_rule(
 
 
 def _keys_of(text: str, places: list[Place]) -> KeyPath:
-    """The keys that ``text`` names below some places; empty if there are none of these names."""
+    """Return the keys that ``text`` names below some places; empty if none exist."""
     keys: list[str | int] = []
     for quoted, plain in _SEGMENT.findall(text):
         word: str | int = quoted or plain
@@ -399,7 +401,7 @@ def _is_secret(path: KeyPath) -> bool:
 def _short(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    except ValueError:  # Python writes no integers of thousands of digits
+    except ValueError:  # Python does not format integers with thousands of digits
         text = "a number of very many digits"
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
@@ -412,7 +414,7 @@ def _valid_keys(holders: list[Place]) -> list[str]:
 
 def _nearest_key(path: KeyPath, word: str, valid: Sequence[str], root: type[BaseModel]) -> str:
     if word in root.model_fields and word not in valid:
-        return f"{word} is a key of the whole file: write it without what is before it"
+        return f"{word} is a top-level key: write it without a prefix"
     near = _near_key(word, valid, root)
     if near is not None and near == dotted(path):
         kind = _of_kind(near, root).removeprefix(",") or " a key of another kind"
@@ -424,16 +426,16 @@ def _nearest_key(path: KeyPath, word: str, valid: Sequence[str], root: type[Base
 
 
 def _near_key(word: str, valid: Sequence[str], root: type[BaseModel]) -> str | None:
-    """The key that was probably meant: of this section, or with its path one of another."""
+    """Return the nearest key: of this section, or of another one with its path."""
     paths = _paths(root)
     whole = [path for path in paths if "." in path and _bare(path) == _bare(word)]
-    if whole:  # a path whose dots were forgotten
+    if whole:  # a path without its dots
         return _as_set(min(whole, key=len))
     near = nearest_word(word, valid)
     if near is not None:
         return near
     others = [path for path in paths if path.endswith(f".{word}")]
-    # the key of another section, the nearest to the root
+    # the key of another section, preferably near the root
     nearest_other = min(others, key=methodcaller("count", "."), default=None)
     return None if nearest_other is None else _as_set(nearest_other)
 
@@ -444,19 +446,19 @@ def _paths(root: type[BaseModel]) -> tuple[str, ...]:
 
 
 def _of_kind(key: str, root: type[BaseModel]) -> str:
-    """The kind of section that alone has a key, in words; an empty text if several have it."""
+    """Describe the only kind of section with a key; empty if several have it."""
     paths = [path for path in _paths(root) if _as_set(path) == key]
     kinds = re.findall(r"\(kind=([^),]*)\)", paths[0]) if len(paths) == 1 else []
-    return f", a key of {kinds[-1]} alone" if kinds else ""
+    return f", a key of {kinds[-1]} only" if kinds else ""
 
 
 def _as_set(path: str) -> str:
-    """A path of `every_field` as it is written, without the kinds of sections."""
+    """Return a path of `every_field` as written, without the kinds of sections."""
     return re.sub(r"\([^)]*\)", "", path)
 
 
 def _bare(path: str) -> str:
-    """A path without what is easily forgotten: dots, underscores, the kinds of sections."""
+    """Return a path without dots, underscores and kinds of sections, for comparisons."""
     return re.sub(r"[._\-]", "", _as_set(path)).lower()
 
 
@@ -464,6 +466,6 @@ def _origin(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
     for length in range(len(path), 0, -1):
         if path[:length] in origins:
             return f" ({origins[path[:length]]})"
-    # a section that only came to be because `--set` named a key in it
+    # a section that exists only because `--set` has a key in it
     inside = (origin for key, origin in origins.items() if path and key[: len(path)] == path)
     return next((f" ({origin})" for origin in inside), "")

@@ -2,7 +2,7 @@
 
 A file written here is complete or absent, and has its mode from the first byte on. `PageCacheTrim`
 drops the pages of large files, such as checkpoints, from the page cache as they are written or
-read: nobody reads them again soon, they would displace the pages of other processes, and early
+read: they are not read again soon, they would displace the pages of other processes, and early
 writeback keeps the final sync short.
 """
 
@@ -23,10 +23,10 @@ _WINDOW_BYTES: Final = 1 << 25
 
 
 class PageCacheTrim:
-    """One file, written or read from its beginning.
+    """Page cache control of a file that is written or read sequentially.
 
     Args:
-        descriptor: of the file.
+        descriptor: descriptor of the file.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -34,12 +34,12 @@ class PageCacheTrim:
         self._left_bytes = _WINDOW_BYTES
 
     def note(self, num_bytes: int) -> None:
-        """So many bytes more are done with; a small file never gets to hand anything back."""
+        """Note processed bytes; drops pages after a threshold, so never for small files."""
         self._left_bytes -= num_bytes
         if self._left_bytes <= 0:
             self._left_bytes = _WINDOW_BYTES
-            with suppress(OSError, AttributeError):  # a system or file system without such advice
-                # All of it: pages that were not on the disk yet the last time are by now.
+            with suppress(OSError, AttributeError):  # not supported by the system or file system
+                # Drop all pages, because pages that were dirty the last time may be clean now.
                 os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -56,15 +56,15 @@ def no_failpoint(name: str) -> None:
 
 
 def write_atomic(path: Path, data: bytes, mode: int = PUBLIC) -> None:
-    """Write a small file whole; see `write_chunks`."""
+    """Write a small file atomically; see `write_chunks`."""
     write_chunks(path, [data], mode)
 
 
 def save_text(path: Path, text: str) -> Path:
-    """Write a text file of a run whole; give its path.
+    """Write a text file of a run atomically; return its path.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the file cannot be written.
     """
     return save_chunks(path, [text.encode()])
 
@@ -72,10 +72,10 @@ def save_text(path: Path, text: str) -> Path:
 def save_chunks(
     path: Path, chunks: Iterable[memoryview | bytes], failpoint: Failpoint = no_failpoint
 ) -> Path:
-    """Write a file of a run whole, as `write_chunks` does; give its path.
+    """Write a file of a run atomically, like `write_chunks`; return its path.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: the file cannot be written.
     """
     try:
         write_chunks(path, chunks, failpoint=failpoint)
@@ -85,33 +85,33 @@ def save_chunks(
 
 
 def unwritable(path: Path, error: OSError) -> RunDirectoryError:
-    """The error to raise when a file of a run could not be written."""
+    """Return the error for a file of a run that cannot be written."""
     message = f"{path}: cannot be written: {error.strerror or error}"
     if isinstance(error, FileNotFoundError) and not path.parent.exists():
-        fix = f"Make the directory {path.parent}, or name another file."
+        fix = f"Create the directory {path.parent}, or choose another file."
         return RunDirectoryError(message, fix=fix)
     return RunDirectoryError(message)
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a file could not be written for want of space."""
+    """Return whether the disk was full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def overwrite(path: Path, data: bytes) -> bytes:
-    """Write a small file where it lies, for a disk that has no room for another one.
+    """Overwrite a small file in place, for a disk without space for another one.
 
-    It must fit into the space that the file has already. A crash in the middle may leave a mixture.
+    The data must fit into the existing space. A crash in between may leave a mixture.
 
     Args:
-        path: the file, which exists.
-        data: text in which white space at the end means nothing.
+        path: an existing file.
+        data: text in which trailing white space has no meaning.
 
     Returns:
-        What the file has now: the data, padded with spaces to the length that it had.
+        The new content: the data, padded with spaces to the old length.
 
     Raises:
-        OSError: as the system says; the file has its old content.
+        OSError: of the system; the file has its old content.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -135,16 +135,16 @@ def write_chunks(
 ) -> None:
     """Write a file so that after any crash ``path`` has its old content or all of the new.
 
-    A temporary file beside it is written, synced and renamed, then the directory is synced.
+    A temporary file next to it is written, synced and renamed, then the directory is synced.
 
     Args:
         path: the file; its directory exists.
         chunks: the content, single bytes; may be produced while it is written.
-        mode: permissions, never wider than that even for a moment.
+        mode: permissions, from the creation on.
         failpoint: called after each step.
 
     Raises:
-        OSError: as the system says; the temporary file is gone by then.
+        OSError: of the system; the temporary file is removed.
     """
     file = AtomicFile(path, mode, failpoint)
     try:
@@ -156,15 +156,15 @@ def write_chunks(
 
 
 class AtomicFile:
-    """A file that is written piece by piece, and is there only once it is committed.
+    """A file that is written in pieces, and appears only when it is committed.
 
     Args:
         path: the file; its directory exists.
-        mode: permissions, never wider than that even for a moment.
+        mode: permissions, from the creation on.
         failpoint: called after each step.
 
     Raises:
-        OSError: as the system says, here and in every method.
+        OSError: of the system, here and in every method.
     """
 
     def __init__(self, path: Path, mode: int = PUBLIC, failpoint: Failpoint = no_failpoint) -> None:
@@ -189,9 +189,9 @@ class AtomicFile:
         self._failpoint("chunk_written")
 
     def commit(self) -> None:
-        """Let the file be there, also after a loss of power."""
+        """Commit the file durably."""
         if self._temporary is None:
-            raise ValueError(f"{self._path}: committed or discarded before")
+            raise ValueError(f"{self._path}: already committed or discarded")
         os.fsync(self._descriptor)
         self._failpoint("synced")
         self._close()
@@ -202,7 +202,7 @@ class AtomicFile:
         self._failpoint("directory_synced")
 
     def discard(self) -> None:
-        """Remove what was written, unless it is committed."""
+        """Remove the temporary file, unless it is committed."""
         self._close()
         temporary, self._temporary = self._temporary, None
         if temporary is not None:
@@ -216,14 +216,14 @@ class AtomicFile:
 
 
 def make_directory(path: Path, *, exist_ok: bool = False) -> None:
-    """Make a directory and its parents so that they survive a loss of power.
+    """Create a directory and its parents durably.
 
     Args:
         path: the directory.
-        exist_ok: return if it is there already.
+        exist_ok: return if it exists already.
 
     Raises:
-        OSError: as the system says; FileExistsError if it is there and must not be.
+        OSError: of the system; FileExistsError if it exists without ``exist_ok``.
     """
     parent = path.parent
     if parent != path and not parent.is_dir():
@@ -237,10 +237,10 @@ def make_directory(path: Path, *, exist_ok: bool = False) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renames and removals in ``directory`` survive a loss of power.
+    """Make renames and removals in ``directory`` durable.
 
     Raises:
-        OSError: as the system says.
+        OSError: of the system.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,6 +1,6 @@
-"""Load a typed configuration tree from a YAML file, a Python mapping or a JSON file.
+"""Loads a typed configuration tree from a YAML file, a Python mapping or a JSON file.
 
-Applies overrides, explains errors, and gives a tree's digest, YAML text, JSON schema and
+Applies overrides, explains errors, and computes a tree's digest, YAML text, JSON schema and
 differences.
 """
 
@@ -30,14 +30,14 @@ from geo_ray.base.yaml import (
 
 
 def text_of(tree: Mapping[str, Any] | BaseModel, base_dir: Path) -> ConfigText:
-    """Make a configuration of a tree of values.
+    """Return the source of a configuration given as a tree of values.
 
     Args:
-        tree: plain values that JSON has, or a configuration that was read before.
-        base_dir: where relative paths in it start.
+        tree: plain JSON values, or a loaded configuration.
+        base_dir: base of its relative paths.
 
     Raises:
-        ConfigError: it holds something that is no plain value.
+        ConfigError: it contains something that is not a plain value.
     """
     if isinstance(tree, BaseModel):
         return ConfigText(write_yaml(tree.model_dump(mode="json")), base_dir)
@@ -52,17 +52,18 @@ def text_of(tree: Mapping[str, Any] | BaseModel, base_dir: Path) -> ConfigText:
 
 
 def override_items(overrides: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
-    """Changes of single keys as ``key.key=value``, which is how ``--set`` takes them.
+    """Return changes of single keys as ``key.key=value``, as for ``--set``.
 
     Args:
         overrides: values by dotted key, or a list of ``key.key=value``.
 
     Raises:
-        ConfigError: a value is no plain value, or the overrides are a single text.
+        ConfigError: a value is not a plain value, or the overrides are a single string.
     """
     if isinstance(overrides, str):
         raise ConfigError(
-            f"overrides: {overrides!r} is one text", fix="Give a list of texts, or a mapping."
+            f"overrides: {overrides!r} is a single string",
+            fix="Give a list of strings, or a mapping.",
         )
     if not isinstance(overrides, Mapping):
         return tuple(overrides)
@@ -85,7 +86,7 @@ def _plain(value: object) -> Any:
         return value.model_dump(mode="json")
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{value!r} ({type(value).__name__}) is no plain value")
+    raise TypeError(f"{value!r} ({type(value).__name__}) is not a plain value")
 
 
 T = TypeVar("T", bound=BaseModel)
@@ -107,17 +108,17 @@ def load_tree(
     """Read a configuration file.
 
     Args:
-        path: a YAML file, or what `text_of` made.
-        overrides: ``key.key=value`` each, applied in order (see `apply_overrides`).
-        root: the class of the whole tree.
-        advice: where its keys are described; None if `geo-ray config schema` does.
-        base_dir: where relative paths to the user's classes start; default: the file's directory.
+        path: a YAML file, or a result of `text_of`.
+        overrides: entries ``key.key=value``, applied in order (see `apply_overrides`).
+        root: class of the whole tree.
+        advice: description of its keys; None: `geo-ray config schema`.
+        base_dir: base of relative paths to custom classes; default: the file's directory.
         may_change: as for `geo_ray.base.user_section.context`.
-        read_only: import none of them; see `geo_ray.base.user_section.context`.
+        read_only: import no custom classes; see `geo_ray.base.user_section.context`.
 
     Raises:
-        ConfigError: naming the file and every key that is wrong; nothing else escapes.
-        ConfigChangedError: a class of the user's has changed since the file was written.
+        ConfigError: names the file and every wrong key; no other error escapes.
+        ConfigChangedError: a custom class has changed since the file was written.
     """
     where = context(
         path.parent if base_dir is None else base_dir,
@@ -143,7 +144,7 @@ def load_text(
         root: the class of the whole tree.
         source: name of the text in messages.
         advice: as for `load_tree`.
-        where: `geo_ray.base.user_section.context`, if there may be classes of the user's.
+        where: `geo_ray.base.user_section.context`, if there may be custom classes.
     """
     tree = parse_yaml(text, source)
     if tree.value is None:
@@ -151,7 +152,7 @@ def load_text(
         if needed and not overrides:
             raise ConfigError(
                 f"{source}: the file is empty; it needs at least the keys {', '.join(needed)}",
-                fix="Begin with a file that `geo-ray init` writes, such as configs/quickstart.yaml."
+                fix="Start with a file of `geo-ray init`, such as configs/quickstart.yaml."
                 if advice is None
                 else advice,
             )
@@ -159,17 +160,17 @@ def load_text(
     if not isinstance(tree.value, dict):
         raise ConfigError(
             f"{source}: the file must be a mapping of keys to values",
-            fix="Write `key: value` on each line; configs/quickstart.yaml is a whole file.",
+            fix="Write `key: value` on each line; configs/quickstart.yaml is a complete example.",
         )
     tree = apply_overrides(tree, overrides)
     return checked(tree, root, source, advice=advice, where=where)
 
 
 def override_notes(path: ConfigSource, overrides: Sequence[str]) -> list[str]:
-    """What overrides leave as it was although it was written for something else.
+    """Return notes about keys that overrides leave although they belong to another kind.
 
     Raises:
-        ConfigError: as for `load_tree`, as far as the tree can be read.
+        ConfigError: as for `load_tree`, if the tree cannot be read.
     """
     tree = parse_yaml(read_text(path), str(path))
     return applied_keys(tree, overrides) if isinstance(tree.value, dict) else []
@@ -186,15 +187,15 @@ def checked(
     """Validate a tree, or one section of it.
 
     Args:
-        tree: as `parse_yaml` gives it.
-        root: the class of the tree or of the section.
+        tree: result of `parse_yaml`.
+        root: class of the tree or of the section.
         source: its name in messages.
         section: the key of the section; None for the whole tree.
         advice: as for `load_tree`.
         where: as for `load_text`.
 
     Raises:
-        ConfigError: naming every key that is wrong.
+        ConfigError: names every wrong key.
     """
     under: KeyPath = () if section is None else (section,)
     value = tree.value.get(section) if section and isinstance(tree.value, dict) else tree.value
@@ -208,11 +209,11 @@ def checked(
 
 
 def _advice(problems: int, sections: Sequence[str]) -> str:
-    correct = "Correct that" if problems == 1 else "Correct them all"
+    correct = "Correct it" if problems == 1 else "Correct all of them"
     if not sections or len(sections) > _MOST_SECTIONS:
         return f"{correct}. `geo-ray config schema` lists every key."
     shown = " and ".join(f"`geo-ray config schema {name}`" for name in sections)
-    return f"{correct}. {shown} show{'s' if len(sections) == 1 else ''} what belongs there."
+    return f"{correct}. {shown} show{'s' if len(sections) == 1 else ''} the valid keys and values."
 
 
 def digest(model: BaseModel) -> str:
@@ -278,11 +279,11 @@ def load_json(path: Path, root: type[T], what: str, wrong: Callable[[str], GeoRa
     Args:
         path: the file; read up to 16 MiB.
         root: the class of the whole tree.
-        what: it is, for messages.
-        wrong: makes the error from its message.
+        what: kind of the file, for messages.
+        wrong: creates the error from its message.
 
     Raises:
-        GeoRayError: of ``wrong``; the file cannot be read, or is not valid: names the first keys.
+        GeoRayError: from ``wrong``; the file cannot be read, or is not valid: names the first keys.
     """
     try:
         with path.open("rb") as file:
@@ -297,7 +298,7 @@ def load_json(path: Path, root: type[T], what: str, wrong: Callable[[str], GeoRa
 
 
 def load_run_json(path: Path, root: type[T]) -> T | None:
-    """Read one of the small files that a run leaves; None if it is not there.
+    """Read a small file of a run; None if it does not exist.
 
     Raises:
         RunDirectoryError: the file cannot be read, or is of another kind.
@@ -321,11 +322,11 @@ def load_run_json(path: Path, root: type[T]) -> T | None:
 
 
 def complaints(error: ValidationError, root: type[BaseModel], text: bytes | str) -> str:
-    """The first things that are wrong with a file, on one line.
+    """Describe the first errors in a file on one line.
 
     Args:
-        error: what ``root`` said about the file.
-        root: the class of the whole tree.
+        error: the error that ``root`` raised.
+        root: class of the whole tree.
         text: the file, JSON or YAML.
     """
     lines = explain(error, root, _origins(text))
@@ -334,7 +335,7 @@ def complaints(error: ValidationError, root: type[BaseModel], text: bytes | str)
 
 
 def _origins(text: bytes | str) -> dict[KeyPath, str]:
-    """The line of each key; none if the file is too large to look, or not readable at all."""
+    """Return the line of each key; empty if the file is too large or unreadable."""
     if len(text) > _MOST_BYTES_SEARCHED:
         return {}
     try:

@@ -4,8 +4,8 @@ The C library returns a large buffer to the system as soon as it is freed, and t
 the pages of the next one first, which takes longer than filling them. `ReusedMemory` keeps one
 buffer and hands it out again once no view of it is left.
 
-Conversely, a module's small parameters lie in the heap, which keeps its size after they are
-freed. `give_back_memory` trims it after a large model was created once.
+Small parameters of a module are in the heap, which does not shrink after they are freed.
+`give_back_memory` trims the heap after a large model was created once.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_SMALLEST_BYTES: Final = 1024**2  # smaller ones come from the C library's heap, which is warm
+_SMALLEST_BYTES: Final = (
+    1024**2
+)  # smaller buffers come from the C library's heap, whose pages are mapped already
 _LINE_BYTES: Final = 64
 
 
 class ReusedMemory:
-    """Gives out buffers, and keeps the one that was freed last; any thread may use it.
+    """Allocates buffers, and caches the last freed one; thread-safe.
 
-    A buffer is free when all views of it are gone: tensors, arrays and parts of it included. Its
-    content is whatever was there before.
+    A buffer is free when all views of it are gone, including tensors, arrays and parts of it. Its
+    content is undefined.
     """
 
     def __init__(self) -> None:
         self._free: deque[np.ndarray[tuple[int], np.dtype[np.uint8]]] = deque(maxlen=1)
 
     def buffer(self, size_bytes: int) -> memoryview:
-        """A writable buffer of that size, on a cache line if it is large."""
+        """Return a writable buffer of that size, aligned to a cache line if it is large."""
         if size_bytes < _SMALLEST_BYTES:
             return np.empty(size_bytes, np.uint8).data
         try:
@@ -50,13 +52,13 @@ class ReusedMemory:
             base = np.empty(needed, np.uint8)
         start = -base.ctypes.data % _LINE_BYTES
         view = base[start : start + size_bytes]
-        # Whoever has the memoryview, or a part of it, holds `view`, and nobody else does.
+        # Only holders of the memoryview, or of a part of it, reference `view`.
         weakref.finalize(view, self._free.append, base).atexit = False
         return view.data
 
     def tensor(self, count: int) -> Tensor:
-        """A tensor, fp32 (count,)."""
-        import torch  # it takes seconds, and a process that only passes bytes on needs none
+        """Return a tensor, fp32 (count,)."""
+        import torch  # slow to import, and not needed by processes that only forward bytes
 
         if 4 * count < _SMALLEST_BYTES:
             return torch.empty(count)
@@ -64,7 +66,7 @@ class ReusedMemory:
 
 
 def give_back_memory() -> None:
-    """Do it now; nothing where the C library cannot (it is glibc that can)."""
+    """Trim the heap; does nothing without glibc."""
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

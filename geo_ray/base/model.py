@@ -1,6 +1,6 @@
-"""Strict, frozen configuration models and how to walk their types.
+"""Strict, frozen configuration models and functions to walk their types.
 
-`StrictModel` refuses unknown keys; the other functions list fields, alternatives and nested
+`StrictModel` rejects unknown keys; the other functions list fields, alternatives and nested
 models of a type, for messages, overrides and documentation.
 """
 
@@ -24,8 +24,8 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 class StrictModel(BaseModel):
     """A frozen record whose unknown keys and wrong types are errors.
 
-    Each component's ``Config`` derives from this and lives beside its owner; nothing else is
-    inherited. Trees are read through JSON (`geo_ray.base.load`), where strict mode still takes a
+    Each component's ``Config`` derives from this and is defined next to its owner; nothing else is
+    inherited. Trees are read through JSON (`geo_ray.base.load`), where strict mode still accepts a
     list for a tuple and an int for a float. `geo_ray.base.explain` words the errors.
     """
 
@@ -40,10 +40,10 @@ def expanded(path: str) -> str:
     """Replace ``~`` at the start of a path and every ``${VARIABLE}``, as a shell does.
 
     Args:
-        path: of this machine, or an address such as ``s3://${BUCKET}/runs``.
+        path: a path on this machine, or an address such as ``s3://${BUCKET}/runs``.
 
     Raises:
-        ValueError: a variable is not set, or there is no such user.
+        ValueError: a variable is not set, or a user does not exist.
     """
     unset = [name for name in _VARIABLE.findall(path) if name not in os.environ]
     if unset:
@@ -58,7 +58,7 @@ def expanded(path: str) -> str:
 
 
 PathText = Annotated[str, AfterValidator(expanded)]
-"""A path or an address that is used on the machine that reads the configuration."""
+"""A path or address on the machine that reads the configuration."""
 
 
 Annotation: TypeAlias = Any  # a type as written: int, tuple[X, ...], A | B, Annotated[...]
@@ -66,10 +66,10 @@ Annotation: TypeAlias = Any  # a type as written: int, tuple[X, ...], A | B, Ann
 
 @dataclass(frozen=True, slots=True)
 class MessageWords:
-    """Beside the pattern of a text: what the pattern asks for, in words.
+    """Describes the pattern of a text in words.
 
     Attributes:
-        text: goes on from "expected".
+        text: continues after "expected".
     """
 
     text: str
@@ -77,11 +77,11 @@ class MessageWords:
 
 @dataclass(frozen=True, slots=True)
 class Also:
-    """Beside the type of a section: another kind, which is replaced before the tree is validated.
+    """Another kind of a section, which is replaced before the tree is validated.
 
     Attributes:
-        model: what the user writes.
-        why_not: why a command that does not replace it refuses it.
+        model: class of the kind.
+        why_not: reason why other commands reject it.
     """
 
     model: type[BaseModel]
@@ -90,18 +90,18 @@ class Also:
     def __get_pydantic_json_schema__(
         self, schema: Any, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """For editors it is a kind like the others."""
+        """In the schema for editors it is a kind like the others."""
         written: dict[str, Any] = handler(schema)
         return {"anyOf": [written, self.model.model_json_schema()]}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What may stand somewhere.
+    """A type and its rules.
 
     Attributes:
-        type: as written.
-        rules: what else is asked of a value: limits, patterns, `MessageWords`, `Also`.
+        type: the type as written.
+        rules: limits, patterns, `MessageWords`, `Also`.
     """
 
     type: Annotation
@@ -109,30 +109,30 @@ class Place:
 
     @classmethod
     def of(cls, info: FieldInfo) -> Place:
-        """The place of a field."""
+        """Return the place of a field."""
         return cls(info.annotation, tuple(info.metadata))
 
     @property
     def model(self) -> type[BaseModel] | None:
-        """The class of a section, else None."""
+        """Class of a section, else None."""
         is_model = isinstance(self.type, type) and issubclass(self.type, BaseModel)
         return self.type if is_model else None
 
     @property
     def words(self) -> tuple[object, ...]:
-        """All values of a Literal, else none."""
+        """Values of a Literal, else none."""
         origin: Any = get_origin(self.type)
         return get_args(self.type) if origin is Literal else ()
 
     @property
     def is_union(self) -> bool:
-        """Whether it is one of several types, or null."""
+        """Whether it is a union of types, or null."""
         origin: Any = get_origin(self.type)
         return origin in (Union, types.UnionType)
 
 
 def opened(place: Place) -> Place:
-    """The place without ``Annotated`` and names around its type; their rules are its own."""
+    """Return the place without ``Annotated`` and aliases, whose rules it gets."""
     if hasattr(place.type, "__value__"):  # a named alias, typing.TypeAliasType from Python 3.12
         return opened(replace(place, type=place.type.__value__))
     origin: Any = get_origin(place.type)
@@ -145,9 +145,9 @@ def opened(place: Place) -> Place:
 
 
 def alternatives(place: Place) -> list[Place]:
-    """List what a union may be; a type that is no union is its own only alternative.
+    """List the alternatives of a union; another type is its own only alternative.
 
-    ``None`` is left out; what is `Also` accepted comes last.
+    ``None`` is omitted; kinds of `Also` come last.
     """
     place = opened(place)
     also = [Place(rule.model) for rule in place.rules if isinstance(rule, Also)]
@@ -159,7 +159,7 @@ def alternatives(place: Place) -> list[Place]:
 
 
 def is_optional(place: Place) -> bool:
-    """Whether null may stand there."""
+    """Return whether null is valid."""
     place = opened(place)
     if place.is_union:
         return any(is_optional(Place(part)) for part in get_args(place.type))
@@ -169,7 +169,7 @@ def is_optional(place: Place) -> bool:
 def item_places(place: Place) -> tuple[str, list[Place]]:
     """Return ``("mapping" | "list" | "items" | "", places of the items)`` of a container.
 
-    A list has any number of items of one kind; "items" are as many as there are places.
+    A list has any number of items of one kind; "items" has one per place.
     """
     origin: Any = get_origin(place.type)
     args = get_args(place.type)
@@ -185,7 +185,7 @@ def item_places(place: Place) -> tuple[str, list[Place]]:
 
 @lru_cache(maxsize=1024)
 def model_tags(model: type[BaseModel]) -> Mapping[str, str]:
-    """Return the fields that may hold one word only, such as ``{"kind": "diloco"}``; read only."""
+    """Return the fields with a single valid word, such as ``{"kind": "diloco"}``; read only."""
     found = {name: Place.of(info).words for name, info in model.model_fields.items()}
     return {
         name: words[0]
@@ -195,14 +195,14 @@ def model_tags(model: type[BaseModel]) -> Mapping[str, str]:
 
 
 def is_own(place: Place) -> bool:
-    """Whether it is a section that names a class of the user's, which alone knows its keys."""
+    """Return whether it is the section of a custom class, which defines its keys."""
     return place.model is not None and place.model.model_config.get("extra") == "allow"
 
 
 def kinds_of(place: Place) -> tuple[str, list[str]]:
-    """The key that tells the kinds of a section apart, and its words; empty if there are none.
+    """Return the key that selects the kind of a section, and its words; empty without kinds.
 
-    They are those of the `alternatives` that are not `is_own`, in that order.
+    The words are those of the `alternatives` that are not `is_own`, in that order.
     """
     options = [option.model for option in alternatives(place) if not is_own(option)]
     tags = [model_tags(model) for model in options if model is not None]
@@ -216,7 +216,7 @@ def every_field(
     """Yield each key under ``model`` with its path, sections before their keys.
 
     In paths ``<name>`` stands for any key of a mapping, ``<n>`` for the number of an item and
-    ``(kind=x)`` for "if the key ``kind`` is x". A class inside itself is not entered again.
+    ``(kind=x)`` for "if the key ``kind`` is x". Recursive classes are entered once.
     """
     for name, info in model.model_fields.items():
         yield f"{prefix}{name}", info
@@ -226,7 +226,7 @@ def every_field(
 
 
 def models_under(place: Place, path: str) -> Iterator[tuple[type[BaseModel], str]]:
-    """Yield the sections that may stand at a place or in its items, with their paths."""
+    """Yield the sections that are valid at a place or in its items, with their paths."""
     options = alternatives(place)
     for option in options:
         model = option.model
@@ -241,10 +241,10 @@ def models_under(place: Place, path: str) -> Iterator[tuple[type[BaseModel], str
 
 
 def step(places: list[Place], segment: str | int) -> tuple[list[Place], bool]:
-    """Go one segment of an error's location further.
+    """Follow one segment of an error's location.
 
     Returns:
-        What may stand there, and whether the segment is a key (a union's tag is none).
+        Valid types there, and whether the segment is a key (a union's tag is not).
     """
     options = [one for place in places for one in alternatives(place)]
     if len(options) > 1:
@@ -254,7 +254,7 @@ def step(places: list[Place], segment: str | int) -> tuple[list[Place], bool]:
 
 
 def below(options: list[Place], key: str | int) -> list[Place]:
-    """What may stand at a key of any of the options."""
+    """Return the valid types of a key in any of the options."""
     found: list[Place] = []
     for option in options:
         if option.model is not None:
@@ -270,6 +270,6 @@ def below(options: list[Place], key: str | int) -> list[Place]:
 
 
 def _has_tag(place: Place, tag: object) -> bool:
-    """Say whether a model is the alternative that a union's error calls ``tag``."""
+    """Return whether a model is the alternative named ``tag`` in a union's error."""
     model = place.model
     return model is not None and (model.__name__ == tag or tag in model_tags(model).values())

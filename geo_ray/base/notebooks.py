@@ -11,7 +11,7 @@ from geo_ray.base.text import printable
 
 
 class ShownModel(StrictModel):
-    """A record that is returned to callers: one line as its repr and as text, a table in notebooks.
+    """A result record: one line as its repr and as text, a table in notebooks.
 
     Its fields are in `model_dump`.
     """
@@ -32,12 +32,12 @@ class ShownModel(StrictModel):
 
 
 def html_view(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """One titled table; every text is plain text.
+    """Return a titled table; every text is plain text.
 
     Args:
-        title: in a line above it.
-        headings: of its columns.
-        rows: as many cells each.
+        title: line above it.
+        headings: headings of its columns.
+        rows: cells of each row.
     """
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(

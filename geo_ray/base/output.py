@@ -22,10 +22,10 @@ _MAX_TOPICS: Final = 256
 
 
 class RateLimitedLog:
-    """Logs each topic at most once per interval and counts what it left out.
+    """Logs each topic at most once per interval and counts suppressed messages.
 
     Args:
-        logger: where to log.
+        logger: the logger.
         interval_s: quiet time per topic in seconds.
     """
 
@@ -33,10 +33,12 @@ class RateLimitedLog:
         self._logger = logger
         self._interval_s = interval_s
         self._lock = threading.Lock()
-        self._topics: dict[str, tuple[float, int]] = {}  # when last logged, left out since
+        self._topics: dict[
+            str, tuple[float, int]
+        ] = {}  # time of the last log, number suppressed since
 
     def warning(self, topic: str, message: str) -> None:
-        """Log ``message`` unless ``topic`` was logged a moment ago."""
+        """Log ``message`` unless ``topic`` was logged recently."""
         now_s = time.monotonic()
         with self._lock:
             last_s, left_out = self._topics.get(topic, (None, 0))
@@ -58,11 +60,11 @@ _SHARE: Final = 0.2
 def ticking(what: str, say: Callable[[str], object]) -> Iterator[None]:
     """Report every few seconds for how long the block has run.
 
-    A block that ends within the first few seconds reports nothing. The reports become rarer with
-    time: an hour of them is fewer than 40 lines.
+    A block that ends within the first few seconds reports nothing. The reports become less
+    frequent: fewer than 40 lines in an hour.
 
     Args:
-        what: what the block does, such as "starting the cluster".
+        what: description of the block, such as "starting the cluster".
         say: prints a line; called in another thread.
     """
     ended = threading.Event()
@@ -84,12 +86,12 @@ def ticking(what: str, say: Callable[[str], object]) -> Iterator[None]:
 
 
 class OutlivingStream:
-    """A text stream whose writes never fail; after the first failure it shows nothing more.
+    """A text stream whose writes never fail; after the first failure it discards output.
 
-    Everything else is that stream's own.
+    Other attributes are those of the stream.
 
     Args:
-        stream: where to write.
+        stream: the wrapped stream.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -99,14 +101,14 @@ class OutlivingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write, if anybody reads; give the number of characters in any case."""
+        """Write, if the stream is open; return the number of characters in any case."""
         try:
             return self._stream.write(text)
         except UnicodeEncodeError as error:  # the terminal has no such character
             shown = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
             self.write(shown)
             return len(text)
-        except (OSError, ValueError):  # nobody reads any more; ValueError: the file is closed
+        except (OSError, ValueError):  # the reader is gone; ValueError: the file is closed
             self._silence()
             return len(text)
 
@@ -115,14 +117,14 @@ class OutlivingStream:
         self.write("".join(lines))
 
     def flush(self) -> None:
-        """Hand on what is written, if anybody reads."""
+        """Flush the stream, if it is open."""
         try:
             self._stream.flush()
         except (OSError, ValueError):
             self._silence()
 
     def _silence(self) -> None:
-        """Let everybody who writes to the same file, such as C code and children, write nowhere."""
+        """Redirect the file descriptor to nowhere, also for C code and child processes."""
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             try:
@@ -132,16 +134,16 @@ class OutlivingStream:
 
 
 def outliving(stream: IO[str]) -> TextIO:
-    """The stream, with writes that never fail."""
+    """Return the stream with writes that never fail."""
     return cast(TextIO, stream if isinstance(stream, OutlivingStream) else OutlivingStream(stream))
 
 
 @contextmanager
 def terminal_outlived() -> Iterator[None]:
-    """Let this process go on if its terminal or the readers of its output go away meanwhile.
+    """Let this process continue if its terminal or the readers of its output disappear.
 
-    Standard output and error are replaced. In the main thread, SIGHUP is passed over unless
-    somebody else handles or ignores it.
+    Standard output and error are replaced. In the main thread, SIGHUP is ignored unless it is
+    handled or ignored already.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = outliving(sys.stdout), outliving(sys.stderr)

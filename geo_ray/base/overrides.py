@@ -1,7 +1,7 @@
-"""``--set a.b=c``: change single keys of a tree before it is validated.
+"""``--set a.b=c``: changes single keys of a tree before it is validated.
 
-From Python they are the argument ``overrides``, and messages call them so; the command line says
-that it calls them ``--set`` (`CALLED`).
+In Python they are the argument ``overrides``, and messages use that name; the command line
+switches to ``--set`` (`CALLED`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from geo_ray.base.yaml import KeyPath, YamlTree, parse_yaml
 _SEGMENT = re.compile(r'(?:"([^"]*)"|([^".=]+))(\.|=|$)')
 _OPTION: Final = "--set"
 CALLED: ContextVar[str] = ContextVar("overrides_called", default="overrides")
-"""What whoever gave them calls them: ``overrides``, or ``--set`` on the command line."""
+"""Name of the overrides in messages: ``overrides``, or ``--set`` on the command line."""
 
 
 class OptionText(str):
-    """An override that another option than ``--set`` stands for.
+    """An override given by another option than ``--set``.
 
     Args:
         text: ``key.key=value``.
-        option: the option and its value; messages name it as it is typed.
+        option: the option and its value, as typed; used in messages.
     """
 
     option: tuple[str, str]
@@ -38,7 +38,7 @@ class OptionText(str):
         return made
 
     def __reduce__(self) -> tuple[type[OptionText], tuple[str, tuple[str, str]]]:
-        """For pickle: a comparison's runs may have processes of their own."""
+        """Support pickle, because runs of a comparison may be separate processes."""
         return OptionText, (str(self), self.option)
 
 
@@ -47,12 +47,12 @@ def apply_overrides(tree: YamlTree, overrides: Sequence[str]) -> YamlTree:
 
     Args:
         tree: the tree; its root must be a mapping.
-        overrides: each ``key.key=value``; a number picks an item of a list, a key that contains
-            dots is put in double quotes, the value is YAML on one line. Missing mappings on the
-            way are made.
+        overrides: entries ``key.key=value``; a number selects an item of a list, a key with dots is
+            in double quotes, the value is YAML on one line. Missing mappings on the way are
+            created.
 
     Raises:
-        ConfigError: naming the override and what is wrong with it.
+        ConfigError: names the override and its error.
     """
     value, origins = tree.value, dict(tree.origins)
     for override in overrides:
@@ -64,7 +64,7 @@ def apply_overrides(tree: YamlTree, overrides: Sequence[str]) -> YamlTree:
         for key in [key for key in origins if key[: len(path)] == path]:
             del origins[key]
         origin = _origin(override)
-        origins[path] = origin  # also of an empty value, which has no part
+        origins[path] = origin  # also for an empty value, which has no parts
         origins.update({(*path, *inner): origin for inner in new.origins})
         origins.update(dict.fromkeys(made, origin))
     return YamlTree(value, origins)
@@ -88,7 +88,7 @@ def _split(override: str) -> tuple[KeyPath, str]:
 
 
 def _with_indices(node: JSONValue, keys: KeyPath) -> KeyPath:
-    """Turn the keys that pick items of lists into numbers, as origins have them."""
+    """Convert the keys of list items to numbers, as in origins."""
     path: list[str | int] = []
     for key in keys:
         if isinstance(node, list) and str(key).isdecimal() and len(str(key)) < 10:
@@ -102,7 +102,7 @@ def _with_indices(node: JSONValue, keys: KeyPath) -> KeyPath:
 
 
 def _item(head: str | int, items: list[JSONValue]) -> str:
-    """Which item is meant by its name."""
+    """Return a hint for an item given by its name."""
     names = [item.get("name") if isinstance(item, dict) else None for item in items]
     return f"; {head} is item {names.index(head)}" if head in names else ""
 
@@ -114,7 +114,7 @@ def _replaced(node: JSONValue, path: KeyPath, new: JSONValue, override: str) -> 
     head, rest = path[0], path[1:]
     if isinstance(node, list):
         if not isinstance(head, int) or head >= len(node):
-            what = f"{head} is no item of a list of {len(node)}{_item(head, node)}"
+            what = f"{head} is not an item of a list of {len(node)}{_item(head, node)}"
             raise ConfigError(
                 f"{_named(override)}: {what}",
                 fix=f"Use a number from 0 to {len(node) - 1}, or set the whole list: KEY=[...]."
@@ -129,7 +129,7 @@ def _replaced(node: JSONValue, path: KeyPath, new: JSONValue, override: str) -> 
         node = {}
     if not isinstance(node, dict):
         raise ConfigError(
-            f"{_named(override)}: {head!r} lies inside {node!r}, which has no keys",
+            f"{_named(override)}: {head!r} is inside {node!r}, which has no keys",
             fix="Set the key above it, for example "
             f"{_example('strategy={kind: diloco, interval: 16}')}.",
         )
@@ -137,12 +137,12 @@ def _replaced(node: JSONValue, path: KeyPath, new: JSONValue, override: str) -> 
 
 
 def applied_keys(tree: YamlTree, overrides: Sequence[str]) -> list[str]:
-    """Notes about keys that were written for another kind of a section than it has now.
+    """Return notes about keys that belong to another kind of a section than its current one.
 
-    ``strategy.kind=diloco`` leaves ``interval: 4``, which was chosen for `sma`, where it is.
+    ``strategy.kind=diloco`` keeps ``interval: 4``, which was chosen for `sma`.
 
     Args:
-        tree: as it was read, before the overrides.
+        tree: the tree before the overrides.
         overrides: as for `apply_overrides`.
     """
     changed = apply_overrides(tree, overrides)
@@ -160,9 +160,7 @@ def applied_keys(tree: YamlTree, overrides: Sequence[str]) -> list[str]:
         ]
         if was_set and old != new and found:
             section = ".".join(str(key) for key in path[:-1])
-            notes.append(
-                f"{section} is {new} now, and keeps what was written for {old}: {', '.join(found)}"
-            )
+            notes.append(f"{section} is {new} now, and keeps the keys of {old}: {', '.join(found)}")
     return notes
 
 
@@ -178,7 +176,7 @@ def _at(node: JSONValue, path: KeyPath) -> JSONValue:
 
 
 def typed(option: str, value: str) -> str:
-    """An option with its value as it was given: ``--option value``, or ``option: value``."""
+    """Return an option with its value as given: ``--option value``, or ``option: value``."""
     return f"--{option} {value}" if CALLED.get() == _OPTION else f"{option}: {value}"
 
 

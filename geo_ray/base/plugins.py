@@ -1,4 +1,4 @@
-"""Classes by name, each in a module of its own, imported when the name is first asked for."""
+"""Classes by name, each in a separate module, imported on first use."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class Plugins(Mapping[str, T]):
-    """What a name stands for, such as a class; only what is asked for is imported.
+    """Mapping of names to objects such as classes; imports only requested ones.
 
-    Names can be listed and looked for without an import. An unknown name is a `KeyError`, as in any
-    mapping: whoever knows what the names are of says so.
+    Names can be listed and searched without an import. An unknown name raises a `KeyError`, as in
+    any mapping; the caller converts it.
 
     Args:
         places: ``package.module:Class`` by name.

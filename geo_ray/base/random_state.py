@@ -4,7 +4,7 @@ PyTorch reads the state of a generator into a new tensor while it holds its lock
 collects garbage at that moment, another thread may take the interpreter lock and wait for the
 same generator: a deadlock (seen with torch 2.x and several regions in one process). Therefore
 only one thread at a time reads or sets generator state. Threads still share the generators:
-reproducible numbers need a process of their own, as workers have.
+reproducible numbers require a separate process, as workers have.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _ONE_AT_A_TIME: Final = threading.Lock()
 
 @contextmanager
 def generators_restored(devices: Sequence[int] = ()) -> Iterator[None]:
-    """Run the block, then put torch's generators back to where they were.
+    """Run the block, then restore torch's generators.
 
     Args:
-        devices: numbers of the CUDA devices whose generators it uses, beside the CPU's.
+        devices: CUDA devices whose generators it uses, in addition to the CPU's.
     """
     forked = torch.random.fork_rng(devices=list(devices))
     with _ONE_AT_A_TIME:
@@ -39,7 +39,7 @@ def generators_restored(devices: Sequence[int] = ()) -> Iterator[None]:
 def seed_generators(seed: int, devices: Sequence[int] = ()) -> None:
     """Seed the CPU's generator and those of the named CUDA devices.
 
-    What `torch.manual_seed` does, without the trace that it takes for other devices.
+    Like `torch.manual_seed`, without the stack trace that it records for other devices.
     """
     with _ONE_AT_A_TIME:
         torch.default_generator.manual_seed(seed)
@@ -52,7 +52,7 @@ def seed_generators(seed: int, devices: Sequence[int] = ()) -> None:
 def seeded(seed: int) -> Iterator[None]:
     """Run the block with torch's CPU generator seeded; restore its state afterwards.
 
-    Only the CPU generator is touched: `torch.manual_seed` would reseed the accelerators too, and
+    Only the CPU generator is touched: `torch.manual_seed` would also reseed the accelerators, and
     models are initialised on the CPU.
     """
     with generators_restored():

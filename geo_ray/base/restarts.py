@@ -1,4 +1,4 @@
-"""How often something is started again: so many times in any stretch of time. Pure."""
+"""Limit of restarts within a time window. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Restarts:
-    """See the module's docstring.
+    """Restart limit; see the module's docstring.
 
     Attributes:
-        most: times in a window.
-        window_s: its length; None: the whole run.
-        key: of the configuration, that says how often.
+        most: maximum restarts in a window.
+        window_s: length of the window; None: the whole run.
+        key: key of the configuration.
     """
 
     most: int
@@ -22,7 +22,7 @@ class Restarts:
     _at_s: deque[float] = field(default_factory=deque)
 
     def take(self, now_s: float) -> bool:
-        """Whether there may be one more now; if so, it is counted."""
+        """Return whether another restart is allowed now; if so, count it."""
         while self._at_s and self.window_s is not None and now_s - self._at_s[0] >= self.window_s:
             self._at_s.popleft()
         if len(self._at_s) >= self.most:
@@ -31,6 +31,6 @@ class Restarts:
         return True
 
     def __str__(self) -> str:
-        """The limit, as the configuration has it."""
+        """The limit, as in the configuration."""
         within = "" if self.window_s is None else f" in {self.window_s:g} s"
         return f"{self.key} = {self.most}{within}"

@@ -11,10 +11,9 @@
     )
     self._state = DOOR.after(self._state, "close")
 
-A table holds no data: the object that owns the state keeps what belongs to it, and its transition
-function returns the actions. `docs/reference/generated/states.md` shows all tables;
-`geo_ray.testing.reference_pages`
-lists them and writes the page.
+A table holds no data: the object that owns the state holds its data, and its transition function
+returns the actions. `docs/reference/generated/states.md` shows all tables;
+`geo_ray.testing.reference_pages` writes the page.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class StateTable(Generic[S, E]):
 
     Attributes:
         name: the object, as the title of its section in the docs.
-        states: what each state means, the initial state first.
-        moves: the next state by state and event. An event may leave the state as it is; a pair
-            that is missing is a programming error.
+        states: meaning of each state, the initial state first.
+        moves: next state by state and event. An event may keep the state; a missing pair is a
+            programming error.
 
     Raises:
         InvariantError: a state is not described, or no events lead to it.
@@ -67,15 +66,15 @@ class StateTable(Generic[S, E]):
 
     @property
     def initial(self) -> S:
-        """The state of a new object."""
+        """State of a new object."""
         return next(iter(self.states))
 
     def accepts(self, state: S, event: E) -> bool:
-        """Whether an event is possible in a state."""
+        """Return whether an event is possible in a state."""
         return (state, event) in self.moves
 
     def after(self, state: S, event: E) -> S:
-        """The next state.
+        """Return the next state.
 
         Raises:
             InvariantError: the event is not possible in this state.
@@ -85,7 +84,7 @@ class StateTable(Generic[S, E]):
         return self.moves[state, event]
 
     def mermaid(self) -> str:
-        """The state diagram in Mermaid's language."""
+        """Return the state diagram in Mermaid syntax."""
         arrows: dict[tuple[S, S], list[str]] = {}
         for (state, event), to in self.moves.items():
             if state is not to:

@@ -1,4 +1,4 @@
-"""Tables for terminals: `FittedTable` leaves columns out rather than cutting numbers."""
+"""Tables for terminals: `FittedTable` omits columns rather than truncating numbers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rich.text import Text
 
 from geo_ray.base.text import printable
 
-_LEAST_TEXT: Final = 12  # a column of words is not made narrower to save another column
+_LEAST_TEXT: Final = 12  # minimum width to which a column of words shrinks
 
 
 class FittedTable(Table):
     """A table that fits the console: words are wrapped or shortened, numbers never are.
 
-    Columns aligned to the right hold numbers. If all columns do not fit, some are left out, and a
-    line below the table names them. Every string is shown as it is: markup and emoji codes mean
-    nothing, and characters that control a terminal are escaped. A colored cell is a `Text`.
+    Right-aligned columns hold numbers. If not all columns fit, some are omitted, and a line below
+    the table names them. Strings are shown literally: markup and emoji codes have no meaning, and
+    terminal control characters are escaped. A colored cell is a `Text`.
 
     Args:
-        headings: of columns aligned to the left, as for `rich.table.Table`.
-        leave_out: headings of columns to leave out, in this order; after them the last column, but
-            never the first.
-        whole: headings of columns of words that are not shortened either.
-        named: name the columns that were left out.
+        headings: headings of left-aligned columns, as for `rich.table.Table`.
+        leave_out: headings of columns to omit first, in this order; then the last column, but never
+            the first.
+        whole: headings of columns of words that are not shortened.
+        named: whether to name the omitted columns.
         options: as for `rich.table.Table`.
     """
 
@@ -71,7 +71,7 @@ class FittedTable(Table):
         yield from Table.__rich_console__(fitted, console, options)
         if out and self._named:
             names = ", ".join(name or "remarks" for name in out)
-            yield console.render_str(f"not shown for lack of width: {names}", markup=False)
+            yield console.render_str(f"columns not shown: {names}", markup=False)
 
     def _is_whole(self, column: Column) -> bool:
         return column.justify == "right" or str(column.header) in self._whole
@@ -85,7 +85,7 @@ class FittedTable(Table):
         return widest if self._is_whole(column) else min(widest, _LEAST_TEXT)
 
     def _over(self, widths: Sequence[int], options: ConsoleOptions) -> int:
-        """Return by how much columns of these widths are too wide."""
+        """Return the excess width of columns of these widths."""
         _, right, _, left = self.padding
         between = max(left, right) if self.collapse_padding else left + right
         width = sum(widths) + between * len(widths) - (0 if self.pad_edge else left + right)
@@ -94,14 +94,14 @@ class FittedTable(Table):
         return width - options.max_width
 
     def _next(self, columns: Sequence[Column]) -> int:
-        """Return the place of the column to leave out next."""
+        """Return the index of the column to omit next."""
         names = [str(column.header) for column in columns]
         wanted = [name for name in self._leave_out if name in names[1:]]
         return names.index(wanted[0], 1) if wanted else len(columns) - 1
 
 
 def _plain_column(column: Column) -> Column:
-    """Return a column of its own with the same cells."""
+    """Return a copy of a column."""
     return replace(
         column,
         header=_plain(column.header),

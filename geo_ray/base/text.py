@@ -17,8 +17,8 @@ _CONTROL: Final = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff]
 def printable(text: str) -> str:
     """Replace characters that control a terminal, such as ESC, by their codes; keep line ends.
 
-    So are halves of surrogate pairs, which no file has: Python has them for bytes of file names
-    that are no UTF-8.
+    Lone surrogates are replaced as well; Python uses them for bytes of file names that are not
+    UTF-8.
     """
     return _CONTROL.sub(_code, text)
 
@@ -47,7 +47,7 @@ def enough_text(value: float, digits: int = 3) -> str:
 
 
 def count_text(count: float) -> str:
-    """Give a large whole number in few letters: ``250``, ``1,500``, ``25 k``, ``1.5 M``."""
+    """Give a large whole number in short form: ``250``, ``1,500``, ``25 k``, ``1.5 M``."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(count) >= 10 * size or (unit != "k" and abs(count) >= size):
             return f"{count / size:,.4g} {unit}"
@@ -55,7 +55,7 @@ def count_text(count: float) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Give how many of something there are: ``1 worker``, ``2,000 workers``."""
+    """Give a number with its noun: ``1 worker``, ``2,000 workers``."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
@@ -88,9 +88,9 @@ def duration_text(seconds: float | None) -> str:
 
 
 def age_text(age_s: float) -> str:
-    """An age in the largest unit that it has one of; in days only beyond two of them."""
+    """Give an age in its largest unit; in days only above two days."""
     if age_s < 0:
-        return "of the future"
+        return "in the future"
     if age_s > 2 * 86400.0:
         return f"{age_s / 86400.0:.0f} d"
     for unit, seconds in (("h", 3600.0), ("min", 60.0)):
@@ -100,7 +100,7 @@ def age_text(age_s: float) -> str:
 
 
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
-    """Give ``loss 0.21, accuracy 0.93``; of many metrics the first ones, and how many more."""
+    """Give ``loss 0.21, accuracy 0.93``; with a limited number of metrics."""
     shown = [f"{name} {number_text(value)}" for name, value in metrics.items()]
     if len(shown) > _MOST_METRICS:
         shown[_MOST_METRICS:] = [f"{len(shown) - _MOST_METRICS} more"]
@@ -118,18 +118,18 @@ def codec_text(codec: Mapping[str, str]) -> str:
 
 
 def saving_text(payload_bytes: Mapping[str, int]) -> str:
-    """Say what codecs made of payloads between regions: ``8.0 MB of payloads made 1.0 MB``."""
+    """Describe the compression of payloads: ``payloads of 8.0 MB encoded to 1.0 MB``."""
     before, after = bytes_text(payload_bytes["before"]), bytes_text(payload_bytes["after"])
-    return f"{before} of payloads made {after}"
+    return f"payloads of {before} encoded to {after}"
 
 
 def nearest_word(word: str, valid: Iterable[str], least: float = 0.6) -> str | None:
     """Return the most similar of the valid words, whatever its case; None if none is similar.
 
     Args:
-        word: what was written.
-        valid: what could have been.
-        least: similarity from 0 to 1 that is asked for.
+        word: the given word.
+        valid: the valid words.
+        least: minimum similarity from 0 to 1.
     """
     by_lower = {each.lower(): each for each in sorted(valid, reverse=True)}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=least)
@@ -140,14 +140,14 @@ _MOST_SHOWN = 6
 
 
 def escaped(text: str) -> str:
-    """Text of a file or its name for a terminal: what is not printable is escaped."""
+    """Return a text for a terminal; unprintable characters are escaped."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
     )
 
 
 def listed(names: Iterable[str]) -> str:
-    """Some names for a message: all, or the first ones and how many more there are."""
+    """Return names for a message: all, or the first ones and the number of others."""
     names = list(names)
     more = len(names) - _MOST_SHOWN
     shown = ", ".join(names[:_MOST_SHOWN])
@@ -155,14 +155,14 @@ def listed(names: Iterable[str]) -> str:
 
 
 def missing_path(path: Path, endings: Sequence[str] = ()) -> str:
-    """Why nothing is at ``path``: which of its folders is missing, and what is like it there.
+    """Return a hint about a missing path: a missing folder, or similar names.
 
     Args:
-        path: where nothing is.
-        endings: of files that may have been meant; none: all.
+        path: the missing path.
+        endings: suffixes of valid files; empty: all.
 
     Returns:
-        Text to follow "there is no ...": empty, or a hint that starts with ";".
+        Text to follow "no ...": empty, or a hint that starts with ";".
     """
     path = Path(os.path.normpath(path))
     while not path.parent.is_dir() and path.parent != path:

@@ -3,8 +3,8 @@
 `Workers` starts threads and joins them at the end. `ThreadPoolMap` makes a few calls in parallel,
 the first of them in the calling thread. `BoundedCalls` calls one endpoint and never waits
 longer than a limit: a late call continues in its own thread, and until it returns every further
-call fails at once, so that an endpoint that hangs blocks nobody twice and threads do not pile
-up.
+call fails at once, so that an unresponsive endpoint blocks a caller only once and threads do not
+pile up.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from geo_ray.base.errors import GeoRayError
 
 T = TypeVar("T")
 _LOGGER = logging.getLogger(__name__)
-_LAST: Final = 19  # the weakest claim to a processor that there is
+_LAST: Final = 19  # the lowest scheduling priority
 
 
 def give_way() -> None:
-    """Let the calling thread, for the rest of its life, compute when nothing else wants to.
+    """Give the calling thread the lowest scheduling priority, for the rest of its life.
 
-    On Linux, where threads have priorities of their own; elsewhere it does nothing. Not for a
-    thread that holds locks while it computes: who wants the lock would wait for all others, too.
+    Works on Linux, where threads have separate priorities; elsewhere it does nothing. Not for a
+    thread that computes while it holds locks, because other threads would wait for it.
     """
     if sys.platform == "linux":
         with suppress(OSError):
@@ -41,13 +41,13 @@ def give_way() -> None:
 
 
 def given_way(work: Callable[[], T]) -> T:
-    """What ``work`` returns or raises, done on a thread of its own that gives way."""
+    """Run ``work`` in a separate thread with the lowest priority; return or raise its result."""
     with ThreadPoolExecutor(1, "gives-way", give_way) as thread:
         return thread.submit(work).result()
 
 
 class Workers:
-    """A set of daemon threads; they end by themselves or because their owner makes them."""
+    """A set of daemon threads, which end by themselves or on request of their owner."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Workers:
         thread = threading.Thread(target=work, name=name, daemon=True)
         with self._lock:
             self._threads = [known for known in self._threads if known.is_alive()]
-            # Started with the lock: a thread that did not start yet would count as dead.
+            # Start under the lock, because a thread that has not started yet would count as dead.
             thread.start()
             self._threads.append(thread)
 
@@ -66,7 +66,7 @@ class Workers:
         """Wait for all but the calling thread; those that take longer are logged and left."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            with self._lock:  # again and again: one may have started another
+            with self._lock:  # repeated, because a thread may have started another
                 mine = threading.current_thread()
                 threads = [thread for thread in self._threads if thread is not mine]
                 self._threads = []
@@ -84,16 +84,16 @@ _JOIN_S = 5.0
 
 
 def in_turn(calls: Sequence[Callable[[], R]]) -> list[R]:
-    """One call after the other, where they are quick or share a thread; results in their order."""
+    """Run calls one after another, if they are fast or share a thread; return their results."""
     return [call() for call in calls]
 
 
 class ThreadPoolMap:
-    """Runs calls at the same time. Its threads are daemons, and end with `close`.
+    """Runs calls in parallel. Its threads are daemons, and end with `close`.
 
     Args:
-        count: most calls at once; one of them is in the caller's thread.
-        name: of the threads.
+        count: maximum parallel calls; one of them runs in the caller's thread.
+        name: name of the threads.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -103,13 +103,13 @@ class ThreadPoolMap:
             self._threads.start(f"{name}-{number + 1}", partial(_run_jobs, jobs))
 
     def __call__(self, calls: Sequence[Callable[[], R]]) -> list[R]:
-        """Make all calls, of which the first is in this thread.
+        """Run all calls, the first one in this thread.
 
         Returns:
             Their results in their order, once all have ended.
 
         Raises:
-            Exception: that of the first call, in their order, that failed; nothing runs any more.
+            Exception: the error of the first failed call; all calls have ended.
         """
         first, *others = calls
         futures: list[Future[R]] = [Future() for _ in others]
@@ -127,7 +127,7 @@ class ThreadPoolMap:
         return [future.result() for future in ended]
 
     def close(self) -> None:
-        """End the threads; calls that are being made are to be released first."""
+        """End the threads; calls in progress must be released first."""
         for jobs in self._jobs:
             jobs.put(None)
         self._threads.join(_JOIN_S)
@@ -141,21 +141,20 @@ def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
 def _complete(call: Callable[[], R], future: Future[R]) -> None:
     try:
         future.set_result(call())
-    except BaseException as error:  # it belongs to who waits for the result
+    except BaseException as error:  # the error belongs to the waiting caller
         future.set_exception(error)
 
 
 class BoundedCalls:
-    """Calls to one place, none of which is waited for longer than so long.
+    """Calls to one endpoint with a time limit.
 
-    A call that is late goes on in a thread of its own. While it does, every further one fails at
-    once, so that a place that hangs holds nobody up for longer than the once, and threads do not
-    pile up.
+    A late call continues in a separate thread. Until it returns, every further call fails at once,
+    so that an unresponsive endpoint blocks a caller only once, and threads do not pile up.
 
     Args:
-        place: that is called, for messages.
-        longest_s: longest wait for an answer; None: until the call itself ends.
-        late: class of the error of a call that is not waited for.
+        place: the endpoint, for messages.
+        longest_s: timeout of a call; None: until the call itself ends.
+        late: class of the error of a late call.
     """
 
     def __init__(self, place: str, longest_s: float | None, late: type[GeoRayError]) -> None:
@@ -163,10 +162,10 @@ class BoundedCalls:
         self._owed: Future[Any] | None = None
 
     def begin(self, call: Callable[[], T]) -> Callable[[], T]:
-        """Begin a call; return what waits for its answer.
+        """Begin a call; return a function that waits for its result.
 
-        What it returns raises what the call raises, or the error of a late call if that does not
-        answer in time.
+        The function raises the error of the call, or a timeout error if the call does not end in
+        time.
         """
         if self._longest_s is not None and self._owed is not None and not self._owed.done():
             return self._refuse
@@ -186,11 +185,11 @@ class BoundedCalls:
         raise self._late(f"{self._place} did not answer within {self._longest_s:g} s")
 
     def _refuse(self) -> Any:
-        raise self._late(f"{self._place} still owes the answer to an earlier call")
+        raise self._late(f"{self._place} has not answered an earlier call")
 
 
 def _run_call(call: Callable[[], T], answer: Future[T]) -> None:
     try:
         answer.set_result(call())
-    except BaseException as error:  # whatever it is: whoever waits is told
+    except BaseException as error:  # passed to the waiting caller
         answer.set_exception(error)

@@ -1,4 +1,4 @@
-"""Ids and small frozen records that every layer shares. No torch here: planning reads this too."""
+"""Ids and small frozen records that every layer shares. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ RegionName = NewType("RegionName", str)
 """The value of the node label ``ray.io/availability-region``."""
 
 WorkerRank = NewType("WorkerRank", int)
-"""A worker's number inside its region, 0 to workers - 1. A replacement takes the same rank."""
+"""A worker's number inside its region, 0 to workers - 1. A replacement has the same rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of positions in a region's endless, deterministic stream of training rows.
+    """A range of positions in a region's endless, deterministic stream of training rows.
 
     Attributes:
         start: first position.
@@ -32,11 +32,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class CodedPartition:
-    """A share of a coded gradient.
+    """A partition of a coded gradient.
 
     Attributes:
-        span: the rows whose mean gradient it is.
-        weight: what that is multiplied with.
+        span: rows of its mean gradient.
+        weight: factor of that gradient.
     """
 
     span: Span
@@ -45,14 +45,14 @@ class CodedPartition:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a worker tells of one step beside its gradient.
+    """A worker's report of a step, without the gradient.
 
     Attributes:
         span: the rows it read.
         loss: mean loss over them; None if the step was refused.
         compute_s: seconds from the first row to the finished gradient, padding included.
-        refused: why the step must not be applied (a loss or gradient that is not finite), or None.
-        grad_sq: squared 2-norm of the gradient as pushed; None if it is no plain mean of the rows'.
+        refused: reason to refuse the step (a non-finite loss or gradient), or None.
+        grad_sq: squared 2-norm of the gradient as pushed; None if it is not a plain mean over rows.
     """
 
     span: Span

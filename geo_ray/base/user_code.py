@@ -1,4 +1,4 @@
-"""Loads the user's classes and files, and attributes exceptions to the user's source lines.
+"""Loads custom classes and files, and attributes exceptions to lines of user code.
 
 A class is named as `package.module:Class` or `path/to/file.py:Class`. `import_file` is the only
 place where geo_ray executes a file by its path.
@@ -24,7 +24,7 @@ from geo_ray.base.text import nearest_word
 
 
 def error_line(error: BaseException, path: Path) -> int | None:
-    """Return the deepest line of `path` on the error's traceback, or None if it is not there."""
+    """Return the deepest line of `path` on the error's traceback, or None."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno
     frames = traceback.extract_tb(error.__traceback__)
@@ -44,16 +44,17 @@ def error_summary(error: BaseException) -> str:
 
 
 def import_advice(error: BaseException) -> str:
-    """Say what to do about a module that raised while it was imported."""
+    """Return the fix for a module that failed to import."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         return (
-            f"Install {error.name} here and on every node, or correct the import. If it is a file "
-            "of yours, add its directory to PYTHONPATH; `ray job submit --working-dir` does so."
+            f"Install {error.name} here and on every node, or correct the import. If it is your "
+            "own file, "
+            "add its directory to PYTHONPATH; `ray job submit --working-dir` does so."
         )
     if isinstance(error, SyntaxError):
         return "Correct the named line: it is not valid Python."
     if isinstance(error, SystemExit):
-        return 'Put what ends Python under `if __name__ == "__main__":`.'
+        return 'Put the code that exits Python under `if __name__ == "__main__":`.'
     return "Correct the named line; importing the file in a Python shell shows the whole traceback."
 
 
@@ -67,7 +68,7 @@ def source_of(kind: type) -> Path | None:
 
 
 class _Source(importlib.abc.SourceLoader):
-    """Serves bytes read once, so that what runs is what was hashed, and no bytecode is written."""
+    """Loads bytes that were read once, so that the hashed code runs; writes no bytecode."""
 
     def __init__(self, path: Path, source: bytes) -> None:
         self._path = path
@@ -83,18 +84,18 @@ class _Source(importlib.abc.SourceLoader):
 def import_file(
     path: Path, what: str = "task", error_class: type[GeoRayError] = TaskLoadError
 ) -> ModuleType:
-    """Import the file under a module name made of its path and content.
+    """Import the file under a module name derived from its path and content.
 
-    The same content of the same file is run once per process; an edited file is a new module.
+    A file with the same content is executed once per process; an edited file is a new module.
 
     Args:
         path: the file.
-        what: it is for, in messages.
-        error_class: of the errors.
+        what: purpose of the file, in messages.
+        error_class: class of the errors.
 
     Raises:
-        GeoRayError: the file cannot be read or raises; names the file and the line. One of geo_ray
-            that the file raises passes as it is.
+        GeoRayError: the file cannot be read, or raises; names the file and the line. A geo_ray
+            error raised by the file is not wrapped.
     """
     path = path.absolute()
     source = read_source(path, what, error_class)
@@ -105,7 +106,7 @@ def import_file(
     if spec is None or spec.loader is None:
         raise error_class(
             f"{what} file {path} cannot be loaded as a Python module",
-            fix="Name a file that ends in .py.",
+            fix="Give a file that ends in .py.",
         )
     module = importlib.util.module_from_spec(spec)
     # Registered before it runs: dataclasses and pydantic resolve annotations through sys.modules.
@@ -124,7 +125,7 @@ def import_file(
 
 
 def read_source(path: Path, what: str, error_class: type[GeoRayError]) -> bytes:
-    """Read a user's file without running it.
+    """Read a user file without executing it.
 
     Args:
         path: the file, absolute.
@@ -143,19 +144,19 @@ def read_source(path: Path, what: str, error_class: type[GeoRayError]) -> bytes:
             problem = f"does not exist; did you mean {near}?" if near else "does not exist"
         raise error_class(
             f"{what} file {path} {problem}",
-            fix="Correct the path. A relative one starts at the configuration file's directory; "
+            fix="Correct the path. A relative path starts at the configuration file's directory; "
             "on a command line without a configuration, at the working directory.",
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class UserClass:
-    """What kind of thing is looked for.
+    """Kind of a custom class.
 
     Attributes:
         what: its name in messages: task, strategy or codec.
-        error_class: of the errors.
-        page: file that shows how one is written.
+        error_class: class of the errors.
+        page: file that shows an example.
     """
 
     what: str
@@ -166,17 +167,16 @@ class UserClass:
 def find_class(
     use: str, base_dir: Path, wanted: UserClass, built_in: Mapping[str, str] | None = None
 ) -> type:
-    """Import the module or run the file, and take the class.
+    """Import the module or execute the file, and return the class.
 
     Args:
-        use: as the user wrote it.
-        base_dir: where a relative path to a file starts.
-        wanted: what it is to be.
-        built_in: short names, if the library has such.
+        use: the user's notation.
+        base_dir: base of a relative path to a file.
+        wanted: kind of the class.
+        built_in: names of built-in classes, if any.
 
     Raises:
-        GeoRayError: of `UserClass.error_class`; names the file or attribute, and the nearest valid
-            one.
+        GeoRayError: of `UserClass.error_class`; names the file or attribute, and the nearest one.
     """
     names = built_in or {}
     where, colon, attribute = names.get(use, use).rpartition(":")
@@ -189,19 +189,19 @@ def find_class(
         module = _import_module(where, use, wanted)
     found = vars(module).get(attribute)
     if not isinstance(found, type):
-        state = "is no class" if attribute in vars(module) else "does not exist"
+        state = "is not a class" if attribute in vars(module) else "does not exist"
         classes = _classes_of(module)
         raise wanted.error_class(
             f"{attribute!r} of {where} {state}{or_meant(attribute, classes)}",
-            fix=f"Name a class that is there, say {where}:{classes[0]}."
+            fix=f"Use an existing class, such as {where}:{classes[0]}."
             if classes
-            else f"Define a class in {where}; {wanted.page} shows what it needs.",
+            else f"Define a class in {where}; {wanted.page} shows the required methods.",
         )
     return found
 
 
 def source_digest(use: str, base_dir: Path, wanted: UserClass) -> str:
-    """Compute the SHA-256 (hex) of the file that `find_class` would run; runs nothing.
+    """Compute the SHA-256 (hex) of the file that `find_class` would execute, without executing it.
 
     Args:
         use: as for `find_class`.
@@ -209,7 +209,7 @@ def source_digest(use: str, base_dir: Path, wanted: UserClass) -> str:
         wanted: as for `find_class`.
 
     Raises:
-        GeoRayError: of `UserClass.error_class`; there is no such file or module.
+        GeoRayError: of `UserClass.error_class`; the file or module does not exist.
     """
     where, colon, _ = use.rpartition(":")
     if not colon:
@@ -220,20 +220,20 @@ def source_digest(use: str, base_dir: Path, wanted: UserClass) -> str:
         spec = _module_spec(where, use, wanted)
         if not spec.has_location or spec.origin is None:
             raise wanted.error_class(
-                f"{wanted.what} {use!r}: {where} is no module with a file of its own",
-                fix="Name the module that defines the class, or a .py file.",
+                f"{wanted.what} {use!r}: {where} is not a module with its own file",
+                fix="Use the module that defines the class, or a .py file.",
             )
         path = Path(spec.origin)
     return hashlib.sha256(read_source(path, wanted.what, wanted.error_class)).hexdigest()
 
 
 def or_meant(word: str, valid: Iterable[str]) -> str:
-    """What is to be said of a word that is not among the valid ones."""
+    """Return a hint about a word that is not valid."""
     choices = sorted(valid)
     if not choices:
         return ""
     near = nearest_word(word, choices, least=0.5)
-    return f"; did you mean {near!r}?" if near else f"; there is: {', '.join(choices)}"
+    return f"; did you mean {near!r}?" if near else f"; valid: {', '.join(choices)}"
 
 
 def _no_class(use: str, wanted: UserClass, built_in: Iterable[str]) -> GeoRayError:
@@ -243,13 +243,13 @@ def _no_class(use: str, wanted: UserClass, built_in: Iterable[str]) -> GeoRayErr
             f"{what} {use!r} names a file but no class", fix=f"Write {use}:Class."
         )
     return wanted.error_class(
-        f"there is no built-in {what} {use!r}{or_meant(use, built_in)}",
-        fix=f"Name a built-in {what}, package.module:Class, or path/to/file.py:Class.",
+        f"no built-in {what} {use!r}{or_meant(use, built_in)}",
+        fix=f"Use a built-in {what}, package.module:Class, or path/to/file.py:Class.",
     )
 
 
 def _module_spec(name: str, use: str, wanted: UserClass) -> ModuleSpec:
-    """Find a module as the import system does; in contrast to it, import no package on the way."""
+    """Find a module like the import system, but without importing its packages."""
     package, _, last = name.rpartition(".")
     places = None
     if package:
@@ -266,8 +266,8 @@ def _module_spec(name: str, use: str, wanted: UserClass) -> ModuleSpec:
 
 def _no_module(name: str, use: str, wanted: UserClass) -> GeoRayError:
     return wanted.error_class(
-        f"{wanted.what} {use!r}: there is no module {name!r}",
-        fix="Install the package here and on every node, or name a .py file.",
+        f"{wanted.what} {use!r}: no module {name!r}",
+        fix="Install the package here and on every node, or use a .py file.",
     )
 
 

@@ -1,14 +1,14 @@
-"""A section of the configuration that names a class of the user's: ``use``, and its own options.
+"""A configuration section of a custom class: ``use``, and the options of the class.
 
-The class is a pydantic model as those of this library are: its fields are its options, strictly
+The class is a pydantic model like those of this library: its fields are its options, strictly
 checked. ``use`` is `path/to/file.py:Class`, relative to the configuration's directory, or
-`package.module:Class`. The digest of the file becomes a part of the section, ``sha256``; so the
-configuration of a run tells with which content it was made. A process of the run compares the
-digest before it imports the file, and a run is not resumed with another content unnoticed.
+`package.module:Class`. The digest of the file becomes part of the section, ``sha256``, so the
+configuration of a run records the content of the file. A process of the run compares the digest
+before it imports the file, and a run is not resumed with other content unnoticed.
 
-A process that only reads a run imports nothing: it takes a `SavedClass` from the section.
+A process that only reads a run imports nothing: it creates a `SavedClass` from the section.
 
-Whoever reads a configuration says where relative paths start with pydantic's validation context:
+The reader of a configuration passes the base of relative paths in pydantic's validation context;
 see `context`.
 """
 
@@ -52,17 +52,17 @@ from geo_ray.base.user_code import (
 _USE, _DIGEST = "use", "sha256"
 _BASE_DIR, _MAY_CHANGE, _READ_ONLY = "base_dir", "may_change", "read_only"
 _BY_KIND: Final = "kind"
-_BY_USE: Final = "OwnClass"  # the name of the class, by which messages find it
+_BY_USE: Final = "OwnClass"  # name of the class, for messages
 
 
 class OwnClass(StrictModel):
-    """The section as it is written: all other keys are options of the class."""
+    """The section as written: all other keys are options of the class."""
 
     model_config = ConfigDict(extra="allow")
 
     use: str = Field(description="`path/to/file.py:Class` or `package.module:Class`")
     sha256: str | None = Field(
-        None, description="digest of the file; filled in, and compared if it is given"
+        None, description="digest of the file; filled in, and compared if given"
     )
 
 
@@ -76,43 +76,44 @@ class SavedClass(OwnClass):
 
     @property
     def traits(self) -> object:
-        """Only the class itself knows them.
+        """Not available without the class.
 
         Raises:
             ConfigError: always.
         """
         raise ConfigError(
             f"{self.use} was not imported: commands that read a run execute none of its code",
-            fix="Load the run's config.lock.yaml with geo_ray.load_config, which imports it.",
+            fix="Load the run's config.lock.yaml with geo_ray.load_config, which imports the "
+            "class.",
         )
 
 
 def context(
     base_dir: Path, *, may_change: Collection[str] = (), read_only: bool = False
 ) -> dict[str, Any]:
-    """The validation context for reading a configuration.
+    """Return the validation context for reading a configuration.
 
     Args:
-        base_dir: where relative paths start.
-        may_change: files and modules, as sections name them, of which a class is taken although
-            the file has another digest than the section says.
-        read_only: import nothing, and make a `SavedClass` of each section; the configuration can
-            be shown, and nothing can be run with it.
+        base_dir: base of relative paths.
+        may_change: files and modules, as in sections, whose class is accepted although the file has
+            another digest than the section.
+        read_only: import nothing, and create a `SavedClass` for each section; the configuration can
+            be shown, but not run.
     """
     return {_BASE_DIR: base_dir, _MAY_CHANGE: may_change, _READ_ONLY: read_only}
 
 
 def only_recorded(*sections: object) -> bool:
-    """Whether one of the sections is what a run has written down, and not the class itself."""
+    """Return whether one of the sections is a saved section rather than a class."""
     return any(isinstance(section, SavedClass) for section in sections)
 
 
 def section_type(classes: Sequence[type], load: OwnLoader) -> Any:
-    """The type of a section whose ``kind`` or ``use`` chooses the class.
+    """Return the type of a section whose ``kind`` or ``use`` selects the class.
 
     Args:
-        classes: of the library, each with a literal ``kind``.
-        load: makes objects of the user's classes.
+        classes: built-in classes, each with a literal ``kind``.
+        load: creates objects of custom classes.
     """
     any_of_them: Any = Union[tuple(classes)]  # noqa: UP007
     built_in: Any = Annotated[any_of_them, Field(discriminator="kind")]
@@ -124,26 +125,26 @@ def section_type(classes: Sequence[type], load: OwnLoader) -> Any:
 
 
 def _which(value: Any) -> str:
-    """The tag of a section, or of the object that it has become: by ``kind`` or by ``use``."""
+    """Return the tag of a section or of its object: by ``kind`` or by ``use``."""
     keys = type(value).model_fields if isinstance(value, BaseModel) else value
     return _BY_USE if isinstance(keys, Mapping) and _USE in keys else _BY_KIND
 
 
 def _dumped(value: BaseModel, _: Any, info: SerializationInfo) -> Any:
-    """The section again, as pydantic's wrap serializers are called."""
+    """Serialize to the section; a wrap serializer of pydantic."""
     return value.model_dump(mode="json" if info.mode == "json" else "python")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnLoader:
-    """Makes objects of sections, as pydantic's wrap validators are called.
+    """Creates objects from sections; a wrap validator of pydantic.
 
     Attributes:
         wanted: strategy or codec.
-        protocol: what the class must have: every public member of it. A class that derives from
-            it, where it is no `typing.Protocol` but a base class.
-        traits_class: class of the property `traits` of an object.
-        taken: names that the library's own classes have.
+        protocol: the class must have every public member of it; if it is a base class rather than
+            a `typing.Protocol`, the class must derive from it.
+        traits_class: class of an object's property `traits`.
+        taken: names of built-in classes.
         may_change: whether a run can be resumed with another content of the file.
     """
 
@@ -154,12 +155,12 @@ class OwnLoader:
     may_change: bool
 
     def __call__(self, value: Any, _: Any, info: ValidationInfo) -> Any:
-        """The object.
+        """Create the object.
 
         Raises:
-            ValueError: an option is wrong; names it.
+            ValueError: an option is invalid; names it.
             ConfigError: the class cannot be found, or lacks something.
-            ConfigChangedError: the file is not the one that the section was made with.
+            ConfigChangedError: the file differs from that of the section.
         """
         if isinstance(value, StrictModel) and not isinstance(value, OwnClass):
             return value
@@ -176,13 +177,13 @@ class OwnLoader:
         named = section.use.rpartition(":")[0]
         if section.sha256 not in (None, digest) and named not in where[_MAY_CHANGE]:
             otherwise = (
-                f"; or resume with the present one: --allow-change {named}."
+                f"; or resume with the current one: --allow-change {named}."
                 if self.may_change
-                else ", or begin a new run."
+                else ", or start a new run."
             )
             raise ConfigChangedError(
-                f"{self.wanted.what} {section.use}: the file is not the one that the "
-                "configuration was made with",
+                f"{self.wanted.what} {section.use}: the file differs from that of the "
+                "configuration",
                 fix=f"Restore the file here and on every node{otherwise}",
             )
         kind = self.find(section.use, base_dir)
@@ -192,30 +193,31 @@ class OwnLoader:
         if unknown:
             hint = or_meant(unknown[0], kind.model_fields) or "; it takes no options"
             raise ValueError(f"{section.use} has no option {unknown[0]!r}{hint}")
-        # Through JSON, as the rest of the configuration: strict, but a list may be a tuple.
+        # Validate through JSON, like the rest of the configuration: strict, but lists become
+        # tuples.
         found = made.model_validate_json(json.dumps(options))
         self._check_object(found, kind, section.use)
         return found
 
     def find(self, use: str, base_dir: Path) -> type[StrictModel]:
-        """The class itself, checked for what can be seen without an object.
+        """Return the class, after the checks that need no object.
 
         Raises:
-            ConfigError: it cannot be found, or lacks something.
+            ConfigError: the class cannot be found, or lacks something.
         """
         name = f"{self.wanted.what} {use}"
         kind = find_class(use, base_dir, self.wanted)
         base = self.protocol if issubclass(self.protocol, StrictModel) else StrictModel
         if not issubclass(kind, base):
             raise ConfigError(
-                f"{name} is no class of options",
+                f"{name} is not a class of options",
                 fix=f"Derive it from {base.__module__}.{base.__name__}; its fields are its "
                 "options.",
             )
         where = use.rpartition(":")[0]
         if not where.endswith(".py") and kind.__module__ != where:
             raise ConfigError(
-                f"{name} is defined in {kind.__module__}, and the digest would be that of {where}",
+                f"{name} is defined in {kind.__module__}, but the digest would be that of {where}",
                 fix=f"Write use: {kind.__module__}:{kind.__name__}.",
             )
         members = dict(inspect.getmembers_static(kind)) | kind.model_fields
@@ -225,7 +227,7 @@ class OwnLoader:
         if missing:
             raise ConfigError(
                 f"{name} lacks {', '.join(missing)}",
-                fix=f"{self.wanted.page} shows what it must have.",
+                fix=f"{self.wanted.page} shows the required members.",
             )
         for key, method in asked.items():
             if inspect.isfunction(method):
@@ -236,7 +238,7 @@ class OwnLoader:
         return kind
 
     def _guarded(self, kind: type, use: str) -> dict[str, Callable[..., Any]]:
-        """The methods of the protocol, each naming the line that raised."""
+        """Return the methods of the protocol, each of which names the line that raised."""
         path = source_of(kind) or Path(use)
         members = dict(inspect.getmembers_static(kind))
         return {
@@ -247,7 +249,7 @@ class OwnLoader:
 
     @property
     def _members(self) -> list[str]:
-        """The public members that the class must have: its methods and properties."""
+        """Return the public members that the class must have: methods and properties."""
         inherited = vars(StrictModel) if issubclass(self.protocol, StrictModel) else {}
         return [k for k in vars(self.protocol) if not k.startswith("_") and k not in inherited]
 
@@ -262,14 +264,14 @@ class OwnLoader:
             ) from error
         if not isinstance(traits, self.traits_class):
             raise ConfigError(
-                f"{self.wanted.what} {use}: `traits` gives {type(traits).__name__}, not "
+                f"{self.wanted.what} {use}: `traits` returns {type(traits).__name__}, not "
                 f"{self.traits_class.__module__}.{self.traits_class.__name__}",
                 fix="Correct `traits`; docs/reference/strategy-interface.md lists all of them.",
             )
         if not isinstance(name, str) or not name or name in self.taken:
             raise ConfigError(
-                f"{self.wanted.what} {use}: `kind` is {name!r}; it must be a name that no "
-                f"{self.wanted.what} of the library has"
+                f"{self.wanted.what} {use}: `kind` is {name!r}; it must differ from every "
+                f"built-in {self.wanted.what}"
             )
 
 
@@ -280,7 +282,7 @@ def _named(
     digest: str,
     guarded: Callable[[type, str], dict[str, Callable[..., Any]]],
 ) -> type[StrictModel]:
-    """The same class, of which objects know where they come from, and whose line raised."""
+    """Return a subclass whose objects know their section and name the line that raised."""
     fields: dict[str, Any] = {
         _USE: (Literal[use], use),
         _DIGEST: (Literal[digest], digest),
@@ -293,7 +295,7 @@ def _named(
 
 
 def _blaming(method: Callable[..., Any], name: str, path: Path) -> Callable[..., Any]:
-    """The method; what it raises names it and the line of the user's file."""
+    """Wrap a method so that its errors name it and the line of the user's file."""
 
     @functools.wraps(method)
     def call(*arguments: Any, **named: Any) -> Any:
@@ -313,7 +315,7 @@ def _check_signature(name: str, method: str, wanted: Callable[..., Any], found: 
     arguments = list(inspect.signature(wanted).parameters)
     text = f"{method}({', '.join(arguments[1:])})"
     if not inspect.isfunction(found):
-        raise ConfigError(f"{name}: {method} is no method; {text} is wanted")
+        raise ConfigError(f"{name}: {method} is not a method; {text} is required")
     try:
         inspect.signature(found).bind(*arguments)
     except TypeError as error:

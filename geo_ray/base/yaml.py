@@ -1,7 +1,7 @@
-"""YAML text <-> plain JSON values, with everything that is dangerous or surprising left out.
+"""YAML text <-> plain JSON values, without dangerous or surprising features.
 
 The text is read as parser events; no object is ever constructed from a tag. Scalars follow the
-YAML 1.2 core schema, so ``no`` is text, ``1e-3`` is a number and ``12:30`` is text. Refused, with
+YAML 1.2 core schema, so ``no`` is text, ``1e-3`` is a number and ``12:30`` is text. Rejected, with
 the line: duplicate keys, anchors and aliases, tags, NaN and infinities, several documents, deep
 nesting.
 """
@@ -26,11 +26,11 @@ MAX_DEPTH = 32
 MAX_VALUES = 50_000
 MAX_INT_DIGITS = 30
 
-_BROKEN = "Look at the named line and the one before: indentation, brackets, quotes and colons."
-_BROKEN_VALUE = "Close brackets and quotes; put quotes around text that has signs of YAML in it."
-_TOO_MUCH = "Name a configuration; it has fewer values, in shallow sections."
+_BROKEN = "Check the named line and the previous one: indentation, brackets, quotes and colons."
+_BROKEN_VALUE = "Close brackets and quotes; put quotes around text with YAML syntax."
+_TOO_MUCH = "Give a configuration; it has fewer values, in shallow sections."
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten times as fast
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
 
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
@@ -42,7 +42,7 @@ _NOT_FINITE = re.compile(r"^(?:[-+]?\.(?:inf|Inf|INF)|\.nan|\.NaN|\.NAN)$")
 
 @dataclass(frozen=True)
 class YamlTree:
-    """A parsed value and, for messages, where each of its parts came from ("line 7")."""
+    """A parsed value and, for messages, the origin of each of its parts ("line 7")."""
 
     value: JSONValue
     origins: dict[KeyPath, str] = field(default_factory=dict)
@@ -54,17 +54,17 @@ def parse_yaml(text: str, source: str, *, flow_only: bool = False) -> YamlTree:
     Args:
         text: the document; an empty one is ``None``.
         source: the name of the text in messages, such as the file's.
-        flow_only: refuse block collections (for values on a command line).
+        flow_only: reject block collections (for values on a command line).
 
     Raises:
-        ConfigError: naming source, line and reason.
+        ConfigError: names source, line and reason.
     """
     fix = _BROKEN_VALUE if flow_only else _BROKEN
     try:
         try:
             return _tree(text, source, flow_only, _LOADER)
         except (yaml.YAMLError, ValueError):
-            # The parser in Python names what is wrong in its own words, and joins surrogates.
+            # The Python parser has better messages, and joins surrogates.
             return _tree(text, source, flow_only, yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -116,12 +116,12 @@ class _Reader:
             raise self._refused(
                 event,
                 "anchors (&) and aliases (*)",
-                "Write the value out wherever it is needed, or put text with & or * in quotes.",
+                "Repeat the value where it is needed, or put text with & or * in quotes.",
             )
         if event.tag is not None:
             raise self._refused(
                 event,
-                f"the tag {event.tag[:60]!r}; plain values only",
+                f"the tag {event.tag[:60]!r}; only plain values are allowed",
                 "Remove the tag, or put text that begins with ! in quotes.",
             )
         self.origins[path] = f"line {event.start_mark.line + 1}"
@@ -150,10 +150,10 @@ class _Reader:
                 raise self._refused(
                     event,
                     f"the key {key!r} twice; the first is in {first}",
-                    "Remove one of the two, or put what is below both under one of them.",
+                    "Remove one of the two, or merge them.",
                 )
             items[key] = self._value(next(events), events, (*path, key))
-            # Where a section or a list begins is the line of its key, not of what it begins with.
+            # A section or list begins at the line of its key.
             self.origins[(*path, key)] = f"line {event.start_mark.line + 1}"
         return items
 
@@ -203,7 +203,7 @@ class _Reader:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes exactly the text that `parse_yaml` would take for something else; no anchors."""
+    """Quotes exactly the text that `parse_yaml` would read as something else; no anchors."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - the attribute's declared form
 
@@ -228,7 +228,7 @@ for _kind, _pattern in (
 
 
 def write_yaml(value: JSONValue) -> str:
-    """Write ``value`` so that `parse_yaml` gives it back, keys in the given order."""
+    """Format ``value`` for `parse_yaml`, with keys in the given order."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     return text
 
@@ -238,12 +238,12 @@ MAX_FILE_BYTES: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ConfigText:
-    """A configuration that lies in no file and is read like one.
+    """A configuration that is not in a file but read like one.
 
     Attributes:
         text: YAML.
-        parent: where relative paths in it start.
-        name: what messages call it.
+        parent: base of its relative paths.
+        name: name in messages.
     """
 
     text: str
@@ -258,10 +258,10 @@ ConfigSource: TypeAlias = Path | ConfigText
 
 
 def read_text(path: ConfigSource) -> str:
-    """The text of a configuration.
+    """Return the text of a configuration.
 
     Raises:
-        ConfigError: it cannot be read, or is larger than `MAX_FILE_BYTES`.
+        ConfigError: the file cannot be read, or is larger than `MAX_FILE_BYTES`.
     """
     if isinstance(path, ConfigText):
         return path.text
@@ -273,9 +273,9 @@ def read_text(path: ConfigSource) -> str:
         fix = "Save the file as UTF-8."
         raise ConfigError(f"{path}: not UTF-8 text: {error}", fix=fix) from None
     except (OSError, ValueError) as error:
-        fix = "Name a YAML file that exists and can be read."
+        fix = "Give a YAML file that exists and can be read."
         raise ConfigError(f"{path}: cannot be read: {error}", fix=fix) from None
     if len(data) > MAX_FILE_BYTES:
-        fix = "Name a configuration; data and tables have files of their own."
+        fix = "Give a configuration; data and tables have other files."
         raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes", fix=fix)
     return text

@@ -119,7 +119,9 @@ class JobSpeed:
         found = model.fixed_s + model.row_s[MACHINE] * batch / workers + model.lan_s * workers
         return np.asarray(found)
 
-    def pace_s(self, workers: Counted, servers: Counted, batch: float, link: LinkUsed) -> Floats:
+    def step_time_s(
+        self, workers: Counted, servers: Counted, batch: float, link: LinkUsed
+    ) -> Floats:
         """Return the average seconds of a step, with exchanges.
 
         Args:
@@ -139,8 +141,8 @@ class JobSpeed:
 
     def rows_per_s(self, workers: Counted, servers: Counted, batch: int, link: LinkUsed) -> Floats:
         """Return the progress per second, in rows of steps of the job's own batch."""
-        pace_s = self.pace_s(workers, servers, batch, link)
-        return np.asarray(batch * self.batch.efficiency(batch) / pace_s)
+        step_time_s = self.step_time_s(workers, servers, batch, link)
+        return np.asarray(batch * self.batch.efficiency(batch) / step_time_s)
 
 
 _MANY_STEPS: Final = 1e6  # first and last exchange are negligible for that many steps
@@ -304,5 +306,5 @@ class ClusterJob:
             return 0.0
         workers = max(1, counted_workers(cluster, allocation, self.data))
         link = link_used(cluster, allocation)
-        pace_s = float(self.speed.pace_s(workers, servers, allocation.batch, link))
-        return usd / pace_s / self.speed.timing.every
+        step_time_s = float(self.speed.step_time_s(workers, servers, allocation.batch, link))
+        return usd / step_time_s / self.speed.timing.every

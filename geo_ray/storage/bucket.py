@@ -2,8 +2,8 @@
 
 Every failure is an error of geo_ray. Credentials come only from boto3's own chain (environment,
 ``~/.aws``, the machine's role). They never appear in an address, an error or a log line. They
-are read again when a server refuses them, so keys rotated in ``~/.aws`` need no restart. An
-upload is sent in pieces; a piece that fails is sent again on its own.
+are read again when a server rejects them, so keys rotated in ``~/.aws`` need no restart. An
+upload is sent in pieces; a failed piece is sent again.
 """
 
 # The SDK ships no types.
@@ -28,11 +28,11 @@ from geo_ray.base.errors import GeoRayError, StoreError
 from geo_ray.base.threads import give_way
 from geo_ray.storage.uri import S3Address
 
-_REFUSED: Final = (400, 401, 403)  # also for keys that have expired; HEAD answers have no code
+_REFUSED: Final = (400, 401, 403)  # also for expired keys; HEAD answers have no code
 
 
 def may_have_expired(error: Any) -> bool:
-    """Say whether the credentials of a request may be why it was refused.
+    """Return whether a request may have been rejected because of its credentials.
 
     Args:
         error: a `botocore.exceptions.ClientError`.
@@ -47,14 +47,14 @@ def status_of(error: Any) -> int | None:
 
 
 def new_session() -> Any:
-    """Return a session of boto3's of its own, with the present credentials.
+    """Return a separate session of boto3, with the current credentials.
 
-    boto3's default session is shared and not safe to use from several threads.
+    boto3's default session is shared and not thread-safe.
 
     Raises:
-        BotoCoreError: if the user's configuration cannot be read.
+        BotoCoreError: the user's configuration cannot be read.
     """
-    # Imported here: users of local directories do not pay for the SDK's start-up.
+    # Imported here: local directories do not need the slow import of the SDK.
     import boto3
     from botocore.session import get_session
 
@@ -67,7 +67,7 @@ def new_session() -> Any:
 
 @cache
 def _service_files() -> Any:
-    """What reads the SDK's descriptions of services; decodes each of these large files once."""
+    """Return the loader of the SDK's service descriptions; decodes each large file once."""
     from botocore.loaders import JSONFileLoader
 
     files = JSONFileLoader()
@@ -77,18 +77,18 @@ def _service_files() -> Any:
 
 @cache
 def _answers(data_path: str | None) -> dict[Any, Any]:
-    """What loaders of the SDK have found where its files are; each would list 400 folders."""
+    """Return the cached directory listings of the SDK's loaders; each would list 400 folders."""
     return {}
 
 
 def keys_of(session: Any) -> Any:
-    """Return the present credentials of a session of boto3's; None if there are none."""
+    """Return the current credentials of a boto3 session, or None."""
     credentials = session.get_credentials()
     return None if credentials is None else credentials.get_frozen_credentials()
 
 
 def invalid_answers() -> tuple[type[Exception], ...]:
-    """Return what the SDK raises, outside its own tree of errors, for an answer without sense."""
+    """Return the exceptions outside the SDK's own hierarchy that it raises for invalid answers."""
     from botocore.parsers import ResponseParserError
 
     return (ResponseParserError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
@@ -103,12 +103,12 @@ _THERE: Final = (409, 412)
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Every call ends: at most so many tries, each bounded by the two timeouts.
+    """Limits of a request, so that every call ends.
 
     Attributes:
-        connect_timeout_s: bound on the connection's establishment.
-        read_timeout_s: bound on each wait for bytes.
-        attempts: tries per request, the first included; boto3's jittered backoff between them.
+        connect_timeout_s: timeout of the connection.
+        read_timeout_s: timeout of each wait for bytes.
+        attempts: attempts per request, including the first; with boto3's jittered backoff.
     """
 
     connect_timeout_s: float = 5.0
@@ -117,10 +117,10 @@ class RequestLimits:
 
 
 class Bucket:
-    """Requests to one bucket; threads may share it. Keys are whole, with the address's prefix.
+    """Requests to one bucket; thread-safe. Keys are complete, with the address's prefix.
 
-    A key that is not there is a `FileNotFoundError` where it is read, one that is there a
-    `FileExistsError` where it is written ``once``. All else is a `StoreError`.
+    A read of a missing key raises `FileNotFoundError`, a write ``once`` of an existing key
+    `FileExistsError`. Other failures are a `StoreError`.
 
     Args:
         address: of the bucket.
@@ -138,7 +138,7 @@ class Bucket:
 
     @property
     def client(self) -> Any:
-        """boto3's client; may be another one at the next request."""
+        """boto3's client; may be replaced at the next request."""
         return self._client
 
     def put(
@@ -149,13 +149,13 @@ class Bucket:
         once: bool = False,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Write an object whole.
+        """Write an object.
 
         Args:
-            key: where.
-            data: what.
-            once: only if there is none.
-            metadata: kept beside it.
+            key: key of the object.
+            data: content.
+            once: write only if the object does not exist.
+            metadata: metadata of the object.
         """
         options: dict[str, Any] = {"IfNoneMatch": "*"} if once else {}
         options |= {"Metadata": dict(metadata)} if metadata else {}
@@ -165,15 +165,15 @@ class Bucket:
     def check_conditions(
         self, key: str, data: bytes | bytearray, metadata: Mapping[str, str] | None = None
     ) -> None:
-        """Make sure that the server refuses a conditional write over an object that is there.
+        """Verify that the server rejects a conditional write over an existing object.
 
-        Asks once in the life of this object. Call it between a conditional write and the first act
+        The check runs once per instance. Call it between a conditional write and the first action
         that relies on it.
 
         Args:
-            key: of an object that this process has just written ``once``.
+            key: key of an object that this process has just written ``once``.
             data: its content, which is written again if the server ignores the condition.
-            metadata: as it was written.
+            metadata: its metadata.
 
         Raises:
             StoreError: the server ignores the condition, or does not answer.
@@ -186,30 +186,30 @@ class Bucket:
             self._keeps_conditions = True
             return
         raise StoreError(
-            f"{self.place} writes over objects although it is told not to "
-            "(If-None-Match: *), so two writers would not notice each other",
-            fix="Use a server that knows conditional writes for run.dir, checkpoint.store, queues "
-            "and clusters, or keep them in a directory.",
+            f"{self.place} overwrites objects despite a conditional write "
+            "(If-None-Match: *), so two writers would not detect each other",
+            fix="Use a server with conditional writes for run.dir, checkpoint.store, queues "
+            "and clusters, or use a directory.",
         )
 
     def metadata(self, key: str) -> dict[str, str]:
-        """What was kept beside an object."""
+        """Return the metadata of an object."""
         return dict(self.ask("look up", key, "head_object", Key=key)["Metadata"])
 
     def get(self, key: str, start: int = 0, etag: str | None = None) -> dict[str, Any]:
-        """Begin to read an object; boto3's answer, whose ``Body`` the caller closes.
+        """Start reading an object; return boto3's answer, whose ``Body`` the caller closes.
 
         Args:
-            key: the object.
-            start: the first byte.
-            etag: of the version that is asked for; another is a `FileNotFoundError`.
+            key: key of the object.
+            start: first byte.
+            etag: version of the object; another version raises `FileNotFoundError`.
         """
         options: dict[str, str] = {"Range": f"bytes={start}-"} if start else {}
         options |= {"IfMatch": etag} if etag else {}
         return dict(self.ask("read", key, "get_object", Key=key, **options))
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Bytes of every object whose key begins with ``prefix``."""
+        """Return the size of every object whose key begins with ``prefix``."""
 
         def pages() -> dict[str, int]:
             pages = self.client.get_paginator("list_objects_v2").paginate(
@@ -220,26 +220,26 @@ class Bucket:
         return self.call("list", prefix, pages)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects; one that is not there does no harm."""
-        for key in keys:  # one by one: not every server takes lists with the checksums of today
+        """Remove objects; missing ones are ignored."""
+        for key in keys:  # one by one, because some servers reject lists with current checksums
             self.ask("delete", key, "delete_object", Key=key)
 
     # -------------------------------------------------------------- objects in pieces
 
     def begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
-        """Begin to write an object in pieces; the name of this upload."""
+        """Start a multipart upload; return its id."""
         answer = self.ask("write", key, "create_multipart_upload", Key=key, Metadata=dict(metadata))
         return str(answer["UploadId"])
 
     def put_piece(self, key: str, upload: str, number: int, data: bytes | bytearray) -> str:
-        """Write one piece, numbered from 1; the tag that `end_upload` wants."""
+        """Write one piece, numbered from 1; return its tag for `end_upload`."""
         answer = self.ask(
             "write", key, "upload_part", Key=key, UploadId=upload, PartNumber=number, Body=data
         )
         return str(answer["ETag"])
 
     def end_upload(self, key: str, upload: str, tags: Iterable[str], *, once: bool) -> None:
-        """Make an object of its pieces, which are in order."""
+        """Complete an upload from its ordered pieces."""
         parts = [{"PartNumber": i, "ETag": tag} for i, tag in enumerate(tags, 1)]
         self.ask(
             "create" if once else "write",
@@ -252,21 +252,21 @@ class Bucket:
         )
 
     def drop_upload(self, key: str, upload: str) -> None:
-        """Give an upload up; one that is not there does no harm."""
+        """Abort an upload; a missing one is ignored."""
         try:
             self.ask("delete", key, "abort_multipart_upload", Key=key, UploadId=upload)
         except FileNotFoundError:
             return
 
     def uploads(self, prefix: str) -> list[tuple[str, str]]:
-        """Key and name of every upload below ``prefix`` that was begun and not ended."""
+        """Return key and id of every unfinished upload below ``prefix``."""
 
         def pages() -> list[tuple[str, str]]:
             pages = self.client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self.address.bucket, Prefix=prefix
             )
             found = [(i["Key"], i["UploadId"]) for page in pages for i in page.get("Uploads", ())]
-            # Some servers list all that there are.
+            # Some servers ignore the prefix.
             return [(key, upload) for key, upload in found if key.startswith(prefix)]
 
         return self.call("list", prefix, pages)
@@ -274,7 +274,7 @@ class Bucket:
     # -------------------------------------------------------------- requests
 
     def ask(self, verb: str, what: str, operation: str, **arguments: Any) -> Any:
-        """Send one request of boto3's client, and answer or raise as the class says."""
+        """Send one request of boto3's client; errors are those of the class."""
         bucket = self.address.bucket
 
         def request() -> Any:
@@ -283,12 +283,12 @@ class Bucket:
         return self.call(verb, what, request)
 
     def call(self, verb: str, what: str, call: Callable[[], T]) -> T:
-        """Run what sends requests.
+        """Run a function that sends requests, and convert its errors.
 
         Args:
-            verb: what it does, for messages.
-            what: with which key.
-            call: sends them by `client`; called again if there are new credentials.
+            verb: verb of the operation, for messages.
+            what: key of the operation.
+            call: sends requests with `client`; repeated after new credentials.
         """
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
@@ -306,9 +306,7 @@ class Bucket:
             if verb in ("read", "look up") and code in (*_MISSING, "PreconditionFailed", "412"):
                 raise FileNotFoundError(f"{what} is not in {self.place}") from None
             if code == "NoSuchUpload":
-                raise FileNotFoundError(
-                    f"{what}: its upload was given up in {self.place}"
-                ) from None
+                raise FileNotFoundError(f"{what}: its upload was aborted in {self.place}") from None
             if verb == "create" and status_of(error) in _THERE:
                 raise FileExistsError(f"{what} is in {self.place} already") from None
             raise StoreError(f"{self.place} refused to {verb} {what}: {code}") from None
@@ -319,7 +317,7 @@ class Bucket:
                 "or a profile in ~/.aws.",
             ) from None
         except (BotoCoreError, Boto3Error) as error:
-            # The SDK's text is left out of the chain: it may quote signed addresses.
+            # The SDK's text is omitted, because it may contain signed addresses.
             raise StoreError(
                 f"{self.place} did not answer ({verb} {what}): {type(error).__name__}"
             ) from None
@@ -329,7 +327,7 @@ class Bucket:
             ) from None
 
     def _renew_credentials(self, refused: Any) -> bool:
-        """Read the credentials again; whether they differ from those of a client."""
+        """Read the credentials again; return whether they differ from those of a client."""
         with self._client_lock:
             if self._client is refused:
                 session, client = self._connected()
@@ -339,7 +337,7 @@ class Bucket:
             return True
 
     def _connected(self) -> tuple[Any, Any]:
-        """A session of boto3's with the present credentials, and its client."""
+        """Create a boto3 session with the current credentials, and its client."""
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
@@ -348,10 +346,10 @@ class Bucket:
         if self.endpoint_url:
             host = urlsplit(self.endpoint_url).hostname or ""
             if self.address.addressing == "auto" and host.endswith(_COS_DOMAIN):
-                # COS buckets made since 2024 refuse boto3's choice, path style.
+                # COS buckets made since 2024 reject boto3's default, path style.
                 s3["addressing_style"] = "virtual"
-            # Servers other than AWS may not know the newer checksum trailers; sha256 of the
-            # manifest checks the content anyway.
+            # Servers other than AWS may not support the newer checksum trailers; the sha256 of the
+            # manifest verifies the content in any case.
             options["request_checksum_calculation"] = "when_required"
             options["response_checksum_validation"] = "when_required"
         config = Config(
@@ -378,13 +376,13 @@ class Bucket:
 
 
 def endpoint_of(address: S3Address) -> str | None:
-    """The server of an address; None for AWS itself.
+    """Return the server of an address; None for AWS.
 
-    That of the address, else the one that boto3 finds: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or a
-    profile's ``endpoint_url``.
+    It is that of the address, or the one that boto3 finds: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL,
+    or a profile's ``endpoint_url``.
 
     Raises:
-        StoreError: the profile cannot be read, or the server's address carries credentials.
+        StoreError: the profile cannot be read, or the server's address contains credentials.
     """
     if address.endpoint_url is not None:
         return address.endpoint_url
@@ -402,17 +400,17 @@ def endpoint_of(address: S3Address) -> str | None:
             client_name="s3",
         ).provide()
     except BotoCoreError as error:
-        raise StoreError(f"the profile of AWS cannot be read: {type(error).__name__}") from None
+        raise StoreError(f"the AWS profile cannot be read: {type(error).__name__}") from None
     if found is not None and "@" in urlsplit(found).netloc:
         raise StoreError(
-            "the configured endpoint_url of S3 carries credentials",
+            "the configured endpoint_url of S3 contains credentials",
             fix="Remove them; credentials come from the environment, ~/.aws or the machine's role.",
         )
     return None if found is None else str(found)
 
 
 def broken_downloads() -> tuple[type[Exception], ...]:
-    """What the body of an answer raises that breaks off; boto3 itself repeats until the headers."""
+    """Return the errors of interrupted bodies; boto3 itself retries only until the headers."""
     from botocore.exceptions import (
         ConnectionClosedError,
         IncompleteReadError,
@@ -424,7 +422,7 @@ def broken_downloads() -> tuple[type[Exception], ...]:
 
 
 def _keep_for_cos(request: Any, **_: Any) -> None:
-    """Say in COS's own words, too, that nothing is to be written over."""
+    """Add COS's own header for a write that must not overwrite."""
     host = urlsplit(request.url).hostname or ""
     if host.endswith(_COS_DOMAIN) and "If-None-Match" in request.headers:
         request.headers["x-cos-forbid-overwrite"] = "true"
@@ -434,15 +432,15 @@ _log = logging.getLogger(__name__)
 
 
 class ObjectReader(io.RawIOBase):
-    """Goes on where a download broke off; only one that breaks off again and again is given up.
+    """Reads an object, and resumes interrupted downloads; fails after repeated interruptions.
 
     Args:
-        bucket: where.
-        key: the object.
+        bucket: the bucket.
+        key: key of the object.
 
     Raises:
-        FileNotFoundError: it is not there.
-        StoreError: the store does not answer or refuses; `readinto` raises that, too.
+        FileNotFoundError: the object does not exist.
+        StoreError: the store does not answer or refuses; also raised by `readinto`.
     """
 
     def __init__(self, bucket: Bucket, key: str) -> None:
@@ -467,7 +465,7 @@ class ObjectReader(io.RawIOBase):
                 return 0
             try:
                 size = self._bucket.call("read", self._key, partial(self._read, buffer))
-            except FileNotFoundError as error:  # it was there a moment ago
+            except FileNotFoundError as error:  # it existed before
                 raise StoreError(f"{error}: it changed while it was read") from None
             if size:
                 self._position += size
@@ -477,13 +475,13 @@ class ObjectReader(io.RawIOBase):
             self._body = None
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         if self._body is not None:
             self._body.close()
         super().close()
 
     def _read(self, buffer: Any) -> int:
-        """Some bytes; 0 if the connection broke off and may be tried again."""
+        """Read some bytes; 0 if the connection broke and can be retried."""
         if self._body is None:
             self._body = self._bucket.get(self._key, self._position, self._etag)["Body"]
         cause = "end"
@@ -495,14 +493,14 @@ class ObjectReader(io.RawIOBase):
             self._left -= 1
             where = f"{self._key} at byte {self._position}"
             if self._left <= 0:
-                raise StoreError(f"{self._bucket.place}: the download of {where} breaks off")
-            _log.warning("download of %s broke off (%s)", where, cause)
+                raise StoreError(f"{self._bucket.place}: the download of {where} was interrupted")
+            _log.warning("download of %s was interrupted (%s)", where, cause)
         return size
 
 
 PIECE_BYTES: Final = 8 << 20
-_MOST_PIECES: Final = 10_000  # that an object may have
-_LANES: Final = 2  # pieces on their way at a time
+_MOST_PIECES: Final = 10_000  # limit of pieces per object
+_LANES: Final = 2  # parallel uploads of pieces
 _NAME: Final = "geo-ray-upload"
 
 
@@ -513,23 +511,23 @@ def upload_once(
     num_bytes: int,
     note: Callable[[str], None] = lambda step: None,
 ) -> None:
-    """Write an object that must not be there yet; it is there whole or not at all.
+    """Write a new object atomically.
 
     The bytes pass through a few buffers of one piece each, whatever the object's size. A piece is
-    sent again, as often as `RequestLimits` says, if the server fails or the connection breaks off.
-    Who sends them gives way to all that compute. An answer that got lost does no harm: whether the
-    object there is this one is asked for.
+    retried, as configured in `RequestLimits`, if the server fails or the connection breaks. The
+    sending threads have the lowest priority. After a lost answer, the existing object is compared
+    with this one.
 
     Args:
-        bucket: where.
-        key: under which.
-        chunks: the content; each is valid until the next is asked for.
-        num_bytes: of the whole; decides about the size of pieces.
-        note: told the steps that are done.
+        bucket: the bucket.
+        key: key of the object.
+        chunks: content; each chunk is valid until the next is requested.
+        num_bytes: total size; determines the size of pieces.
+        note: called with each finished step.
 
     Raises:
-        FileExistsError: there is another object.
-        StoreError: the store does not answer, refuses or is full. Nothing of the object stays.
+        FileExistsError: another object exists.
+        StoreError: the store does not answer, refuses or is full. Nothing of the object remains.
     """
     mine = {_NAME: secrets.token_hex(16)}
     try:
@@ -584,7 +582,9 @@ def _in_pieces(
                     sent.append(lanes.submit(send, number, piece))
                     note("chunk_written")
                     while sent and sent[0].done():
-                        tags.append(sent.popleft().result())  # after one that failed none is sent
+                        tags.append(
+                            sent.popleft().result()
+                        )  # raises after a failure, so that no more are sent
                 tags += [each.result() for each in sent]
             except BaseException:
                 lanes.shutdown(wait=False, cancel_futures=True)
@@ -593,29 +593,29 @@ def _in_pieces(
     except BaseException as error:
         _drop(bucket, key, upload)
         if isinstance(error, FileNotFoundError) and _is_there(bucket, key, mine):
-            return  # it was made of its pieces, and the answer was lost
+            return  # it was completed, but the answer was lost
         raise _gone(error) from None
 
 
 def _gone(error: BaseException) -> BaseException:
-    """An upload that was given up by somebody else is no file that is missing."""
+    """Convert the error of an upload that another process has aborted."""
     if isinstance(error, FileNotFoundError):
         return FileExistsError(str(error))
     return error
 
 
 def _drop(bucket: Bucket, key: str, upload: str) -> None:
-    """Let the server forget the pieces; what it does not hear is swept by the next save."""
+    """Abort an upload; if that fails, the next save removes its pieces."""
     try:
         bucket.drop_upload(key, upload)
     except GeoRayError as error:
-        _log.warning("pieces of %s stay in %s: %s", key, bucket.place, error.message)
+        _log.warning("pieces of %s remain in %s: %s", key, bucket.place, error.message)
 
 
 def _filled(
     chunks: Iterable[memoryview | bytes], free: SimpleQueue[bytearray]
 ) -> Iterator[bytearray]:
-    """Buffers full of the content, the last one cut to what is left."""
+    """Yield buffers filled with the content; the last one is truncated."""
     piece, used = free.get(), 0
     for chunk in chunks:
         rest = memoryview(chunk)

@@ -2,9 +2,9 @@
 
     checkpoints/ckpt-00000012/eu-west-ps0.safetensors ... manifest.json
 
-`storage/manifest.py` has the fields of the manifest, `training/checkpoint_parts.py` what a part
-holds. A folder without ``manifest.json`` is an unfinished save; it is never read, and swept later.
-The rules are the same wherever the folders lie: in a directory, or in a bucket.
+`storage/manifest.py` defines the manifest, `training/checkpoint_parts.py` the content of a part. A
+folder without ``manifest.json`` is an unfinished save; it is never read, and removed later. The
+rules are the same in a directory and in a bucket.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose parts were all there with the right bytes when it was opened.
+    """A checkpoint whose parts were complete and correct when it was opened.
 
     Attributes:
-        folder: where its files lie.
-        manifest: what it consists of.
-        problems: what was wrong with newer ones that were passed over; empty as a rule.
+        folder: folder of its files.
+        manifest: its manifest.
+        problems: defects of newer checkpoints that were skipped; usually empty.
     """
 
     folder: Folder
@@ -62,20 +62,20 @@ class Checkpoint:
     problems: tuple[str, ...] = field(default=())
 
     def read(self, name: str) -> tuple[dict[str, Tensor], JSONObject]:
-        """Read one part: its tensors on the CPU and its JSON, verified again.
+        """Read and verify one part: its tensors on the CPU and its JSON.
 
         Raises:
-            CheckpointError: if there is no part of that name.
-            CheckpointCorruptError: if its file changed since.
-            StoreError: if a store does not answer or refuses.
+            CheckpointError: there is no such part.
+            CheckpointCorruptError: its file has changed since.
+            StoreError: a store does not answer or refuses.
         """
-        # PyTorch takes seconds to import, and most readers want only what the manifest says.
+        # PyTorch takes seconds to import, and most readers need only the manifest.
         from geo_ray.storage.parts import read_part
 
         return read_part(self.folder, self.manifest.part(name))
 
     def meta(self, name: str) -> JSONObject:
-        """Read the JSON of one part alone.
+        """Read only the JSON of one part.
 
         Raises:
             CheckpointError, CheckpointCorruptError, StoreError: as for `read`.
@@ -88,16 +88,16 @@ class Checkpoint:
 class CheckpointStore:
     """Saves and finds the checkpoints of one run. One process saves at a time.
 
-    Where a bucket cannot be asked, every method raises `StoreError`.
+    Every method raises `StoreError` if a bucket does not answer or refuses.
 
     Args:
-        root: where they lie; a path is a directory, which is made by the first `begin`.
-        keep: how many checkpoints stay; at least 2, for the newest may be damaged by the disk.
+        root: location of the checkpoints; a path is a directory, created by the first `begin`.
+        keep: number of retained checkpoints; at least 2, because the newest may be damaged.
         failpoint: for tests.
-        writing: entered for every change of what counts; raises if this process may make none.
+        writing: entered for every change; raises if this process may not write.
 
     Raises:
-        ConfigError: if ``keep`` is less than 2.
+        ConfigError: ``keep`` is less than 2.
     """
 
     def __init__(
@@ -109,44 +109,44 @@ class CheckpointStore:
     ) -> None:
         if keep < MIN_KEEP:
             raise ConfigError(
-                f"keep is {keep}; at least {MIN_KEEP} checkpoints must be kept",
+                f"keep is {keep}; at least {MIN_KEEP} checkpoints must be retained",
                 fix=f"Set checkpoint.keep to {MIN_KEEP} or more.",
             )
         self._root: Root = LocalRoot(root) if isinstance(root, Path) else root
         self._keep = keep
         self._failpoint = failpoint
         self._writing = writing
-        self._open: set[int] = set()  # begun here, neither committed nor abandoned
-        self._known_bad: set[int] = set()  # seen to be corrupt by `latest`
+        self._open: set[int] = set()  # saves in progress
+        self._known_bad: set[int] = set()  # found corrupt by `latest`
 
     def __str__(self) -> str:
         return str(self._root)
 
     @property
     def is_remote(self) -> bool:
-        """Whether each look is a request that takes its time; see `Root.is_remote`."""
+        """See `Root.is_remote`."""
         return self._root.is_remote
 
     # -------------------------------------------------------------- saving
 
     def begin(self, id: int) -> Folder:
-        """Start a save: sweep what earlier saves left unfinished, make the folder for parts.
+        """Start a save: remove unfinished saves, and create the folder for parts.
 
         Args:
-            id: larger than that of every checkpoint there is; see `next_id`.
+            id: larger than that of every checkpoint; see `next_id`.
 
         Raises:
-            CheckpointError: if ``id`` is not larger.
-            CheckpointConflictError: if another writer has begun it.
-            RunDirectoryError: if the directory cannot be made.
+            CheckpointError: ``id`` is not larger.
+            CheckpointConflictError: another writer has begun it.
+            RunDirectoryError: the directory cannot be created.
         """
         found = self._root.ids()
         next_id = max((each for each, is_whole in found.items() if is_whole), default=-1) + 1
         if id in self._open or id < next_id:
-            # Nobody else is in a directory; in a store it is somebody else who came so far.
+            # A directory has one writer; in a store another writer may have saved it.
             kind = CheckpointConflictError if self.is_remote and id < next_id else CheckpointError
             raise kind(f"checkpoint {id} cannot be begun; the next is {next_id}")
-        if self.is_remote:  # parts may be on their way already; a number is never used again
+        if self.is_remote:  # parts may be in transit already; an id is never reused
             with self._writing():
                 self._root.claim(id)
             self._open.add(id)
@@ -161,14 +161,14 @@ class CheckpointStore:
         return self._root.folder(id)
 
     def commit(self, id: int, manifest: CheckpointManifest) -> Checkpoint:
-        """Make a save count: verify every part, write the manifest last, remove old checkpoints.
+        """Commit a save: verify every part, write the manifest last, remove old checkpoints.
 
         Raises:
-            CheckpointError: if the save was not begun or the manifest is of another.
-            CheckpointConflictError: if another writer has committed it, or begun to save since.
-            CheckpointCorruptError: if a part is missing or not what the manifest says; the save
-                can still be mended or abandoned.
-            RunDirectoryError: if the manifest cannot be written; the checkpoints before stay.
+            CheckpointError: the save was not begun, or the manifest belongs to another save.
+            CheckpointConflictError: another writer has committed it, or begun to save since.
+            CheckpointCorruptError: a part is missing or differs from the manifest; the save can
+                still be completed or abandoned.
+            RunDirectoryError: the manifest cannot be written; earlier checkpoints stay.
         """
         folder = self._root.folder(id)
         if manifest.id != id:
@@ -180,7 +180,7 @@ class CheckpointStore:
         if owner is None:
             raise CheckpointError(not_saved)
         if folder.has(MANIFEST_FILE):
-            raise CheckpointConflictError(f"{not_saved}: its manifest is there already")
+            raise CheckpointConflictError(f"{not_saved}: its manifest exists already")
         self._verify(folder, manifest)
         self._failpoint("commit.verified")
         parts = {part.file for part in manifest.parts}
@@ -188,42 +188,44 @@ class CheckpointStore:
         half = len(data) // 2
         step = lambda name: self._failpoint(f"manifest.{name}")  # noqa: E731
         with self._writing():
-            folder.remove(folder.sizes().keys() - parts)  # of writers that died
+            folder.remove(folder.sizes().keys() - parts)  # of dead writers
             folder.write(MANIFEST_FILE, [data[:half], data[half:]], len(data), step)
         self._open.discard(id)
         self._retain()
         return Checkpoint(folder, manifest)
 
     def abandon(self, id: int) -> None:
-        """Give an unfinished save up and remove its files; nothing happens if there is none.
+        """Abandon an unfinished save and remove its files.
 
-        Nothing happens either if it is another writer's.
+        Does nothing without such a save, or if it belongs to another writer.
 
         Raises:
-            CheckpointError: if the checkpoint is committed.
-            RunDirectoryError: if the files cannot be removed.
+            CheckpointError: the checkpoint is committed.
+            RunDirectoryError: the files cannot be removed.
         """
         if self.is_committed(id):
             raise CheckpointError(f"checkpoint {id} is committed, so it cannot be abandoned")
         self._open.discard(id)
         if self._root.owner(id) != "other":
-            with nullcontext() if self.is_remote else self._writing():  # far, it is nobody else's
+            with (
+                nullcontext() if self.is_remote else self._writing()
+            ):  # a remote save belongs to this process
                 self._root.folder(id).clear()
 
     # -------------------------------------------------------------- finding
 
     def ids(self) -> list[int]:
-        """Return the ids of all committed checkpoints, oldest first, whole or not."""
+        """Return the ids of all committed checkpoints, oldest first, including damaged ones."""
         return sorted(id for id, is_committed in self._root.ids().items() if is_committed)
 
     def is_committed(self, id: int) -> bool:
-        """Whether a checkpoint has its manifest, and so counts."""
+        """Return whether a checkpoint has its manifest, and is therefore committed."""
         return self._root.folder(id).has(MANIFEST_FILE)
 
     def next_id(self) -> int:
         """Return the id for the next save: one more than any committed checkpoint's.
 
-        In a store it is larger than that of unfinished saves, too: of them parts may come still.
+        In a store it also exceeds the ids of unfinished saves, whose parts may still arrive.
         """
         found = self._root.ids()
         return (
@@ -239,9 +241,9 @@ class CheckpointStore:
         """Open one checkpoint and verify all of it, which reads every byte.
 
         Raises:
-            CheckpointMissingError: if it is not there.
-            CheckpointCorruptError: if any file is not what it should be; the message says which.
-            CheckpointError: if it was written in another version of the format.
+            CheckpointMissingError: it does not exist.
+            CheckpointCorruptError: a file differs from the manifest; names the file.
+            CheckpointError: it has another version of the format.
         """
         folder, manifest = self._root.folder(id), self.manifest(id)
         for part in manifest.parts:
@@ -259,7 +261,7 @@ class CheckpointStore:
         return Checkpoint(folder, manifest)
 
     def manifest(self, id: int) -> CheckpointManifest:
-        """Read what one checkpoint consists of; its parts are not looked at.
+        """Read the manifest of a checkpoint, without checking its parts.
 
         Raises:
             CheckpointMissingError, CheckpointCorruptError, CheckpointError: as for `open`.
@@ -267,7 +269,7 @@ class CheckpointStore:
         folder = self._root.folder(id)
         name = folder.name_of(MANIFEST_FILE)
         if not folder.has(MANIFEST_FILE):
-            raise CheckpointMissingError(f"{name}: there is no such checkpoint", fix=self._others())
+            raise CheckpointMissingError(f"{name}: no such checkpoint", fix=self._others())
         data = b""
         try:
             with folder.open(MANIFEST_FILE) as stream:
@@ -284,15 +286,15 @@ class CheckpointStore:
         return manifest
 
     def latest(self) -> Checkpoint:
-        """Open the newest checkpoint that is whole and healthy.
+        """Open the newest complete and healthy checkpoint.
 
-        Newer ones that are damaged, or of a run that was diverging, are passed over with a warning
-        and listed in `Checkpoint.problems`. If none is healthy, it is the newest whole one.
+        Newer ones that are damaged, or of a diverging run, are skipped with a warning and listed in
+        `Checkpoint.problems`. If none is healthy, the newest complete one is used.
 
         Raises:
-            CheckpointMissingError: if there is none.
-            CheckpointCorruptError: if there are some, none of them whole.
-            CheckpointError: if the newest was written in another version of the format.
+            CheckpointMissingError: there is no checkpoint.
+            CheckpointCorruptError: there are checkpoints, but none is complete.
+            CheckpointError: the newest has another version of the format.
         """
         problems: list[str] = []
         unhealthy: Checkpoint | None = None
@@ -302,31 +304,31 @@ class CheckpointStore:
             except CheckpointCorruptError as error:
                 self._known_bad.add(id)
                 problems.append(f"checkpoint {id}: {error.message}")
-                _log.warning("checkpoint %d is damaged and passed over: %s", id, error.message)
+                _log.warning("checkpoint %d is damaged and skipped: %s", id, error.message)
                 continue
             if found.manifest.healthy:
                 return Checkpoint(found.folder, found.manifest, tuple(problems))
             unhealthy = unhealthy or found
             problems.append(f"checkpoint {id}: the run was diverging when it was taken")
-            _log.warning("checkpoint %d is of a run that was diverging and passed over", id)
+            _log.warning("checkpoint %d of a diverging run is skipped", id)
         if unhealthy is not None:
             return Checkpoint(unhealthy.folder, unhealthy.manifest, tuple(problems))
         if problems:
             raise CheckpointCorruptError(
-                f"{self._root}: no checkpoint is whole: " + "; ".join(problems),
-                fix="Restore its files from a backup, or start anew without --resume.",
+                f"{self._root}: no checkpoint is complete: " + "; ".join(problems),
+                fix="Restore its files from a backup, or start again without --resume.",
             )
-        raise CheckpointMissingError(f"{self._root}: there is no finished checkpoint")
+        raise CheckpointMissingError(f"{self._root}: no finished checkpoint")
 
     # -------------------------------------------------------------- inside
 
     def _others(self) -> str:
-        """What to do about one that is not there."""
+        """Return the fix for a missing checkpoint."""
         ids = self.ids()
         if not ids:
-            return "This run has saved none: leave the number out, or name another run."
+            return "This run has saved no checkpoint: omit the number, or use another run."
         shown = ", ".join(str(id) for id in ids[-_MOST_SHOWN:])
-        return f"Name one that is there: {'..., ' if len(ids) > _MOST_SHOWN else ''}{shown}."
+        return f"Use an existing one: {'..., ' if len(ids) > _MOST_SHOWN else ''}{shown}."
 
     def _verify(self, folder: Folder, manifest: CheckpointManifest) -> None:
         if self._root.is_remote:
@@ -336,7 +338,7 @@ class CheckpointStore:
             verify_part(folder, part)
 
     def _sweep(self, found: Mapping[int, bool], is_left: Callable[[int], bool]) -> None:
-        """Remove what saves that never ended have left, where ``is_left`` says so."""
+        """Remove unfinished saves for which ``is_left`` is true."""
         for id, is_committed in found.items():
             if not is_committed and is_left(id):
                 _log.info("removing the unfinished checkpoint %d", id)
@@ -347,14 +349,14 @@ class CheckpointStore:
         try:
             self._root.sweep(is_left)
         except GeoRayError as error:
-            _log.warning("what unfinished saves have left stays: %s", error.message)
+            _log.warning("files of unfinished saves were not removed: %s", error.message)
 
     def _retain(self) -> None:
-        """Remove everything older than the `keep` newest checkpoints that look whole.
+        """Remove everything older than the `keep` newest checkpoints that look complete.
 
-        The newest healthy one stays, however old it is.
+        The newest healthy one is always retained.
 
-        A failure here is logged only: the save itself has succeeded.
+        A failure is only logged, because the save itself has succeeded.
         """
         retained, has_healthy = 0, False
         for id in reversed(self.ids()):
@@ -366,7 +368,7 @@ class CheckpointStore:
                 continue
             folder = self._root.folder(id)
             try:
-                # Without its manifest it is an unfinished save, whatever happens next.
+                # Without its manifest it is an unfinished save, even after a crash.
                 folder.remove([MANIFEST_FILE])
                 self._failpoint("retention.uncommitted")
                 folder.clear()
@@ -375,7 +377,7 @@ class CheckpointStore:
                 _log.warning("the old checkpoint %d could not be removed: %s", id, error)
 
     def _seen(self, id: int) -> Checkpoint | None:
-        """A checkpoint that looks whole; hashing old ones at each save costs much."""
+        """Return a checkpoint that looks complete; hashing old ones at each save is expensive."""
         try:
             return self.peek(id)
         except CheckpointError:
@@ -386,8 +388,8 @@ def verify_part(place: Path | PartSource, info: PartInfo) -> None:
     """Check size and SHA-256 of a part's file without keeping it in memory.
 
     Raises:
-        CheckpointCorruptError: if the file is missing or not what ``info`` says.
-        StoreError: if a store does not answer or refuses.
+        CheckpointCorruptError: the file is missing or differs from ``info``.
+        StoreError: a store does not answer or refuses.
     """
     folder: PartSource = LocalFolder(place) if isinstance(place, Path) else place
     name = folder.name_of(info.file)
@@ -400,14 +402,14 @@ def verify_part(place: Path | PartSource, info: PartInfo) -> None:
     except OSError as error:
         raise CheckpointCorruptError(f"{name}: cannot be read: {error.strerror}") from error
     if digest.hexdigest() != info.sha256:
-        raise CheckpointCorruptError(f"{name}: its SHA-256 is not that of the manifest")
+        raise CheckpointCorruptError(f"{name}: its SHA-256 differs from the manifest")
 
 
 def _check_sizes(folder: Folder, manifest: CheckpointManifest) -> None:
     sizes = folder.sizes()
     for part in manifest.parts:
         if sizes.get(part.file) != part.bytes:
-            found = f"{sizes[part.file]} bytes long" if part.file in sizes else "not there"
+            found = f"{sizes[part.file]} bytes long" if part.file in sizes else "missing"
             raise CheckpointCorruptError(
                 f"{folder.name_of(part.file)}: {found}; the manifest says {part.bytes}"
             )

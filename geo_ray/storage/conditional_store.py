@@ -1,7 +1,7 @@
 """Conditional writes: values replaced only if unchanged since they were read.
 
 Implemented for a directory (under a file lock) and for a bucket (each write is a new numbered
-object). Leases, journals and requests are kept in such a store.
+object). Leases, journals and requests use such a store.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MAX_RECORD_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class StoredValue:
-    """A value as it was read.
+    """A stored value.
 
     Attributes:
         data: its bytes.
-        tag: changes with every write, as an object store's ETag does.
-        age_s: how long ago it was written, as far as that can be told; for people.
+        tag: changes with every write, like the ETag of an object store.
+        age_s: time since it was written, if known; informative.
     """
 
     data: bytes
@@ -46,50 +46,50 @@ class StoredValue:
 class ConditionalStore(Protocol):
     """A few small values by key.
 
-    A directory does it with a lock. In an object store each write of a value is an object with the
-    next number, written with ``If-None-Match: *``.
+    A directory uses a lock. In an object store each write of a value is an object with the next
+    number, written with ``If-None-Match: *``.
     """
 
     def read(self, key: str) -> StoredValue | None:
-        """Give a value; None if there is none.
+        """Return a value, or None.
 
         Raises:
             RunDirectoryError: it cannot be read.
         """
 
     def write(self, key: str, data: bytes, expected: str | None) -> str | None:
-        """Write a value if nobody has since it was read.
+        """Write a value if it has not changed since it was read.
 
         Args:
-            key: of the value.
-            data: its bytes, different from those of every write before.
-            expected: the tag that it had; None: there was none.
+            key: key of the value.
+            data: its bytes, different from those of every earlier write.
+            expected: tag of the read value; None: there was none.
 
         Returns:
-            Its tag now; None if it was not written, as it had changed.
+            Its new tag; None if it was not written, because it had changed.
 
         Raises:
-            RunDirectoryError: it cannot be written; or it was, and the answer got lost.
+            RunDirectoryError: it cannot be written; or it was, but the answer was lost.
         """
 
     def remove(self, key: str) -> None:
-        """Remove a value that nobody needs; does nothing if there is none.
+        """Remove an unused value; does nothing if it does not exist.
 
-        A late writer that has seen it may write it once more: readers must not rely on its absence.
+        A late writer may write it again: readers must not rely on its absence.
 
         Raises:
             RunDirectoryError: it cannot be removed.
         """
 
     def unchanged(self, key: str, tag: str) -> AbstractContextManager[bool]:
-        """Look whether a value still has a tag, and let nobody write it while the block runs.
+        """Check whether a value still has a tag, and block other writers while the block runs.
 
-        A store that cannot hold writers off, such as an object store, only looks. What is written
-        in the block must then be refused by itself if it is late: one value that names what counts,
-        and who said so, is replaced by a conditional write, and every new holder first replaces it.
+        A store that cannot block writers, such as an object store, only checks. Late writes of the
+        block must then be rejected by themselves: a single value with the valid state and its
+        writer is replaced by conditional writes, and every new holder replaces it first.
 
         Raises:
-            RunDirectoryError: it cannot be read, or not be held.
+            RunDirectoryError: the value cannot be read or locked.
         """
 
 
@@ -102,12 +102,12 @@ _log = logging.getLogger(__name__)
 class LocalConditionalStore:
     """See `ConditionalStore`; for processes that share the directory.
 
-    The system gives a lock back when its process ends, whatever ends it. Where the file system has
-    no locks, values are compared and then written, which two writers at one moment could both do.
+    The system releases a lock when its process ends, for any reason. On a file system without
+    locks, values are compared and then written, which two simultaneous writers could both do.
 
     Args:
-        root: the directory, which exists.
-        lock_wait_s: how long to wait for another process that is writing.
+        root: existing directory.
+        lock_wait_s: timeout for another process that is writing.
     """
 
     def __init__(self, root: Path, lock_wait_s: float = _LOCK_WAIT_S) -> None:
@@ -187,8 +187,8 @@ class LocalConditionalStore:
                 if time.monotonic() > deadline_s:
                     raise RunDirectoryError(
                         f"{path} has been locked for {self._lock_wait_s:g} s by a process that is "
-                        "writing to the run and does not come to its end",
-                        fix=f"End that process (`fuser {path}` names it), then try again.",
+                        "writing to the run and does not finish",
+                        fix=f"End that process (`fuser {path}` shows it), then try again.",
                     ) from None
             except OSError as error:
                 self._has_locks = False
@@ -211,7 +211,7 @@ def _unreadable(path: Path, error: OSError) -> RunDirectoryError:
 T = TypeVar("T")
 
 LEASE_LIMITS: Final = RequestLimits(2.0, 4.0, attempts=1)
-"""For the bucket of a conditional store, which repeats requests itself."""
+"""Limits for the bucket of a conditional store, which retries requests itself."""
 
 _REPEATS_AFTER_S: Final = (0.2, 0.8)
 _KEPT: Final = 3  # a reader may have listed an older one
@@ -220,11 +220,11 @@ _TRIES: Final = 5
 
 
 class S3ConditionalStore:
-    """See `ConditionalStore`; for processes that share nothing but a bucket.
+    """See `ConditionalStore`; for processes that share only a bucket.
 
     Args:
-        bucket: which.
-        prefix: of all keys, with its slash at the end; "" for the bucket's root.
+        bucket: the bucket.
+        prefix: prefix of all keys, with a trailing slash; "" for the bucket's root.
     """
 
     def __init__(self, bucket: Bucket, prefix: str) -> None:
@@ -279,7 +279,7 @@ class S3ConditionalStore:
 
     @contextmanager
     def unchanged(self, key: str, tag: str) -> Iterator[bool]:
-        """See `ConditionalStore.unchanged`; it only looks."""
+        """See `ConditionalStore.unchanged`; only checks."""
         asked = _Asked(self._bucket.limits)
         yield max(self._numbers(key, asked), default=0) == int(tag)
 
@@ -301,7 +301,7 @@ class S3ConditionalStore:
         return asked.repeat(get)
 
     def _is_own(self, key: str, number: int, data: bytes, asked: _Asked) -> bool:
-        """Whether an object was written by an earlier request of this process, with no answer."""
+        """Return whether an unanswered earlier request of this process has written an object."""
         try:
             return asked.repeats > 0 and self._value(key, number, asked).data == data
         except FileNotFoundError:
@@ -316,10 +316,10 @@ class S3ConditionalStore:
 
 
 class _Asked:
-    """The requests of one call, which ends in time although a server hangs.
+    """Requests of one call, which ends in time even if a server hangs.
 
     Attributes:
-        repeats: how many requests were repeated.
+        repeats: number of retried requests.
     """
 
     def __init__(self, limits: RequestLimits) -> None:
@@ -329,7 +329,7 @@ class _Asked:
         self.repeats = 0
 
     def repeat(self, request: Callable[[], T]) -> T:
-        """Send a request, again if it fails, as long as one that hangs would end in time.
+        """Send a request, with retries while a hanging one would still end in time.
 
         Raises:
             RunDirectoryError: the store did not answer in time, or refused.
@@ -363,20 +363,20 @@ def _remote_error(error: StoreError) -> RunDirectoryError:
 
 
 def _age_s(answer: Mapping[str, Any]) -> float | None:
-    """How old an object is by its server's clock, which both times are of; None if not known."""
+    """Return the age of an object by its server's clock; None if unknown."""
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     written = answer.get("LastModified")
     if date is None or not isinstance(written, datetime):
         return None
     try:
         return max(0.0, (parsedate_to_datetime(date) - written).total_seconds())
-    except (ValueError, TypeError, OverflowError):  # no date, or one without a time zone
+    except (ValueError, TypeError, OverflowError):  # not a date, or without a time zone
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """See the module.
+    """Location of a conditional store.
 
     Attributes:
         uri: a directory's path, or an ``s3://`` address.
@@ -386,25 +386,25 @@ class StoreLocation:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it lies in a bucket."""
+        """Whether it is in a bucket."""
         return is_s3(self.uri)
 
     @property
     def shown(self) -> str:
-        """How people would type it."""
+        """The location as typed."""
         if self.is_remote:
             return self.uri
         path, here = Path(self.uri), Path.cwd()
         return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
     def store(self, below: str = "") -> ConditionalStore:
-        """Return what reads and writes there; nothing is contacted yet.
+        """Return the store; nothing is contacted yet.
 
         Args:
-            below: name of a folder in it; empty: itself.
+            below: name of a subfolder; empty: the location itself.
 
         Raises:
-            StoreError: the address is none.
+            StoreError: the address is invalid.
         """
         if not self.is_remote:
             return LocalConditionalStore(Path(self.uri) / below)

@@ -1,10 +1,10 @@
-"""Checkpoint folders in a directory, a bucket or a spool of unnamed files, with one interface.
+"""Checkpoint folders in a directory, a bucket or temporary files, with one interface.
 
 Directory: temporary file, sync, rename, sync of the directory. Bucket: a bucket has no folders
 to create or rename, so a save begins with a small object, the claim; claim and manifest are
 written on condition that they do not exist, so that the second of two writers of one checkpoint
-is refused. Spool: parts that are only forwarded lie in unnamed files that vanish with their
-process.
+is rejected. Temporary files: parts that are only forwarded are in unnamed files that vanish with
+their process.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ from geo_ray.storage.uri import parse_s3
 
 
 class PartSource(Protocol):
-    """Where parts are read."""
+    """Source of parts."""
 
     def name_of(self, file: str) -> str:
         """Address of a file, for messages."""
 
     def open(self, file: str, num_bytes: int | None = None) -> io.RawIOBase:
-        """A file for one reading from its beginning, unbuffered.
+        """Open a file for sequential reading, unbuffered.
 
         Args:
-            file: its name.
-            num_bytes: that it must have; None: any number.
+            file: name of the file.
+            num_bytes: required size; None: any size.
 
         Raises:
-            CheckpointCorruptError: it is not there, cannot be read, or has another size.
+            CheckpointCorruptError: the file is missing, unreadable, or has another size.
         """
 
 
 class PartTarget(Protocol):
-    """Where parts are written."""
+    """Destination of parts."""
 
     def name_of(self, file: str) -> str:
         """Address of a file, for messages."""
 
     def has(self, file: str) -> bool:
-        """Whether a file is there."""
+        """Return whether a file exists."""
 
     def write(
         self,
@@ -71,38 +71,37 @@ class PartTarget(Protocol):
         num_bytes: int,
         failpoint: Failpoint = no_failpoint,
     ) -> None:
-        """Write a file; when this returns, it outlives the machine.
+        """Write a file durably.
 
         Args:
-            file: its name.
-            chunks: the content; each is valid until the next is asked for.
-            num_bytes: of the whole.
+            file: name of the file.
+            chunks: content; each chunk is valid until the next is requested.
+            num_bytes: total size.
             failpoint: for tests.
 
         Raises:
-            CheckpointConflictError: a bucket has the file already; a directory replaces it.
+            CheckpointConflictError: the file exists in a bucket; a directory replaces it.
         """
 
 
 class Folder(PartSource, PartTarget, Protocol):
-    """The files of one checkpoint. Each is there whole or not at all.
+    """The files of one checkpoint. Each is complete or absent.
 
-    What cannot be written or removed is a `RunDirectoryError` in a directory, a `StoreError` in a
-    bucket.
+    Failures to write or remove raise `RunDirectoryError` in a directory, `StoreError` in a bucket.
     """
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of all files."""
+        """Return the sizes of all files."""
 
     def remove(self, files: Iterable[str]) -> None:
-        """Remove files that are there."""
+        """Remove existing files."""
 
     def clear(self) -> None:
-        """Remove whatever there is, half-written files included."""
+        """Remove all files, including incomplete ones."""
 
 
 class Root(Protocol):
-    """The place below which the folders of one run's checkpoints lie.
+    """Parent of the checkpoint folders of a run.
 
     Attributes:
         is_remote: whether every access is a network request, which is slow and may cost money. A
@@ -113,38 +112,38 @@ class Root(Protocol):
     is_remote: bool
 
     def __str__(self) -> str:
-        """Its address, for messages."""
+        """Address of the root, for messages."""
 
     def folder(self, id: int) -> Folder:
-        """The folder of one checkpoint, which need not be there."""
+        """Return the folder of one checkpoint, which may not exist."""
 
     def ids(self) -> dict[int, bool]:
-        """All checkpoints of which there is something, and whether their manifest is there."""
+        """Return all checkpoints with files, and whether they have a manifest."""
 
     def claim(self, id: int) -> None:
-        """Begin a save, which is this one's from now on.
+        """Begin a save, and claim it for this writer.
 
         Raises:
             CheckpointConflictError: another writer has begun it.
         """
 
     def owner(self, id: int) -> Literal["self", "other"] | None:
-        """Whose save it is; None if it was not begun. A directory cannot tell one from another."""
+        """Return the owner of a save; None if it was not begun. A directory has a single owner."""
 
     def sweep(self, is_left: Callable[[int], bool]) -> None:
-        """Remove what is in no folder: half-written files of checkpoints that are left."""
+        """Remove incomplete files of unfinished checkpoints that are in no folder."""
 
 
 FOLDER_NAME = re.compile(r"^ckpt-([0-9]{8,18})$")
 
 
 def folder_name(id: int) -> str:
-    """The name of a checkpoint's folder, in directories and buckets."""
+    """Return the name of a checkpoint's folder, in directories and buckets."""
     return f"ckpt-{id:08d}"
 
 
 def directory_of(root: Path, id: int) -> Path:
-    """Return where the parts of checkpoint ``id`` lie below a directory of checkpoints."""
+    """Return the folder of checkpoint ``id`` below a directory of checkpoints."""
     return root / folder_name(id)
 
 
@@ -159,10 +158,10 @@ class LocalFolder:
         self.path = path
 
     def make(self) -> None:
-        """Make the directory, unless it is there.
+        """Create the directory, unless it exists.
 
         Raises:
-            RunDirectoryError: it cannot be made.
+            RunDirectoryError: the directory cannot be created.
         """
         try:
             make_directory(self.path, exist_ok=True)
@@ -189,10 +188,10 @@ class LocalFolder:
         try:
             size = path.lstat().st_size
             if not path.is_file() or path.is_symlink():
-                raise CheckpointCorruptError(f"{path}: it is no plain file")
+                raise CheckpointCorruptError(f"{path}: not a regular file")
             if num_bytes not in (None, size):
                 raise CheckpointCorruptError(
-                    f"{path}: {size} bytes long; the manifest says {num_bytes}"
+                    f"{path}: {size} bytes long; the manifest states {num_bytes}"
                 )
             return _Passed(path)
         except OSError as error:
@@ -219,7 +218,7 @@ class LocalFolder:
             raise unwritable(self.path, error) from error
 
     def clear(self) -> None:
-        """See `Folder.clear`; the directory goes, too."""
+        """See `Folder.clear`; the directory is removed as well."""
         try:
             if self.path.is_dir():
                 shutil.rmtree(self.path)
@@ -231,7 +230,7 @@ class LocalRoot:
     """See `Root`.
 
     Args:
-        path: the directory; made by the first claim.
+        path: the directory; created by the first claim.
     """
 
     is_remote = False
@@ -272,11 +271,11 @@ class LocalRoot:
         return "self" if self.folder(id).path.is_dir() else None
 
     def sweep(self, is_left: Callable[[int], bool]) -> None:
-        """See `Root.sweep`: all that is half-written lies in a folder."""
+        """See `Root.sweep`: all incomplete files are in a folder."""
 
 
 class _Passed(io.FileIO):
-    """A file whose pages are handed back to the system once they were read."""
+    """A file whose pages are dropped from the page cache after reading."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "rb")
@@ -296,7 +295,7 @@ _WRITER: Final = "geo-ray-writer"
 
 @lru_cache(maxsize=16)
 def bucket_at(uri: str) -> Bucket:
-    """The bucket at an address; one per process, its client takes a while to make."""
+    """Return the bucket of an address; cached, because its client is slow to create."""
     return Bucket(parse_s3(uri), LIMITS)
 
 
@@ -304,8 +303,8 @@ class S3Folder:
     """See `Folder`.
 
     Args:
-        uri: of the bucket, with its options.
-        prefix: all keys of the folder begin with it.
+        uri: address of the bucket, with its options.
+        prefix: prefix of all keys of the folder.
     """
 
     def __init__(self, uri: str, prefix: str) -> None:
@@ -314,7 +313,7 @@ class S3Folder:
 
     @property
     def _bucket(self) -> Bucket:
-        return bucket_at(self._uri)  # made only where it is asked
+        return bucket_at(self._uri)  # created on first use
 
     def name_of(self, file: str) -> str:
         """See `Folder.name_of`."""
@@ -332,7 +331,7 @@ class S3Folder:
             upload_once(self._bucket, self._prefix + file, chunks, num_bytes, failpoint)
         except FileExistsError:
             raise CheckpointConflictError(
-                f"{self.name_of(file)}: another writer has written it, or given this save up"
+                f"{self.name_of(file)}: another writer has written it, or abandoned this save"
             ) from None
 
     def open(self, file: str, num_bytes: int | None = None) -> io.RawIOBase:
@@ -340,11 +339,11 @@ class S3Folder:
         try:
             reader = ObjectReader(self._bucket, self._prefix + file)
         except FileNotFoundError:
-            raise CheckpointCorruptError(f"{self.name_of(file)}: it is not there") from None
+            raise CheckpointCorruptError(f"{self.name_of(file)}: missing") from None
         if num_bytes not in (None, reader.size):
             reader.close()
             raise CheckpointCorruptError(
-                f"{self.name_of(file)}: {reader.size} bytes long; the manifest says {num_bytes}"
+                f"{self.name_of(file)}: {reader.size} bytes long; the manifest states {num_bytes}"
             )
         return reader
 
@@ -353,7 +352,7 @@ class S3Folder:
         return self._prefix + file in self._bucket.sizes(self._prefix + file)
 
     def sizes(self) -> dict[str, int]:
-        """See `Folder.sizes`; the claim is none of a checkpoint's files."""
+        """See `Folder.sizes`; the claim is not one of a checkpoint's files."""
         found = self._bucket.sizes(self._prefix)
         names = {key.removeprefix(self._prefix): size for key, size in found.items()}
         return {name: size for name, size in names.items() if name != CLAIM_FILE}
@@ -363,7 +362,7 @@ class S3Folder:
         self._bucket.delete(self._prefix + file for file in files)
 
     def clear(self) -> None:
-        """See `Folder.clear`; the claim goes last."""
+        """See `Folder.clear`; the claim is removed last."""
         _drop_uploads(self._bucket, self._prefix)
         found = self._bucket.sizes(self._prefix)
         self._bucket.delete(sorted(found, key=methodcaller("endswith", f"/{CLAIM_FILE}")))
@@ -397,7 +396,7 @@ class S3Root:
         return S3Folder(self._uri, f"{self._prefix}{folder_name(id)}/")
 
     def beside(self, name: str) -> S3Folder:
-        """A folder that is of no checkpoint."""
+        """Return a folder outside of checkpoints."""
         return S3Folder(self._uri, f"{self._prefix}{name}/")
 
     def ids(self) -> dict[int, bool]:
@@ -414,13 +413,13 @@ class S3Root:
 
         Raises:
             CheckpointConflictError: another writer has begun it.
-            StoreError: the store does not answer or refuses, or it does not keep to the condition.
+            StoreError: the store does not answer or refuses, or ignores the condition.
         """
         key, mine = self._claim_key(id), {_WRITER: self._me}
         try:
             self._bucket.put(key, b"", once=True, metadata=mine)
         except FileExistsError:
-            if self.owner(id) != "self":  # else the answer to the same request was lost
+            if self.owner(id) != "self":  # otherwise the answer to this request was lost
                 raise CheckpointConflictError(
                     f"{self}: another writer has begun checkpoint {id}"
                 ) from None
@@ -457,12 +456,12 @@ def _drop_uploads(
 ) -> None:
     for key, upload in bucket.uploads(prefix):
         if is_left is None or is_left(key):
-            _log.info("giving the unfinished upload of %s up", key)
+            _log.info("aborting the unfinished upload of %s", key)
             bucket.drop_upload(key, upload)
 
 
 class TempFileFolder:
-    """See `PartTarget`; what was written is read by pieces, from any thread."""
+    """See `PartTarget`; its files can be read in pieces, from any thread."""
 
     def __init__(self) -> None:
         self._files: dict[str, IO[bytes]] = {}
@@ -498,15 +497,15 @@ class TempFileFolder:
             self._files[file] = stream
 
     def piece(self, file: str, offset: int, num_bytes: int) -> bytes:
-        """Bytes of a file from ``offset`` on; fewer than asked for only at its end.
+        """Return bytes of a file from ``offset`` on; fewer than requested only at its end.
 
         Raises:
-            CheckpointCorruptError: the file is not there any more, or cannot be read.
+            CheckpointCorruptError: the file no longer exists, or cannot be read.
         """
         with self._lock:
             stream = self._files.get(file)
             if stream is None:
-                raise CheckpointCorruptError(f"{self.name_of(file)}: it is not there any more")
+                raise CheckpointCorruptError(f"{self.name_of(file)}: it no longer exists")
             try:
                 stream.seek(offset)
                 return stream.read(num_bytes)

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint, and the names of its parts.
 
-The manifest is one small file. It is written last and commits all parts at once; without it a
-checkpoint does not exist.
+The manifest is one small file. It is written last and commits all parts; without it a checkpoint
+does not exist.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SHARD = re.compile(r"^(.+)-ps[0-9]+(\.safetensors)?$")
 
 
 def shard_part_name(region: str, index: int) -> str:
-    """Name of the part of one shard."""
+    """Return the name of the part of one shard."""
     return f"{region}-ps{index}"
 
 
 def region_of(part: str) -> str | None:
-    """The region whose server wrote a part, from its name or its file's; None for the averager."""
+    """Return the region of a part, from its name or file name; None for the averager's part."""
     match = _SHARD.match(part)
     return None if match is None else match[1]
 
@@ -47,12 +47,12 @@ _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), MessageWords("64 hexa
 
 
 class PartInfo(StrictModel):
-    """One part, as its writer reports it."""
+    """A part, as reported by its writer."""
 
     name: PartName = Field(description="unique in the checkpoint")
     file: str = Field(description="name of the file in the checkpoint's directory")
     bytes: int = Field(ge=0, description="size of the file")
-    sha256: _Sha256 = Field(description="of the whole file, hex")
+    sha256: _Sha256 = Field(description="digest of the whole file, hex")
     finite: bool = Field(default=True, description="whether it has no NaN and no infinity")
 
     @model_validator(mode="after")
@@ -63,18 +63,19 @@ class PartInfo(StrictModel):
 
 
 class CheckpointManifest(StrictModel):
-    """A whole checkpoint."""
+    """Manifest of a checkpoint."""
 
-    version: int = Field(default=FORMAT_VERSION, description="of this format")
+    version: int = Field(default=FORMAT_VERSION, description="version of the format")
     id: int = Field(ge=0, lt=10**18, description="counts the saves of a run; a larger id is newer")
-    step: int = Field(ge=0, description="region steps done at the cut")
-    created: str = Field(max_length=64, description="time of the commit, ISO 8601, for people")
-    config_digest: _Sha256 = Field(description="of the run's configuration")
+    step: int = Field(ge=0, description="region steps at the consistent cut")
+    created: str = Field(max_length=64, description="time of the commit, ISO 8601, informative")
+    config_digest: _Sha256 = Field(description="digest of the run's configuration")
     parts: tuple[PartInfo, ...] = Field(description="every part, each in its own file")
     healthy: bool = Field(
-        default=True, description="whether the run was not diverging; such a one is resumed from"
+        default=True,
+        description="whether the run was not diverging; a resume uses only healthy checkpoints",
     )
-    extra: dict[str, JsonValue] = Field(default_factory=dict, description="JSON of the run's own")
+    extra: dict[str, JsonValue] = Field(default_factory=dict, description="further JSON of the run")
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -87,7 +88,7 @@ class CheckpointManifest(StrictModel):
         """Return the part of that name.
 
         Raises:
-            CheckpointError: if there is none.
+            CheckpointError: there is no such part.
         """
         for part in self.parts:
             if part.name == name:
@@ -97,28 +98,28 @@ class CheckpointManifest(StrictModel):
 
 
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
-    """Write a manifest, its own SHA-256 included, in the one way that `decode_manifest` takes.
+    """Encode a manifest canonically, including its own SHA-256, for `decode_manifest`.
 
     Raises:
-        CheckpointError: if `CheckpointManifest.extra` holds something that is no JSON, or is huge.
+        CheckpointError: `CheckpointManifest.extra` is not JSON, or too large.
     """
     try:
         body = manifest.model_dump(mode="json", exclude={"extra"})
-        body["extra"] = manifest.extra  # as it is: dumping would turn NaN into null
+        body["extra"] = manifest.extra  # unchanged, because dumping would convert NaN to null
         data = canonical_json({"manifest": body, "sha256": sha256_hex(canonical_json(body))})
     except (ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"checkpoint {manifest.id}: `extra` is no JSON: {error}") from error
+        raise CheckpointError(f"checkpoint {manifest.id}: `extra` is not JSON: {error}") from error
     if len(data) > MAX_MANIFEST_BYTES:
         raise CheckpointError(f"checkpoint {manifest.id}: manifest over {MAX_MANIFEST_BYTES} bytes")
     return data
 
 
 def decode_manifest(data: bytes) -> CheckpointManifest:
-    """Read what `encode_manifest` wrote; any change of any byte is noticed.
+    """Decode a result of `encode_manifest`; any changed byte is detected.
 
     Raises:
-        CheckpointCorruptError: if the bytes are not those of a manifest.
-        CheckpointError: if they are, but of another version of the format.
+        CheckpointCorruptError: the bytes are not a manifest.
+        CheckpointError: the manifest has another version of the format.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise CheckpointCorruptError(f"the manifest is larger than {MAX_MANIFEST_BYTES} bytes")

@@ -1,7 +1,7 @@
 """Parts of a checkpoint: the tensors and JSON state of one process in one safetensors file.
 
 A file is: header length (8 bytes, little-endian), header (JSON), raw little-endian tensors. The
-header is written canonically, and read with limits before anything is decoded.
+header is canonical, and checked against limits before anything is decoded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ALIGNMENT = 8
 
 
 class Described(Protocol):
-    """What a header says of a tensor."""
+    """Header entry of a tensor."""
 
     @property
     def shape(self) -> torch.Size:
@@ -62,14 +62,14 @@ class Described(Protocol):
         """Its elements."""
 
     def element_size(self) -> int:
-        """Bytes of one."""
+        """Bytes of one element."""
 
 
 DescribedT = TypeVar("DescribedT", bound=Described)
 
 
 def aligned(tensors: Mapping[str, DescribedT]) -> dict[str, DescribedT]:
-    """Return the tensors with the largest elements first, which keeps every one aligned."""
+    """Return the tensors with the largest elements first, which keeps all of them aligned."""
     order = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
     return {key: tensors[key] for key in order}
 
@@ -78,13 +78,13 @@ def encode_header(tensors: Mapping[str, Described], metadata: Mapping[str, str])
     """Return the header, length included, of tensors that follow in the mapping's order.
 
     Raises:
-        CheckpointError: for tensors or metadata beyond the limits of `check_header`.
+        CheckpointError: tensors or metadata exceed the limits of `check_header`.
     """
     tree: JSONObject = {"__metadata__": dict(metadata)}
     end = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _CODES:
-            raise CheckpointError(f"tensor {name!r} has type {tensor.dtype}, which is not saved")
+            raise CheckpointError(f"tensor {name!r} has type {tensor.dtype}, which cannot be saved")
         start, end = end, end + tensor.numel() * tensor.element_size()
         tree[name] = {
             "dtype": _CODES[tensor.dtype],
@@ -109,8 +109,8 @@ class Entry:
         name: its name.
         dtype: its type.
         shape: its axes.
-        start: where it begins, in bytes after the header.
-        stop: where it ends.
+        start: first byte, counted after the header.
+        stop: the byte after its last.
     """
 
     name: str
@@ -121,10 +121,10 @@ class Entry:
 
 
 def header_bytes(start: bytes) -> int:
-    """Size of a header with the length before it, from a file's first 8 bytes.
+    """Return the size of a header including its length field, from a file's first 8 bytes.
 
     Raises:
-        CheckpointCorruptError: it cannot be.
+        CheckpointCorruptError: the size is invalid.
     """
     size = int.from_bytes(start, "little")
     if len(start) < LENGTH_BYTES or size > MAX_HEADER_BYTES:
@@ -140,10 +140,10 @@ def check_header(data: memoryview, file_bytes: int) -> tuple[dict[str, str], lis
         file_bytes: size of the whole file.
 
     Returns:
-        Its metadata, and its tensors in the order in which they lie there.
+        Its metadata, and its tensors in their order in the file.
 
     Raises:
-        CheckpointCorruptError: saying which rule is broken. No tensor was decoded.
+        CheckpointCorruptError: names the violated rule. No tensor was decoded.
     """
     end = header_bytes(bytes(data[:LENGTH_BYTES]))
     if end > len(data):
@@ -151,9 +151,9 @@ def check_header(data: memoryview, file_bytes: int) -> tuple[dict[str, str], lis
     try:
         tree = json.loads(bytes(data[LENGTH_BYTES:end]))
     except (ValueError, RecursionError) as error:
-        raise CheckpointCorruptError("the header is no JSON") from error
+        raise CheckpointCorruptError("the header is not JSON") from error
     if not isinstance(tree, dict) or len(tree) > MAX_TENSORS + 1:
-        raise CheckpointCorruptError(f"the header is no table of at most {MAX_TENSORS} tensors")
+        raise CheckpointCorruptError(f"the header is not a table of at most {MAX_TENSORS} tensors")
     metadata = tree.pop("__metadata__", None)
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointCorruptError("the header has no metadata")
@@ -165,12 +165,12 @@ def check_header(data: memoryview, file_bytes: int) -> tuple[dict[str, str], lis
             raise CheckpointCorruptError("tensors overlap or leave a gap")
         position = each.stop
     if end + position != file_bytes:
-        raise CheckpointCorruptError("the tensors do not end where the file does")
+        raise CheckpointCorruptError("the tensors do not end at the end of the file")
     return metadata, found
 
 
 def _entry(name: str, entry: Any) -> Entry:
-    """Return what is said of a tensor, if that is sound."""
+    """Return the entry of a tensor, if it is valid."""
     broken = CheckpointCorruptError(f"the entry of tensor {name[:60]!r} is not valid")
     if len(name) > MAX_NAME_LENGTH or not isinstance(entry, dict) or len(entry) != 3:
         raise broken
@@ -185,7 +185,7 @@ def _entry(name: str, entry: Any) -> Entry:
 
 
 def _sizes(value: Any, max_length: int) -> bool:
-    """Say whether ``value`` is a short list of sizes, none of them negative or absurd."""
+    """Return whether ``value`` is a short list of valid sizes."""
     return (
         isinstance(value, list)
         and len(value) <= max_length
@@ -198,10 +198,10 @@ _BLOCK_BYTES = 1 << 22
 
 
 class InPieces(Described, Protocol):
-    """A tensor that is not there as a whole."""
+    """A tensor that is provided in pieces."""
 
     def pieces(self) -> Iterator[Tensor]:
-        """Its content in order, flat, on the CPU; a piece is valid until the next is asked for."""
+        """Yield its flat content on the CPU; a piece is valid until the next is requested."""
 
 
 def write_part(
@@ -211,27 +211,27 @@ def write_part(
     meta: JSONObject,
     failpoint: Failpoint = no_failpoint,
 ) -> PartInfo:
-    """Write one process's share of a checkpoint; it counts once a manifest names it.
+    """Write one process's part of a checkpoint; it becomes valid with a manifest that lists it.
 
-    The bytes depend on the arguments alone. Tensors are written from where they lie, so no second
-    copy is made of those on the CPU; each piece is checked, hashed and written at once.
+    The bytes depend only on the arguments. Tensors on the CPU are written without a copy; each
+    piece is checked, hashed and written at once.
 
     Args:
-        place: what `CheckpointStore.begin` returned, or a directory.
+        place: result of `CheckpointStore.begin`, or a directory.
         name: letters, digits, ``_ . -``; unique in the checkpoint, such as ``eu-west-ps0``.
         tensors: by name; any shape, on any device; the types of `header.DTYPES`.
-        meta: plain JSON, such as the books.
+        meta: plain JSON, such as ledgers.
         failpoint: for tests.
 
     Raises:
-        CheckpointError: if a name, type or size is not allowed, or the checkpoint is committed.
-        CheckpointConflictError: if a store has such a part of another writer.
-        RunDirectoryError, StoreError: if it cannot be written.
+        CheckpointError: a name, type or size is not allowed, or the checkpoint is committed.
+        CheckpointConflictError: a store has such a part of another writer.
+        RunDirectoryError, StoreError: the part cannot be written.
     """
     folder: PartTarget = LocalFolder(place) if isinstance(place, Path) else place
     file = name + PART_SUFFIX
     if folder.has(MANIFEST_FILE):
-        late = f"committed already; part {name!r} comes too late"
+        late = f"committed already; part {name!r} is too late"
         raise CheckpointError(f"{folder.name_of(MANIFEST_FILE)}: {late}")
     try:
         PartInfo(name=name, file=file, bytes=0, sha256="0" * 64)
@@ -259,33 +259,33 @@ def write_part(
 
 
 def read_part(place: Path | PartSource, info: PartInfo) -> tuple[dict[str, Tensor], JSONObject]:
-    """Read a part that a manifest names; nothing of it is given unless size and SHA-256 fit.
+    """Read a part listed in a manifest; returns nothing unless size and SHA-256 match.
 
-    Its header, which says where each tensor lies, is taken apart before the SHA-256 is known. Each
-    tensor is read to where it stays, and hashed on the way: no byte is held twice.
+    The header, with the positions of tensors, is parsed before the SHA-256 is known. Each tensor is
+    read to its final memory and hashed on the way, so no byte is held twice.
 
     Returns:
-        Tensors on the CPU, by name, and the JSON; they are the caller's own.
+        Tensors on the CPU by name, and the JSON; owned by the caller.
 
     Raises:
-        CheckpointCorruptError: if the file is missing or not what ``info`` says.
-        StoreError: if a store does not answer or refuses.
+        CheckpointCorruptError: the file is missing or differs from ``info``.
+        StoreError: a store does not answer or refuses.
     """
     folder = _folder(place)
     with _naming(folder.name_of(info.file)):
         with folder.open(info.file, info.bytes) as file:
             tensors, metadata, digest = _read_all(file, info.bytes)
         if digest != info.sha256:
-            raise CheckpointCorruptError("its SHA-256 is not that of the manifest")
+            raise CheckpointCorruptError("its SHA-256 differs from the manifest")
         return tensors, _meta_of(metadata, info)
 
 
 def read_meta(place: Path | PartSource, info: PartInfo) -> JSONObject:
-    """Read the JSON of a part alone; of one that was verified, as its SHA-256 is not looked at.
+    """Read only the JSON of a verified part; its SHA-256 is not checked.
 
     Raises:
-        CheckpointCorruptError: if the file is missing, of another size, or its header is not sound.
-        StoreError: if a store does not answer or refuses.
+        CheckpointCorruptError: the file is missing, of another size, or its header is invalid.
+        StoreError: a store does not answer or refuses.
     """
     folder = _folder(place)
     with _naming(folder.name_of(info.file)):
@@ -299,10 +299,10 @@ def _folder(place: Path | PartSource) -> PartSource:
 
 
 def _read_all(file: io.RawIOBase, file_bytes: int) -> tuple[dict[str, Tensor], dict[str, str], str]:
-    """Tensors by name, metadata and SHA-256 of an open part, in one pass.
+    """Read tensors by name, metadata and SHA-256 of an open part, in one pass.
 
     Raises:
-        CheckpointCorruptError: if its header is not sound, or the file ends early.
+        CheckpointCorruptError: its header is invalid, or the file ends early.
     """
     source = _Filling(file)
     metadata, entries = _read_header(source, file_bytes)
@@ -342,16 +342,16 @@ def _read_header(source: _Filling, file_bytes: int) -> tuple[dict[str, str], lis
 
 def _meta_of(metadata: Mapping[str, str], info: PartInfo) -> JSONObject:
     if (metadata.get("format"), metadata.get("part")) != (_FORMAT, info.name):
-        raise CheckpointCorruptError(f"it is not part {info.name!r} of this format")
+        raise CheckpointCorruptError(f"not part {info.name!r} of this format")
     meta = json.loads(metadata["meta"])
     if not isinstance(meta, dict):
-        raise CheckpointCorruptError("its JSON is no object")
+        raise CheckpointCorruptError("its JSON is not an object")
     return meta
 
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Whatever is wrong with a part is told with its name."""
+    """Add the name of the part to errors."""
     try:
         yield
     except OSError as error:
@@ -363,7 +363,7 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def _pieces(tensor: Tensor | InPieces) -> Iterator[Tensor]:
-    """Yield the elements of a tensor, flat; views of it where it is contiguous on the CPU."""
+    """Yield the flat elements of a tensor; views if it is contiguous on the CPU."""
     if not isinstance(tensor, Tensor):
         yield from tensor.pieces()
         return
@@ -372,7 +372,7 @@ def _pieces(tensor: Tensor | InPieces) -> Iterator[Tensor]:
 
 
 def _corrupt(name: str, what: str) -> CheckpointCorruptError:
-    # A folder's own complaints name the file already.
+    # Errors of a folder name the file already.
     return CheckpointCorruptError(what if what.startswith(name) else f"{name}: {what}")
 
 

@@ -1,7 +1,7 @@
-"""The locations of a run's checkpoints as plain values that every process of the run receives.
+"""Locations of a run's checkpoints, as plain values for every process of the run.
 
 `StoreRegions` accounts for checkpoint traffic between regions: the parts of a region's servers
-go to its own store if it has one, and everything else, including the averager's part, to the
+go to the region's store if it has one, and everything else, including the averager's part, to the
 common store, which is in one of the run's regions. A part written to or read from a store of
 another region has crossed between the two. Claims and manifests are too small to count.
 """
@@ -31,21 +31,21 @@ from geo_ray.storage.uri import is_s3
 
 
 class PartFolder(PartSource, PartTarget, Protocol):
-    """Where one process writes and reads its own parts."""
+    """Location of one process's parts."""
 
 
 class PartPlaces(Protocol):
-    """Where the parts of one process go."""
+    """Location of the parts of each process."""
 
     @property
     def is_remote(self) -> bool:
         """See `Root.is_remote`."""
 
     def __str__(self) -> str:
-        """Its address, for messages."""
+        """Address, for messages."""
 
     def folder(self, id: int) -> PartFolder:
-        """The folder of one checkpoint."""
+        """Return the folder of one checkpoint."""
 
     def model_folder(self, run_dir: str) -> PartFolder:
         """See `CheckpointPlaces.model_folder`."""
@@ -56,13 +56,13 @@ class PartPlaces(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlaces:
-    """Where the checkpoints of a run lie, as plain values that every process is given.
+    """Locations of a run's checkpoints, as plain values for every process.
 
     It is a `PartPlaces`.
 
     Attributes:
         main: a directory, or an ``s3://`` address.
-        regions: others for the parts of some regions' servers; the rest is in ``main``.
+        regions: separate locations for the parts of some regions' servers.
     """
 
     main: str
@@ -72,14 +72,14 @@ class CheckpointPlaces:
         return str(self.root())
 
     def root(self) -> Root:
-        """The root of all; nothing is contacted yet."""
+        """Return the root of all locations; nothing is contacted yet."""
         main = _root_at(self.main)
         if not self.regions:
             return main
         return RegionRoot(main, {name: _root_at(uri) for name, uri in self.regions.items()})
 
     def folder(self, id: int) -> Folder:
-        """The folder of one checkpoint."""
+        """Return the folder of one checkpoint."""
         return self.root().folder(id)
 
     @property
@@ -88,23 +88,23 @@ class CheckpointPlaces:
         return is_s3(self.main)
 
     def model_folder(self, run_dir: str) -> Folder:
-        """Where a region leaves the final model for who started the run.
+        """Return the folder in which a region stores the final model.
 
         Args:
-            run_dir: the run's directory, which all see where there is no store.
+            run_dir: directory of the run, which is shared if there is no store.
         """
         return self.beside("model") if self.is_remote else LocalFolder(Path(run_dir))
 
     def beside(self, name: str) -> Folder:
-        """A folder that is of no checkpoint."""
+        """Return a folder outside of checkpoints."""
         if self.is_remote:
             return S3Root(self.main).beside(name)
         return LocalFolder(Path(self.main) / name)
 
     def prepare(self, region: str | None) -> None:
-        """Load what asks for the parts of a region, or of none.
+        """Import the client of the store for the parts of a region, or of none.
 
-        It takes half a second, in which a checkpoint would hold up who trains beside it.
+        The import takes half a second, during which a checkpoint would block training.
         """
         address = self.regions.get(region or "", self.main)
         if is_s3(address):
@@ -112,11 +112,11 @@ class CheckpointPlaces:
 
 
 class RegionFolder:
-    """A `Folder` whose files lie in the folder of their region, if that has one.
+    """A `Folder` whose files are in the folder of their region, if it has one.
 
     Args:
-        main: of all others.
-        regions: by region.
+        main: folder of all others.
+        regions: folders by region.
     """
 
     def __init__(self, main: Folder, regions: Mapping[str, Folder]) -> None:
@@ -160,7 +160,7 @@ class RegionFolder:
             self._of(file).remove([file])
 
     def clear(self) -> None:
-        """See `Folder.clear`; the main one last, which says that there is something."""
+        """See `Folder.clear`; the main folder last, because it marks the checkpoint as existing."""
         for folder in (*self._regions.values(), self._main):
             folder.clear()
 
@@ -169,11 +169,11 @@ class RegionFolder:
 
 
 class RegionRoot:
-    """A `Root` with others for the parts of some regions' servers.
+    """A `Root` with separate roots for the parts of some regions' servers.
 
     Args:
-        main: has the claims, the manifests and all other parts.
-        regions: by region.
+        main: root of claims, manifests and all other parts.
+        regions: roots by region.
     """
 
     def __init__(self, main: Root, regions: Mapping[str, Root]) -> None:
@@ -218,26 +218,26 @@ Crossed = Mapping[tuple[str, str], int]
 
 @dataclass(frozen=True, slots=True)
 class StoreRegions:
-    """Where the stores of a run are.
+    """Regions of a run's stores.
 
     Attributes:
-        main: the region of the store of all.
-        own: regions with one of their own.
+        main: region of the common store.
+        own: regions with their own store.
     """
 
     main: str
     own: Collection[str] = ()
 
     def of(self, region: str | None) -> str:
-        """The region of the store that has the parts of ``region``; None: the averager's part."""
+        """Return the region of the store of ``region``; None: the averager's part."""
         return region if region is not None and region in self.own else self.main
 
     def saved(self, parts: Iterable[PartInfo], leader: str) -> Crossed:
-        """What a checkpoint has moved.
+        """Return the traffic of a checkpoint.
 
         Args:
-            parts: all of it.
-            leader: where the averager lives.
+            parts: all parts.
+            leader: the averager's region.
         """
         found: Counter[tuple[str, str]] = Counter()
         for part in parts:
@@ -246,7 +246,7 @@ class StoreRegions:
         return _between(found)
 
     def resumed(self, parts: Iterable[PartInfo], leader: str) -> Crossed:
-        """What a resume moves: every process reads its own part; the same links, the other way."""
+        """Return the traffic of a resume, in the opposite direction of a checkpoint."""
         return {(dst, src): count for (src, dst), count in self.saved(parts, leader).items()}
 
 

@@ -1,4 +1,4 @@
-"""Object stores for shards: whole small files by relative path, in a directory or in a bucket.
+"""Object stores for shards: small files by relative path, in a directory or in a bucket.
 
 `open_store` returns the store of an address: a local directory, or AWS S3, Tencent COS or any
 other S3-compatible server.
@@ -20,47 +20,47 @@ from geo_ray.storage.uri import checked_path, is_s3, local_path, parse_s3
 
 
 class Store(Protocol):
-    """Whole files by relative POSIX path; a write is seen entirely or not at all."""
+    """Files by relative POSIX path; writes are atomic."""
 
     @property
     def uri(self) -> str:
-        """The address that `open_store` takes; never holds credentials."""
+        """Address for `open_store`, without credentials."""
 
     def read(self, path: str) -> bytes:
-        """The whole file.
+        """Return the content of a file.
 
         Raises:
-            ShardMissingError: if it is not there.
-            StoreError: if the store does not answer or refuses.
+            ShardMissingError: the file does not exist.
+            StoreError: the store does not answer or refuses.
         """
 
     def open(self, path: str) -> BinaryIO:
-        """The file for reading in pieces, at any position; the caller closes it.
+        """Open a file for reading at any position; the caller closes it.
 
         Raises:
-            ShardMissingError: if it is not there.
-            StoreError: if the store does not answer or refuses, or a copy of it finds no room.
+            ShardMissingError: the file does not exist.
+            StoreError: the store does not answer or refuses, or there is no space for a copy.
         """
 
     def write(self, path: str, data: bytes) -> None:
         """Create or replace the file atomically.
 
         Raises:
-            StoreError: if the store does not answer, refuses or is full.
+            StoreError: the store does not answer, refuses or is full.
         """
 
     def exists(self, path: str) -> bool:
-        """Whether the file is there.
+        """Return whether the file exists.
 
         Raises:
-            StoreError: if the store does not answer or refuses.
+            StoreError: the store does not answer or refuses.
         """
 
     def list(self, prefix: str = "") -> list[str]:
-        """Sorted paths of all files below the folder ``prefix`` ("" for all).
+        """Return the sorted paths of all files below the folder ``prefix`` ("" for all).
 
         Raises:
-            StoreError: if the store does not answer or refuses.
+            StoreError: the store does not answer or refuses.
         """
 
 
@@ -72,7 +72,7 @@ def open_store(uri: str) -> Store:
             ``s3://bucket/prefix?endpoint_url=...&region=...&addressing=path|virtual``.
 
     Raises:
-        StoreError: if the address is not understood or carries credentials.
+        StoreError: the address is invalid or contains credentials.
     """
     return S3Store(uri) if is_s3(uri) else LocalStore(local_path(uri))
 
@@ -176,7 +176,7 @@ class S3Store:
 
     Args:
         uri: ``s3://bucket/prefix?endpoint_url=...&region=...&addressing=...``.
-        limits: of every request; a download whose body breaks off is repeated as often.
+        limits: limits of every request, also for retries of interrupted downloads.
     """
 
     def __init__(self, uri: str, limits: RequestLimits | None = None) -> None:
@@ -202,7 +202,7 @@ class S3Store:
         return self._again(get, path)
 
     def open(self, path: str) -> BinaryIO:
-        """See `Store.open`: a copy on this machine's disk, without a name and gone when closed."""
+        """See `Store.open`: an unnamed temporary copy on this machine's disk."""
         key = self._key(path)
 
         def get() -> BinaryIO:
@@ -222,7 +222,7 @@ class S3Store:
             return self._again(get, path)
         except OSError as error:
             raise StoreError(
-                f"no room for a copy of {path} of bucket {self._address.bucket!r}: {error}",
+                f"no space for a copy of {path} of bucket {self._address.bucket!r}: {error}",
                 fix="Free space, or set TMPDIR to a folder on a larger disk.",
             ) from error
 
@@ -235,11 +235,11 @@ class S3Store:
         try:
             self._bucket.metadata(self._key(path))
         except FileNotFoundError:
-            # HEAD says 404 for a missing bucket too, and that is no answer to this question.
+            # HEAD also returns 404 for a missing bucket, which is a different case.
             try:
                 self._bucket.ask("look up", path, "head_bucket")
             except FileNotFoundError:
-                raise StoreError(f"there is no {self._bucket.place}") from None
+                raise StoreError(f"no {self._bucket.place}") from None
             return False
         return True
 
@@ -255,7 +255,7 @@ class S3Store:
         return f"{self._address.prefix}/{path}" if self._address.prefix else path
 
     def _again(self, get: Callable[[], T], path: str) -> T:
-        """Repeat a download whose body broke off; boto3 itself repeats only until the headers."""
+        """Retry an interrupted download; boto3 itself retries only until the headers."""
         attempts = self._bucket.limits.attempts
 
         def tried() -> T:
@@ -264,7 +264,7 @@ class S3Store:
                     return get()
                 except broken_downloads() as error:
                     _log.warning(
-                        "bucket %s: download of %s broke off (%s), attempt %d of %d",
+                        "bucket %s: download of %s was interrupted (%s), attempt %d of %d",
                         self._address.bucket,
                         path,
                         type(error).__name__,

@@ -11,7 +11,7 @@ from geo_ray.base.errors import StoreError
 _OPTIONS = ("endpoint_url", "region", "addressing")
 _HOW_TO_WRITE = (
     "Write s3://BUCKET/PREFIX?endpoint_url=URL&region=NAME&addressing=path|virtual; all options "
-    "may be left out."
+    "are optional."
 )
 
 
@@ -35,41 +35,40 @@ class S3Address:
 
 
 def is_s3(uri: str) -> bool:
-    """Whether the address is of the form ``s3://``."""
+    """Return whether the address has the form ``s3://``."""
     return uri.startswith("s3://")
 
 
 def parse_s3(uri: str) -> S3Address:
-    """Take an ``s3://bucket/prefix?...`` address apart.
+    """Parse an ``s3://bucket/prefix?...`` address.
 
     Raises:
-        StoreError: for unknown options, or credentials in the address (which are not repeated).
+        StoreError: unknown options, or credentials in the address (which are not repeated).
     """
     try:
         parts = urlsplit(uri)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         endpoint = options.get("endpoint_url")
         server = urlsplit(endpoint or "")
-        _ = server.port  # parsed here, and would be wrong later
-    except ValueError:  # whose text may quote a secret
-        raise StoreError("an s3:// address is not understood", fix=_HOW_TO_WRITE) from None
+        _ = server.port  # parsed here to detect errors early
+    except ValueError:  # its text may contain a secret
+        raise StoreError("an s3:// address is invalid", fix=_HOW_TO_WRITE) from None
     if "@" in parts.netloc or "@" in server.netloc:
         raise StoreError(
-            f"the address of bucket {parts.netloc.rpartition('@')[2]!r} carries credentials",
+            f"the address of bucket {parts.netloc.rpartition('@')[2]!r} contains credentials",
             fix="Remove them; credentials come from the environment, ~/.aws or the machine's role.",
         )
     unknown = sorted(set(options) - set(_OPTIONS))
     addressing = options.get("addressing", "auto")
     if not parts.netloc or unknown or addressing not in ("auto", "path", "virtual"):
-        # Only names are repeated: a value may be a secret that was put there by mistake.
+        # Only names are shown, because a value may be a misplaced secret.
         raise StoreError(
-            f"address of bucket {parts.netloc!r} is not understood "
-            f"(options {', '.join(sorted(options))})",
+            f"address of bucket {parts.netloc!r} is invalid (options {', '.join(sorted(options))})",
             fix=_HOW_TO_WRITE,
         )
     if endpoint is not None and (server.scheme not in ("http", "https") or not server.hostname):
         raise StoreError(
-            f"endpoint_url of bucket {parts.netloc!r} is no http or https address",
+            f"endpoint_url of bucket {parts.netloc!r} is not an http or https address",
             fix="Write endpoint_url=https://HOST; escape '&' and '?' in it.",
         )
     return S3Address(
@@ -82,10 +81,10 @@ def parse_s3(uri: str) -> S3Address:
 
 
 def local_path(uri: str) -> Path:
-    """The absolute directory or file of ``file:///dir`` or of a plain path.
+    """Return the absolute path of ``file:///dir`` or of a plain path.
 
     Raises:
-        StoreError: if it has another scheme or names a host.
+        StoreError: another scheme, or a host.
     """
     if "://" not in uri:
         return Path(uri).expanduser().absolute()
@@ -93,7 +92,7 @@ def local_path(uri: str) -> Path:
         parts = urlsplit(uri)
     except ValueError as error:
         raise StoreError(
-            f"store address is not understood: {error}",
+            f"store address is invalid: {error}",
             fix="Use a path, file:///DIR or s3://BUCKET/PREFIX.",
         ) from None
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
@@ -105,7 +104,7 @@ def local_path(uri: str) -> Path:
 
 
 def join(uri: str, path: str) -> str:
-    """The address of ``path`` below a store; options of an ``s3://`` address stay at its end."""
+    """Return the address of ``path`` below a store; ``s3://`` options stay at the end."""
     if is_s3(uri):
         base, mark, query = uri.partition("?")
         return f"{base.rstrip('/')}/{path}{mark}{query}"
@@ -113,7 +112,7 @@ def join(uri: str, path: str) -> str:
 
 
 def split(uri: str) -> tuple[str, str]:
-    """Split the address of a file into its store's address and the file's name there."""
+    """Split the address of a file into the store's address and the file name."""
     if is_s3(uri):
         base, mark, query = uri.partition("?")
         folder, _, name = base.rpartition("/")
@@ -129,7 +128,7 @@ def s3_uri(bucket: str, prefix: str = "", **options: str) -> str:
 
 
 def problem_of_path(path: str) -> str | None:
-    """Why ``path`` is no plain relative path inside a store; None if it is one."""
+    """Return why ``path`` is not a plain relative path inside a store, or None."""
     if not path:
         return "is empty"
     if path.startswith("/"):
@@ -147,12 +146,12 @@ def checked_path(path: str, uri: str) -> str:
     """Return ``path`` if it stays inside the store.
 
     Raises:
-        StoreError: if it is absolute, has ``..`` or is otherwise not plain.
+        StoreError: it is absolute, has ``..`` or is otherwise not plain.
     """
     problem = problem_of_path(path)
     if problem:
         raise StoreError(
-            f"path {path!r} {problem}; refused for store {uri}",
+            f"path {path!r} {problem}; rejected for store {uri}",
             fix="Use a relative path such as us-east/train-00000.parquet.",
         )
     return path

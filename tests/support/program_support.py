@@ -166,14 +166,14 @@ BATTERY = {
     "raises": ["NODE_CALL near/1.broken failed: KeyError('word')",
                "NODE_CALL far.broken failed: KeyError('word')"],
     "missing": "NODE_CALL node 'far' has no method 'sane' to be called; did you mean 'same'?",
-    "hidden": ["NODE_CALL node 'near/0' has no method 'run' to be called; there is: broken, die, "
+    "hidden": ["NODE_CALL node 'near/0' has no method 'run' to be called; valid: broken, die, "
                "late, named, odd, same, sizes, too_few, who",
                "NODE_CALL far.same failed: TypeError(\"Echo.same() missing 1 required positional "
                "argument: 'value'\")"],
     "result": "VALUE_UNSHIPPABLE the result of far.odd: a value cannot be sent: builtins.set is "
               "no plain value",
     "argument": "VALUE_UNSHIPPABLE an argument of near/1.same: a value cannot be sent: "
-                "builtins.set is no plain value",
+                "builtins.set is not a plain value",
     "futures": [0],
     "counts": [1, 2, 3],
 }  # fmt: skip

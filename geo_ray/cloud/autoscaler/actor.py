@@ -431,7 +431,7 @@ class AutoscalerActor:
             tuple(self._actions),
             (*self._lost, *self._work.notes(), *errors),
             result.decided.notes[:_NOTES],
-            result.decided.pace.saves,
+            result.decided.required.saves,
         )
 
 

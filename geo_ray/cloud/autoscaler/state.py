@@ -359,7 +359,7 @@ class RegionMemory:
 
 
 @dataclass(slots=True)
-class PaceRecord:
+class SpeedRecord:
     """Decisions on deadline and budget that persist between iterations.
 
     Attributes:
@@ -393,7 +393,7 @@ class AutoscalerState:
         ledger: costs.
         resources: by machine type, what Ray last found.
         heads: machines of the Ray head by machine id; only charged here.
-        pace: decisions on deadline and budget.
+        required: decisions on deadline and budget.
         withdrawn: last send time of withdrawn requests by request id; their machines may still
             appear, since clouds list new ones late.
         unreached: cloud names of regions that were unreachable when an unreadable journal was
@@ -409,7 +409,7 @@ class AutoscalerState:
     regions: dict[str, RegionMemory] = field(default_factory=dict)
     pools: dict[str, PoolRecord] = field(default_factory=dict)
     ledger: SpendLedger = field(default_factory=SpendLedger)
-    pace: PaceRecord = field(default_factory=PaceRecord)
+    required: SpeedRecord = field(default_factory=SpeedRecord)
     resources: dict[str, dict[str, float]] = field(default_factory=dict)
     heads: dict[str, ManagedInstance] = field(default_factory=dict)
     withdrawn: dict[str, float] = field(default_factory=dict)
@@ -423,7 +423,7 @@ class AutoscalerState:
             pending_launches={key: replace(each) for key, each in self.pending_launches.items()},
             instances={key: each.copied() for key, each in self.instances.items()},
             regions={key: replace(each) for key, each in self.regions.items()},
-            pace=replace(self.pace),
+            required=replace(self.required),
             pools={key: replace(each) for key, each in self.pools.items()},
             ledger=SpendLedger({key: replace(row) for key, row in self.ledger.rows.items()}),
             resources={key: dict(each) for key, each in self.resources.items()},
@@ -460,8 +460,8 @@ def set_with_clock(memory: AutoscalerState, by_s: float) -> AutoscalerState:
     memory = memory.copied()
     memory.charged_unix_s = at(memory.charged_unix_s)
     memory.withdrawn = {key: at(when) for key, when in memory.withdrawn.items()}
-    memory.pace.speed_unix_s = at(memory.pace.speed_unix_s)
-    memory.pace.done_unix_s = since(memory.pace.done_unix_s)
+    memory.required.speed_unix_s = at(memory.required.speed_unix_s)
+    memory.required.done_unix_s = since(memory.required.done_unix_s)
     for pending_launch in memory.pending_launches.values():
         pending_launch.since_unix_s, pending_launch.sent_unix_s = (
             at(pending_launch.since_unix_s),

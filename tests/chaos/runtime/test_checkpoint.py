@@ -212,5 +212,5 @@ def test_nothing_whole_left_is_an_error(tmp_path: Path) -> None:
     for id in range(2):
         save(tmp_path, id)
         (tmp_path / f"ckpt-0000000{id}" / f"{PARTS[0]}.safetensors").unlink()
-    with pytest.raises(CheckpointCorruptError, match="no checkpoint is whole"):
+    with pytest.raises(CheckpointCorruptError, match="no checkpoint is complete"):
         CheckpointStore(tmp_path).latest()

@@ -132,13 +132,13 @@ def test_no_lease_is_taken_where_a_server_ignores_conditions(tiny: TinyServer) -
     tiny.ignores_conditions = True
     seekers = [LeaseSeeker(lease_at(address_of(tiny)), "run", print) for _ in range(2)]
     for seeker in seekers:
-        with pytest.raises(RunDirectoryError, match="writes over objects"):
+        with pytest.raises(RunDirectoryError, match="overwrites objects"):
             seeker.try_acquire()
 
 
 def test_no_run_takes_a_name_where_a_server_ignores_conditions(tiny: TinyServer) -> None:
     tiny.ignores_conditions = True
-    with pytest.raises(StoreError, match="writes over objects"):
+    with pytest.raises(StoreError, match="overwrites objects"):
         RunObjects(address_of(tiny), LIMITS).begin()
 
 

@@ -158,7 +158,7 @@ def test_what_was_saved_is_found_by_any_process(site: Site) -> None:
         assert tensors["x"].tolist() == [1.0] * 5 and meta == {"id": 1}
     with pytest.raises(CheckpointMissingError) as caught:
         other.open(7)
-    assert caught.value.fix == "Name one that is there: 0, 1."
+    assert caught.value.fix == "Use an existing one: 0, 1."
 
 
 def test_the_bytes_of_parts_are_those_of_a_directory(site: Site, tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_damaged_newest_one_is_passed_over_loudly(
     assert found.manifest.id == 0
     assert file in found.problems[0] and file in caplog.text
     site.damage(f"ckpt-00000000/{file}")
-    with pytest.raises(CheckpointCorruptError, match="no checkpoint is whole"):
+    with pytest.raises(CheckpointCorruptError, match="no checkpoint is complete"):
         site.store().latest()
 
 
@@ -506,7 +506,7 @@ def test_a_server_that_does_not_answer_is_given_up(proxy: Proxy, behind: Site) -
 
 def test_a_server_that_does_not_know_conditions_is_refused(proxy: Proxy, behind: Site) -> None:
     proxy.trouble = lambda r: "unconditional"
-    with pytest.raises(StoreError, match="writes over objects") as caught:
+    with pytest.raises(StoreError, match="overwrites objects") as caught:
         behind.store().begin(0)
     assert "checkpoint.store" in caught.value.fix
 
@@ -538,7 +538,7 @@ def test_whoever_writes_to_a_save_that_was_given_up_is_stopped(proxy: Proxy, beh
             # As servers answer; the one behind has an error of its own here.
             proxy.trouble = lambda request: "404" if request.is_piece else None
 
-    with pytest.raises(CheckpointConflictError, match="given this save up"):
+    with pytest.raises(CheckpointConflictError, match="abandoned this save"):
         write_part(behind.places.folder(0), "us-ps0", {"x": torch.zeros(4 * MANY)}, {}, given_up)
     assert behind.files() == []
     assert len([request for request in proxy.seen if request.is_piece]) < 10

@@ -216,7 +216,7 @@ def test_the_command_says_what_failed_and_ends_with_1(place, monkeypatch):
         ([("return Traits(", "return dict(")], [], "`traits` gives dict"),
         ([("def on_reply(self, region: RegionState, reply", "def on_reply(self, reply")],
          [], r"on_reply cannot be called as on_reply\(region, reply\)"),
-        ([("class Halfway(Rounds)", "class Halfway")], [], "no class of options"),
+        ([("class Halfway(Rounds)", "class Halfway")], [], "not a class of options"),
         ([('kind: Literal["halfway"] = "halfway"', 'kind: Literal["sma"] = "sma"')], [],
          "`kind` is 'sma'"),
         ([("    fraction: float", "    use: float")], [], "'use' has the name of another key"),

@@ -141,10 +141,10 @@ def test_regions_that_nobody_will_answer_are_seen(
             return (still, unanswered) if len(unanswered) == 3 else None
 
         still, unanswered = eventually(seen, "a standstill")
-        policy.check_goes_on(1.0, still, unanswered)
-        policy.check_goes_on(1.0 + STUCK_S - 0.1, still, unanswered)
+        policy.check_progress(1.0, still, unanswered)
+        policy.check_progress(1.0 + STUCK_S - 0.1, still, unanswered)
         with pytest.raises(StalledError, match=r"'asia' \(update 2\), 'eu' \(update 2\)"):
-            policy.check_goes_on(1.0 + STUCK_S, still, unanswered)
+            policy.check_progress(1.0 + STUCK_S, still, unanswered)
     for worker in workers:
         with pytest.raises(GeoRayError):  # the bridge is closing
             worker.result()

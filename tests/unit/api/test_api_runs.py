@@ -168,9 +168,9 @@ def test_steps_that_were_done_again_count_once(run: geo_ray.Run, tmp_path: Path)
 def test_wrong_input_is_the_command_lines_error(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match=r"train\.stepz"):
         geo_ray.load_config(QUICKSTART, {"train.stepz": 1})
-    with pytest.raises(errors.ConfigError, match="no plain value"):
+    with pytest.raises(errors.ConfigError, match="not a plain value"):
         geo_ray.load_config({"name": object()})
-    with pytest.raises(errors.ConfigError, match="is one text"):
+    with pytest.raises(errors.ConfigError, match="is a single string"):
         geo_ray.load_config(QUICKSTART, "train.steps=1")
     with pytest.raises(errors.ConfigError, match="no configuration"):
         geo_ray.train()

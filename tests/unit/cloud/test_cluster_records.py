@@ -514,12 +514,12 @@ def test_a_recreated_cluster_keeps_pool_statistics_but_not_costs(
     memory = AutoscalerState(epoch=3, launches=7)
     memory.ledger.add("eu", "the plan", 2.0, 1.0, 1.5)
     memory.pool(Pool("eu-central-1", None, "small", Market.SPOT)).preemptions = 2.0
-    memory.pace.stopped_at_usd = 1.0
+    memory.required.stopped_at_usd = 1.0
     state.store().write(JOURNAL_KEY, encode_memory(memory), None)
     for _ in range(2):
         _forget(state, nobody)
         found = state.store().read(JOURNAL_KEY)
         assert found is not None
         left = decode_memory(found.data)
-        assert (left.launches, left.ledger.paid_usd, left.pace.stopped_at_usd) == (7, 0.0, None)
+        assert (left.launches, left.ledger.paid_usd, left.required.stopped_at_usd) == (7, 0.0, None)
         assert [each.preemptions for each in left.pools.values()] == [2.0]

@@ -129,7 +129,7 @@ def test_a_class_of_an_importable_module_loads(tmp_path: Path) -> None:
         ("no_such_package.tasks:Small", ["'no_such_package'"]),
         ("geo_ray.data.tasks.nothing:Small", ["'geo_ray.data.tasks.nothing'"]),
         ("geo_ray.data.tasks.digits:Digit", ["'Digit'", "did you mean 'Digits'"]),
-        ("geo_ray.data.tasks.digits:seeded", ["is no class"]),
+        ("geo_ray.data.tasks.digits:seeded", ["is not a class"]),
         ("..:Small", ["'..:Small'"]),
         (":", ["':'"]),
     ],
@@ -230,7 +230,7 @@ def test_a_task_without_options_says_so(tmp_path: Path) -> None:
     ("source", "fix"),
     [
         ("import no_such_package\n", "Install no_such_package here and on every node"),
-        ("def broken(:\n", "it is not valid Python"),
+        ("def broken(:\n", "not valid Python"),
         ("import sys\nsys.exit(3)\n", "__main__"),
         ("{}['key']\n", "importing the file in a Python shell"),
     ],

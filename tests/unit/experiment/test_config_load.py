@@ -192,7 +192,7 @@ def test_one_error_lists_every_problem_with_key_place_value_and_expectation() ->
 
 
 def test_a_key_of_another_section_is_found() -> None:
-    assert "did you mean strategy.outer_lr, a key of diloco alone?" in complaint(
+    assert "did you mean strategy.outer_lr, a key of diloco only?" in complaint(
         "steps: 1\nouter_lr: 1.0"
     )
 

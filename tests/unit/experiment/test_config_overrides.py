@@ -70,11 +70,11 @@ def test_origins_name_the_command_line() -> None:
         ('"a=1', "key.key=value"),
         ('"a"b=1', "key.key=value"),
         ("", "key.key=value"),
-        ("a.c.2.d=1", "no item of a list of 2"),
-        ("a.c.x=1", "no item of a list of 2"),
-        ("a.c.-1=1", "no item of a list of 2"),
-        ("r.eu.n=1", "eu is no item of a list of 2; eu is item 1"),
-        (f"a.c.{'9' * 5000}=1", "no item of a list of 2"),
+        ("a.c.2.d=1", "not an item of a list of 2"),
+        ("a.c.x=1", "not an item of a list of 2"),
+        ("a.c.-1=1", "not an item of a list of 2"),
+        ("r.eu.n=1", "eu is not an item of a list of 2; eu is item 1"),
+        (f"a.c.{'9' * 5000}=1", "not an item of a list of 2"),
         ("f.x=1", "has no keys"),
         ("a.b=x: y", "a block"),
         ("a.b=- 1", "a block"),
@@ -114,15 +114,13 @@ def test_what_was_written_for_another_kind_is_told() -> None:
     text = "strategy: {kind: sma,\n interval: 4, weights: uniform}\noptimizer: {kind: sgd}\n"
     tree = parse_yaml(text, "x.yaml")
     (note,) = applied_keys(tree, ["strategy.kind=diloco", "strategy.weights=samples"])
-    assert note == (
-        "strategy is diloco now, and keeps what was written for sma: interval: 4 (line 2)"
-    )
+    assert note == ("strategy is diloco now, and keeps the keys of sma: interval: 4 (line 2)")
     own = ["strategy.kind=null", "strategy.use=own.py:Mine"]
     assert applied_keys(tree, ["strategy={kind: diloco}"]) == []  # a section of its own
     assert applied_keys(tree, ["strategy.interval=8"]) == []
     assert applied_keys(tree, ["strategy.kind=sma"]) == []
     assert applied_keys(tree, ["optimizer.kind=adamw"]) == []  # there is nothing to keep
-    assert "keeps what was written for sma" in applied_keys(tree, own)[0]
+    assert "keeps the keys of sma" in applied_keys(tree, own)[0]
 
 
 def test_an_override_keeps_the_option_that_it_stands_for_in_another_process() -> None:

@@ -118,7 +118,7 @@ def test_every_key_that_the_whole_list_has_is_found_as_it_is_printed() -> None:
 def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
     with pytest.raises(ConfigError) as caught:
         describe_key(Experiment, key)
-    assert f"there is no key '{key}'" in caught.value.message
+    assert f"no key '{key}'" in caught.value.message
     assert caught.value.fix == f"Did you mean `geo-ray config schema {near}`?"
     assert describe_key(Experiment, near)
 

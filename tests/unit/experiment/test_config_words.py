@@ -352,7 +352,7 @@ def test_a_section_that_an_override_began_says_what_it_lacks_and_where() -> None
 
 
 def test_a_section_without_kind_is_told_of_use_where_a_class_of_ones_own_is_possible() -> None:
-    use = "or name a class of yours with `use: path/to/file.py:Class`"
+    use = "or use a custom class with `use: path/to/file.py:Class`"
     assert use in said_of("strategy={interval: 4}")
     assert use in said_of("codec.up={ratio: 0.1}")
     assert use not in said_of("optimizer={lr: 0.1}")
@@ -387,7 +387,7 @@ def test_no_value_is_proposed_that_would_be_refused_too() -> None:
         ),
         (
             ["averager.max_divergence=1.5"],
-            r"averager.max_divergence \(overrides\): got 1.5, it says how",
+            r"averager.max_divergence \(overrides\): got 1.5, requires a standby",
         ),
         (["regions.1.name=eu"], r"    regions \(line 5\): eu is listed more than once"),
         (

@@ -62,7 +62,7 @@ def test_the_cause_is_what_accounts_for_half(
 ) -> None:
     times = RelayTimes(10.0, late_s, own_s, waited_s, stolen_s, 2)
     assert times.cause == cause
-    assert times.stolen_share == pytest.approx(stolen_s / 20)
+    assert times.stolen_fraction == pytest.approx(stolen_s / 20)
 
 
 def test_a_rejected_run_keeps_its_numbers_and_says_why() -> None:
@@ -82,6 +82,6 @@ def test_a_rejected_run_keeps_its_numbers_and_says_why() -> None:
     kept = json.loads(json.dumps(stats.record()))
     assert stats.was_late and kept["accepted"] is False
     assert kept["why"] == ["A -> B, 100 ms: 6.0% of the packets late (allowed: 5 %)"]
-    assert kept["relay"]["cause"] == "stolen" and kept["relay"]["stolen_share"] == 0.025
-    assert kept["links"]["A -> B"]["late_share"] == 0.06
-    assert stats.cpu_share == 0.2
+    assert kept["relay"]["cause"] == "stolen" and kept["relay"]["stolen_fraction"] == 0.025
+    assert kept["links"]["A -> B"]["late_fraction"] == 0.06
+    assert stats.cpu_fraction == 0.2

@@ -336,7 +336,7 @@ def test_ages_are_shown_in_a_suitable_unit() -> None:
     from geo_ray.base.text import age_text
 
     told = {
-        -5: "of the future",
+        -5: "in the future",
         0: "0 s",
         59: "59 s",
         60: "1 min",

@@ -76,7 +76,7 @@ def update(size: int = SIZE, **fields: Any) -> UpdateMessage:
 def test_neither_payload_crosses_the_socket(bridge: BridgeClient, averager: FakeAverager) -> None:
     asked = update()
     placed = bridge.place(asked)
-    assert bridge.lies_there(placed.payload_P) and not bridge.lies_there(asked.payload_P)
+    assert bridge.is_shared(placed.payload_P) and not bridge.is_shared(asked.payload_P)
     answer = bridge.ask(placed, WAIT_S)
     assert answer.waits and not answer.reply.payload_P.numel()
     assert torch.equal(placed.payload_P, asked.payload_P)  # until it is fetched

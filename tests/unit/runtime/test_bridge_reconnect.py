@@ -82,7 +82,7 @@ def test_a_bridge_that_lives_is_dialled_again(dial: Callable[[], LanClient]) -> 
     again = line.await_next()
     assert again is line.client and not again.is_lost and line.away_s is None
     assert again.request({"op": "x"}, 5.0) == ({}, None)
-    assert again.buffer(10) is not None and not again.lies_there(room_P)
+    assert again.buffer(10) is not None and not again.is_shared(room_P)
     line.drop_old()
     assert room_P.sum() == 30.0, "an open request lies there until it is placed anew"
     line.end(LinkDownError("closing"))

@@ -397,7 +397,7 @@ def test_another_driver_brings_back_who_was_lost_before_it_came(
     tmp_path: Path, log: EventLog
 ) -> None:
     run = Run(tmp_path, log, absent=["eu"])
-    run.controller.members.go_on(GoneRegions(("eu",)), unhurried=())
+    run.controller.members.resume(GoneRegions(("eu",)), unhurried=())
     assert run.controller.members.regions.awaited == ["eu"]
     assert _is_due(run, "eu")
 
@@ -408,7 +408,7 @@ def test_who_was_left_out_stays_away_and_its_rows_are_kept_until_it_joins(
     run = Run(tmp_path, log, absent=["eu"])
     members = run.controller.members
     left = GoneRegions(away=("eu",), rows={"eu": {"cursor": 4}})
-    members.go_on(left, unhurried=())
+    members.resume(left, unhurried=())
     run.controller._handle_all({})
     run.controller._keep_quorum()
     assert not run.controller.quorum.is_paused and members.regions.lost == []
@@ -425,7 +425,7 @@ def test_a_resumed_run_waits_only_as_it_is_told(
 ) -> None:
     """For who was lost before its checkpoint; who is lost later is waited for as always."""
     run = Run(tmp_path, log, absent=["eu"], members={"min": least})
-    run.controller.members.go_on(GoneRegions(("eu",)), unhurried=() if waits else ["eu"])
+    run.controller.members.resume(GoneRegions(("eu",)), unhurried=() if waits else ["eu"])
     run.controller._keep_quorum()
     assert run.controller.quorum.is_paused is (waits or least == 3)
     _join(run, "eu")
@@ -458,7 +458,7 @@ def test_where_nobody_rejoins_who_was_lost_is_remembered_and_stays(
     tmp_path: Path, log: EventLog
 ) -> None:
     run = Run(tmp_path, log, absent=["eu"], members={"min": 1, "rejoin": False})
-    run.controller.members.go_on(GoneRegions(("eu",)), unhurried=())
+    run.controller.members.resume(GoneRegions(("eu",)), unhurried=())
     assert (
         run.controller.members.regions.lost == ["eu"]
         and run.controller.members.regions.awaited == []

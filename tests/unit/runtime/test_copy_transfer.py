@@ -78,7 +78,7 @@ def test_what_is_not_lent_is_refused_by_name() -> None:
         with pytest.raises(CheckpointCorruptError, match="ends early"):
             verify_part(parts, short)
         folder.clear()
-        with pytest.raises(CheckpointCorruptError, match="it is not there any more"):
+        with pytest.raises(CheckpointCorruptError, match="it no longer exists"):
             read_part(parts, info)
         with pytest.raises(CheckpointCorruptError, match="size is not known"):
             parts.open(info.file)

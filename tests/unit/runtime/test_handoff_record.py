@@ -115,7 +115,7 @@ def test_the_next_group_is_the_same_and_waits_for_the_same_workers() -> None:
     before.note(10.0, GoneRegions(("us",)), is_changing=False)
     record = launcher.records[-1]
     after, _ = group_of(asked, 2)
-    after.go_on_as(Handoff(record, {("eu", 1): 5}, 9), record)
+    after.restore(Handoff(record, {("eu", 1): 5}, 9), record)
     assert after.servers() == before.servers()
     assert [after.leader, after.standby, after.former_leaders] == [
         AveragerLeader("eu", 4), "us", {"us"},

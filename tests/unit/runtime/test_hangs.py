@@ -170,6 +170,6 @@ def test_who_went_home_has_worked(hung: Run, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(WorkerWatch, "_heed", lambda self, now_s: None)
     worker = hung.actors.workers["eu", 0]
     worker.steps = 3
-    hung.controller.workers.go_on({("eu", 0)})
+    hung.controller.workers.resume({("eu", 0)})
     hung.controller.workers.collect(0.0)
     assert hung.kinds() == ["worker_started", "worker_replaced"]

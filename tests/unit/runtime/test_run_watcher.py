@@ -32,7 +32,7 @@ class Supervisor:
 
     def __init__(self, *answers: RunNews | Exception) -> None:
         self.answers = list(answers)
-        self.hear = SimpleNamespace(remote=lambda name, since: self.answers.pop(0))
+        self.poll_news = SimpleNamespace(remote=lambda name, since: self.answers.pop(0))
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ from tests.support.observe_support import Row, started
 def test_a_run_that_nobody_watches_for_long_enough_is_over() -> None:
     watched = WatcherLiveness(60.0, 100.0)
     assert not watched.is_over(159.9)
-    watched.hear(150.0)
-    watched.hear(140.0)  # told late
+    watched.saw_watcher(150.0)
+    watched.saw_watcher(140.0)  # told late
     assert not watched.is_over(209.9) and watched.is_over(210.0)
     assert not WatcherLiveness(None, 0.0).is_over(1e9)
 

@@ -85,7 +85,7 @@ def test_bytes_of_a_bridge_that_was_replaced_are_not_lost(tmp_path: Path) -> Non
         {"data": 3},
     ):
         told = {"eu": {"us": {"bytes_sent": sent, "estimate": unresponsive}}}
-        for link in notes.hear(told, force=True):
+        for link in notes.record(told, force=True):
             totals.feed(*link)
     assert totals.by_class() == {"background": 5, "data": 1000 + 1100 + 3}
 
@@ -93,13 +93,13 @@ def test_bytes_of_a_bridge_that_was_replaced_are_not_lost(tmp_path: Path) -> Non
 def test_another_driver_counts_on_from_what_the_one_before_told(tmp_path: Path) -> None:
     """One bridge is that of then, and has sent more; the other one has replaced it since."""
     notes = LinkNotes(tmp_path / "links.json")
-    notes.go_on({("eu", "us"): {"control": 70}, ("us", "eu"): {"bulk": 90, "control": 5}})
+    notes.resume({("eu", "us"): {"control": 70}, ("us", "eu"): {"bulk": 90, "control": 5}})
     estimate = asdict(LinkEstimator().snapshot(0.0))
     for sent in (100, 130):
         links = {
             "eu": {"us": {"bytes_sent": {"control": sent}, "estimate": estimate}},
             "us": {"eu": {"bytes_sent": {"bulk": sent - 80}, "estimate": estimate}},
         }
-        told = {(src, dst): sums for src, dst, sums in notes.hear(links, force=True)}
+        told = {(src, dst): sums for src, dst, sums in notes.record(links, force=True)}
         assert told["eu", "us"] == {"control": sent}
         assert told["us", "eu"] == {"bulk": 90 + sent - 100, "control": 5}

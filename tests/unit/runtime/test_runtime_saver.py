@@ -258,7 +258,7 @@ def test_the_next_driver_takes_no_part_of_a_checkpoint_that_was_open(
     late = part(tmp_path, before, "eu-ps0")
     again = CheckpointStore(tmp_path, keep=2)
     after = Saver(again, experiment_of(regions=REGIONS), DIGEST, attempt=4, health=LossHealth())
-    after.go_on({"eu-ps0"}, again.newest_id())
+    after.resume({"eu-ps0"}, again.newest_id())
     checkpoint = after.begin()
     assert checkpoint > before
     after.add(before, [late], 3)

@@ -71,7 +71,7 @@ def test_address_auto(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["", "head", "ray://head:10001", "http://head:8265", "head:x"])
 def test_bad_address(address: str) -> None:
-    with pytest.raises(RayUnreachableError, match="no address of a Ray head"):
+    with pytest.raises(RayUnreachableError, match="not the address of a Ray head"):
         find_address(address)
 
 

@@ -97,7 +97,7 @@ def test_the_keeper_is_killed(tmp_path: Path) -> None:
     assert eventually(lambda: kept.poll() is None and "c" in kept.pids)
     kept._supervisor.kill()
     assert eventually(lambda: gone(kept.pids["c"]))
-    with pytest.raises(ClusterStartError, match="keeper of the local cluster ended"):
+    with pytest.raises(ClusterStartError, match="process supervisor ended"):
         kept.poll()
     kept.close()
 

@@ -98,7 +98,7 @@ def test_nothing_there_is_missing_and_not_corrupt(store: CheckpointStore, tmp_pa
         (tmp_path / "checkpoints" / "lost+found").mkdir(parents=True, exist_ok=True)
     with pytest.raises(CheckpointMissingError) as caught:
         store.open(7)
-    assert store.ids() == [] and "This run has saved none" in caught.value.fix
+    assert store.ids() == [] and "This run has saved no checkpoint" in caught.value.fix
 
 
 def test_one_that_is_not_there_is_answered_with_those_that_are(store: CheckpointStore) -> None:
@@ -106,7 +106,7 @@ def test_one_that_is_not_there_is_answered_with_those_that_are(store: Checkpoint
         save(store, store.next_id())
     with pytest.raises(CheckpointMissingError) as caught:
         store.open(77)
-    assert caught.value.fix == f"Name one that is there: {', '.join(map(str, store.ids()))}."
+    assert caught.value.fix == f"Use an existing one: {', '.join(map(str, store.ids()))}."
     assert str(store.ids()[-1]) in caught.value.fix
 
 

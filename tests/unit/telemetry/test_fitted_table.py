@@ -38,7 +38,7 @@ def test_a_number_is_whole_or_its_column_is_left_out_and_named(width: int) -> No
     lines = shown(table(leave_out=("loss",)), width)
     text = " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= width
-    left_out = text.partition("not shown for lack of width:")[2]
+    left_out = text.partition("columns not shown:")[2]
     for heading, number in zip(("samples", "loss", "time"), NUMBERS, strict=True):
         assert (number in text) != (heading in left_out)
     if width >= 95:

@@ -78,7 +78,7 @@ def test_codecs_are_named_with_what_they_saved() -> None:
     assert summary.payload_bytes == {"before": 6200, "after": 4600}
     console = Console(file=io.StringIO(), width=200)
     console.print(final_table(summary, totals(rows)))
-    assert "codec topk up: 6.2 kB of payloads made 4.6 kB" in console.file.getvalue()
+    assert "codec topk up: payloads of 6.2 kB encoded to 4.6 kB" in console.file.getvalue()
     assert Summary.model_validate_json(summary.model_dump_json()) == summary
 
 

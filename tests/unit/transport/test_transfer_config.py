@@ -53,9 +53,9 @@ def test_turns_are_for_asynchronous_strategies(kind: str) -> None:
         ({"codec": {"up": {"kind": "dgt"}}, "transfers": {}}, "dgt"),
         ({"transfers": {"order": "longest_first"}}, "order"),
         ({"transfers": {"aggregate": True}, "averager": {"standby": "eu-west"}}, "sums"),
-        ({"averager": {"standby": "mars"}}, "averager.standby: there is no region 'mars'"),
+        ({"averager": {"standby": "mars"}}, "averager.standby: no region 'mars'"),
         ({"averager": {"standby": "us-east"}}, "hosts the averager itself"),
-        ({"averager": {"max_divergence": 1.0}}, "how far a standby"),
+        ({"averager": {"max_divergence": 1.0}}, "requires a standby"),
         ({"averager": {"standby": "eu-west", "max_divergence": -1.0}}, "greater than"),
         (
             {

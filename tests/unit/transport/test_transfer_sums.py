@@ -170,5 +170,5 @@ def test_who_leaves_is_not_waited_for() -> None:
     for reply in replies:
         replicas[reply.to].merge(reply)
     torch.testing.assert_close(replicas["a"].params_P, replicas["b"].params_P)
-    with pytest.raises(RegionLostError, match="takes part no more"):
+    with pytest.raises(RegionLostError, match="is no longer a member"):
         state.on_update(replicas["c"].outgoing(random))

@@ -106,14 +106,14 @@ def test_an_inbox_ignores_voided_incarnations_and_survives_handlers_that_fail() 
 
     callbacks = Callbacks(on_message, lambda *news: got.append(news))
     inbox = Inbox("us", callbacks, lambda *_: None, lambda _: None)
-    inbox.begin_anew(1)
-    inbox.tell_peer(1, is_up=True)
+    inbox.restart(1)
+    inbox.report_peer(1, is_up=True)
     inbox.add(1, [message(10), message(11)])
     worker = threading.Thread(target=inbox.run)
     worker.start()
     while inbox.delivered != [0, 2, 0]:
         time.sleep(0.001)
-    inbox.begin_anew(2)
+    inbox.restart(2)
     inbox.add(1, [message(12)])
     inbox.add(2, [message(20)])
     while inbox.delivered != [0, 1, 0]:

@@ -325,7 +325,7 @@ def test_a_run_directory_that_cannot_be_read_in_time_holds_no_other_job_up(
     message = [queue.loop.tick(float(second)) for second in (2, 12, 13)]
     assert submission_name("q", queue.state.jobs["victim"].id, 1) in server.there
     assert "did not answer within 0.05 s" in message[0][0]
-    assert "still owes the answer" in message[1][0]
+    assert "has not answered" in message[1][0]
     evil = queue.state.jobs["evil"]
     server.there[submission_name("q", evil.id, 1)] = SubmissionReport(True, False, "TASK", "no")
     monkeypatch.setattr("geo_ray.scheduler.queue.world._READ_S", 0.0)

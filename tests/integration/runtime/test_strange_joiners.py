@@ -56,10 +56,10 @@ STRANGE: dict[str, tuple[Callable[[InProcess, Path], UpdateMessage], type[GeoRay
         "update 1 of region 'eu-west'",
     ),
     "another codec": (other_codec, FrameError, "no codec was expected"),
-    "a model that carries more": (
+    "a model with more buffers": (
         lambda w, _: first(w, buffers_E=torch.zeros(3, dtype=torch.uint8)),
         GeoRayError,
-        "carr",
+        "model buffers",
     ),
     "what cannot be read": (
         lambda w, _: first(w, buffers_E=torch.zeros(3)),  # three values, and not their bytes
@@ -71,7 +71,7 @@ STRANGE: dict[str, tuple[Callable[[InProcess, Path], UpdateMessage], type[GeoRay
         NonFiniteError,
         "update 1 of region 'eu-west'",
     ),
-    "a view that is over": (lambda w, _: first(w, view=1), RegionLostError, "said this in view 1"),
+    "a view that is over": (lambda w, _: first(w, view=1), RegionLostError, "sent this in view 1"),
 }
 
 
