@@ -122,7 +122,7 @@ def test_tasks_wait_each_for_itself_and_those_of_a_group_for_their_group(
 
     def counts() -> list[tuple[str, int]]:
         return [
-            (each.way, bundle.count)
+            (each.strategy, bundle.count)
             for each in nodes.pending()
             for bundle in each.bundles
             if bundle.regions() == {region}
