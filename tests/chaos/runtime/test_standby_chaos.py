@@ -80,7 +80,7 @@ def with_steps(config: Experiment, steps: int) -> Experiment:
 
 
 @pytest.mark.slow
-def test_one_home_after_the_other_is_lost_and_comes_back(
+def test_one_leader_after_the_other_is_lost_and_comes_back(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """All processes of the averager's region die; where it moves to, too; both come back."""

@@ -93,7 +93,7 @@ def test_lossy_blocks_leave_it_whole(tmp_path: Path) -> None:
         assert torch.equal(exchanged(first), exchanged(second))
 
 
-def test_a_replaced_worker_gets_what_is_carried(tmp_path: Path) -> None:
+def test_a_replaced_worker_gets_the_model_buffers(tmp_path: Path) -> None:
     """Killed in mid-run: the run ends with the bits of the undisturbed one."""
     config = config_of(strategy={"kind": "bsp"}, regions=SHARDS, emulate={"step_s": 0.01})
     gate = Gate(4)
@@ -138,7 +138,7 @@ def test_a_replaced_worker_that_finds_undeclared_state_goes_on(tmp_path: Path) -
         assert again.result() == 9
 
 
-def test_a_standby_takes_over_with_what_is_carried(tmp_path: Path) -> None:
+def test_a_standby_takes_over_with_the_model_buffers(tmp_path: Path) -> None:
     leader, standby, third = "us-east", "eu-west", "ap-south"
     config = config_of(
         regions=[{"name": name} for name in (leader, standby, third)],

@@ -144,7 +144,7 @@ def test_two_regions_are_enough(killers: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ROUNDS)
-def test_bridges_of_three_homes_one_after_the_other(name: str, tmp_path: Path) -> None:
+def test_bridges_of_three_leaders_one_after_the_other(name: str, tmp_path: Path) -> None:
     """Each region gets another bridge, and may be the next to stand by: no bit is lost."""
     with InProcess(config(ROUNDS[name]), tmp_path / "quiet") as world:
         quiet = set(world.run())

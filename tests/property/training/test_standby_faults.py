@@ -195,7 +195,7 @@ def test_every_point_of_one_run(strategy, bound: float) -> None:
     assert events > 30
 
 
-def test_a_home_that_is_cut_off_for_long_is_not_waited_for() -> None:
+def test_a_leader_that_is_cut_off_for_long_is_not_waited_for() -> None:
     world = World(Setup(AsgdGa(interval=1, combine="sum"), 3, 4, 0.0), seed=1)
     shuffle(world, Random(1), 20)
     world.cut |= set(pairs_of(world, "a"))
@@ -209,7 +209,7 @@ def test_a_home_that_is_cut_off_for_long_is_not_waited_for() -> None:
     assert [event.what for event in world.events if event.what == "left"] == ["left"]
 
 
-def test_only_the_link_between_home_and_standby_is_cut() -> None:
+def test_only_the_link_between_leader_and_standby_is_cut() -> None:
     """The averager stays: the others still see it."""
     world = World(Setup(AsgdGa(interval=1, combine="sum"), 4, 4, 0.0), seed=1)
     world.cut.add(frozenset(("a", "b")))

@@ -38,7 +38,7 @@ def ends_s(run: Run, region: str) -> float:
 
 
 @pytest.mark.parametrize("kind", APART)
-def test_what_is_due_at_the_last_step_goes_with_the_last_word(simulated, kind):
+def test_what_is_due_at_the_last_step_goes_with_the_final_update(simulated, kind):
     run = simulated(**sections(kind, 8))
     for region in "ab":
         begun_s = [event["start_s"] for event in run.of("exchange", region)]

@@ -84,7 +84,7 @@ def test_regions_exchange_as_often_as_they_are_told_from_then_on(data_dir: Path,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_newcomer_and_a_resumed_run_have_it(data_dir: Path, kind: str) -> None:
+def test_a_joining_region_and_a_resumed_run_have_it(data_dir: Path, kind: str) -> None:
     config = config_of(kind, absent=("d",))
     quiet = Run(config, data_dir).go()
     assert quiet.result is not None

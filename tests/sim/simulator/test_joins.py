@@ -52,7 +52,7 @@ def test_a_region_joins_at_any_time(data_dir: Path, kind: str, seed: int) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_enter_at_one_border_and_one_of_them_may_be_lost_there(
+def test_two_enter_at_one_barrier_and_one_of_them_may_be_lost_there(
     data_dir: Path, kind: str
 ) -> None:
     config = config_of(kind, absent=("c", "d"))
@@ -107,7 +107,7 @@ def test_members_change_while_checkpoints_are_made_and_others_are_lost(
 
 
 @pytest.mark.parametrize("kind", ["sma", "asgd_ga", "diloco_streaming", "fedat", "halos"])
-def test_a_run_with_a_newcomer_is_saved_and_goes_on(data_dir: Path, kind: str) -> None:
+def test_a_run_with_a_joining_region_is_saved_and_goes_on(data_dir: Path, kind: str) -> None:
     config = config_of(kind)
     whole_s = seconds_of(config, data_dir)
     killed = Run(config, data_dir)
@@ -131,7 +131,7 @@ def test_a_run_with_a_newcomer_is_saved_and_goes_on(data_dir: Path, kind: str) -
     "codec", [{"up": {"kind": "topk", "ratio": 0.1}}, {"down": {"kind": "int8"}}]
 )
 @pytest.mark.parametrize("kind", ["sma", "diloco", "asgd_ga", "bsp"])
-def test_newcomers_owe_nothing_and_are_owed_nothing(
+def test_joining_regions_owe_nothing_and_are_owed_nothing(
     data_dir: Path, kind: str, codec: dict[str, Any]
 ) -> None:
     config = config_of(kind, codec=codec)

@@ -114,7 +114,7 @@ def test_workers_that_push_alone_go_on_without_each_other(data_dir: Path, kind: 
     check_ended(run.go())
 
 
-def test_what_a_model_carries_is_that_of_a_run_from_which_nobody_was_missing(
+def test_the_buffers_of_a_model_are_those_of_a_run_from_which_nobody_was_missing(
     data_dir: Path,
 ) -> None:
     task = {"task": {"use": f"{TASKS}:Stateful", "options": {}}}

@@ -88,7 +88,7 @@ def test_neither_payload_crosses_the_socket(bridge: BridgeClient, averager: Fake
 
 
 @pytest.mark.parametrize("bridge", [0, 4 * SIZE], indirect=True)
-def test_what_models_carry_crosses_the_socket(bridge: BridgeClient, averager: FakeAverager) -> None:
+def test_model_buffers_cross_the_socket(bridge: BridgeClient, averager: FakeAverager) -> None:
     buffers_E = torch.arange(24, dtype=torch.uint8)
     placed = bridge.place(update(buffers_E=buffers_E))
     answer = bridge.ask(placed, WAIT_S)

@@ -280,7 +280,7 @@ def _look(run: Run, view: View, *asked: tuple[Verb, str]) -> None:
     run.controller.members.tick({("bridge", HOME): {"view": view}})
 
 
-def test_a_border_that_comes_between_a_look_and_a_request_ends_nothing(run: Run) -> None:
+def test_a_barrier_that_comes_between_a_look_and_a_request_ends_nothing(run: Run) -> None:
     """A region that is to leave is asked for again and again; it may just have left."""
     before = View(("asia", "eu", HOME))
     after = before.changed((), ("eu",))
@@ -488,7 +488,7 @@ def _notice(run: Run, **left_s: float) -> _Places:
     return places
 
 
-def test_who_has_a_notice_leaves_at_a_border_and_is_to_come_back(
+def test_who_has_a_notice_leaves_at_a_barrier_and_is_to_come_back(
     tmp_path: Path, log: EventLog
 ) -> None:
     run = Run(tmp_path, log, members={})
@@ -510,7 +510,7 @@ def test_who_has_a_notice_leaves_at_a_border_and_is_to_come_back(
     assert run.controller.saver._extra["lost"] == ["eu"]  # a restart brings it back, too
 
 
-def test_who_has_a_notice_and_comes_to_no_border_is_gone_without_in_time(run: Run) -> None:
+def test_who_has_a_notice_and_comes_to_no_barrier_is_gone_without_in_time(run: Run) -> None:
     view = View(("asia", "eu", HOME))
     _notice(run, eu=120.0)
     _look(run, view)

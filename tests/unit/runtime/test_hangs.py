@@ -166,7 +166,7 @@ def test_a_replacement_is_requested_starts_and_works(
     assert told()[2:] == told()[2:] == ["worker_started", "worker_replaced"]
 
 
-def test_who_went_home_has_worked(hung: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_exited_has_worked(hung: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorkerWatch, "_heed", lambda self, now_s: None)
     worker = hung.actors.workers["eu", 0]
     worker.steps = 3

@@ -152,7 +152,7 @@ def test_who_never_comes_up_keeps_nobody_out(entrance: Entrance) -> None:
     assert entrance.of("join_failed") == ["af"] and not entrance.run.told("report_dead")
 
 
-def test_who_comes_up_late_enters_at_the_next_border(entrance: Entrance) -> None:
+def test_who_comes_up_late_enters_at_the_next_barrier(entrance: Entrance) -> None:
     entrance.look(("add", "af"), ("add", "eu"))
     _Process.made["eu"].come_up()
     entrance.look()
@@ -225,7 +225,7 @@ def test_a_bridge_that_is_replaced_as_it_hands_over_is_not_waited_for(entrance: 
     assert entrance.of("join_failed") == ["af"] and entrance.of("region_lost") == []
 
 
-def test_newcomers_dial_whoever_came_or_was_replaced_since(entrance: Entrance) -> None:
+def test_joining_regions_dial_whoever_came_or_was_replaced_since(entrance: Entrance) -> None:
     """With a standby everybody is linked to everybody, newcomers to each other, too."""
     entrance.look(("add", "af"), ("add", "eu"))
     for each in _Process.made.values():

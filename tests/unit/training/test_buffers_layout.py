@@ -114,7 +114,9 @@ def test_an_own_share_is_renewed_and_never_leaves_what_was_there() -> None:
         ({"short": "average"}, "the rule 'average'"),
     ],
 )
-def test_what_cannot_be_carried_is_named(model_buffers: dict[str, str], part: str) -> None:
+def test_a_buffer_that_cannot_be_exchanged_is_named(
+    model_buffers: dict[str, str], part: str
+) -> None:
     task: Any = Task()
     task.model_buffers = model_buffers
     with pytest.raises(TaskStateError) as caught:

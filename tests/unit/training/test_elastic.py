@@ -129,7 +129,7 @@ def test_where_the_batch_follows_the_rest_makes_the_step_and_the_rate_goes_by_it
     assert given(effects)[0].span == Span(24, 8), "the rows of the one that is gone"
 
 
-def test_where_the_batch_follows_a_newcomer_waits_for_the_next_step() -> None:
+def test_where_the_batch_follows_a_joining_region_waits_for_the_next_step() -> None:
     region = Region(2, batch="follows")
     region.gather()
     region.server.leave(1)

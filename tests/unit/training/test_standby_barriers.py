@@ -137,7 +137,7 @@ class World:
     "change", [MemberChange(joins=("d",), preferred_donor="c"), MemberChange((), ("c",))]
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_home_is_lost_at_every_point_of_a_change(kind: str, change: MemberChange) -> None:
+def test_the_leader_is_lost_at_every_point_of_a_change(kind: str, change: MemberChange) -> None:
     """The new home has all of the change or nothing; asked again, it comes to its end once."""
     done_before = 0
     for when in range(60):

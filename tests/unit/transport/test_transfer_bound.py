@@ -69,7 +69,7 @@ def test_the_least_loss_goes() -> None:
     assert {a.region for a in too_late(line, lambda a: loss[a.region])} == {"b", "c"}
 
 
-def test_a_last_word_is_never_too_late_and_delays_nobody() -> None:
+def test_a_final_update_is_never_too_late_and_delays_nobody() -> None:
     final = ask("a", final=True)
     assert final.slack(100, 100, 1) == float("inf")
     line = [(final.slack(100, 0, 1), final), (0.0, ask("b"))]
