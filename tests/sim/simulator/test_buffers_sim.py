@@ -208,7 +208,7 @@ MEETINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("meeting", MEETINGS)
 def test_codecs_do_not_touch_it(data_dir, meeting: str) -> None:
-    """At next to no rate the weights stand still, so that what is carried is the same."""
+    """With a tiny rate the weights hardly change, so that the model buffers are the same."""
     still = {
         "strategy": {"kind": "asgd_ga", "interval": 2},
         "optimizer": {"kind": "sgd", "lr": 1e-30},

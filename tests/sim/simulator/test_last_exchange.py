@@ -84,10 +84,10 @@ def test_every_strategy_pays_its_debts_with_the_final_update(simulated, kind):
     assert all(owed(run)[name] < 1e-2 * scale[name] for name in scale)
 
 
-@pytest.mark.parametrize("at", [0.501, 0.503])  # b alone, or both, have said their last word
+@pytest.mark.parametrize("at", [0.501, 0.503])  # b alone, or both, have sent their final update
 @pytest.mark.parametrize("kind", ["bsp", "sma", "asgd_ga", "diloco_streaming"])
 def test_a_run_that_ended_goes_on_after_its_coded_final_update(data_dir, kind, at):
-    """Its last word, open in the checkpoint, is said again; then there are more steps."""
+    """The final update, open in the checkpoint, is sent again; then more steps follow."""
     config = experiment(**sections(kind, both(TOPK)))
     first = Run(config, data_dir)
     first.world.checkpoint_at(at * TRAIN["steps"], 1)
@@ -109,7 +109,7 @@ def test_shards_end_with_the_bits_of_one(simulated, shards):
 
 
 def test_lossy_blocks_end_reliably(simulated):
-    """The last word of differential transmission goes in full, and no part may be lost."""
+    """The final update of differential transmission is sent in full, and no part may be lost."""
     codec = {
         "up": {"kind": "dgt", "block_bytes": 64, "reliable_fraction": 0.4},
         "down": {"kind": "int8"},

@@ -1,4 +1,4 @@
-"""Both ends of a coded exchange: references, last words, refusals, drops, repetitions."""
+"""Both ends of a coded exchange: references, final updates, refusals, drops, repetitions."""
 
 from __future__ import annotations
 
