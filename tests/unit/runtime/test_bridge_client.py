@@ -121,7 +121,7 @@ def test_without_room_payloads_go_with_the_request(
     assert averager.on_socket == [4 * SIZE, 4 * SIZE]
 
 
-def test_what_is_coded_goes_with_the_request(bridge: BridgeClient, averager: FakeAverager) -> None:
+def test_encoded_payloads_go_with_the_request(bridge: BridgeClient, averager: FakeAverager) -> None:
     averager.coded = Coded("int8", 16, torch.arange(16, dtype=torch.uint8))
     answer = bridge.ask(bridge.place(update()), WAIT_S)
     assert not answer.waits and answer.reply.coded is not None
@@ -159,7 +159,7 @@ def test_an_answer_of_another_host_s_configuration_still_comes() -> None:
         assert np.array_equal(reply.payload_P, 2 * update().payload_P)
 
 
-def test_an_update_that_is_said_again_is_on_its_way_once() -> None:
+def test_a_repeated_update_is_sent_once() -> None:
     asked, seen, going = AskedOnce(), [], threading.Event()
 
     def exchange(given: UpdateMessage) -> ReplyMessage:

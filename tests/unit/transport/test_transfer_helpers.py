@@ -171,7 +171,7 @@ def test_a_sum_of_strangers_is_refused() -> None:
     assert line.arrived(0.5, 0, stolen) == [Dissolve(gather.group)]
 
 
-def test_a_sum_that_is_too_stale_falls_apart_and_what_is_in_time_goes_on() -> None:
+def test_a_stale_sum_is_dissolved_and_updates_in_time_continue() -> None:
     line = helped(max_staleness=4)
     gather = gathered(line)
     decisions = line.tick(0.9, 2)  # somebody else has committed twice: no room for all three
