@@ -234,12 +234,12 @@ class ClusterJob:
         id: its name.
         arrival_slot: slot in which it is submitted.
         rows: work, in rows of steps of its own batch.
-        demands: what its processes need.
-        speed: how fast it is.
+        demands: resource demands of its processes.
+        speed: its speed.
         utility: its utility.
-        data: share of its data by number of region: rows are computed where they lie; empty: they
-            lie everywhere.
-        tenant: whose it is.
+        data: fraction of its data by region index; rows are computed where they are stored; empty:
+            data are available everywhere.
+        tenant: its tenant.
     """
 
     id: str
@@ -258,7 +258,7 @@ class ClusterJob:
         return np.isin(cluster.region_S, list(self.data))
 
     def rows_per_s(self, cluster: SharedCluster, allocation: Allocation) -> float:
-        """Return its progress per second with what it has."""
+        """Return its progress per second with an allocation."""
         workers = counted_workers(cluster, allocation, self.data)
         servers = allocation.num_servers
         if workers == 0 or servers == 0:
@@ -267,7 +267,7 @@ class ClusterJob:
         return float(self.speed.rows_per_s(workers, servers, allocation.batch, link))
 
     def usd_per_s(self, cluster: SharedCluster, allocation: Allocation, slot: int) -> float:
-        """Return what it costs per second: resources, and egress as it trains."""
+        """Return its cost per second: resources and egress."""
         return self.machines_usd_per_s(cluster, allocation, slot) + self.egress_usd_per_s(
             cluster, allocation
         )

@@ -97,7 +97,7 @@ class PendingLaunch:
 
     Attributes:
         request: the request to the cloud.
-        reason: why the machines are rented.
+        reason: why the machines are launched.
         usd_per_hour: quoted price of one machine when the launch was decided.
         since_unix_s: when it was decided.
         sent_unix_s: when the request was last sent.
@@ -214,24 +214,24 @@ class PendingTermination:
 
 @dataclass(slots=True)
 class ManagedInstance:
-    """A machine that the autoscaler has rented.
+    """A machine that the autoscaler has launched.
 
     Attributes:
-        machine: as it was last listed, with the pool that it counts to: where the target names no
-            zones, that without one.
-        reason: why it was rented.
-        usd_per_hour: quoted price when it was rented.
-        paid_unix_s: until when its cost is in the ledger.
+        machine: the machine as last listed, with the pool that it counts to, which has no zone if
+            the target names none.
+        reason: why it was launched.
+        usd_per_hour: quoted price at launch.
+        paid_unix_s: end of the time whose cost is in the ledger.
         observed_unix_s: when it was last listed, or its region did not answer.
         node_unix_s: when `node` last changed.
         state: the state of the instance.
         node: `BOOTING`, `READY` or `DISCONNECTED`: the state that it has, or would have if it did
             not leave.
         termination: why and by when it leaves; set while it does.
-        starting: what it has cost before its node first joined.
-        idle_unix_s: since when it has been of no use, where nothing is planned or the target has
-            no such region or role; None: it is of use.
-        is_awaited: whether something waited for it at the last iteration, where nothing is planned.
+        starting: cost before its node first joined.
+        idle_unix_s: start of its idle time, without a plan or without a matching region and role
+            in the target; None: it is needed.
+        is_awaited: whether pending demand needed it in the last iteration, without a plan.
     """
 
     machine: Machine
@@ -512,11 +512,11 @@ def outstanding(memory: AutoscalerState, pending_launch: PendingLaunch) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The journal as it is written.
+    """Serialized journal.
 
     Attributes:
-        format: its format; other releases may have others.
-        memory: what it holds.
+        format: format version.
+        memory: the state.
     """
 
     format: str

@@ -395,7 +395,7 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     good, leaving, coming = machine("i-1", "eu"), machine("i-2", "us"), machine("i-3", "asia")
     good = replace(good, pool=chosen)
     now_s = time.time()
-    termination = PendingTermination("the cloud takes it back", now_s + 60)
+    termination = PendingTermination("the cloud reclaims it", now_s + 60)
     asked_pool = replace(chosen, zone=None)
     counted = replace(good, pool=asked_pool)
     memory = AutoscalerState(

@@ -262,7 +262,7 @@ def test_machines_come_are_replaced_and_end_whatever_becomes_of_the_autoscaler(
     # What the agent of a machine does, whose cloud has told it alone.
     gone_s = time.time() + LONGEST_S
     drained = ray_internals.drain_nodes_labelled(
-        connected.address, MACHINE_LABEL, first[1], gone_s, "the cloud takes it back", 10.0
+        connected.address, MACHINE_LABEL, first[1], gone_s, "the cloud reclaims it", 10.0
     )
     assert len(drained) == 1
     until(lambda: first[1] not in living(provider) and len(living(provider)) == 2, LONGEST_S / 2)
@@ -311,7 +311,7 @@ def test_without_a_plan_what_waits_rents_what_runs_stays_and_what_is_idle_ends(
     assert apart.wait(LONGEST_S)
     assert len(living(provider)) == 2
     status = ray.get(actor.status.remote(), timeout=LONGEST_S)
-    assert any("the journal could not be read and is kept as" in each for each in status.errors)
+    assert any("the journal could not be read and is saved as" in each for each in status.errors)
     found = store.read(JOURNAL_KEY)
     assert found is not None
     assert set(decode_memory(found.data).instances) == set(living(provider))
