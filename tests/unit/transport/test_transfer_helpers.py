@@ -79,7 +79,7 @@ def test_nothing_is_summed_where_the_way_to_the_helper_is_no_better() -> None:
     assert plan_groups([ask("a"), ask("b")], road(between_s=3.0)) == ()
 
 
-def test_updates_of_different_sizes_last_words_and_sums_go_straight() -> None:
+def test_updates_of_different_sizes_final_updates_and_sums_go_straight() -> None:
     other = UploadRequest("b", 1, 1, 5 * MB, 0)
     assert plan_groups([ask("a"), other, ask("c")], road(busy_s=9.0)) == ()
     final = ask("b", final=True)

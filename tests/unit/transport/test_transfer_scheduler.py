@@ -152,7 +152,7 @@ def test_arrived_updates_wait_for_one_in_flight_without_slack() -> None:
     assert line.arrived(0.2, 4, ask("a", base=2)) == [Take(ask("a", base=2)), Take(own)]
 
 
-def test_a_last_word_is_never_dropped() -> None:
+def test_a_final_update_is_never_dropped() -> None:
     line = line_of(max_staleness=1)
     final = ask("a", base=0, final=True)
     assert line.ask(0.0, 50, final) == [Grant(final)]
