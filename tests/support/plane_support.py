@@ -1,4 +1,4 @@
-"""The training plane without a clock: whoever drives it decides what happens next."""
+"""The training plane without a clock: the test decides what happens next."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Region:
     shards: list[Shard]
     busy: dict[int, tuple[Span, Tensor]] = field(default_factory=dict)  # rank -> work
     here: set[int] = field(default_factory=set)  # ranks that wait or work
-    home: set[int] = field(default_factory=set)  # ranks that were sent home
+    exited: set[int] = field(default_factory=set)  # ranks that have exited
     memory: dict[int, Tensor] = field(default_factory=dict)  # rank -> where it leaves gradients
     sent: UpdateMessage | None = None
     last_answered: int = 0  # length of the averager's order at the last answer
@@ -163,7 +163,7 @@ class Plane:
     # ---------------------------------------------------------------- life
 
     def _begin(self) -> None:
-        """All processes anew; as they were saved, if there is a whole checkpoint."""
+        """Restart all processes; as they were saved, if there is a complete checkpoint."""
         self.attempt += 1
         self.halts: list[int] = []  # checkpoints after which the regions stand still
         self.marks: list[tuple[str, int, bool]] = []  # regions that are told of checkpoints apart
@@ -343,7 +343,7 @@ class Plane:
         return began
 
     def deliver_mark(self, at: int) -> None:
-        """A region is told of a checkpoint; perhaps its next answer told it before."""
+        """Notify a region of a checkpoint; perhaps its next answer did so before."""
         name, checkpoint, halt = self.marks.pop(at)
         self._take(name, self.regions[name].server.snapshot(checkpoint, halt=halt))
 
@@ -362,7 +362,7 @@ class Plane:
                     assert effect.done
                     region.here.discard(effect.worker)
                     if region.server.phase in {"done", "halted"}:
-                        region.home.add(effect.worker)
+                        region.exited.add(effect.worker)
                 else:
                     region.busy[effect.worker] = (effect.span, region.params_P)
             elif isinstance(effect, SendUpdate):
@@ -422,7 +422,7 @@ class Plane:
         found: list[Callable[[], None]] = []
         for name, region in self.regions.items():
             for rank in range(self.setup.workers[name]):
-                if rank not in region.here and rank not in region.home:
+                if rank not in region.here and rank not in region.exited:
                     found.append(partial(self.join, name, rank))
                 elif rank in region.busy:
                     found.append(partial(self.push, name, rank))

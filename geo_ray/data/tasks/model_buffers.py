@@ -1,14 +1,14 @@
-"""Which values of a model change in the forward pass, and what is to become of them.
+"""Model buffers: values that change in the forward pass, and the rules that combine them.
 
-A model's trainable parameters are what gradients change. Buffers and frozen parameters may change,
-too: running statistics, a moving average of the weights, a queue, a codebook. A task says so in
+Gradients change a model's trainable parameters. Buffers and frozen parameters may change, too:
+running statistics, a moving average of the weights, a queue, a codebook. A task declares them in
 `model_buffers`, a mapping from patterns of names to rules:
 
     model_buffers = {"teacher.*": "mean", "queue*": "region"}
 
-``mean``: floats are averaged by rows over the workers of a region and over the regions; of integers
-the largest counts. ``region``: each region keeps its own, of any type; where several workers change
-it, that of the lowest rank counts. ``scratch``: nobody needs it after the step.
+``mean``: floats are averaged by rows over the workers of a region and over the regions; integers
+take the largest value. ``region``: each region has its own value, of any type; if several workers
+change it, that of the lowest rank counts. ``scratch``: the value is not needed after the step.
 
 Running statistics of torch's normalisation layers need no declaration: they are ``mean``.
 """
@@ -27,29 +27,29 @@ from torch.nn.modules.batchnorm import _NormBase
 from geo_ray.base.errors import TaskStateError
 
 BufferRule = Literal["mean", "region", "scratch"]
-"""See the module's docstring."""
+"""Rule of a model buffer; see the module's docstring."""
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
-"""Types whose mean is taken; all of their values are fp32 values, too."""
+"""Types that are averaged; all of their values are fp32 values, too."""
 
 INTEGERS: Final = (
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
-"""Types of which the largest value counts."""
+"""Types that take the largest value."""
 
 _MEAN, _VARIANCE, _COUNT = "running_mean", "running_var", "num_batches_tracked"
 
 
 @dataclass(frozen=True, slots=True)
 class BufferEntry:
-    """A buffer or frozen parameter that is carried.
+    """A declared buffer or frozen parameter.
 
     Attributes:
-        name: as the module names it.
-        shape: its shape.
-        dtype: its type, without ``torch.``.
-        rule: what becomes of it.
-        variance_of: the entry that has the means to these variances; None if they are none.
+        name: name in the module.
+        shape: shape.
+        dtype: type, without ``torch.``.
+        rule: rule.
+        variance_of: entry with the means of these variances; None if the values are no variances.
     """
 
     name: str
@@ -60,26 +60,26 @@ class BufferEntry:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Its type."""
+        """Type."""
         return cast(torch.dtype, getattr(torch, self.dtype))
 
     @property
     def count(self) -> int:
-        """Its number of elements."""
+        """Number of elements."""
         return torch.Size(self.shape).numel()
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """All buffers and frozen parameters of a module by name."""
+    """Return all buffers and frozen parameters of a module by name."""
     frozen = {name: p.data for name, p in module.named_parameters() if not p.requires_grad}
     return frozen | {name: buffer for name, buffer in module.named_buffers() if buffer is not None}
 
 
 def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
-    """The rule of every buffer and frozen parameter that has one.
+    """Return the rule of every declared buffer and frozen parameter.
 
     Raises:
-        TaskStateError: `model_buffers` is no such mapping, or a pattern of it fits nothing.
+        TaskStateError: `model_buffers` is no such mapping, or a pattern matches nothing.
     """
     declared = _declared(task)
     names = state_of(module)
@@ -91,7 +91,7 @@ def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
     }
     for pattern, rule in declared.items():
         matching = [name for name in names if fnmatchcase(name, pattern)]
-        if not matching and rule != "scratch":  # which may be made in the first step only
+        if not matching and rule != "scratch":  # a scratch value may be created in the first step
             trained = [n for n, p in module.named_parameters() if fnmatchcase(n, pattern)]
             why = f"only of what is trained ({trained[0]})" if trained else "of none"
             raise TaskStateError(
@@ -104,16 +104,16 @@ def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
 
 
 def is_scratch(task: object, name: str) -> bool:
-    """Whether a value of this name, there at the start or made later, is nobody's business."""
+    """Tell whether a value of this name is declared as scratch."""
     rules = [rule for pattern, rule in _declared(task).items() if fnmatchcase(name, pattern)]
     return rules[-1:] == ["scratch"]
 
 
 def buffer_entries(task: object, module: nn.Module) -> tuple[BufferEntry, ...]:
-    """What a task's model carries, in the order of its names there.
+    """Return the model buffers of a task's model, in the order of the module's names.
 
     Raises:
-        TaskStateError: as for `rules_of`; or the mean of a type is asked for that has none.
+        TaskStateError: as for `rules_of`; or the rule is mean for a type that has no mean.
     """
     rules, tensors = rules_of(task, module), state_of(module)
     entries = []
@@ -153,7 +153,7 @@ def _declared(task: object) -> dict[str, BufferRule]:
 def _means_of(
     name: str, rules: Mapping[str, BufferRule], tensors: Mapping[str, Tensor]
 ) -> str | None:
-    """The name of the means to these variances, if they are some."""
+    """Return the name of the means of these variances, if they are variances."""
     head, _, leaf = name.rpartition(".")
     means = f"{head}.{_MEAN}" if head else _MEAN
     fits = leaf == _VARIANCE and rules.get(means) == "mean"

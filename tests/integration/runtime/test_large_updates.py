@@ -1,4 +1,4 @@
-"""Updates as large as the model: who holds them, for how long, and who waits for whom."""
+"""Updates as large as the model: where and how long they are held, and the waits for them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_checkpoint_holds_an_update_whose_place_its_answer_takes(
         assert torch.equal(tensors["params"], before_params_P)
 
 
-def test_a_region_tells_how_it_is_while_it_computes(tmp_path: Path) -> None:
+def test_a_region_reports_its_state_while_it_computes(tmp_path: Path) -> None:
     """A step of a large model takes seconds with the lock held; the controller asks meanwhile."""
     with InProcess(experiment_of(), tmp_path) as world, ThreadPoolExecutor(1) as pool:
         primary = world.sites[WAITS].primary

@@ -1,4 +1,4 @@
-"""Newcomers that do not fit are refused by name over real sockets, and harm nobody."""
+"""Joining regions that do not fit are refused by name over real sockets, without harm."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("what", sorted(STRANGE))
-def test_what_does_not_fit_is_refused_and_changes_nothing(
+def test_invalid_input_is_refused_and_changes_nothing(
     what: str, undisturbed: list[str], tmp_path: Path
 ) -> None:
     make, kind, words = STRANGE[what]
@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
         world.check_books()
 
 
-def test_what_cannot_be_read_is_refused_where_a_region_stands_by(tmp_path: Path) -> None:
+def test_unreadable_messages_are_refused_with_a_standby(tmp_path: Path) -> None:
     third = "ap-south"
     asked = config(
         regions=[{"name": name} for name in (HOME, third, FAR)],
@@ -175,7 +175,9 @@ def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
 
 
 @pytest.mark.parametrize("wrong", ["another CA", "another region", "another key", "nothing"])
-def test_who_is_not_linked_says_why_before_it_is_let_in(wrong: str, newcomer: Newcomer) -> None:
+def test_an_unlinked_region_reports_the_reason_before_admission(
+    wrong: str, newcomer: Newcomer
+) -> None:
     leader = newcomer.bridge(HOME, newcomer.good(HOME))
     leader.expect(FAR)
     certificate, key = newcomer.good(FAR), KEY

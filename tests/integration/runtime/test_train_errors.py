@@ -221,7 +221,9 @@ def test_loss_that_is_no_scalar(tmp_path: Path, fails: Fails) -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_an_evaluation_that_raises_is_told_before_training(tmp_path: Path, fails: Fails) -> None:
+def test_an_evaluation_that_raises_is_reported_before_training(
+    tmp_path: Path, fails: Fails
+) -> None:
     """The first evaluation may be hours away."""
     source = "from geo_ray.data.tasks.digits import Digits\n\nclass Broken(Digits):\n"
     source += "    def metrics(self, stats):\n        return stats['nothing'].sum()\n"
@@ -312,7 +314,7 @@ if b"PrimaryActor" in TITLE:  # it writes parts: meanwhile no file of its grows 
     with pytest.raises(EnoughError):
         train(experiment, tmp_path, begun=run, sink=fill_the_disk)
     assert len(failed) >= 3 and "us-east-ps0.safetensors" in failed[0]
-    assert "the run goes on, and saves again in 1 s or later" in failed[0]
+    assert "the run continues, and saves again in 1 s or later" in failed[0]
     assert store.latest().manifest.id == saved[-1]
 
 

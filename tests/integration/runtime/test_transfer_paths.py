@@ -40,7 +40,7 @@ def params_of(world: InProcess) -> dict[str, torch.Tensor]:
 
 
 def messages_of(world: InProcess) -> Counter[str]:
-    """Counts what bridges hear from now on, by kind."""
+    """Counts messages that bridges receive from now on, by kind."""
     heard: Counter[str] = Counter()
     for site in world.sites.values():
         assert site.bridge is not None
@@ -55,7 +55,7 @@ def messages_of(world: InProcess) -> Counter[str]:
 
 
 def always_ask(world: InProcess) -> None:
-    """Let nobody send before a first grant; otherwise an idle averager is not asked."""
+    """Prevent sending before a first grant; otherwise an idle averager is not asked."""
     for site in world.sites.values():
         transfers_of(site)._open = False
 
@@ -105,7 +105,7 @@ def test_small_updates_do_not_wait_for_a_grant(tmp_path: Path) -> None:
         assert heard["update"] > 0 and heard["grant"] == 0
 
 
-def test_no_update_is_staler_than_the_bound_and_what_is_dropped_comes_later(
+def test_no_update_exceeds_the_staleness_bound_and_dropped_ones_come_later(
     tmp_path: Path,
 ) -> None:
     turns = {"small_bytes": 0, "averager_mbps": 100.0, "max_staleness": 1}

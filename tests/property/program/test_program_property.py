@@ -74,7 +74,7 @@ def batches_by_rule(times: list[int], size: int, timeout_s: float) -> list[list[
     st.integers(1, 5),
     st.sampled_from([0.5, 1.5, 4.5]),
 )
-def test_calls_go_together_as_the_rule_says(times: list[int], size: int, timeout_s: float) -> None:
+def test_calls_are_batched_by_the_rule(times: list[int], size: int, timeout_s: float) -> None:
     clock, carried, answers = VirtualThreads(), [], {}
 
     def execute(requests: list[int]) -> list[int]:
@@ -113,7 +113,7 @@ class Book:
 
 
 class Writer:
-    """Calls without waiting, as often as it is told."""
+    """Makes a given number of calls without waiting."""
 
     def __init__(self, book: Any, calls: list[tuple[int, float]]) -> None:
         self._book, self._calls = book, calls

@@ -114,13 +114,13 @@ def test_workers_that_push_alone_go_on_without_each_other(data_dir: Path, kind: 
     check_ended(run.go())
 
 
-def test_what_a_model_carries_is_that_of_a_run_from_which_nobody_was_missing(
+def test_the_buffers_of_a_model_are_those_of_a_run_from_which_nobody_was_missing(
     data_dir: Path,
 ) -> None:
     task = {"task": {"use": f"{TASKS}:Stateful", "options": {}}}
     quiet = Run(experiment(**sections_of("sma") | task), data_dir).go()
     run = Run(experiment(**sections_of("sma", min_workers=1) | task), data_dir)
-    unrest(run, "carried", 2 * quiet.result.seconds)
+    unrest(run, "buffers", 2 * quiet.result.seconds)
     check_ended(run.go())
     assert run.digests() == quiet.digests()
     for name, buffers_B in quiet.result.buffers_B.items():

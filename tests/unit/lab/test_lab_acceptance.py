@@ -57,7 +57,7 @@ def test_nothing_measured_is_in_time() -> None:
         (1.0, 0.1, 0.2, 0.2, "unknown"),  # the kernel saw less than half of it
     ],
 )
-def test_the_cause_is_what_accounts_for_half(
+def test_the_cause_accounts_for_at_least_half(
     late_s: float, own_s: float, waited_s: float | None, stolen_s: float, cause: str
 ) -> None:
     times = RelayTimes(10.0, late_s, own_s, waited_s, stolen_s, 2)
@@ -65,7 +65,7 @@ def test_the_cause_is_what_accounts_for_half(
     assert times.stolen_fraction == pytest.approx(stolen_s / 20)
 
 
-def test_a_rejected_run_keeps_its_numbers_and_says_why() -> None:
+def test_a_rejected_run_keeps_its_numbers_and_the_reason() -> None:
     link = LinkStats(
         rate_mbps=100.0, delay_s=0.05, loss=0.0, in_packets=1000, in_bytes=10**6, out_packets=1000,
         out_bytes=10**6, lost=0, queue_drops=0, cap_drops=0, cut_drops=0, device_drops=0,

@@ -53,7 +53,7 @@ def test_a_long_round_makes_the_next_late_by_its_own_fault() -> None:
     assert relay.round() == 0.0
 
 
-def test_only_what_it_computed_is_its_own() -> None:
+def test_only_its_own_computation_counts() -> None:
     relay = Played()
     relay.round(takes_s=0.002)
     late_s = relay.round(held_up_s=0.006)

@@ -67,7 +67,7 @@ def test_scalars_handles_and_keys() -> None:
 
 
 class Own(dict[str, int]):
-    """Of a class of somebody's own, which the receiver may not have."""
+    """Of a user's class, which the receiver may not have."""
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ class Own(dict[str, int]):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_not_plain_is_refused(value: object) -> None:
+def test_values_that_are_not_plain_are_refused(value: object) -> None:
     with pytest.raises(ValueUnshippableError, match="cannot be sent"):
         pack({"deep": [(value,)]})
 

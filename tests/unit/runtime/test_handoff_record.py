@@ -1,4 +1,4 @@
-"""What a driver notes of a run is enough for the next one to have the same group of processes."""
+"""A run actor's handoff record restores the same group of processes in the next one."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_the_next_group_is_the_same_and_waits_for_the_same_workers() -> None:
     assert after.replace_worker(after.workers["eu", 0]).attempt == 2
 
 
-def test_only_what_has_changed_is_noted() -> None:
+def test_only_changes_are_recorded() -> None:
     group, launcher = filled([])
     for _ in range(3):
         group.note(10.0, GoneRegions(), is_changing=False)
@@ -153,8 +153,8 @@ def test_only_what_has_changed_is_noted() -> None:
     assert [record.is_changing for record in launcher.records] == [False, False, True, True]
 
 
-def test_who_is_not_to_take_part_is_brought_back_no_more() -> None:
-    """A driver is told so as it attaches: one of them was lost, another had been sent away."""
+def test_an_excluded_region_is_not_brought_back() -> None:
+    """A run actor learns while attaching: one worker was lost, another was asked to leave."""
     rows = {"us": {"cursor": 4}}
     before = GoneRegions(("us", "asia"), ("eu",), rows)
     assert before.but_for({"us", "eu"}) == GoneRegions(("asia",), ("eu", "us"), rows)

@@ -56,7 +56,7 @@ def watch(run: RunDirectory, supervisor: Supervisor) -> Summary | None:
 
 
 def finished(run: RunDirectory) -> Summary:
-    """Write a run that has finished; its driver still holds the lease, or has given it back."""
+    """Write a run that has finished; its run actor still holds the lease, or has released it."""
     with EventLog(run.path / EVENTS_FILE) as log:
         _, _, fields = started(regions=["us"])
         log.write("run_started", 0.0, **fields)
@@ -108,7 +108,7 @@ def test_a_supervisor_that_dies_while_the_run_trains_is_lost(run: RunDirectory) 
 
 
 @pytest.mark.parametrize("error", [None, RegionLostError("'us' is lost")])
-def test_what_the_supervisor_says_of_the_end_counts(
+def test_the_supervisor_s_report_of_the_end_counts(
     run: RunDirectory, error: GeoRayError | None
 ) -> None:
     summary = released(run, finished)

@@ -22,7 +22,7 @@ def _estimate(rate_mbps: float) -> dict[str, float | None]:
     return asdict(estimator.snapshot(10.0))
 
 
-def test_records_are_kept_by_pair_and_over_a_restart(tmp_path: Path) -> None:
+def test_records_are_stored_by_pair_and_survive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "links.json"
     notes = LinkNotes(path)
     notes.save(wait=True)
@@ -48,7 +48,9 @@ def test_a_damaged_file_is_no_reason_to_end_a_run(tmp_path: Path) -> None:
     assert len(load_links(path).links) == 1
 
 
-def test_a_slow_disk_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_delays_no_other_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The controller notes links once a second; what is learned meanwhile is saved at the end."""
     may_write, written = threading.Event(), []
 
@@ -90,7 +92,7 @@ def test_bytes_of_a_bridge_that_was_replaced_are_not_lost(tmp_path: Path) -> Non
     assert totals.by_class() == {"background": 5, "data": 1000 + 1100 + 3}
 
 
-def test_another_driver_counts_on_from_what_the_one_before_told(tmp_path: Path) -> None:
+def test_another_run_actor_continues_the_sums_of_the_previous_one(tmp_path: Path) -> None:
     """One bridge is that of then, and has sent more; the other one has replaced it since."""
     notes = LinkNotes(tmp_path / "links.json")
     notes.resume({("eu", "us"): {"control": 70}, ("us", "eu"): {"bulk": 90, "control": 5}})

@@ -75,7 +75,7 @@ def test_bad_address(address: str) -> None:
         find_address(address)
 
 
-def test_actors_of_a_local_cluster_inherit_what_they_need(tmp_path, monkeypatch) -> None:
+def test_actors_of_a_local_cluster_inherit_their_environment(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     node = local_node_environment(tmp_path / "token")
     assert worker_environment(environ={}).items() <= node.items()

@@ -155,7 +155,7 @@ def order(attempt: int, place: tuple[str, int] | None = None) -> ProcessSpec:
         lambda s: s.sign(1, "eu", b""),
     ],
 )
-def test_a_driver_that_was_overtaken_commands_nothing(
+def test_a_superseded_run_actor_commands_nothing(
     supervisor: Supervised, command: Callable[[Supervised], object], killed: list[Any]
 ) -> None:
     supervisor.attach(1)
@@ -172,7 +172,7 @@ def test_its_process_is_there_before_pytorch_is_loaded() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_the_next_driver_does_not_go_on_with_ends(
+def test_unused_processes_end_with_the_next_run_actor(
     supervisor: Supervised, killed: list[Any]
 ) -> None:
     supervisor.attach(1)
@@ -271,7 +271,9 @@ def test_time_in_which_the_supervisor_was_stopped_itself_does_not_count(
     assert supervisor.poll_news("", 0).state is RunState.ENDING
 
 
-def test_users_are_heard_by_the_next_beat(supervisor: Supervised, world: FakeRay) -> None:
+def test_user_requests_are_returned_at_the_next_beat(
+    supervisor: Supervised, world: FakeRay
+) -> None:
     assert supervisor.beat(0, [("a", ""), ("b", "log")], None) == UserRequests()
     assert supervisor.poll_news("me", 1).lines == [("b", "log")]
     supervisor.stop()
@@ -297,9 +299,7 @@ def test_a_run_actor_that_does_not_end_at_once_is_killed(
     assert supervisor.poll_news("me", 0).state is RunState.OVER and supervisor.ended == [0]
 
 
-def test_a_run_that_nobody_watches_is_saved_and_ended(
-    supervisor: Supervised, world: FakeRay
-) -> None:
+def test_a_run_without_a_watcher_is_saved_and_ended(supervisor: Supervised, world: FakeRay) -> None:
     for _ in range(70):
         supervisor.look(world, 50)
         supervisor.poll_news("me", 0)
@@ -313,7 +313,7 @@ def test_a_run_that_nobody_watches_is_saved_and_ended(
     assert stop is not None and "the run had no watcher for 1:00:00" in stop.message
 
 
-def test_it_ends_once_watchers_have_heard_how_the_run_ended(
+def test_it_ends_once_watchers_have_received_the_end(
     supervisor: Supervised, world: FakeRay
 ) -> None:
     supervisor.poll_news("a", 0)
@@ -328,7 +328,7 @@ def test_it_ends_once_watchers_have_heard_how_the_run_ended(
     assert supervisor._is_finished()
 
 
-def test_places_that_an_overtaken_driver_has_asked_for_are_given_back(
+def test_places_requested_by_a_superseded_run_actor_are_released(
     supervisor: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placed, removed = {"eu": SimpleNamespace(region="eu")}, list[Any]()
@@ -352,7 +352,7 @@ def unresponsive(monkeypatch: pytest.MonkeyPatch, answers: list[bool]) -> None:
     )
 
 
-def test_what_a_silent_head_did_not_end_is_ended_by_the_next_command(
+def test_processes_left_by_an_unresponsive_head_are_ended_by_the_next_command(
     supervisor: Supervised, monkeypatch: pytest.MonkeyPatch, killed: list[Any]
 ) -> None:
     given_back, answers = list[Any](), [False]
@@ -421,7 +421,7 @@ def test_an_end_that_ray_disturbs_is_no_death_of_the_run_actor(
     assert isinstance(news.error, InterruptedRunError)
 
 
-def test_a_run_actor_that_is_told_to_exit_dies_and_ends_nothing() -> None:
+def test_a_terminated_run_actor_ends_nothing() -> None:
     """Ray's own handler raises `SystemExit` in the run loop, which would be how the run ended."""
     code = (
         "import os, signal, sys, time\n"

@@ -75,12 +75,12 @@ def test_turns_are_for_asynchronous_strategies(kind: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(changes: dict[str, Any], words: str) -> None:
+def test_impossible_values_are_refused_with_the_reason(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         experiment(**changes)
 
 
-def test_who_dials_whom() -> None:
+def test_the_pairs_of_dialing_bridges() -> None:
     """Everybody dials the averager's region anyway; here is what comes on top, each pair once."""
     kept = experiment(averager={"standby": "eu-west"})
     assert dials(kept) == [("eu-west", "ap-south")]  # the averager may move anywhere

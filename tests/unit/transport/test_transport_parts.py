@@ -27,7 +27,7 @@ def _side(sock: socket.socket, hello: dict[str, Any], key: bytes = b"k" * 32) ->
     )
 
 
-def test_handshake_tells_both_who_they_met_and_gives_a_key_per_direction() -> None:
+def test_handshake_identifies_both_ends_and_gives_a_key_per_direction() -> None:
     left, right = socket.socketpair()
     greetings: list[Greeting] = []
     with left, right:

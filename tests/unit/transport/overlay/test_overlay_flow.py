@@ -12,7 +12,7 @@ from geo_ray.transport.overlay.node import PeerFlow
 PART = 1000
 
 
-def test_goodput_is_what_arrived_over_the_time_it_was_under_way() -> None:
+def test_goodput_is_received_bytes_over_transfer_time() -> None:
     flow = PeerFlow(8)
     flow.push(PART, 10.0)
     flow.push(PART, 10.5)
@@ -23,7 +23,7 @@ def test_goodput_is_what_arrived_over_the_time_it_was_under_way() -> None:
     assert flow.take() == (0, 0.0, False)
 
 
-def test_pauses_in_which_nothing_was_there_to_send_are_told() -> None:
+def test_pauses_without_data_are_reported() -> None:
     flow = PeerFlow(8)
     flow.push(PART, 0.0)
     flow.lacks(0.5)

@@ -61,7 +61,7 @@ def test_a_chain_is_near_the_best_of_all_orders() -> None:
 
 
 @pytest.mark.parametrize("num", [2, 3, 8, 9])
-def test_equal_regions_carry_no_more_than_they_must(num: int) -> None:
+def test_equal_regions_send_no_more_than_necessary(num: int) -> None:
     """2 (N - 1) / N of the vector over every line is the least there can be."""
     packed = pack(*lines(num), num)
     assert sum(share for _, share in packed) == pytest.approx(1.0)
