@@ -1,14 +1,14 @@
-"""Which values of a model change in the forward pass, and what is to become of them.
+"""Rules for model values that change in the forward pass.
 
-A model's trainable parameters are what gradients change. Buffers and frozen parameters may change,
-too: running statistics, a moving average of the weights, a queue, a codebook. A task says so in
+Gradients change a model's trainable parameters. Buffers and frozen parameters may change too:
+running statistics, a moving average of the weights, a queue, a codebook. A task declares this in
 `model_buffers`, a mapping from patterns of names to rules:
 
     model_buffers = {"teacher.*": "mean", "queue*": "region"}
 
-``mean``: floats are averaged by rows over the workers of a region and over the regions; of integers
-the largest counts. ``region``: each region keeps its own, of any type; where several workers change
-it, that of the lowest rank counts. ``scratch``: nobody needs it after the step.
+``mean``: floats are averaged by rows over the workers of a region and over the regions; integers
+take the largest value. ``region``: each region has separate values of any type; if several workers
+change them, those of the lowest rank count. ``scratch``: the value is not used after the step.
 
 Running statistics of torch's normalisation layers need no declaration: they are ``mean``.
 """
@@ -30,26 +30,26 @@ BufferRule = Literal["mean", "region", "scratch"]
 """See the module's docstring."""
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
-"""Types whose mean is taken; all of their values are fp32 values, too."""
+"""Types that are averaged; fp32 represents all of their values."""
 
 INTEGERS: Final = (
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
-"""Types of which the largest value counts."""
+"""Types of which the largest value is used."""
 
 _MEAN, _VARIANCE, _COUNT = "running_mean", "running_var", "num_batches_tracked"
 
 
 @dataclass(frozen=True, slots=True)
 class BufferEntry:
-    """A buffer or frozen parameter that is carried.
+    """A buffer or frozen parameter that is part of the synchronized state.
 
     Attributes:
-        name: as the module names it.
+        name: its name in the module.
         shape: its shape.
         dtype: its type, without ``torch.``.
-        rule: what becomes of it.
-        variance_of: the entry that has the means to these variances; None if they are none.
+        rule: its rule.
+        variance_of: the entry with the means of these variances; None if they are not variances.
     """
 
     name: str
@@ -70,16 +70,17 @@ class BufferEntry:
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """All buffers and frozen parameters of a module by name."""
+    """Return all buffers and frozen parameters of a module by name."""
     frozen = {name: p.data for name, p in module.named_parameters() if not p.requires_grad}
     return frozen | {name: buffer for name, buffer in module.named_buffers() if buffer is not None}
 
 
 def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
-    """The rule of every buffer and frozen parameter that has one.
+    """Return the rules of buffers and frozen parameters by name.
 
     Raises:
-        TaskStateError: `model_buffers` is no such mapping, or a pattern of it fits nothing.
+        TaskStateError: `model_buffers` is not a mapping to rules, or one of its patterns matches
+            nothing.
     """
     declared = _declared(task)
     names = state_of(module)
@@ -91,12 +92,12 @@ def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
     }
     for pattern, rule in declared.items():
         matching = [name for name in names if fnmatchcase(name, pattern)]
-        if not matching and rule != "scratch":  # which may be made in the first step only
+        if not matching and rule != "scratch":  # which may be created in the first step
             trained = [n for n, p in module.named_parameters() if fnmatchcase(n, pattern)]
-            why = f"only of what is trained ({trained[0]})" if trained else "of none"
+            why = f"only a trained parameter ({trained[0]})" if trained else "nothing else"
             raise TaskStateError(
-                f"{type(task).__name__}.model_buffers: {pattern!r} is the name of no buffer and of "
-                f"no frozen parameter, {why}",
+                f"{type(task).__name__}.model_buffers: {pattern!r} matches no buffer or "
+                f"frozen parameter, {why}",
                 fix=f"Name some of {', '.join(sorted(names)[:8]) or 'them: the model has none'}.",
             )
         found.update(dict.fromkeys(matching, rule))
@@ -104,16 +105,16 @@ def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
 
 
 def is_scratch(task: object, name: str) -> bool:
-    """Whether a value of this name, there at the start or made later, is nobody's business."""
+    """Whether the rule of a value, present at the start or created later, is ``scratch``."""
     rules = [rule for pattern, rule in _declared(task).items() if fnmatchcase(name, pattern)]
     return rules[-1:] == ["scratch"]
 
 
 def buffer_entries(task: object, module: nn.Module) -> tuple[BufferEntry, ...]:
-    """What a task's model carries, in the order of its names there.
+    """Return the buffers of a task's model that have rules, in the model's order.
 
     Raises:
-        TaskStateError: as for `rules_of`; or the mean of a type is asked for that has none.
+        TaskStateError: as for `rules_of`; or a type cannot be averaged.
     """
     rules, tensors = rules_of(task, module), state_of(module)
     entries = []
@@ -125,7 +126,7 @@ def buffer_entries(task: object, module: nn.Module) -> tuple[BufferEntry, ...]:
             raise TaskStateError(
                 f"{type(task).__name__}.model_buffers: {name!r} is {tensor.dtype}, which has no "
                 "mean here",
-                fix="Make it float32, or give it the rule region.",
+                fix="Make it float32, or use the rule region.",
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
         means = _means_of(name, rules, tensors) if rule == "mean" else None
@@ -153,7 +154,7 @@ def _declared(task: object) -> dict[str, BufferRule]:
 def _means_of(
     name: str, rules: Mapping[str, BufferRule], tensors: Mapping[str, Tensor]
 ) -> str | None:
-    """The name of the means to these variances, if they are some."""
+    """Return the name of the means of these variances; None if they are not variances."""
     head, _, leaf = name.rpartition(".")
     means = f"{head}.{_MEAN}" if head else _MEAN
     fits = leaf == _VARIANCE and rules.get(means) == "mean"
