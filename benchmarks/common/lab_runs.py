@@ -166,11 +166,11 @@ class LabRuns:
             shown.add_row(
                 entry["name"],
                 "in time" if entry["accepted"] else f"[red]rejected ({relay['cause']})",
-                f"{lab['late_share']:.1%}",
+                f"{lab['late_fraction']:.1%}",
                 f"{lab['mean_late_over_bound']:.2f}",
                 f"{relay['late_s']:.3f} s",
                 f"{relay['own_s']:.3f} s",
-                f"{relay['stolen_share']:.1%}",
+                f"{relay['stolen_fraction']:.1%}",
                 waited,
             )
         return shown

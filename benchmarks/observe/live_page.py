@@ -82,9 +82,9 @@ def of_size(root: Path, count: int, *, quick: bool) -> list[support.Figure]:
                 shown = "document.querySelectorAll('#facts dd')[1]?.innerText"
                 window.wait_for(f"return {shown} === '{made.round}'")
                 updates_s.append(time.monotonic() - began_s)
-            watched = core_share(process, made, 12.0)
+            watched = core_fraction(process, made, 12.0)
         time.sleep(2)
-        idle = core_share(process, made, quiet_s)
+        idle = core_fraction(process, made, quiet_s)
     made.close()
     return [
         support.median(f"first_paint_{count}_s", paints_s, "s", "<= 1"),
@@ -158,7 +158,7 @@ def watching(made: MadeRun) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.wait(30)
 
 
-def core_share(process: subprocess.Popen[str], made: MadeRun, seconds: float) -> float:
+def core_fraction(process: subprocess.Popen[str], made: MadeRun, seconds: float) -> float:
     """Which share of a core a process takes while a run goes on."""
     over = threading.Event()
 

@@ -141,7 +141,7 @@ def run_all(
             support.say(
                 f"seed {seed}, {name}: {outcome.seconds:.1f} s, loss {outcome.final_loss:.4f},"
                 f" {outcome.rounds} rounds, {outcome.wan_bytes / 1e6:.1f} MB,"
-                f" cores {outcome.cpu_share:.0%}, late {outcome.late_share:.2%}"
+                f" cores {outcome.cpu_fraction:.0%}, late {outcome.late_fraction:.2%}"
             )
             found[name].append(outcome)
     return found
@@ -170,8 +170,8 @@ def figures_of(found: Mapping[str, Sequence[Outcome]]) -> list[support.Figure]:
             support.median(f"wan_mb_{name}", [run.wan_bytes / 1e6 for run in runs], "MB"),
             support.median(f"rounds_{name}", [run.rounds for run in runs], "1"),
         ]
-    busiest = max(statistics.median(run.cpu_share for run in runs) for runs in found.values())
-    return [*figures, support.Figure("cpu_share", busiest, "ratio", "<= 0.8")]
+    busiest = max(statistics.median(run.cpu_fraction for run in runs) for runs in found.values())
+    return [*figures, support.Figure("cpu_fraction", busiest, "ratio", "<= 0.8")]
 
 
 def main() -> None:

@@ -38,15 +38,15 @@ class Outcome:
         curve: steps, seconds since the first step began, and held-out loss, one after the other.
         wan_bytes: IP bytes in both directions from the first step until the last evaluation.
         rounds: synchronisations of the whole model.
-        cpu_share: of all cores, in the same time, by whatever ran.
-        late_share: of the packets of the link where it is largest.
+        cpu_fraction: of all cores, in the same time, by whatever ran.
+        late_fraction: of the packets of the link where it is largest.
     """
 
     curve: Sequence[tuple[int, float, float]]
     wan_bytes: float
     rounds: int
-    cpu_share: float
-    late_share: float
+    cpu_fraction: float
+    late_fraction: float
 
     @property
     def final_loss(self) -> float:
@@ -177,7 +177,7 @@ def train_peer(
         )
         for group in _by_round([each["evals"] for each in told])
     ]
-    return Outcome(curve, sent, told[0]["rounds"], busy, stats.late_share), stats
+    return Outcome(curve, sent, told[0]["rounds"], busy, stats.late_fraction), stats
 
 
 def _all(nodes: Sequence[NodeProcess], do: str, **order: Any) -> list[dict[str, Any]]:
@@ -250,4 +250,4 @@ def train_ours(
     times = (zero_unix_s + t_s for t_s in (began_s, began_s + curve[-1][1]))
     sent, busy = meter.between(*times)
     (finished,) = (e for e in events if e["kind"] == "run_finished")
-    return Outcome(curve, sent, finished["summary"]["rounds"], busy, stats.late_share), stats
+    return Outcome(curve, sent, finished["summary"]["rounds"], busy, stats.late_fraction), stats

@@ -76,7 +76,7 @@ def figures_of(found: cloudless.Outcomes, busy: float) -> list[support.Figure]:
         support.ratio("ours_over_paper", times_s[paper], times_s[ours], ">= 2"),
         support.ratio("limit_over_paper", times_s[paper], times_s["limit"]),
         *figures,
-        support.Figure("cpu_share", busy, "ratio", "<= 0.8"),
+        support.Figure("cpu_fraction", busy, "ratio", "<= 0.8"),
     ]
 
 

@@ -85,13 +85,13 @@ class Curve:
             first is that of a model that knows nothing.
         seconds: of the whole run.
         wan_mb: between regions, both ways.
-        cpu_share: of the machine's cores; None if simulated.
+        cpu_fraction: of the machine's cores; None if simulated.
     """
 
     points: list[tuple[float, float]]
     seconds: float
     wan_mb: float
-    cpu_share: float | None = None
+    cpu_fraction: float | None = None
 
     @property
     def loss(self) -> float:
@@ -127,7 +127,7 @@ def main() -> None:
         real = {name: [curves[name] for curves in by_seed] for name in names}
         figures = figures_of(real, target, "")
         for name in names:
-            shares = [curve.cpu_share or 0.0 for curve in real[name]]
+            shares = [curve.cpu_fraction or 0.0 for curve in real[name]]
             figures.append(support.median(f"cpu_share_{name}", shares, "share", "<= 0.8"))
         support.finish("four_continents", machine, figures, options.out, runs.finish())
         return
@@ -141,7 +141,7 @@ def main() -> None:
         error = abs(predicted.to_target_s(target) / ours.to_target_s(target) - 1)
         figures += [
             support.Figure(f"sim_error_{name}", error, "ratio"),
-            support.Figure(f"cpu_share_{name}", ours.cpu_share, "share", "<= 0.8"),
+            support.Figure(f"cpu_share_{name}", ours.cpu_fraction, "share", "<= 0.8"),
         ]
     support.finish("four_continents", machine, figures, options.out, runs.finish())
 

@@ -138,8 +138,8 @@ class Timed:
     exchanges_s: list[float]
     last_s: list[float]
     mb_per_round: float
-    cpu_share: float
-    late_share: float
+    cpu_fraction: float
+    late_fraction: float
 
 
 def main() -> None:
@@ -207,10 +207,10 @@ def measure(case: Case, interval: int, sets: dict[str, object]) -> tuple[dict[st
             popen=partial(lab.popen, HUB),
         )
         stats = lab.stats()
-        return asdict(timed_of(run, interval, meter, stats.late_share)), stats
+        return asdict(timed_of(run, interval, meter, stats.late_fraction)), stats
 
 
-def timed_of(run: Run, interval: int, meter: CpuMeter, late_share: float) -> Timed:
+def timed_of(run: Run, interval: int, meter: CpuMeter, late_fraction: float) -> Timed:
     """Fold a run's step and exchange events."""
     exchanges = list(run.events("exchange"))
     whole = max(e["bytes_before"] for e in exchanges)
@@ -232,11 +232,11 @@ def timed_of(run: Run, interval: int, meter: CpuMeter, late_share: float) -> Tim
         exchanges_s=[e["t_s"] - e["start_s"] for e in of_far],
         last_s=[e["t_s"] - e["start_s"] for e in last if e["region"] == FAR],
         mb_per_round=sum(e["bytes_sent"] for e in of_far) / 1e6 / len(rounds_s),
-        cpu_share=meter.share(
+        cpu_fraction=meter.share(
             run.origin_unix_s + min(site.began_s for site in sites),
             run.origin_unix_s + max(site.ended_s for site in sites),
         ),
-        late_share=late_share,
+        late_fraction=late_fraction,
     )
 
 
@@ -284,8 +284,8 @@ def figures_of(case: Case, timed: Timed, interval: int) -> list[support.Figure]:
         support.median(f"padded_{name}", padded, "share"),
         support.median(f"exchange_s_{name}", timed.exchanges_s, "s"),
         support.Figure(f"mb_per_round_{name}", timed.mb_per_round, "MB"),
-        support.Figure(f"cpu_share_{name}", timed.cpu_share, "share", "<= 0.8"),
-        support.Figure(f"late_share_{name}", timed.late_share, "share"),
+        support.Figure(f"cpu_share_{name}", timed.cpu_fraction, "share", "<= 0.8"),
+        support.Figure(f"late_share_{name}", timed.late_fraction, "share"),
     ]
     if timed.last_s:
         figures.append(support.median(f"last_s_{name}", timed.last_s, "s"))

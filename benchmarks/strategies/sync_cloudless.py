@@ -146,7 +146,7 @@ def quick(root: Path) -> list[support.Figure]:
         *figures_of(simulated, "sim_"),
         support.ratio("quick_real_speedup_same_samples", *seconds),
         *errors_of(real, {name: simulated[name] for name in names}),
-        support.Figure("cpu_share", busy, "ratio", "<= 0.8"),
+        support.Figure("cpu_fraction", busy, "ratio", "<= 0.8"),
     ]
 
 
@@ -162,7 +162,7 @@ def full(root: Path) -> list[support.Figure]:
         *figures_of(real, ""),
         *errors_of(real, simulated),
         *figures_of(simulated, "sim_"),
-        support.Figure("cpu_share", busy, "ratio", "<= 0.8"),
+        support.Figure("cpu_fraction", busy, "ratio", "<= 0.8"),
     ]
 
 

@@ -61,26 +61,26 @@ def main() -> None:
         # every 10 s BBR sends next to nothing for 0.2 s, to see the path's delay
         target = ">= 0.97" if control == "cubic" else ">= 0.95"
         figures.append(support.Figure(f"goodput {control}", share, "of limit", target))
-        figures.append(support.Figure(f"relay, {control} 100 one way", stats.cpu_share, "core"))
+        figures.append(support.Figure(f"relay, {control} 100 one way", stats.cpu_fraction, "core"))
         late[f"{control} 100 one way"] = stats
     figures += delay_figures(300 if options.quick else 1500)
     figures += loss_figures(options.quick)
     for name, stats in loads(warm_s, measure_s):
-        figures.append(support.Figure(f"relay, {name}", stats.cpu_share, "core", "<= 0.7"))
+        figures.append(support.Figure(f"relay, {name}", stats.cpu_fraction, "core", "<= 0.7"))
         late[name] = stats
-    worst = max(stats.late_share for stats in late.values())
+    worst = max(stats.late_fraction for stats in late.values())
     for trip_ms in (20, 100) if options.quick else (20, 100, 200, 400):
         found = beside_thieves(trip_ms / 1e3, warm_s, measure_s)
         late[f"stolen, {trip_ms} ms"] = found
         over = found.verdict.mean_over_bound
         figures += [
-            support.Figure(f"stolen, {trip_ms} ms, late", found.late_share, "share"),
+            support.Figure(f"stolen, {trip_ms} ms, late", found.late_fraction, "share"),
             support.Figure(f"stolen, {trip_ms} ms, mean over bound", over, "ratio"),
         ]
     figures.append(support.Figure("late packets, worst run", worst, "share", "<= 0.05"))
     runs = [{"name": name, "lab": stats.record()} for name, stats in late.items()]
     for name, stats in late.items():
-        support.say(f"{name}: late {stats.late_share:.1%}; {stats.relay}")
+        support.say(f"{name}: late {stats.late_fraction:.1%}; {stats.relay}")
     support.finish("lab_accuracy", machine, figures, options.out, runs)
 
 

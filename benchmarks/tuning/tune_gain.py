@@ -120,7 +120,7 @@ def main() -> None:
         support.Figure("search_s", found["wall_s"], "s", "<= 600"),
     ]
     for name in texts:
-        shares = [run["cpu_share"] for run in real[name]]
+        shares = [run["cpu_fraction"] for run in real[name]]
         figures += [
             support.median(f"to_target_s_{name}", seconds(real[name]), "s"),
             support.median(f"sim_to_target_s_{name}", sim[name], "s"),
@@ -252,7 +252,7 @@ def train_in(
         began_s = min(step["start_s"] for step in steps)
         ended_s = max(step["t_s"] for step in steps)
         share = meter.share(run.origin_unix_s + began_s, run.origin_unix_s + ended_s)
-        return {"to_target_s": _to_target_s(run, began_s), "cpu_share": share}, stats
+        return {"to_target_s": _to_target_s(run, began_s), "cpu_fraction": share}, stats
 
 
 def seconds(runs: Sequence[Mapping[str, float]]) -> list[float]:

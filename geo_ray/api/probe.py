@@ -180,7 +180,7 @@ def serve_probes(
 
 def _line(src: str, dst: str, now: ProbeProgress) -> str:
     rate = "" if now.rate_mbps is None else f", {number_text(now.rate_mbps)} Mbit/s"
-    fraction = f" {now.share:.0%}" if now.share else ""
+    fraction = f" {now.fraction:.0%}" if now.fraction else ""
     return f"{src} -> {dst}: {now.phase}{fraction}{rate}"
 
 

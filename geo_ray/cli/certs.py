@@ -72,8 +72,8 @@ def issue(
     """Create the key and certificate of REGION."""
     from geo_ray.api.certs import issue_cert
 
-    home = _directory(named, directory)
-    made = issue_cert(home, region, days=days, hosts=hosts, force=force)
+    folder = _directory(named, directory)
+    made = issue_cert(folder, region, days=days, hosts=hosts, force=force)
     click.echo(f"{region}: copy {made} to the host of the region's bridge")
 
 
@@ -175,11 +175,11 @@ def rotate(named: Path | None, directory: Path | None, days: float, finish: bool
     """
     from geo_ray.api.certs import rotate_ca
 
-    home = _directory(named, directory)
-    names = rotate_ca(home, days=days, finish=finish)
+    folder = _directory(named, directory)
+    names = rotate_ca(folder, days=days, finish=finish)
     say(f"copy ca.pem and crl.pem to the bridge hosts of: {', '.join(names) or '-'}")
     if not finish:
-        where = f"--dir {shlex.quote(str(home))}"
+        where = f"--dir {shlex.quote(str(folder))}"
         click.echo(
             f"then `geo-ray certs renew {where}`, copy each cert.pem; "
             f"then `geo-ray certs rotate --finish {where}`, copy again"

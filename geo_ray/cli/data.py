@@ -208,10 +208,10 @@ def print_table(
     for shard in manifest.shards:
         if region is None or shard.region == region:
             groups.setdefault((shard.region, shard.split), []).append(shard)
-    for (home, split), shards in groups.items():
+    for (region, split), shards in groups.items():
         wrong = sum(shard.path in bad for shard in shards)
         table.add_row(
-            home,
+            region,
             split,
             f"{len(shards):,}",
             Text(f"{wrong:,}", "red") if wrong else "0",

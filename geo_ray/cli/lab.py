@@ -85,8 +85,8 @@ def relay_line(stats: LabStats) -> str:
         verdict = "LATE, measurements are not valid: " + "; ".join(stats.verdict.why)
     priority = "" if stats.realtime else ", without real-time priority"
     return (
-        f"relay: {stats.cpu_share:.0%} of a core{priority}, {verdict} "
-        f"(at most {stats.late_share:.2%} of a link's packets late); {stats.relay}"
+        f"relay: {stats.cpu_fraction:.0%} of a core{priority}, {verdict} "
+        f"(at most {stats.late_fraction:.2%} of a link's packets late); {stats.relay}"
     )
 
 

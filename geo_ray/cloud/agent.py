@@ -59,7 +59,7 @@ class NoticeAgent:
                 self._print(f"{notice.machine} may be reclaimed; its node continues")
                 return None
             deadline = notice.deadline_unix_s or now_unix_s + _UNKNOWN_S
-            if not self.drain(deadline, f"the cloud takes {notice.machine} back"):
+            if not self.drain(deadline, f"the cloud reclaims {notice.machine}"):
                 self._print(f"{notice.machine} is being reclaimed; it has no node to drain")
                 return None
         except GeoRayError as error:

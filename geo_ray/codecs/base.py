@@ -138,7 +138,7 @@ class DifferentialCodec(Protocol):
 
     @property
     def loose(self) -> Literal["udp", "drop", "reliable"]:
-        """How lossy blocks are sent."""
+        """Transport of lossy blocks."""
 
     @property
     def loose_values(self) -> BlockFormat:
@@ -158,7 +158,7 @@ class DifferentialCodec(Protocol):
 
     @property
     def grace_s(self) -> float:
-        """How long a complete update waits for its lossy blocks, in seconds."""
+        """Seconds for which a complete update waits for its lossy blocks."""
 
     @property
     def rate_mbps(self) -> float | None:
@@ -177,7 +177,7 @@ class DifferentialCodec(Protocol):
     def observe(self, memory: dict[str, Tensor], loss: float) -> None:
         """Use the training loss in the next `encode`."""
 
-    def set_reliable_fraction(self, memory: dict[str, Tensor], share: float) -> None:
+    def set_reliable_fraction(self, memory: dict[str, Tensor], fraction: float) -> None:
         """Use the averager's ``reliable_fraction`` from the next vector on."""
 
 

@@ -369,7 +369,7 @@ class DgtHeader:
             raise wrong(coded.kind, f"{reliable} and {count} of {self.blocks} blocks")
         self.ids_R = unpack_bits(reader.take(-(-self.blocks // 8), torch.uint8), self.blocks)
         if self.ids_R.numel() != reliable:
-            raise wrong(coded.kind, f"{self.ids_R.numel()} blocks are marked, {reliable} are said")
+            raise wrong(coded.kind, f"{self.ids_R.numel()} blocks are marked, {reliable} announced")
         num = reliable * elements
         if values == 0:
             values_P = reader.take(num, torch.float32)
@@ -398,7 +398,7 @@ def check_ids(lossy: LossyBlocks, head: DgtHeader) -> Tensor:
     taken_N[head.ids_R] = 1
     taken_N.index_add_(0, ids_L, torch.ones_like(ids_L, dtype=torch.int32))
     if int(taken_N.max()) > 1:
-        raise wrong("dgt", "a block is there twice")
+        raise wrong("dgt", "duplicate block")
     return ids_L
 
 

@@ -259,7 +259,7 @@ def _from_bitmap(words: NDArray[np.uint8], num: int) -> Ints:
 Values = Literal["fp32", "fp16"]
 _FORMATS = {"fp32": 0, "fp16": 1}
 BITS: Final[Mapping[Values, int]] = {"fp32": 32, "fp16": 16}
-"""Of a value."""
+"""Bits of a value."""
 
 
 def sparse_bits(fraction: float, values: Values) -> float:

@@ -228,7 +228,7 @@ class Lab:
         if not self.lab_id:
             return
         if self._relay is not None:
-            self._relay.let_go()
+            self._relay.release()
         records.down(self.lab_id)
         if self._relay is not None:
             self._relay.wait()

@@ -278,7 +278,7 @@ class Link:
         self._loss: Loss | None = None
         self._jitter: Jitter | None = None
         self._last_due_s = 0.0
-        self.push: Callable[[float, bytes], None] = self._carry
+        self.push: Callable[[float, bytes], None] = self._forward
         self.shape = LinkShape()
         self.reset()
         self.reshape(0.0, shape)
@@ -288,7 +288,7 @@ class Link:
     # `push(at_s, packet)` takes a packet that comes at a time not before the one taken last. It is
     # one of the three methods that follow, so that a plain link asks nothing per packet.
 
-    def _carry(self, at_s: float, packet: bytes) -> None:
+    def _forward(self, at_s: float, packet: bytes) -> None:
         done_s = self._serial.finish_s(at_s, len(packet))
         if done_s is None:
             self.queue_drops += 1
@@ -379,7 +379,7 @@ class Link:
     def _merge_flows(self, now_s: float) -> None:
         flows = self._flows
         while flows and (ready_s := flows.next_s()) is not None and ready_s <= now_s:
-            self._carry(*flows.pop())
+            self._forward(*flows.pop())
 
     # ------------------------------------------------------------------ changes
 
@@ -420,7 +420,7 @@ class Link:
         if self.is_cut:
             self.push = self._refuse
         else:
-            self.push = self._carry if self._flows is None else self._pass_flow
+            self.push = self._forward if self._flows is None else self._pass_flow
 
     def _reshape_flows(self, now_s: float) -> None:
         rate_mbps, limit_bytes = self.shape.flow_rate_mbps, self.shape.flow_limit_bytes()
@@ -428,7 +428,7 @@ class Link:
             flows, self._flows = self._flows, None
             while flows:
                 _, packet = flows.pop()
-                self._carry(now_s, packet)
+                self._forward(now_s, packet)
         elif self._flows is None:
             self._flows = FlowCaps(rate_mbps, limit_bytes)
         else:

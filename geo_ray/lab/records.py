@@ -57,12 +57,12 @@ def find(lab_id: str | None) -> str:
     Raises:
         LabUnknownError: there is no such lab, or none is named and there are several.
     """
-    living = [name for name, record in labs().items() if is_alive(record.get("relay"))]
-    if lab_id is None and len(living) == 1:
-        return living[0]
-    if lab_id in living:
+    running = [name for name, record in labs().items() if is_alive(record.get("relay"))]
+    if lab_id is None and len(running) == 1:
+        return running[0]
+    if lab_id in running:
         return str(lab_id)
-    named = "no lab is up" if not living else f"running labs: {', '.join(living)}"
+    named = "no lab is up" if not running else f"running labs: {', '.join(running)}"
     wanted = "" if lab_id is None else f"there is no lab '{lab_id}'; "
     raise LabUnknownError(f"{wanted}{named}")
 

@@ -91,7 +91,7 @@ class TraceSchedule:
 LEAST_PAUSE_S: Final = 50e-6  # leaves the core to others even when the relay falls behind
 
 
-class RoundPace:
+class RoundTimer:
     """Starts rounds a quantum apart, and sums up their delays.
 
     A late round takes packets that arrived while it was awaited, so lateness counts from the time
@@ -390,18 +390,18 @@ class Relay:
         clock = time.monotonic
         self._schedule.start(clock())
         last_busy_s = clock()
-        pace = RoundPace(self._quantum_s, notes, last_busy_s)
+        timer = RoundTimer(self._quantum_s, notes, last_busy_s)
         while not self._stopped:
             now_s = clock()
             if now_s - last_busy_s < _LINGER_S:
-                time.sleep(pace.pause_s(now_s))
+                time.sleep(timer.pause_s(now_s))
                 ready = self._epoll.poll(0)
             else:
                 due_s = self._next_s()
                 ready = self._idle(now_s, due_s)
-                pace.woke(clock(), due_s)
+                timer.woke(clock(), due_s)
             began_s = clock()
-            late_s = pace.begin(began_s, time.thread_time())
+            late_s = timer.begin(began_s, time.thread_time())
             count = self._ingest(ready, began_s, late_s) if ready else 0
             notes["read_packets"] += count
             for target, rate_mbps in self._schedule.due(began_s):

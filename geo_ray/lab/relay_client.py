@@ -126,7 +126,7 @@ class RelayProcess:
             return False
         return True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close the owner's end, so that the relay takes its lab down, and wait for its end."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):

@@ -62,7 +62,7 @@ class LinkTimes:
     given_late_sum_s: float
 
     @property
-    def late_share(self) -> float:
+    def late_fraction(self) -> float:
         """The share of packets beyond the bound, taken or given, whichever is larger."""
         return max(_per(self.taken_late, self.taken), _per(self.given_late, self.given))
 
@@ -95,7 +95,7 @@ class RelayTimes:
     cores: int
 
     @property
-    def stolen_share(self) -> float:
+    def stolen_fraction(self) -> float:
         """The share of the cores' time that the host gave to others."""
         return _per(self.stolen_s, self.seconds * self.cores)
 
@@ -116,7 +116,7 @@ class RelayTimes:
         return (
             f"the relay was held up for {self.late_s:.3f} s of {self.seconds:.1f} s, "
             f"{self.own_s:.3f} s of it by itself; stolen from its cores: {self.stolen_s:.2f} s "
-            f"({self.stolen_share:.1%}), in the run queue: {waited}"
+            f"({self.stolen_fraction:.1%}), in the run queue: {waited}"
         )
 
 
@@ -125,12 +125,12 @@ class LabVerdict:
     """Whether a run counts, and why not.
 
     Attributes:
-        late_share: of the link that has the largest share of late packets.
+        late_fraction: of the link that has the largest share of late packets.
         mean_over_bound: mean lateness over what is allowed, of the link where it is largest.
         why: a sentence per link and rule that it breaks; empty if the run is accepted.
     """
 
-    late_share: float
+    late_fraction: float
     mean_over_bound: float
     why: tuple[str, ...]
 
@@ -148,26 +148,26 @@ def judge(links: Mapping[str, LinkTimes]) -> LabVerdict:
     """
     few = [times for times in links.values() if max(times.taken, times.given) < FEW_PACKETS]
     found = [
-        (name, times.late_share, _mean_over_bound([times]), f", {times.round_trip_s * 1e3:g} ms")
+        (name, times.late_fraction, _mean_over_bound([times]), f", {times.round_trip_s * 1e3:g} ms")
         for name, times in links.items()
         if max(times.taken, times.given) >= FEW_PACKETS
     ]
     if few:
-        found.append((FEW, _share_of_all(few), _mean_over_bound(few), ""))
+        found.append((FEW, _fraction_of_all(few), _mean_over_bound(few), ""))
     why = []
-    for name, share, over, trip in found:
-        if share > MAX_LATE_SHARE:
-            why.append(f"{name}{trip}: {share:.1%} of the packets late (allowed: 5 %)")
+    for name, fraction, over, trip in found:
+        if fraction > MAX_LATE_SHARE:
+            why.append(f"{name}{trip}: {fraction:.1%} of the packets late (allowed: 5 %)")
         if over > 1:
             why.append(f"{name}{trip}: mean lateness {over:.2g} times what is allowed")
     return LabVerdict(
-        max((share for _, share, _, _ in found), default=0.0),
+        max((fraction for _, fraction, _, _ in found), default=0.0),
         max((over for _, _, over, _ in found), default=0.0),
         tuple(why),
     )
 
 
-def _share_of_all(links: Iterable[LinkTimes]) -> float:
+def _fraction_of_all(links: Iterable[LinkTimes]) -> float:
     links = list(links)
     return max(
         _per(sum(each.taken_late for each in links), sum(each.taken for each in links)),
@@ -317,9 +317,9 @@ class LabStats:
         )
 
     @property
-    def late_share(self) -> float:
+    def late_fraction(self) -> float:
         """The share of late packets, of the link where it is largest."""
-        return self.verdict.late_share
+        return self.verdict.late_fraction
 
     @property
     def was_late(self) -> bool:
@@ -333,17 +333,17 @@ class LabStats:
             "congestion_control": dict(self.congestion_control),
             "accepted": verdict.accepted,
             "why": list(verdict.why),
-            "late_share": verdict.late_share,
+            "late_fraction": verdict.late_fraction,
             "mean_late_over_bound": verdict.mean_over_bound,
             "relay": {
-                "cores": self.cpu_share,
+                "cores": self.cpu_fraction,
                 "realtime": self.realtime,
                 "late_s": self.late_s,
                 "late_max_s": self.late_max_s,
                 "own_s": self.own_s,
                 "run_queue_s": self.waited_s,
                 "stolen_s": self.stolen_s,
-                "stolen_share": self.relay.stolen_share,
+                "stolen_fraction": self.relay.stolen_fraction,
                 "cause": self.relay.cause,
             },
             "seconds": self.seconds,
@@ -352,7 +352,7 @@ class LabStats:
                     "rate_mbps": link.rate_mbps,
                     "delay_s": link.delay_s,
                     "loss": link.loss,
-                    "late_share": link.times.late_share,
+                    "late_fraction": link.times.late_fraction,
                     "late_mean_s": link.times.mean_s,
                     "late_max_s": link.late_max_s,
                     "bytes": link.out_bytes,
@@ -365,6 +365,6 @@ class LabStats:
         }
 
     @property
-    def cpu_share(self) -> float:
+    def cpu_fraction(self) -> float:
         """The share of one core that the relay used."""
         return self.cpu_s / self.seconds if self.seconds > 0 else 0.0

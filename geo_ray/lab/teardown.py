@@ -72,7 +72,7 @@ def take_down(directory: Path) -> None:
     _end(partial(_pids_inside, namespaces))
     relay: list[int] = record.get("relay") or [os.getpid(), 0]
     if relay[0] != os.getpid():
-        _end(partial(_living, relay))
+        _end(partial(_running, relay))
     for name in namespaces:
         if path_of(name).exists():
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
@@ -97,7 +97,7 @@ def _end(find: Callable[[], list[int]]) -> None:
         time.sleep(0.02)
 
 
-def _living(process: list[int]) -> list[int]:
+def _running(process: list[int]) -> list[int]:
     return [process[0]] if is_alive(process) else []
 
 

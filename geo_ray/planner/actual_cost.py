@@ -109,13 +109,13 @@ class Spent:
     @classmethod
     def of(cls, totals: RunTotals) -> Spent:
         """Return the totals of a run's events."""
-        pace = max(totals.regions.values(), key=attrgetter("compute_s"), default=None)
+        slowest = max(totals.regions.values(), key=attrgetter("compute_s"), default=None)
         joined_s = 0.0 if totals.startup_s is None else totals.joined_s
         return cls(
             None if totals.startup_s is None else totals.startup_s + joined_s,
             totals.elapsed_s - joined_s,
-            0.0 if pace is None else pace.compute_s,
-            0.0 if pace is None else pace.blocked_s,
+            0.0 if slowest is None else slowest.compute_s,
+            0.0 if slowest is None else slowest.blocked_s,
             totals.wan.by_link(),
             totals.stop_cause,
         )

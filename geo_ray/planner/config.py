@@ -48,19 +48,19 @@ def allowed_averagers(rules: Residency, regions: Sequence[str]) -> list[str]:
         ("checkpoints", rules.checkpoints),
     ):
         _check_names(kind, table, regions)
-    for home, places in rules.data.items():
-        if home not in places:
+    for region, places in rules.data.items():
+        if region not in places:
             raise PlanInfeasibleError(
-                f"residency.data: data of '{home}' may not be in '{home}', where they are",
+                f"residency.data: data of '{region}' may not be in '{region}', where they are",
                 fix="Move the data, or correct the rule.",
             )
     left = list(regions)
     for kind, table in (("gradients", rules.gradients), ("checkpoints", rules.checkpoints)):
-        for home, places in table.items():
+        for region, places in table.items():
             retained = [region for region in left if region in places]
             if not retained:
                 raise PlanInfeasibleError(
-                    f"residency.{kind}: what is derived from data of '{home}' may only be in "
+                    f"residency.{kind}: what is derived from data of '{region}' may only be in "
                     f"{', '.join(places) or 'no region'}, which other rules exclude; "
                     "no region can host the averager",
                     fix="Allow one region to receive all updates and store the model.",
@@ -70,11 +70,11 @@ def allowed_averagers(rules: Residency, regions: Sequence[str]) -> list[str]:
 
 
 def _check_names(kind: str, table: Mapping[str, Sequence[str]], regions: Sequence[str]) -> None:
-    for home, places in table.items():
-        for name in (home, *places):
+    for region, places in table.items():
+        for name in (region, *places):
             if name not in regions:
                 raise PlanInfeasibleError(
-                    f"residency.{kind}.{home}: unknown region '{name}'",
+                    f"residency.{kind}.{region}: unknown region '{name}'",
                     fix=f"Use one of {', '.join(regions)}.",
                 )
 

@@ -190,32 +190,32 @@ class OptionSet:
     fastest_s: tuple[float, ...]
     bracket: Bracket = UNCHANGING
 
-    def paces_KR(self, steps_s: Sequence[float]) -> Floats:
+    def step_times_KR(self, steps_s: Sequence[float]) -> Floats:
         """Return the pace of each region, without terms that depend on all machines.
 
         Args:
             steps_s: seconds of a step by region.
         """
         constant_LKR, slope_LK = self._lines
-        paces_LKR = constant_LKR + slope_LK[:, :, None] * np.array(steps_s)
-        return np.asarray(paces_LKR.max(axis=0))
+        step_times_LKR = constant_LKR + slope_LK[:, :, None] * np.array(steps_s)
+        return np.asarray(step_times_LKR.max(axis=0))
 
-    def whole_paces_KR(self, steps_s: Sequence[float]) -> Floats:
+    def whole_step_times_KR(self, steps_s: Sequence[float]) -> Floats:
         """Return the pace of each region, including terms that depend on all machines."""
-        paces_KR = self.paces_KR(steps_s)
+        step_times_KR = self.step_times_KR(steps_s)
         steps, steps_R = self.work.steps, np.array(steps_s)
         for k, option in enumerate(self.options):
             if option.timing.is_of_machines:
                 exchange_s_R = np.array(option.exchange.seconds_by_region)
-                paces_KR[k] += option.timing.more_s_R(steps, steps_R, exchange_s_R) / steps
-        return paces_KR
+                step_times_KR[k] += option.timing.more_s_R(steps, steps_R, exchange_s_R) / steps
+        return step_times_KR
 
-    def limits_s(self, pace_s: float) -> list[float]:
+    def limits_s(self, step_time_s: float) -> list[float]:
         """Return the longest step of each region with which an option keeps the pace."""
         constant_LKR, slope_LK = self._lines
         if self._none_hides:
-            return [pace_s - wait_s for wait_s in self._least_begin_s]
-        limits_LKR = (pace_s - constant_LKR) / slope_LK[:, :, None]
+            return [step_time_s - wait_s for wait_s in self._least_begin_s]
+        limits_LKR = (step_time_s - constant_LKR) / slope_LK[:, :, None]
         return [float(limit_s) for limit_s in limits_LKR.min(axis=0).max(axis=0)]
 
     def slower_s(self, group: OptionSet) -> float:
@@ -286,12 +286,17 @@ class OptionSet:
         return replace(self, options=tuple(self.options[k] for k in sorted(retained)))
 
     def bound(
-        self, pace_s: float, usd_per_h: float, stall: float, objective: Objective, limits: Limits
+        self,
+        step_time_s: float,
+        usd_per_h: float,
+        stall: float,
+        objective: Objective,
+        limits: Limits,
     ) -> float:
         """Return a lower bound for solutions of a pace and price; infinite outside the limits.
 
         Args:
-            pace_s: seconds per step.
+            step_time_s: seconds per step.
             usd_per_h: price of all machines; every region has at least one.
             stall: minimum factor by which preemptions extend steps and exchanges.
             objective: the objective.
@@ -299,9 +304,11 @@ class OptionSet:
         """
         if math.isinf(usd_per_h):
             return math.inf
-        paces_K = np.full(len(self.options), pace_s * stall)
+        step_times_K = np.full(len(self.options), step_time_s * stall)
         workers = len(self.fastest_s)
-        values = self._values(paces_K, self._least_usd_K, usd_per_h, workers, objective, limits)
+        values = self._values(
+            step_times_K, self._least_usd_K, usd_per_h, workers, objective, limits
+        )
         return float(values[0].min())
 
     def best(
@@ -327,13 +334,15 @@ class OptionSet:
         if self.depends:
             steps_R = np.array(steps_s)
             egress_K = np.array([o.egress_usd(self.work.steps, steps_R) for o in self.options])
-        paces_K = self.whole_paces_KR(steps_s).max(axis=1) * stall
-        first_K, second_K = self._values(paces_K, egress_K, usd_per_h, workers, objective, limits)
+        step_times_K = self.whole_step_times_KR(steps_s).max(axis=1) * stall
+        first_K, second_K = self._values(
+            step_times_K, egress_K, usd_per_h, workers, objective, limits
+        )
         return self.options[int(np.lexsort((second_K, first_K))[0])]
 
     def _values(
         self,
-        paces_K: Floats,
+        step_times_K: Floats,
         egress_K: Floats,
         usd_per_h: float,
         workers: int,
@@ -341,7 +350,7 @@ class OptionSet:
         limits: Limits,
     ) -> tuple[Floats, Floats]:
         work = self.work
-        trained_s_K = work.steps * paces_K
+        trained_s_K = work.steps * step_times_K
         seconds_K = work.start_s(workers) + work.evaluations_s + trained_s_K + self._around_s_K
         usd_K = self.bracket.billed_h_K(seconds_K) * (usd_per_h + self._fixed_K) + egress_K
         broken_K = (seconds_K > limits.deadline_s * SLACK) | (usd_K > limits.budget_usd * SLACK)

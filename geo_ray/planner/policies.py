@@ -149,7 +149,7 @@ def cloudless(request: Request) -> Plan:
     whole = [fleet.everything() for fleet in search.fleets]
     option = search.options[0]
     most = search.complete(whole, option)
-    limits_s = search.option_set([option]).limits_s(most.pace_s)
+    limits_s = search.option_set([option]).limits_s(most.step_time_s)
     picks = [
         whole[i] if i == most.straggler else fleet.cheapest(limits_s[i]) or whole[i]
         for i, fleet in enumerate(search.fleets)

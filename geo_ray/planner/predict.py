@@ -111,7 +111,7 @@ def _seconds(request: Request, found: Found) -> dict[str, float]:
         "compute": work.steps * (pick.step_s - inside_s),
         "inside the region": work.steps * inside_s,
         "last exchange": option.last_s,
-        PREEMPTIONS: work.steps * found.pace_s * (found.stall - 1),
+        PREEMPTIONS: work.steps * found.step_time_s * (found.stall - 1),
         "evaluations": work.evaluations_s,
     }
     between_s = found.seconds - sum(terms.values())

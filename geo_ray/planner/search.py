@@ -274,11 +274,13 @@ def _values(option_set: OptionSet, option: Option, machines: _Machines) -> tuple
     lines = [
         first * exchange_s_R + fraction * step_s_NR for first, fraction in timing.lines(work.steps)
     ]
-    paces_NR = np.max(lines, axis=0)
+    step_times_NR = np.max(lines, axis=0)
     if timing.is_of_machines:
-        paces_NR = paces_NR + timing.more_s_R(work.steps, step_s_NR, exchange_s_R) / work.steps
+        step_times_NR = (
+            step_times_NR + timing.more_s_R(work.steps, step_s_NR, exchange_s_R) / work.steps
+        )
     start_s_N = work.startup_s + work.worker_start_s * machines.workers_N
-    trained_s_N = work.steps * paces_NR.max(axis=1) * machines.stall_N
+    trained_s_N = work.steps * step_times_NR.max(axis=1) * machines.stall_N
     seconds_N = start_s_N + work.evaluations_s + trained_s_N + option.last_s
     counts_NR = timing.counts_R(work.steps, step_s_NR, exchange_s_R)
     egress_N = counts_NR @ np.array(one.usd_by_region)
@@ -302,7 +304,7 @@ class Found:
         option: exchange option.
         picks: machines by region, in the order of the fleets.
         straggler: index of the region that all others wait for.
-        pace_s: seconds per step.
+        step_time_s: seconds per step.
         stall: factor by which preemptions extend steps and exchanges.
         seconds: duration of the job.
         egress_usd: egress of the job.
@@ -312,7 +314,7 @@ class Found:
     option: Option
     picks: tuple[Pick, ...]
     straggler: int
-    pace_s: float
+    step_time_s: float
     stall: float
     seconds: float
     egress_usd: float
@@ -400,8 +402,8 @@ class Search:
                 break
             picks: tuple[Pick, ...] | None = None
             least_usd = math.inf
-            for pace_s in [node.low_s, node.high_s] if node.is_left else [node.high_s]:
-                limits_s = node.option_set.limits_s(pace_s)
+            for step_time_s in [node.low_s, node.high_s] if node.is_left else [node.high_s]:
+                limits_s = node.option_set.limits_s(step_time_s)
                 picks, least_usd = self._pool.cheapest(limits_s, node.most_spots)
                 if picks is None:
                     continue
@@ -418,15 +420,15 @@ class Search:
             if node.is_group:
                 parts = self._parts(node)
             else:
-                pace_s = min(
-                    self._pace_s([pick.step_s for pick in picks], node.option_set), node.high_s
+                step_time_s = min(
+                    self._step_time_s([pick.step_s for pick in picks], node.option_set), node.high_s
                 )
                 spots = max(node.least_spots, self._pool.spots(picks))
                 # solutions that a truncated search may have missed in between
                 stall = self._pool.stall(spots)
-                missed = node.option_set.bound(pace_s, least_usd, stall, objective, limits)
+                missed = node.option_set.bound(step_time_s, least_usd, stall, objective, limits)
                 lower = min(lower, missed)
-                parts = self._left(node, pace_s, spots)
+                parts = self._left(node, step_time_s, spots)
             for part in parts:
                 below = self._bound(part, objective, limits)
                 if below < value * (1 - gap):
@@ -447,16 +449,16 @@ class Search:
     def complete(self, picks: Sequence[Pick], option: Option) -> Found:
         """Return the complete solution of given machines and exchanges."""
         work, steps_s = self.work, [pick.step_s for pick in picks]
-        paces_s = self.option_set([option]).whole_paces_KR(steps_s)[0].tolist()
-        pace_s = max(paces_s)
+        step_times_s = self.option_set([option]).whole_step_times_KR(steps_s)[0].tolist()
+        step_time_s = max(step_times_s)
         workers = sum(sum(pick.counts) for pick in picks)
         stall = self._pool.stall(self._pool.spots(picks))
-        seconds = work.seconds(pace_s, option.last_s, workers, stall)
+        seconds = work.seconds(step_time_s, option.last_s, workers, stall)
         hourly = option.usd_per_h + sum(pick.usd_per_h for pick in picks)
         egress_usd = option.egress_usd(work.steps, np.array(steps_s))
         usd = self.bracket.billed_h(seconds) * hourly + egress_usd
-        straggler = paces_s.index(pace_s)
-        return Found(option, tuple(picks), straggler, pace_s, stall, seconds, egress_usd, usd)
+        straggler = step_times_s.index(step_time_s)
+        return Found(option, tuple(picks), straggler, step_time_s, stall, seconds, egress_usd, usd)
 
     def option_set(self, options: Sequence[Option]) -> OptionSet:
         """Return a set of exchange options for the regions' machines."""
@@ -479,8 +481,8 @@ class Search:
 
     def _range(self, option_set: OptionSet) -> tuple[float, float]:
         """Return the fastest pace, and the pace of the smallest machines."""
-        low_s = self._pace_s(self._fastest_s, option_set)
-        return low_s, max(low_s, self._pace_s(self._pool.slowest_s(), option_set))
+        low_s = self._step_time_s(self._fastest_s, option_set)
+        return low_s, max(low_s, self._step_time_s(self._pool.slowest_s(), option_set))
 
     def _parts(self, node: _Node) -> Iterator[_Node]:
         """Return the halves of a subproblem's intervals, or its options one by one."""
@@ -498,18 +500,18 @@ class Search:
                 found = replace(node, option_set=single, low_s=low_s, high_s=high_s, least_usd=0.0)
                 yield replace(found, is_left=low_s == fastest_s)
 
-    def _left(self, node: _Node, pace_s: float, spots: int) -> Iterator[_Node]:
+    def _left(self, node: _Node, step_time_s: float, spots: int) -> Iterator[_Node]:
         """Return the subproblems that remain after the cheapest solution at the right end.
 
         Args:
             node: subproblem with one option.
-            pace_s: pace of that solution.
+            step_time_s: pace of that solution.
             spots: its number of spot machines; at least the minimum of the subproblem.
         """
-        if pace_s * _BELOW >= node.low_s:
-            yield from self._halves(replace(node, high_s=pace_s * _BELOW))
+        if step_time_s * _BELOW >= node.low_s:
+            yield from self._halves(replace(node, high_s=step_time_s * _BELOW))
         if spots > node.least_spots:
-            low_s = max(node.low_s, pace_s * _BELOW)
+            low_s = max(node.low_s, step_time_s * _BELOW)
             yield from self._halves(
                 replace(node, low_s=low_s, most_spots=spots - 1, is_left=True), by_spots=True
             )
@@ -540,8 +542,8 @@ class Search:
         self.met.append(self.complete(picks, option))
         return self.met[-1]
 
-    def _pace_s(self, steps_s: Sequence[float], option_set: OptionSet) -> float:
-        return float(option_set.paces_KR(steps_s).min(axis=0).max())
+    def _step_time_s(self, steps_s: Sequence[float], option_set: OptionSet) -> float:
+        return float(option_set.step_times_KR(steps_s).min(axis=0).max())
 
     def _bound(self, node: _Node, objective: Objective, limits: Limits) -> float:
         """Return a lower bound on all solutions of a subproblem."""
@@ -666,7 +668,9 @@ class BracketSearch:
             fractions += fleet.lost_fraction([offer.cap for offer in fleet.offers])
         found = [
             work.seconds(
-                float(OptionSet(work, (option,), tuple(steps_s)).whole_paces_KR(steps_s).max()),
+                float(
+                    OptionSet(work, (option,), tuple(steps_s)).whole_step_times_KR(steps_s).max()
+                ),
                 option.last_s,
                 workers,
                 stall_of(fractions),

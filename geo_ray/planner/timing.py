@@ -220,16 +220,16 @@ class JobWork:
         """Return the seconds until the first step."""
         return self.startup_s + self.worker_start_s * workers
 
-    def seconds(self, pace_s: float, last_s: float, workers: int, stall: float = 1.0) -> float:
+    def seconds(self, step_time_s: float, last_s: float, workers: int, stall: float = 1.0) -> float:
         """Return the seconds of the job.
 
         Args:
-            pace_s: seconds per step.
+            step_time_s: seconds per step.
             last_s: seconds of the exchange after the last step; 0: none.
             workers: workers of all regions.
             stall: factor by which preemptions extend steps and exchanges.
         """
-        trained_s = self.steps * pace_s * stall
+        trained_s = self.steps * step_time_s * stall
         return self.start_s(workers) + self.evaluations_s + trained_s + last_s
 
 

@@ -522,12 +522,12 @@ class NodeHost:
     def _failed(self, when: str, error: BaseException) -> NodeFailedError:
         if isinstance(error, NodeFailedError):
             return error
-        return NodeFailedError(f"node {self._context.name!r} failed {when}: {_said(error)}")
+        return NodeFailedError(f"node {self._context.name!r} failed {when}: {_error_text(error)}")
 
     def _call_failed(self, method: str, error: BaseException) -> NodeCallError:
         if isinstance(error, NodeCallError):
             return error
-        return NodeCallError(f"{self._context.name}.{method} failed: {_said(error)}")
+        return NodeCallError(f"{self._context.name}.{method} failed: {_error_text(error)}")
 
 
 def _only(given: list[Any], named: dict[str, Any]) -> Any:
@@ -536,7 +536,7 @@ def _only(given: list[Any], named: dict[str, Any]) -> Any:
     return given[0]
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return a user's error and its traceback as text."""
     try:
         what = f"{error!r:.2000}"

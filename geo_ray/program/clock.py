@@ -219,7 +219,7 @@ class VirtualThreads:
         self._scheduler = Scheduler()
         self._back = threading.Semaphore(0)  # returns the turn to the scheduling thread
         self._mine = threading.local()
-        self._living: set[_VirtualThread] = set()
+        self._running: set[_VirtualThread] = set()
         self._threads: list[threading.Thread] = []
         self._ended = False
         self._last_s = 0.0  # time of the last event
@@ -257,7 +257,7 @@ class VirtualThreads:
         thread.start()
         self._threads = [known for known in self._threads if known.is_alive()]
         self._threads.append(thread)
-        self._living.add(virtual)
+        self._running.add(virtual)
         self._scheduler.after(0.0, partial(self._resume, virtual, virtual.waits))
 
     def run(self, main: Callable[[], T]) -> T:
@@ -282,7 +282,7 @@ class VirtualThreads:
             self.start(execute)
             self._scheduler.run()
             if not outcome.done():
-                nodes = sorted({each.node for each in self._living} - {""})
+                nodes = sorted({each.node for each in self._running} - {""})
                 raise ProgramStalledError(
                     f"no event is left at {self._last_s:g} s of virtual time; waiting "
                     f"nodes: {', '.join(nodes) or 'none'}"
@@ -293,7 +293,7 @@ class VirtualThreads:
 
     def _close(self) -> None:
         self._ended = True
-        for virtual in list(self._living):
+        for virtual in list(self._running):
             virtual.turn.release()
         for thread in self._threads:
             thread.join(_JOIN_S)
@@ -345,5 +345,5 @@ class VirtualThreads:
         except NodeStopped:
             pass
         finally:
-            self._living.discard(virtual)
+            self._running.discard(virtual)
             self._back.release()

@@ -240,7 +240,7 @@ class ProcessBackend:
                 bridge = self._bridge(region, attempt)
                 with self._lock:
                     self._bridges[region] = bridge
-                self._link_anew(region)
+                self._relink(region)
                 self._tell(bridges={region: bridge.addresses[1]})
             except GeoRayError as error:
                 _LOGGER.warning("the bridge of %s could not be started: %s", region, error)
@@ -248,7 +248,7 @@ class ProcessBackend:
     def _has_ended(self) -> bool:
         return self._is_ending
 
-    def _link_anew(self, region: str) -> None:
+    def _relink(self, region: str) -> None:
         """Connect a restarted bridge: others dial it if they did before, and it dials the rest."""
         bridge = self._bridges[region]
         bridge.ask("use", self._table.plain())

@@ -174,9 +174,9 @@ def cost_of(
         _, region = _place(program, group.region)
         usd = book.usd_of_hours(book.instance(cloud, region, kind), hours) * group.replicas
         machines |= {node.name: usd for node in group.nodes}
-    crossing = cross_region_bytes(result)
+    cross_region = cross_region_bytes(result)
     egress: dict[tuple[str, str], float] = {}
-    for (src, dst), size_bytes in crossing.items():
+    for (src, dst), size_bytes in cross_region.items():
         if program.places and size_bytes:
             (cloud, here), (other, there) = _place(program, src), _place(program, dst)
             record = book.egress(cloud, here, there if cloud == other else INTERNET)
@@ -189,7 +189,7 @@ def cost_of(
         for node in group.nodes
         if node.name not in planned
     )
-    return ProgramCost(result.seconds, machines, egress, planned, crossing, unpriced)
+    return ProgramCost(result.seconds, machines, egress, planned, cross_region, unpriced)
 
 
 def cross_region_bytes(result: ProgramResult) -> dict[tuple[str, str], int]:

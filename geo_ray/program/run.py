@@ -305,12 +305,12 @@ class ThreadBackend:
         if self._ended.done():
             raise NodeEndedError(f"{target}.{method} was called, but the program has ended")
         there = self._regions[target]
-        self._carry(region, there, len(request))
+        self._transfer(region, there, len(request))
         answer = b""
         try:
             answer = self._standing(target).answer(method, request)
         finally:
-            self._carry(there, region, len(answer))
+            self._transfer(there, region, len(answer))
         return answer
 
     def _standing(self, target: str) -> NodeHost:
@@ -319,7 +319,7 @@ class ThreadBackend:
             raise NodeLostError(f"{target} did not come back within {RETURN_S:g} s")
         return host.result()
 
-    def _carry(self, src: str, dst: str, size_bytes: int) -> None:
+    def _transfer(self, src: str, dst: str, size_bytes: int) -> None:
         link = self._links.get((src, dst))
         if link is not None:
             now_s = self._clock.now_s() - self._began_s

@@ -168,8 +168,8 @@ def _raised_by_call(cause: BaseException | None) -> RayFailure:
         return failure_of(cause)
     if isinstance(cause, MemoryError):
         return RayFailure(FailureKind.OUT_OF_MEMORY, "an actor raised MemoryError")
-    told = "an error" if cause is None else error_summary(cause)
-    return RayFailure(FailureKind.BUG, f"an actor raised {told}")
+    summary = "an error" if cause is None else error_summary(cause)
+    return RayFailure(FailureKind.BUG, f"an actor raised {summary}")
 
 
 def _actor_cause(text: str) -> str:
@@ -178,8 +178,8 @@ def _actor_cause(text: str) -> str:
     The lines before it name the actor.
     """
     first, *others = text.splitlines() or [""]
-    told = [line.strip() for line in others if line.strip() and not line.startswith("\t")]
-    line = (told[0] if told else first).partition(_MAY_KILL)[0]
+    details = [line.strip() for line in others if line.strip() and not line.startswith("\t")]
+    line = (details[0] if details else first).partition(_MAY_KILL)[0]
     return _EXIT_TYPE.sub("", line).rstrip(". ")
 
 
@@ -292,28 +292,28 @@ def _closing() -> RegionLostError:
 
 Handle = Any  # a Ray actor handle, for which Ray has no useful type
 Ref = Any
-Tell = Callable[[str, int, int, Sequence[str]], None]
-"""``tell(phase, done, total, names of those awaited)``, called repeatedly during a wait."""
-Heard = Callable[[int, int, Sequence[str]], None]
-"""A `Tell` of one phase."""
+ProgressCallback = Callable[[str, int, int, Sequence[str]], None]
+"""``progress(phase, done, total, names of those awaited)``, called repeatedly during a wait."""
+PhaseProgress = Callable[[int, int, Sequence[str]], None]
+"""A `ProgressCallback` of one phase."""
 Wait = Callable[[Sequence[Ref], float], Iterable[Ref]]
 """``wait(calls, seconds)``: the calls done after that time, or as soon as all are done."""
 _TELL_EVERY_S = 0.5
 
 
-def tell_nobody(phase: str, done: int, total: int, names: Sequence[str]) -> None:
-    """Show nothing, as a `Tell`."""
+def no_progress(phase: str, done: int, total: int, names: Sequence[str]) -> None:
+    """Show nothing, as a `ProgressCallback`."""
 
 
 def collect(
-    refs: Mapping[Any, Ref], timeout_s: float, heard: Heard | None = None
+    refs: Mapping[Any, Ref], timeout_s: float, progress: PhaseProgress | None = None
 ) -> dict[Any, Any]:
     """Return the values of several calls, by the same keys.
 
     Args:
         refs: the calls.
         timeout_s: longest wait.
-        heard: receives the number done, the total, and the keys of the others.
+        progress: receives the number done, the total, and the keys of the others.
 
     Raises:
         GeoRayError: the one that an actor raised.
@@ -323,8 +323,8 @@ def collect(
     """
     late: list[str] = []
     try:
-        if heard is not None or is_ray_thread():
-            late = watch(refs, timeout_s, heard or _show_nobody, _ended, SystemClock())
+        if progress is not None or is_ray_thread():
+            late = watch(refs, timeout_s, progress or _no_phase_progress, _ended, SystemClock())
         values = ray.get(list(refs.values()), timeout=0 if late else timeout_s)
     except ray.exceptions.GetTimeoutError as error:
         who = f": {', '.join(late)}" if late else ""
@@ -335,7 +335,7 @@ def collect(
 
 
 def watch(
-    refs: Mapping[Any, Ref], timeout_s: float, heard: Heard, wait: Wait, clock: Clock
+    refs: Mapping[Any, Ref], timeout_s: float, progress: PhaseProgress, wait: Wait, clock: Clock
 ) -> list[str]:
     """Wait for calls, reporting periodically which are awaited.
 
@@ -344,7 +344,7 @@ def watch(
     Args:
         refs: the calls by key.
         timeout_s: longest wait.
-        heard: see `collect`.
+        progress: see `collect`.
         wait: waits for calls.
         clock: measures the wait.
 
@@ -356,15 +356,15 @@ def watch(
     while True:
         check_not_closing()
         left_s = deadline_s - clock.now_s()
-        heard(len(refs) - len(awaited), len(refs), list(awaited.values()))
+        progress(len(refs) - len(awaited), len(refs), list(awaited.values()))
         if not awaited or left_s <= 0:
             return list(awaited.values())
         for ref in wait(list(awaited), min(_TELL_EVERY_S, left_s)):
             del awaited[ref]
 
 
-def _show_nobody(done: int, total: int, names: Sequence[str]) -> None:
-    """Show nothing, as a `Heard`."""
+def _no_phase_progress(done: int, total: int, names: Sequence[str]) -> None:
+    """Show nothing, as a `PhaseProgress`."""
 
 
 def _ended(refs: Sequence[Ref], timeout_s: float) -> Sequence[Ref]:

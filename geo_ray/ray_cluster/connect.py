@@ -137,15 +137,15 @@ def keep_logs(cluster_root: Path, target: Path) -> list[Path]:
     Returns:
         The copies; empty if there is no output or it cannot be copied.
     """
-    told = cluster_root / RAY_MESSAGES
-    found = [told] if told.exists() else []
+    messages = cluster_root / RAY_MESSAGES
+    found = [messages] if messages.exists() else []
     found += [
         path
         for pattern in ("worker-*.out", "worker-*.err")
         for path in sorted(cluster_root.glob(f"*/session_2*/logs/{pattern}"))
-        if _says_something(path)
+        if _has_output(path)
     ]
-    kept: list[Path] = []
+    copies: list[Path] = []
     for path in found[:_MAX_FILES]:
         try:
             target.mkdir(exist_ok=True)
@@ -153,11 +153,11 @@ def keep_logs(cluster_root: Path, target: Path) -> list[Path]:
             copy.write_bytes(path.read_bytes()[-_MAX_BYTES:])
         except OSError:  # the run's own error is more important than its logs
             break
-        kept.append(copy)
-    return kept
+        copies.append(copy)
+    return copies
 
 
-def _says_something(path: Path) -> bool:
+def _has_output(path: Path) -> bool:
     """Return whether a file has more than the lines that Ray begins every file with."""
     with path.open(errors="replace") as file:
         return any(line.strip() and not line.startswith(":") for line in file)
@@ -357,8 +357,8 @@ def connect(
             wait_for_ray(address, config.connect_timeout_s)
             changes = existing_driver_environment(os.environ)
         stack.enter_context(driver_environment(changes))
-        kept = None if local is None else local.root / RAY_MESSAGES
-        stack.enter_context(ray_internals.messages_to(partial(_note_message, kept)))
+        copies = None if local is None else local.root / RAY_MESSAGES
+        stack.enter_context(ray_internals.messages_to(partial(_note_message, copies)))
         stack.callback(ray.shutdown)
         ours = dict(env_vars or {}) if local is not None else worker_environment(env_vars)
         _init(address, namespace, ours)
@@ -408,17 +408,17 @@ def _init(address: str, namespace: str, env_vars: Mapping[str, str]) -> None:
         ) from error
 
 
-def _note_message(kept: Path | None, text: str) -> None:
+def _note_message(copies: Path | None, text: str) -> None:
     """Write a message of Ray to a file instead of the terminal, which shows the run.
 
     Args:
-        kept: a file of the local cluster, whose nodes are supervised; None: log the first line.
+        copies: a file of the local cluster, whose nodes are supervised; None: log the first line.
         text: often many lines: the end of a log.
     """
-    if kept is None:
+    if copies is None:
         _log.warning("Ray says: %s", text.strip().partition("\n")[0])
         return
-    with suppress(OSError), kept.open("a", encoding="utf-8") as file:
+    with suppress(OSError), copies.open("a", encoding="utf-8") as file:
         file.write(text.rstrip() + "\n")
 
 

@@ -157,7 +157,7 @@ class LocalCluster:
                 ],
             )
         for name in [_HEAD, *map(_node_name, range(len(self.regions)))]:
-            self._wait((self._home(name) / "ray_current_cluster").is_file, name, deadline)
+            self._wait((self._directory(name) / "ray_current_cluster").is_file, name, deadline)
         for index in range(len(self.regions)):  # not the head, whose state is lost with it
             self._supervised.keep(_node_name(index))
 
@@ -177,22 +177,22 @@ class LocalCluster:
         return flags
 
     def _start_node(self, name: str, ip: str, flags: Sequence[str]) -> None:
-        self._home(name).mkdir()
+        self._directory(name).mkdir()
         argv = node_command(
             flags,
             ip=ip,
-            home=self._home(name),
+            home=self._directory(name),
             object_store_bytes=self._config.object_store_bytes,
         )
         self._supervised.start(name, argv, local_node_environment(self._token_path))
 
-    def _home(self, name: str) -> Path:
+    def _directory(self, name: str) -> Path:
         return self.root / name
 
     def _head_port(self) -> int | None:
         if self._config.port:
             return self._config.port if _answers(_HEAD_IP, self._config.port) else None
-        for path in self._home(_HEAD).glob("session_2*/gcs_server_port_*"):
+        for path in self._directory(_HEAD).glob("session_2*/gcs_server_port_*"):
             try:
                 text = path.read_text().strip()
             except FileNotFoundError:  # Ray writes the port to another file and renames it
@@ -220,7 +220,7 @@ class LocalCluster:
             time.sleep(0.02)
 
     def _log_tail(self, name: str) -> str:
-        logs = [self.root / f"{name}.log", *self._home(name).glob("session_2*/logs/*.err")]
+        logs = [self.root / f"{name}.log", *self._directory(name).glob("session_2*/logs/*.err")]
         found = []
         for log in logs:
             text = log.read_text(errors="replace") if log.is_file() else ""

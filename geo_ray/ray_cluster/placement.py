@@ -166,10 +166,10 @@ def remove(placed: Mapping[str, PlacedRegion]) -> bool:
 
 
 def _ask(demand: RegionDemand, bundles: Sequence[Bundle]) -> PlacementGroup:
-    apart = demand.spreads and all(bundle.role == "worker" for bundle in bundles)
+    spread = demand.spreads and all(bundle.role == "worker" for bundle in bundles)
     group: PlacementGroup = placement_group(
         [bundle.resources() for bundle in bundles],
-        strategy="STRICT_SPREAD" if apart else "PACK",
+        strategy="STRICT_SPREAD" if spread else "PACK",
         name=f"geo-ray-{demand.region}-{secrets.token_hex(4)}",  # a taken name is an error
         bundle_label_selector=[_selector(demand.node_label, bundle) for bundle in bundles],
     )

@@ -157,12 +157,12 @@ def _too_little(demand: RegionDemand, nodes: Sequence[NodeFacts]) -> Iterator[Pr
     lacking = False
     for kind, wanted in Counter(b.node_type for b in demand.bundles if b.node_type).items():
         own = [node for node in nodes if node.labels.get(TYPE_LABEL) == kind]
-        apart = sum(b.node_type == kind and b.role == "worker" for b in demand.bundles)
-        if len(own) < max(1, apart):
+        spread = sum(b.node_type == kind and b.role == "worker" for b in demand.bundles)
+        if len(own) < max(1, spread):
             lacking = True
             label = f"{REGION_LABEL}={demand.node_label},{TYPE_LABEL}={kind}"
             yield Problem(
-                f"region '{demand.region}' asks for {max(1, apart)} node(s) of type {kind} for "
+                f"region '{demand.region}' asks for {max(1, spread)} node(s) of type {kind} for "
                 f"{wanted} bundle(s), and has {len(own)}",
                 f"start such nodes with `ray start --labels {label}`, or leave out regions.*.nodes",
             )

@@ -132,7 +132,7 @@ class ProcessSupervisor:
             )
         process.returncode = 0  # reaped below, together with adopted processes
         self._pids[name] = process.pid
-        tell({"event": "started", "name": name, "pid": process.pid})
+        emit({"event": "started", "name": name, "pid": process.pid})
 
     def reap(self) -> None:
         """Reap ended processes, and report those that were started by command."""
@@ -146,7 +146,7 @@ class ProcessSupervisor:
             for name in [n for n, p in self._pids.items() if p == pid]:
                 del self._pids[name]
                 code = os.waitstatus_to_exitcode(status)
-                tell({"event": "exited", "name": name, "code": code})
+                emit({"event": "exited", "name": name, "code": code})
                 if name in self._ends:
                     wait_s = min(_LONGEST_AGAIN_S, _AGAIN_S * 2 ** self._ends[name])
                     self._ends[name] += 1
@@ -186,7 +186,7 @@ class ProcessSupervisor:
             time.sleep(0.02)
 
 
-def tell(event: dict[str, Any]) -> None:
+def emit(event: dict[str, Any]) -> None:
     """Write one event, unless the parent has closed the pipe."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, (json.dumps(event) + "\n").encode())
@@ -218,7 +218,7 @@ def main(base: str, parent: int) -> None:
     root = Path(tempfile.mkdtemp(prefix="geo-ray-", dir=base))
     supervisor = ProcessSupervisor(root)
     try:
-        tell({"event": "ready", "root": str(root)})
+        emit({"event": "ready", "root": str(root)})
         serve(supervisor, parent)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

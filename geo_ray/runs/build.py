@@ -23,7 +23,7 @@ from geo_ray.runs.evaluation import EvalCollector
 from geo_ray.strategies.state import AveragerState
 from geo_ray.training.assignment import ServerPlan
 from geo_ray.training.averager import Averager
-from geo_ray.training.config import why_fixed, why_nobody_joins
+from geo_ray.training.config import why_fixed, why_no_joins
 from geo_ray.training.messages import no_buffers
 from geo_ray.training.model_buffers import AveragerBuffers, RegionBuffers
 from geo_ray.training.optimizers import lasting
@@ -310,7 +310,7 @@ def check_absent(experiment: Experiment) -> None:
     shards = {region.name: region.ps_shards for region in experiment.regions}
     overlay, has_transfers = experiment.overlay.kind, experiment.transfers is not None
     why = why_fixed(overlay, experiment.codec, has_transfers=has_transfers)
-    why = why or why_nobody_joins(shards)
+    why = why or why_no_joins(shards)
     least, present = members.min or _LEAST_REGIONS, len(experiment.present)
     if why is None and present < least:
         why = f"{present} of {', '.join(names)} would be present: leave at least {least}"

@@ -199,13 +199,13 @@ class Candidates:
     Attributes:
         directory: directory of the files.
         writers: regions whose parameters may be saved: the averager's, and all if it may move.
-        together: whether regions report a digest of the evaluated parameters, to verify that all
-            of them evaluated the same.
+        reports_digest: whether regions report a digest of the evaluated parameters, to verify that
+            all of them evaluated the same.
     """
 
     directory: Path
     writers: frozenset[str]
-    together: bool
+    reports_digest: bool
 
     @classmethod
     def of(cls, experiment: Experiment, run_dir: Path) -> Candidates | None:
@@ -215,8 +215,8 @@ class Candidates:
         names = {experiment.averager_region}
         if experiment.averager.standby is not None:  # it may move to any region
             names |= {*experiment.region_names}
-        together = regions_agree(experiment) and len(experiment.regions) > 1
-        return cls(run_dir / _DIRECTORY, frozenset(names), together)
+        reports_digest = regions_agree(experiment) and len(experiment.regions) > 1
+        return cls(run_dir / _DIRECTORY, frozenset(names), reports_digest)
 
     def prepare(self, *, fresh: bool = True) -> None:
         """Create the directory.
@@ -268,7 +268,7 @@ class Candidates:
                 log.warning("the evaluated parameters cannot be written to %s: %s", path, error)
                 temporary.unlink(missing_ok=True)
         # Exchanged model buffers are equal if the parameters are; others are local to a region.
-        return digest(params_P) if self.together else None
+        return digest(params_P) if self.reports_digest else None
 
     def take(self, region: str, step: int, *, final: bool) -> tuple[Tensor, Tensor | None]:
         """Read the parameters of an evaluation, fp32 (P,), and the model buffers.

@@ -69,11 +69,11 @@ def _span(values: list[float], factor: float, unit: str) -> str:
 
 
 def _steps(experiment: Experiment, *, simulated: bool) -> str:
-    paced = [experiment.step_s(name) for name in experiment.region_names]
-    known = [step_s for step_s in paced if step_s is not None]
+    emulated = [experiment.step_s(name) for name in experiment.region_names]
+    known = [step_s for step_s in emulated if step_s is not None]
     if not known:
         return "steps as measured on this machine" if simulated else ""
-    some = "" if len(known) == len(paced) else f" in {len(known)} of {len(paced)} regions"
+    some = "" if len(known) == len(emulated) else f" in {len(known)} of {len(emulated)} regions"
     word = "take" if simulated else "padded to"
     return f"steps {word} {_span(known, 1.0, 's')}{some}"
 

@@ -18,7 +18,14 @@ import ray
 
 from geo_ray.experiment.regions import RegionConfig
 from geo_ray.ray_cluster import ray_internals
-from geo_ray.ray_cluster.calls import Handle, RayThreads, Tell, collect, kill, tell_nobody
+from geo_ray.ray_cluster.calls import (
+    Handle,
+    ProgressCallback,
+    RayThreads,
+    collect,
+    kill,
+    no_progress,
+)
 from geo_ray.ray_cluster.connect import head_answers
 from geo_ray.ray_cluster.demand import Role
 from geo_ray.ray_cluster.keys import BridgeKeys, Introduction
@@ -282,12 +289,12 @@ class ActorGroup:
         self._newest_attempt += 1
         return self._newest_attempt
 
-    def await_ready(self, timeout_s: float, tell: Tell = tell_nobody) -> None:
+    def await_ready(self, timeout_s: float, progress: ProgressCallback = no_progress) -> None:
         """Wait until every actor has loaded.
 
         Args:
             timeout_s: longest wait.
-            tell: receives the names of those awaited.
+            progress: receives the names of those awaited.
 
         Raises:
             RegionLostError: an actor died or took too long.
@@ -297,44 +304,53 @@ class ActorGroup:
         workers = {f"{r}/{rank}": worker.handle for (r, rank), worker in self.workers.items()}
         calls = {name: actor.ready.remote() for name, actor in workers.items()}
         servers = {f"{r}/{role}": handle for (role, r), handle in self.servers().items()}
-        self.admit(servers, timeout_s, tell)
+        self.admit(servers, timeout_s, progress)
         calls |= {name: actor.ready.remote() for name, actor in servers.items()}
-        tried = collect(calls, timeout_s, partial(tell, "starting processes")).values()
+        tried = collect(calls, timeout_s, partial(progress, "starting processes")).values()
         found = [names for names in tried if names is not None]  # of those that tried one
         if found:
             check_metric_names(self.spec.experiment, set().union(*found))
 
     def admit(
-        self, servers: Mapping[str, Handle], timeout_s: float, tell: Tell = tell_nobody
+        self,
+        servers: Mapping[str, Handle],
+        timeout_s: float,
+        progress: ProgressCallback = no_progress,
     ) -> None:
         """Let servers and bridges without a shared run directory upload parts to the run actor."""
         if self.upload_server is not None:
-            heard = partial(tell, "starting servers and bridges")
-            self.upload_server.admit(servers, partial(collect, timeout_s=timeout_s, heard=heard))
+            phase_progress = partial(progress, "starting servers and bridges")
+            self.upload_server.admit(
+                servers, partial(collect, timeout_s=timeout_s, progress=phase_progress)
+            )
 
-    def wire(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
+    def wire(
+        self, origin_unix_s: float, timeout_s: float, progress: ProgressCallback = no_progress
+    ) -> None:
         """Connect bridges with each other and each region's parts; then let workers begin.
 
         Args:
             origin_unix_s: wall-clock time at which the run's clock is 0.
             timeout_s: longest wait for each round of calls.
-            tell: receives the names of those awaited.
+            progress: receives the names of those awaited.
 
         Raises:
             RegionLostError: an actor died while starting.
             GeoRayError: an actor reported an error (task, data, checkpoint, ports).
         """
-        self.open(origin_unix_s, timeout_s, tell)
+        self.open(origin_unix_s, timeout_s, progress)
         connects = {
             f"{a} to {b}": self.bridges[a].connect.remote(b, self.bridge_addresses[b][0])
             for a, b in self.dials()
         }
         # A resumed averager may have an answer for a region whose bridge is not connected yet.
         connects |= {f"{b} to {a}": self.bridges[b].expect.remote(a) for a, b in self.dials()}
-        collect(connects, timeout_s, partial(tell, "connecting regions"))
-        self.start(origin_unix_s, timeout_s, tell)
+        collect(connects, timeout_s, partial(progress, "connecting regions"))
+        self.start(origin_unix_s, timeout_s, progress)
 
-    def open(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
+    def open(
+        self, origin_unix_s: float, timeout_s: float, progress: ProgressCallback = no_progress
+    ) -> None:
         """Let bridges and secondary shards listen; see `wire`."""
         servers = self.servers()
         self._known = collect({k: h.introduce.remote() for k, h in servers.items()}, timeout_s)
@@ -342,7 +358,7 @@ class ActorGroup:
         self.bridge_addresses = collect(
             {r: b.open.remote(origin_unix_s, given[r]) for r, b in self.bridges.items()},
             timeout_s,
-            partial(tell, "opening bridges"),
+            partial(progress, "opening bridges"),
         )
         slices = collect(
             {
@@ -355,7 +371,9 @@ class ActorGroup:
         for region, each in self.shard_servers.items():
             self.shard_addresses[region] = [slices[region, i] for i, _ in enumerate(each, 1)]
 
-    def start(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
+    def start(
+        self, origin_unix_s: float, timeout_s: float, progress: ProgressCallback = no_progress
+    ) -> None:
         """Let primary shards connect to the rest of their regions, and workers begin."""
         starts = {}
         for region, primary in self.primaries.items():
@@ -364,7 +382,7 @@ class ActorGroup:
             others = self.shard_addresses[region]
             starts[region] = primary.start.remote(origin_unix_s, lan, others, lan_key)
         for region, address in collect(
-            starts, timeout_s, partial(tell, "starting parameter servers")
+            starts, timeout_s, partial(progress, "starting parameter servers")
         ).items():
             self.shard_addresses[region].insert(0, address)
         for worker in self.workers.values():
@@ -378,7 +396,7 @@ class ActorGroup:
         self._begin(fresh)
         return fresh
 
-    def tell_lost(self, worker: GroupWorker) -> None:
+    def notify_lost(self, worker: GroupWorker) -> None:
         """Notify a lost worker's server, whose connection may be slow to detect it."""
         if self.spec.experiment.train.elastic is not None:
             self.primaries[worker.region].lose_worker.remote(worker.rank, worker.attempt)
@@ -515,7 +533,7 @@ class ActorGroup:
             self._noted = record
             self.launcher.note(record)
 
-    def go_on_as(self, handoff: Handoff, record: HandoffRecord) -> None:
+    def restore(self, handoff: Handoff, record: HandoffRecord) -> None:
         """Restore the group of another run actor, which continues.
 
         Args:

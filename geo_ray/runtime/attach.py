@@ -233,7 +233,7 @@ def _group(
 ) -> ActorGroup:
     spec = replace(record.spec, resume=None)
     group = ActorGroup(spec, dict(record.placed), launcher, launcher, token, upload_server)
-    group.go_on_as(handoff, record)
+    group.restore(handoff, record)
     return group
 
 
@@ -280,7 +280,7 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
     context = RunContext(actors, experiment, run, task, saver, reporting, lease)
     shards = {region.name: range(region.ps_shards) for region in experiment.regions}
     parts = {shard_part_name(name, i) for name in actors.primaries for i in shards[name]}
-    saver.go_on(parts, store.newest_id())
+    saver.resume(parts, store.newest_id())
     keeper = BestKeeper.of(experiment, task, run, attaches=True)
     origin_unix_s = found.record.origin_unix_s
     now_s = time.time() - origin_unix_s
@@ -296,12 +296,12 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
                 elif name in actors.primaries and name not in experiment.present_names:
                     evals.collector.admit(name, found.steps.get(name, 0))
             controller = controller_of(context, recorder, evals, origin_unix_s)
-            controller.links.go_on(found.sent)
-            controller.checkpoints.traffic.go_on(found.sent)
+            controller.links.resume(found.sent)
+            controller.checkpoints.traffic.resume(found.sent)
             gone = found.record.gone.but_for(set(away).difference(actors.primaries))
-            controller.workers.go_on(found.requested)
+            controller.workers.resume(found.requested)
             # Regions lost before a resume are absent; the run does not wait for them.
-            controller.members.go_on(gone, unhurried=experiment.members.absent)
+            controller.members.resume(gone, unhurried=experiment.members.absent)
             for region in sorted(set(away).intersection(actors.primaries)):
                 requests.request_member_change(run.path, MemberRequest(verb="drain", region=region))
             downtime_s = max(0.0, now_s - found.last_s)

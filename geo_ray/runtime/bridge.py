@@ -78,7 +78,7 @@ class Bridge:
         self.copies = CopyTransfer(endpoint.send)
         own = {"failed": self._on_failed}
         self._routes = joined(path.routes(), path.stage.routes(), self.copies.routes(), own)
-        failure.listen(self._tell)
+        failure.listen(self._report_failure)
         self._placed, self._asked = PlacedReplies(), AskedOnce()
 
     def connect(self, peer: str, address: Address) -> None:
@@ -148,7 +148,7 @@ class Bridge:
             if not self._closed:
                 self._failure.note(error, f"'{message.kind}' of region '{peer}'")
 
-    def _tell(self, error: GeoRayError) -> None:
+    def _report_failure(self, error: GeoRayError) -> None:
         """Report the failure to all regions, if the averager is here: none is answered any more."""
         if self.path.leader.region != self._region:
             return
@@ -252,7 +252,7 @@ class BridgeClient:
         payload_P = self.buffer(count) if update.coded is None else None
         if payload_P is None:
             return update
-        if not self.lies_there(update.payload_P):
+        if not self.is_shared(update.payload_P):
             payload_P.copy_(update.payload_P)
         return replace(update, payload_P=payload_P)
 
@@ -263,7 +263,7 @@ class BridgeClient:
             return None
         return as_tensor(buffer[: 4 * count], count)
 
-    def lies_there(self, tensor: Tensor) -> bool:
+    def is_shared(self, tensor: Tensor) -> bool:
         """Return whether a tensor's content is in the shared memory."""
         buffer = self._client.shared
         return buffer is not None and as_tensor(buffer[:4]).data_ptr() == tensor.data_ptr()
@@ -277,7 +277,7 @@ class BridgeClient:
     def ask(self, update: UpdateMessage, timeout_s: float) -> BridgeAnswer:
         """Send an update, placed or not, to the averager; blocks until it has answered."""
         meta = {"op": "update", **update_meta(update)}
-        if self.lies_there(update.payload_P):
+        if self.is_shared(update.payload_P):
             placed: Meta = {_PLACED: as_bytes(update.payload_P).nbytes}
             answer, found = self.request(meta | placed, timeout_s, _model_buffers(update))
         else:

@@ -223,15 +223,15 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
     def change_members(self, joins: Sequence[str], leaves: Sequence[str], donor: str) -> None:
         """Let regions join and leave at the next barrier."""
         change = MemberChange(tuple(joins), tuple(leaves), donor)
-        self._bridge.path.tell_members(ChangeMembers(change))
+        self._bridge.path.submit_command(ChangeMembers(change))
 
-    def pace(self, steps: int) -> None:
+    def set_interval(self, steps: int) -> None:
         """Ask regions to exchange after so many steps from now on."""
-        self._bridge.path.tell_members(ChangeInterval(steps))
+        self._bridge.path.submit_command(ChangeInterval(steps))
 
     def begun(self, region: str) -> None:
         """Record that a region that has joined trains."""
-        self._bridge.path.tell_members(Begun(region))
+        self._bridge.path.submit_command(Begun(region))
 
     def _release(self, served: _ServingBridge | None) -> None:
         if served is not None:

@@ -90,7 +90,7 @@ class Saver:
         """Whether all parts of the open checkpoint have arrived."""
         return self._commit is not None
 
-    def go_on(self, parts: set[str], newest: int) -> None:
+    def resume(self, parts: set[str], newest: int) -> None:
         """Continue after another run actor's checkpoints.
 
         Args:
@@ -313,7 +313,7 @@ class StoreTraffic:
     loop: RunServices
     _total: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
+    def resume(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
         """Continue the sums reported before, by link and class."""
         self._total = Counter({link: done.get(_CLASS, 0) for link, done in sums.items()})
 

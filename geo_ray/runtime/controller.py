@@ -280,7 +280,7 @@ class Controller:
 
     # -------------------------------------------------------------- servers and bridges
 
-    def hear_all(self) -> None:
+    def process_news(self) -> None:
         """Process events that were in flight at the last poll, and later ones."""
         for _ in range(2):
             self._handle_all(self._poll(_POLL_TIMEOUT_S))
@@ -389,13 +389,17 @@ class Controller:
         self.actors.note(self.origin_unix_s, gone, is_changing=is_changing)
         region = self.actors.leader.region
         leader = answers.get(("bridge", region))
-        pace = None if leader is None else leader["status"].get("pace")
-        interval = None if pace is None else pace * max(1, self.experiment.worker_steps)
+        interval_steps = None if leader is None else leader["status"].get("interval")
+        interval = (
+            None
+            if interval_steps is None
+            else interval_steps * max(1, self.experiment.worker_steps)
+        )
         lives = CurrentLeader(region, self.actors.standby)
         self.plans.tick(self.actors.primaries, lives, time.monotonic(), interval)
         self.checkpoints.tick()
         if answers.keys() >= self.actors.servers().keys():  # a missing one may be busy
-            self._check_goes_on(answers)
+            self._check_progress(answers)
         exhausted = [r for (_, r), a in answers.items() if a["status"].get("exhausted")]
         why = self.policy.exhausted(exhausted[0], time.monotonic()) if exhausted else None
         if why is not None:
@@ -427,7 +431,7 @@ class Controller:
             self._exchange_statistics()
             self.emit("stop_requested", cause=why.message)
 
-    def _check_goes_on(self, answers: Answers) -> None:
+    def _check_progress(self, answers: Answers) -> None:
         if self.quorum.is_paused:
             return
         leader = answers.get(("bridge", self.actors.leader.region))
@@ -437,7 +441,7 @@ class Controller:
             if role == "ps" and answer["status"]["phase"] != "done"
         }
         unanswered = None if leader is None else leader["status"].get("open")
-        self.policy.check_goes_on(time.monotonic(), still, unanswered)
+        self.policy.check_progress(time.monotonic(), still, unanswered)
 
     def _handle(self, event: dict[str, Any]) -> None:
         kind = event.pop("kind")
@@ -540,7 +544,7 @@ class Controller:
 
     def set_interval(self, interval: int) -> None:
         """See `RunServices.set_interval`."""
-        self.ask_averager("pace", max(1, interval // max(1, self.experiment.worker_steps)))
+        self.ask_averager("set_interval", max(1, interval // max(1, self.experiment.worker_steps)))
 
     def move_averager(self) -> None:
         """See `RunServices.move_averager`."""
@@ -565,7 +569,7 @@ class Controller:
 
     def _note_wan(self, answers: Answers, *, force: bool = False) -> None:
         reports = {r: a["status"]["links"] for (role, r), a in answers.items() if role == "bridge"}
-        for link in self.links.hear(reports, force=force):
+        for link in self.links.record(reports, force=force):
             self.emit("wan", src=link.src, dst=link.dst, bytes_by_class=link.bytes_by_class)
 
 

@@ -341,7 +341,7 @@ class JoiningRegions:
         """Record the averager's view, if it has reported one."""
         self._donor = "" if view is None else view.donor
 
-    def go_on(self, view: View, *, may_enter: bool, is_ending: bool) -> list[JoinNews]:
+    def advance(self, view: View, *, may_enter: bool, is_ending: bool) -> list[JoinNews]:
         """Carry out what is possible now.
 
         Args:
@@ -368,7 +368,7 @@ class JoiningRegions:
                         news.append(HasStarted(region, now_s - joining.asked_s))
                     if not joining.is_asked:
                         ready.append(joining)
-                    elif (joined := self._carry_on(joining, view)) is not None:
+                    elif (joined := self._advance(joining, view)) is not None:
                         news.append(joined)
             except GeoRayError as error:
                 news.append(self.call_off(region, error))
@@ -455,7 +455,7 @@ class JoiningRegions:
                 joining.link(other, up[other].bridge, address)
                 up[other].linked(name, joining.bridge)
 
-    def _carry_on(self, joining: Joining, view: View) -> HasJoined | None:
+    def _advance(self, joining: Joining, view: View) -> HasJoined | None:
         """Follow a region whose admission was requested."""
         region, copy = joining.region, self._copy
         if copy is None:
@@ -489,7 +489,7 @@ class JoiningRegions:
                 f"region '{view.donor}' was lost before its state was transferred"
             )
         elif now_s - self._member_s > _COPY_S:
-            raise RegionLostError(f"no region's state was there {_COPY_S:g} s after the border")
+            raise RegionLostError(f"no region's state was there {_COPY_S:g} s after the barrier")
 
     def _forget(self, joining: Joining) -> None:
         del self._open[joining.region]

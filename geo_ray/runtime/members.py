@@ -109,8 +109,8 @@ class Members:
         self._on(AveragerSeen())
         if isinstance(view, View):
             self._on(ViewSeen(view, self._busy()))
-            self._hear(
-                self._joining_regions.go_on(
+            self._process_news(
+                self._joining_regions.advance(
                     view, may_enter=not self.is_leaving, is_ending=self.loop.is_ending
                 )
             )
@@ -141,7 +141,7 @@ class Members:
         rows = {r.name: r.rows for r in regions if r.rows is not None and not r.is_here}
         return GoneRegions(tuple(regions.awaited), tuple(sorted(regions.away)), rows)
 
-    def go_on(self, gone: GoneRegions, *, unhurried: Collection[str]) -> None:
+    def resume(self, gone: GoneRegions, *, unhurried: Collection[str]) -> None:
         """Restore the state of regions that did not take part before this run actor started.
 
         Args:
@@ -174,12 +174,12 @@ class Members:
 
     def on_hand_over_failed(self, error: GeoRayError) -> None:
         """End the joins that wait for a copy of a region's state: there is none."""
-        self._hear(self._joining_regions.fail_all(error))
+        self._process_news(self._joining_regions.fail_all(error))
 
     def report_lost(self, region: str) -> None:
         """Record that the run continues without a region, and notify the averager."""
         self._on(RegionGone(region, region in self.notices.regions))
-        self._hear(self._joining_regions.on_lost(region))
+        self._process_news(self._joining_regions.on_lost(region))
 
     def move_averager(self) -> None:
         """Have the averager move to its standby's region."""
@@ -237,7 +237,7 @@ class Members:
                 self._joining_regions.begin(region)
                 loop.emit("region_joining", region=region)
             case CallOff(region, cause):
-                self._hear([self._joining_regions.call_off(region, RegionLostError(cause))])
+                self._process_news([self._joining_regions.call_off(region, RegionLostError(cause))])
             case AskToLeave(region):
                 self._ask_change((), (region,))
             case MoveAverager(region):
@@ -258,7 +258,7 @@ class Members:
         donor = self.regions.donor(self.actors.leader.region)
         self.loop.ask_averager("change_members", joins, leaves, donor)
 
-    def _hear(self, news: Collection[JoinNews]) -> None:
+    def _process_news(self, news: Collection[JoinNews]) -> None:
         """Process the news of joining regions."""
         loop = self.loop
         for each in news:

@@ -412,7 +412,7 @@ class RunPolicy:
         self._reported_s = now_s
         return now_s - self._progress_s
 
-    def check_goes_on(
+    def check_progress(
         self,
         now_s: float,
         still: Mapping[str, int | None],

@@ -247,7 +247,7 @@ class PrimaryShard:
                 self._attempts[worker] = attempt + 1  # later messages are refused
                 with self._times_lock:
                     self._times.forget(worker)
-                self.server.model.pulls.heard(worker)
+                self.server.model.pulls.note_received(worker)
                 self._execute(self.server.leave(worker))
 
     def drain(self, worker: int) -> None:
@@ -289,7 +289,7 @@ class PrimaryShard:
         with self._changed:
             closing = f"the parameter server of region '{self.server.plan.region}' is closing"
             self._failure = self._failure or LinkDownError(closing)
-            self._go_on()
+            self._notify()
             if self._line is not None:
                 self._line.end(self._failure)
         self._sends.put(False)
@@ -318,7 +318,7 @@ class PrimaryShard:
             )
             with self._changed:
                 self.server.work.evals.reported(final=fields.flag(meta, "final"))
-                self._go_on()
+                self._notify()
             return {}, None
         if operation == "state_changed":
             step, names = fields.count(meta, "version"), fields.text(meta, "names")
@@ -331,7 +331,7 @@ class PrimaryShard:
             with self._changed:
                 return self._pulled(conn, worker, meta, payload)
         with self._changed:
-            self.server.model.pulls.heard(worker)
+            self.server.model.pulls.note_received(worker)
             if operation == "join":
                 self._answers.pop(worker, None)
                 self._execute(self.server.join(worker))
@@ -362,7 +362,7 @@ class PrimaryShard:
             if self._attempts.get(worker) == fields.count(conn.hello, "attempt"):
                 with self._times_lock:
                     self._times.forget(worker)
-                self.server.model.pulls.heard(worker)
+                self.server.model.pulls.note_received(worker)
                 self._execute(self.server.leave(worker))
 
     def _pulled(
@@ -375,7 +375,7 @@ class PrimaryShard:
             return {}, slice_for(conn, fetched_S, self._announced_B.get(worker))
         judged = fields.flag(meta, "judged")
         if model.is_sharded:
-            return self._tell(worker, judged=judged), None
+            return self._announce(worker, judged=judged), None
         found_S = self._shard.eval_params_S if judged else self._shard.params_S
         return {}, parameters_for(conn, found_S, payload, self._model_buffers(judged=judged))
 
@@ -415,7 +415,7 @@ class PrimaryShard:
             answer = self._answers.pop(worker)
             self._begin_time(conn, worker, answer)
             if self.server.model.is_sharded:
-                return answer_meta(answer) | self._tell(worker, judged=False), None
+                return answer_meta(answer) | self._announce(worker, judged=False), None
             # The gradient is applied: its buffer is reused for the parameters, without new pages.
             buffers_B = self._model_buffers(judged=False)
             return answer_meta(answer), parameters_for(
@@ -452,7 +452,7 @@ class PrimaryShard:
             model_buffers.put(partition, pushed[:before].view(torch.uint8))
         self._shard.put(partition, pushed[before:])
 
-    def _tell(self, worker: int, *, judged: bool) -> Meta:
+    def _announce(self, worker: int, *, judged: bool) -> Meta:
         """Let a worker fetch the current version, and its model buffers."""
         self._announced_B[worker] = self._model_buffers(judged=judged)
         return pull_meta(self.server.model.pulls.tell(worker, judged=judged))
@@ -488,18 +488,18 @@ class PrimaryShard:
                 self._event_buffer.add("active_workers", **effect.event())
             else:
                 snapshots.append(self._lasting(effect))
-        self._go_on()
+        self._notify()
         return snapshots
 
     def _lasting(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot, detached from memory that the next payload overwrites."""
         if self._line is None:
             return snapshot
-        lies_there = self._line.client.lies_there
-        placed = {k: v for k, v in snapshot.tensors.items() if lies_there(v)}
+        is_shared = self._line.client.is_shared
+        placed = {k: v for k, v in snapshot.tensors.items() if is_shared(v)}
         return replace(snapshot, lazy=self._unread.copy(placed))
 
-    def _go_on(self) -> None:
+    def _notify(self) -> None:
         """Notify waiting requests and polls of a change; under the lock."""
         self._status = {
             "version": self.server.version,
@@ -526,7 +526,7 @@ class PrimaryShard:
                         return  # its request is in the checkpoint
                     log.warning("exchange of %s failed", self.server.plan.region, exc_info=error)
                     self._failure = _typed(error)
-                    self._go_on()
+                    self._notify()
                 return
 
     def _exchange_one(self) -> None:

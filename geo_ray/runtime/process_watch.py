@@ -34,7 +34,7 @@ Place = tuple[str, int]
 
 
 @dataclass(slots=True)
-class _Coming:
+class _Replacement:
     """A requested replacement that does not work yet.
 
     Attributes:
@@ -69,18 +69,18 @@ class WorkerWatch:
     members: Members
     _status: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of servers, by region
     _sent_away: dict[Place, GroupWorker] = field(default_factory=dict)
-    _coming: dict[Place, _Coming] = field(default_factory=dict)
+    _replacements: dict[Place, _Replacement] = field(default_factory=dict)
 
     def note(self, region: str, status: Mapping[str, Any]) -> None:
         """Record the report of a region's server."""
         self._status[region] = status
 
-    def go_on(self, requested: Collection[Place]) -> None:
+    def resume(self, requested: Collection[Place]) -> None:
         """Restore replacements that an earlier run actor requested and that do not work yet."""
         for place in requested:
             worker = self.actors.workers.get(place)
             if worker is not None:
-                self._coming[place] = _Coming(worker)
+                self._replacements[place] = _Replacement(worker)
 
     def replace_hung(self, worker: GroupWorker, cause: str) -> None:
         """End a hung worker, which counts as lost.
@@ -118,7 +118,7 @@ class WorkerWatch:
             try:
                 steps = int(ray.get(ref))
             except ray.exceptions.RayError as error:
-                self.loop.hear_all()  # preceding events; perhaps the whole region is lost
+                self.loop.process_news()  # preceding events; perhaps the whole region is lost
                 failure = failure_of(error)
                 self._lost(worker, failure.cause, None if failure.is_lost else failure.as_error())
             else:
@@ -129,15 +129,15 @@ class WorkerWatch:
             if gone is not None and gone.ref is None:  # not if its region has come back with it
                 self._replace(gone)
         self._heed(now_s)
-        self._see_coming(now_s)
+        self._report_replacements(now_s)
 
-    def _see_coming(self, now_s: float) -> None:
+    def _report_replacements(self, now_s: float) -> None:
         """Report replacements whose process runs, and those that work."""
-        for place, coming in list(self._coming.items()):
+        for place, coming in list(self._replacements.items()):
             region, rank = place
             worker = coming.worker
             if self.actors.workers.get(place) is not worker or worker.ref is None:
-                del self._coming[place]
+                del self._replacements[place]
                 continue
             about = {"region": region, "worker": rank, "attempt": worker.attempt}
             took_s = now_s - coming.asked_s
@@ -147,7 +147,7 @@ class WorkerWatch:
                 coming.has_started = True
                 self.loop.emit("worker_started", **about, took_s=took_s)
             if works:
-                del self._coming[place]
+                del self._replacements[place]
                 self.loop.emit("worker_replaced", **about, took_s=took_s)
 
     def _is_too_late(self, worker: GroupWorker) -> bool:
@@ -167,7 +167,7 @@ class WorkerWatch:
             cause,
             error,
             is_present=self.actors.workers.get(place) is worker,
-            goes_on=self._goes_on_without(worker),
+            goes_on=self._continues_without(worker),
             now_s=time.monotonic(),
         )
         if decision == "ignore":
@@ -178,11 +178,11 @@ class WorkerWatch:
         if isinstance(decision, GeoRayError):
             raise decision
         worker.ref = None
-        self.actors.tell_lost(worker)
+        self.actors.notify_lost(worker)
         if decision == "replace":
             self._replace(worker)
 
-    def _goes_on_without(self, worker: GroupWorker) -> bool:
+    def _continues_without(self, worker: GroupWorker) -> bool:
         """Return whether enough other workers of its region are present."""
         elastic = self.actors.spec.experiment.train.elastic
         if elastic is None:
@@ -216,7 +216,7 @@ class WorkerWatch:
     def _replace(self, worker: GroupWorker) -> None:
         fresh = self.actors.replace_worker(worker)
         place = worker.region, worker.rank
-        self._coming[place] = _Coming(fresh)
+        self._replacements[place] = _Replacement(fresh)
         self.loop.emit("worker_requested", region=place[0], worker=place[1], attempt=fresh.attempt)
 
     def _heed(self, now_s: float) -> None:
@@ -250,26 +250,26 @@ class _Suspect:
         asked: the open call; None: none.
         asked_s: when it was called last.
         doing: its newest answer.
-        heard_s: when that arrived.
+        answered_s: when that arrived.
     """
 
     worker: GroupWorker
     asked: Any = None
     asked_s: float = -_ASK_S
     doing: str | None = None
-    heard_s: float = 0.0
+    answered_s: float = 0.0
 
     def ask(self, now_s: float) -> str | None:
         """Return its activity, if it has answered recently; does not wait."""
         if self.asked is not None and ray.wait([self.asked], timeout=0)[0]:
             asked, self.asked = self.asked, None
             try:
-                self.doing, self.heard_s = str(ray.get(asked)), now_s
+                self.doing, self.answered_s = str(ray.get(asked)), now_s
             except ray.exceptions.RayError:  # it is lost, which its `run` call reports
                 self.doing = None
         if self.asked is None and now_s - self.asked_s >= _ASK_S:
             self.asked, self.asked_s = self.worker.handle.doing.remote(), now_s
-        return self.doing if now_s - self.heard_s < _HEARD_S else None
+        return self.doing if now_s - self.answered_s < _HEARD_S else None
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from typing import Final, Literal
 from geo_ray.base.states import StateTable
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.requests import MemberRequest
-from geo_ray.training.config import why_fixed, why_nobody_joins
+from geo_ray.training.config import why_fixed, why_no_joins
 from geo_ray.training.membership import View, donor_of
 
 AT_ONCE_S: Final = 2.0
@@ -433,7 +433,7 @@ class MemberPolicy:
             experiment.members.rejoin
             and self._fixed is None
             and len(shards) > 1
-            and why_nobody_joins(shards) is None
+            and why_no_joins(shards) is None
         )
 
     @property
@@ -494,7 +494,7 @@ class MemberPolicy:
         if region in members:
             return f"region '{region}' takes part already"
         shards = {each.name: each.ps_shards for each in self.experiment.regions}
-        return why_nobody_joins(shards)
+        return why_no_joins(shards)
 
     def _no_leaver(self, region: str, members: Collection[str], stays: str) -> str | None:
         least = self.experiment.members.min or 1
@@ -690,7 +690,7 @@ class Regions:
         answers = leave_on_notice(left_s, here, leaving, self.needed(now))
         late = [name for name, answer in answers.items() if answer == "lose"]
         if late:  # the averager may move with one of them: the others drain afterwards
-            cause = "had a notice, and came to no border"
+            cause = "received a termination notice, and reached no barrier"
             return actions + [Lose(name, f"region '{name}' {cause}") for name in late]
         for name in answers:
             actions.append(Say(f"a machine of region '{name}' will be reclaimed"))

@@ -151,9 +151,9 @@ def _read_step(meta: Meta, _: Payload) -> tuple[Sequence[Contribution], bool, fl
 def _step(
     name: str, parts: Sequence[Contribution], measure: bool, scale: float = 1.0, rate: float = 1.0
 ) -> Packed:
-    told = contributions_meta(parts) | {"op": name, "measure": measure}
+    meta = contributions_meta(parts) | {"op": name, "measure": measure}
     factors = {"scale": scale, "rate": rate}
-    return told | {key: factor for key, factor in factors.items() if factor != 1.0}, None
+    return meta | {key: factor for key, factor in factors.items() if factor != 1.0}, None
 
 
 def _outgoing(out: Outgoing | Wait | None) -> Packed:

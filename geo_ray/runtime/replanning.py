@@ -125,7 +125,7 @@ class PlanWatch:
     _pool: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "plan"))
     _open: tuple[tuple[str, ...], Future[MembersPlan]] | None = None
     _asked_leader: str = ""
-    _paced: int | None = None
+    _requested: int | None = None
 
     def tick(
         self,
@@ -147,7 +147,7 @@ class PlanWatch:
             return
         if interval is not None and self._interval is None and not self._has_planned:
             self.policy.doubt()  # resumed with settings for the members at that time
-        self._interval = self._paced or interval or self._interval
+        self._interval = self._requested or interval or self._interval
         if self._open is None and self.policy.due(members, now_s):
             asked = tuple(sorted(members))
             self._has_planned, self._asked_leader = True, leader.region
@@ -180,7 +180,7 @@ class PlanWatch:
         about = {"regions": list(members), "cause": why, "gain": decision.gain}
         if plan.interval != present.interval:
             before, self._interval = present.interval, plan.interval
-            self._paced = self._interval
+            self._requested = self._interval
             loop.set_interval(self._interval)
             loop.emit("interval_changed", before=before, interval=self._interval, **about)
             loop.show(f"changing the interval from {before} to {self._interval}: {why}")
@@ -191,8 +191,8 @@ class PlanWatch:
 
     def leader_moved(self) -> None:
         """Request the interval from the new averager, whose log may end before the request."""
-        if self._paced is not None:
-            self.loop.set_interval(self._paced)
+        if self._requested is not None:
+            self.loop.set_interval(self._requested)
 
     def close(self) -> None:
         """Wait for planning in progress, whose thread reads the run."""
@@ -251,12 +251,12 @@ class LinkNotes:
         self._path = path
         self._table = _known(path)
         self._saving = threading.Thread()
-        self._heard_s = -_EVERY_S
+        self._recorded_s = -_EVERY_S
         self._newest: dict[tuple[str, str], Mapping[str, int]] = {}
         self._before: dict[tuple[str, str], Counter[str]] = {}  # of replaced bridges
         self._earlier: dict[tuple[str, str], Mapping[str, int]] = {}  # by a run actor that is gone
 
-    def hear(
+    def record(
         self,
         reports: Mapping[str, Mapping[str, Any]],
         *,
@@ -272,9 +272,9 @@ class LinkNotes:
             The traffic of each link; empty if it is not time.
         """
         now_s = time.monotonic()
-        if not force and now_s - self._heard_s < _EVERY_S:
+        if not force and now_s - self._recorded_s < _EVERY_S:
             return []
-        self._heard_s = now_s
+        self._recorded_s = now_s
         traffic = []
         for region, links in reports.items():
             for peer, link in links.items():
@@ -295,7 +295,7 @@ class LinkNotes:
         self._newest[pair] = sent
         return dict(sorted((before + Counter(sent)).items()))
 
-    def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
+    def resume(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
         """Continue the sums reported under an earlier run actor, by link and class."""
         self._earlier = dict(sums)
 

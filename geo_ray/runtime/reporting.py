@@ -60,7 +60,7 @@ class RunServices(Protocol):
         """Move the averager to its standby's region."""
         ...
 
-    def hear_all(self) -> None:
+    def process_news(self) -> None:
         """Process the pending events of all servers and bridges."""
         ...
 

@@ -213,7 +213,7 @@ def _find(run: RunDirectory, longest_s: float = _ANSWER_S) -> tuple[Handle | Non
     """
     try:
         supervisor: Any = ray.get_actor(supervisor_name(run), namespace=NAMESPACE)
-        news: RunNews = ray.get(supervisor.hear.remote("", 0), timeout=longest_s)
+        news: RunNews = ray.get(supervisor.poll_news.remote("", 0), timeout=longest_s)
     except (ValueError, RayError):  # it does not exist, has just ended, or hangs
         return None, RunState.OVER
     return None if news.state is RunState.OVER else supervisor, news.state
@@ -354,7 +354,7 @@ class RunWatcher:
     def _follow(self, *, until_begun: bool) -> Summary | None:
         while True:
             try:
-                news = self._hear()
+                news = self._poll()
             except RunActorLostError:
                 self._pass_on_events()
                 end = self._noted_end()
@@ -384,9 +384,9 @@ class RunWatcher:
             return None
         return noted_end([self._newest])
 
-    def _hear(self) -> RunNews | None:
+    def _poll(self) -> RunNews | None:
         """Return the news; None if the supervisor is slow to answer."""
-        call = self._supervisor.hear.remote(self._name, self._next)
+        call = self._supervisor.poll_news.remote(self._name, self._next)
         deadline_s = time.monotonic() + (_START_S if self._next == 0 else 1.0)
         try:
             while not ray.wait([call], timeout=0.2)[0]:
@@ -460,7 +460,7 @@ class RunWatcher:
         with suppress(RayError):
             self._supervisor.end_now.remote(plain)
             while time.monotonic() < deadline_s:
-                call = self._supervisor.hear.remote(self._name, self._next)
+                call = self._supervisor.poll_news.remote(self._name, self._next)
                 news: RunNews = ray.get(call, timeout=_END_S)
                 if news.state is RunState.OVER:
                     return

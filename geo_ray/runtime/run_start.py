@@ -209,7 +209,7 @@ def _training(
             requests.forget_stop_request(context.run.path)
             controller = controller_of(context, recorder, evals, origin_unix_s)
             waits = resume is not None and resume.waits
-            controller.members.go_on(gone, unhurried=() if waits else gone.awaited)
+            controller.members.resume(gone, unhurried=() if waits else gone.awaited)
             yield Training(context, controller, clock.startup_s)
     finally:
         context.close()

@@ -59,7 +59,7 @@ class Sender(Protocol):
         ...
 
 
-class ComingPiece(Protocol):
+class PendingPiece(Protocol):
     """A requested piece."""
 
     def __call__(self) -> bytes:
@@ -70,7 +70,7 @@ class ComingPiece(Protocol):
 class PieceFetcher(Protocol):
     """Requests pieces of files from another machine."""
 
-    def __call__(self, file: str, offset: int, num_bytes: int, /) -> ComingPiece:
+    def __call__(self, file: str, offset: int, num_bytes: int, /) -> PendingPiece:
         """Request a piece; calling the result waits for it."""
         ...
 
@@ -218,14 +218,14 @@ class StreamedParts:
         """See `PartSource.open`; pieces are requested as they are read."""
         if num_bytes is None:
             raise CheckpointCorruptError(f"{self.name_of(file)}: its size is unknown")
-        return _CarriedFile(self, file, num_bytes)
+        return _StreamedFile(self, file, num_bytes)
 
 
-class _CarriedFile(io.RawIOBase):
+class _StreamedFile(io.RawIOBase):
     def __init__(self, parts: StreamedParts, file: str, num_bytes: int) -> None:
         self._parts, self._file, self._left = parts, file, num_bytes
         self._asked = 0
-        self._coming: deque[tuple[int, ComingPiece]] = deque()
+        self._coming: deque[tuple[int, PendingPiece]] = deque()
         self._piece = memoryview(b"")
 
     def readable(self) -> bool:

@@ -70,23 +70,23 @@ class WatcherLiveness:
 
     Attributes:
         longest_s: longest time without a watcher; None: unlimited.
-        heard_s: time of the last request of a watcher.
+        last_seen_s: time of the last request of a watcher.
     """
 
     longest_s: float | None
-    heard_s: float
+    last_seen_s: float
 
-    def hear(self, now_s: float) -> None:
+    def saw_watcher(self, now_s: float) -> None:
         """Record a request of a watcher."""
-        self.heard_s = max(self.heard_s, now_s)
+        self.last_seen_s = max(self.last_seen_s, now_s)
 
     def pass_over(self, seconds: float, now_s: float) -> None:
         """Exclude a period that ends now and in which no request could arrive."""
-        self.heard_s = min(now_s, self.heard_s + seconds)
+        self.last_seen_s = min(now_s, self.last_seen_s + seconds)
 
     def is_over(self, now_s: float) -> bool:
         """Return whether the run had no watcher for too long."""
-        return self.longest_s is not None and now_s - self.heard_s >= self.longest_s
+        return self.longest_s is not None and now_s - self.last_seen_s >= self.longest_s
 
 
 @dataclass(slots=True)
@@ -223,7 +223,7 @@ class Supervisor:
 
     # ------------------------------------------------------------------ watchers
 
-    def hear(self, watcher: str, since: int) -> RunNews:
+    def poll_news(self, watcher: str, since: int) -> RunNews:
         """Return the news for a watcher.
 
         Args:
@@ -233,7 +233,7 @@ class Supervisor:
         now_s = time.monotonic()
         with self._lock:
             if watcher:
-                self._liveness.hear(now_s)
+                self._liveness.saw_watcher(now_s)
                 self._watchers[watcher] = (now_s, self._state is RunState.OVER)
             first = self._next - len(self._lines)
             lines = [line for i, line in enumerate(self._lines, first) if i >= since]

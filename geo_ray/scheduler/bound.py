@@ -91,9 +91,9 @@ def _best_link(cluster: SharedCluster, job: ClusterJob) -> LinkUsed:
     if not job.data:
         return LinkUsed(float(both_GG.max()), False, float(rtt_GG.min()))
     # Every region with data has workers, and one region has the parameter servers.
-    homes = list(job.data)
+    sources = list(job.data)
     return LinkUsed(
-        float(both_GG[homes].min(axis=0).max()), False, float(rtt_GG[homes].max(axis=0).min())
+        float(both_GG[sources].min(axis=0).max()), False, float(rtt_GG[sources].max(axis=0).min())
     )
 
 
@@ -108,14 +108,14 @@ def _fastest_W(
         # For all batches from `least` to below `above`: progress of the largest, time of the
         # smallest.
         progress = (above - 1) * limits.efficiency(above - 1)
-        pace_W = speed.pace_s(workers_W, servers_W, least, link)
+        step_times_W = speed.step_time_s(workers_W, servers_W, least, link)
         if job.data:
             # Workers without data do not count; their servers do.
-            pace_W = np.array([
-                speed.pace_s(workers_W[: n + 1], servers, least, link).min()
+            step_times_W = np.array([
+                speed.step_time_s(workers_W[: n + 1], servers, least, link).min()
                 for n, servers in enumerate(servers_W)
             ])  # fmt: skip
-        best_W = np.maximum(best_W, np.where(workers_W < above, progress / pace_W, 0.0))
+        best_W = np.maximum(best_W, np.where(workers_W < above, progress / step_times_W, 0.0))
     return best_W
 
 

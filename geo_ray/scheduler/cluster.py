@@ -28,7 +28,7 @@ class Allocation:
     """Allocation of a job in one slot: workers and parameter servers by site, and its batch.
 
     Attributes:
-        workers: by site.
+        workers: workers by site.
         servers: parameter servers by site.
         batch: rows of a step over all workers.
     """

@@ -119,7 +119,9 @@ class JobSpeed:
         found = model.fixed_s + model.row_s[MACHINE] * batch / workers + model.lan_s * workers
         return np.asarray(found)
 
-    def pace_s(self, workers: Counted, servers: Counted, batch: float, link: LinkUsed) -> Floats:
+    def step_time_s(
+        self, workers: Counted, servers: Counted, batch: float, link: LinkUsed
+    ) -> Floats:
         """Return the average seconds of a step, with exchanges.
 
         Args:
@@ -139,8 +141,8 @@ class JobSpeed:
 
     def rows_per_s(self, workers: Counted, servers: Counted, batch: int, link: LinkUsed) -> Floats:
         """Return the progress per second, in rows of steps of the job's own batch."""
-        pace_s = self.pace_s(workers, servers, batch, link)
-        return np.asarray(batch * self.batch.efficiency(batch) / pace_s)
+        step_time_s = self.step_time_s(workers, servers, batch, link)
+        return np.asarray(batch * self.batch.efficiency(batch) / step_time_s)
 
 
 _MANY_STEPS: Final = 1e6  # first and last exchange are negligible for that many steps
@@ -232,12 +234,12 @@ class ClusterJob:
         id: its name.
         arrival_slot: slot in which it is submitted.
         rows: work, in rows of steps of its own batch.
-        demands: what its processes need.
-        speed: how fast it is.
+        demands: resource demands of its processes.
+        speed: its speed.
         utility: its utility.
-        data: share of its data by number of region: rows are computed where they lie; empty: they
-            lie everywhere.
-        tenant: whose it is.
+        data: fraction of its data by region index; rows are computed where they are stored; empty:
+            data are available everywhere.
+        tenant: its tenant.
     """
 
     id: str
@@ -256,7 +258,7 @@ class ClusterJob:
         return np.isin(cluster.region_S, list(self.data))
 
     def rows_per_s(self, cluster: SharedCluster, allocation: Allocation) -> float:
-        """Return its progress per second with what it has."""
+        """Return its progress per second with an allocation."""
         workers = counted_workers(cluster, allocation, self.data)
         servers = allocation.num_servers
         if workers == 0 or servers == 0:
@@ -265,7 +267,7 @@ class ClusterJob:
         return float(self.speed.rows_per_s(workers, servers, allocation.batch, link))
 
     def usd_per_s(self, cluster: SharedCluster, allocation: Allocation, slot: int) -> float:
-        """Return what it costs per second: resources, and egress as it trains."""
+        """Return its cost per second: resources and egress."""
         return self.machines_usd_per_s(cluster, allocation, slot) + self.egress_usd_per_s(
             cluster, allocation
         )
@@ -304,5 +306,5 @@ class ClusterJob:
             return 0.0
         workers = max(1, counted_workers(cluster, allocation, self.data))
         link = link_used(cluster, allocation)
-        pace_s = float(self.speed.pace_s(workers, servers, allocation.batch, link))
-        return usd / pace_s / self.speed.timing.every
+        step_time_s = float(self.speed.step_time_s(workers, servers, allocation.batch, link))
+        return usd / step_time_s / self.speed.timing.every

@@ -278,12 +278,12 @@ def placement_patterns(
     both_GG = np.minimum(net.mbps_GG, net.mbps_GG.T)
     regions = range(len(net.names))
     allowed_S = job.may_work_S(cluster)
-    homes = list(job.data) if job.data else list(regions)
+    sources = list(job.data) if job.data else list(regions)
     found: list[PlacementPattern] = []
     for anchor in regions:
         servers = np.flatnonzero(region_S == anchor)
-        for mbps in sorted({float(both_GG[home, anchor]) for home in homes}, reverse=True):
-            near = [home for home in homes if both_GG[home, anchor] >= mbps]
+        for mbps in sorted({float(both_GG[source, anchor]) for source in sources}, reverse=True):
+            near = [source for source in sources if both_GG[source, anchor] >= mbps]
             if len(job.data) > 1 and len(near) < len(job.data):
                 continue
             workers = np.flatnonzero(allowed_S & np.isin(region_S, near))

@@ -1,7 +1,4 @@
-"""How simulated updates reach the averager.
-
-Straight, taking turns, as loose blocks, or over an overlay, with the runtime's own policies.
-"""
+"""Paths of simulated updates to the averager: direct, lossy, scheduled and overlay."""
 
 from __future__ import annotations
 
@@ -62,13 +59,13 @@ class ExchangeHost(Protocol):
         """Send an update of a region; return when it arrives."""
 
     def take_in(self, update: UpdateMessage) -> None:
-        """Let the averager take in an update."""
+        """Pass an update to the averager."""
 
     def deliver(self, reply: ReplyMessage) -> None:
         """Hand a region its answer."""
 
     def skip(self, region: str, attempt: int, seq: int) -> None:
-        """Let the averager answer an update without taking it in."""
+        """Make the averager answer an update without taking it in."""
 
     def version(self) -> int:
         """Commits of the averager so far."""
@@ -464,7 +461,7 @@ class SimOverlay:
     # ------------------------------------------------------------------ rounds
 
     def _commit(self) -> bool:
-        """Let the averager take the next round in, if its sum is whole where the averager is."""
+        """Commit the next round if its sum is complete at the averager."""
         leader, rnd = self._nodes[self._leader], self._committed + 1
         is_whole = leader.is_whole(rnd) if leader.fused else leader.is_summed(rnd)
         if not is_whole or not self._coordinator.is_complete(rnd):

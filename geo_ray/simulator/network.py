@@ -34,7 +34,7 @@ class Network:
     def arrival_s(
         self, now_s: float, src: str, dst: str, payload_bytes: int, traffic: str
     ) -> float:
-        """When the last byte of a message sent now is at ``dst``."""
+        """Return the arrival time of the last byte of a message sent now."""
         if src == dst:
             return now_s
         size_bytes = payload_bytes + FRAME_BYTES
@@ -47,14 +47,14 @@ class Network:
         return arrival_s
 
     def datagram_s(self, now_s: float, src: str, dst: str, payload_bytes: int) -> float | None:
-        """When a datagram sent now is at ``dst``; None if it is lost."""
+        """Return the arrival time of a datagram sent now; None if it is lost."""
         size_bytes = payload_bytes + DATAGRAM_BYTES
         self.sent_bytes.setdefault((src, dst), Counter())["loose"] += size_bytes
         link = self._links.get((src, dst))
         return now_s if link is None else link.datagram(now_s, size_bytes)
 
     def free_at_s(self, src: str, dst: str) -> float:
-        """When the sender's end of a link has nothing left to send."""
+        """Return when the sender's end of a link has nothing left to send."""
         link = self._links.get((src, dst))
         return 0.0 if link is None else link.free_at_s
 

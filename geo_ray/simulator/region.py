@@ -174,12 +174,7 @@ class _Loss(nn.Module):
 
 
 def _stacked(batches: Sequence[Batch]) -> Any:
-    """One batch with a leading dimension W; they are alike in structure and shapes.
-
-    Raises:
-        TypeError: a batch holds something else than tensors, tuples and dicts.
-        RuntimeError: the shapes differ.
-    """
+    """Return one batch with a leading dimension W; all are alike in structure and shapes."""
     first = batches[0]
     if isinstance(first, Tensor):
         return torch.stack(list(batches))
@@ -321,7 +316,7 @@ class SimRegion:
         return None if model_buffers is None else model_buffers.final_B.clone()
 
     def start(self) -> None:
-        """All workers join at the present time; a restored region repeats its open request."""
+        """Let all workers join now; a restored region repeats its open request."""
         self._execute(self.server.resume())
         for rank in range(len(self._workers)):
             self._execute(self.server.join(rank))
@@ -374,7 +369,7 @@ class SimRegion:
         """End all processes of the region at once."""
         self.is_dead = True
 
-    def check_goes_on(self) -> None:
+    def check_progress(self) -> None:
         """Refuse to continue without usable gradients.
 
         Raises:

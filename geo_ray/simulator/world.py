@@ -199,7 +199,7 @@ class SimNotes:
     _applied_s: dict[str, float] = field(default_factory=dict)
 
     def sent(self) -> dict[tuple[str, str], dict[str, int]]:
-        """Bytes so far by (source, destination) and class."""
+        """Return the bytes so far by (source, destination) and class."""
         sent = {pair: dict(classes) for pair, classes in self.network.sent_bytes.items()}
         for (src, dst), classes in sorted(sent.items()):
             self.emit("wan", self.scheduler.now_s, src=src, dst=dst, bytes_by_class=classes)
@@ -234,7 +234,7 @@ class SimNotes:
         self.emit("active_workers", self.scheduler.now_s, region=name, **changed.event())
 
 
-WorkerEvent = Literal["lost", "dismissed", "replaced"]
+WorkerEvent = Literal["lost", "drained", "replaced"]
 
 
 class SimWorkers:
@@ -273,7 +273,7 @@ class SimWorkers:
             if what == "lost":
                 self._emit("worker_lost", now_s, cause="its process ended", **about)
                 region.lose_worker(rank)
-            elif what == "dismissed":
+            elif what == "drained":
                 self._emit("worker_left", now_s, cause="its machine will be gone", **about)
                 region.drain_worker(rank)
             else:
@@ -417,7 +417,7 @@ class World:
         )
 
     def checkpoint_at(self, when_s: float, checkpoint: int) -> None:
-        """Let a checkpoint begin at ``when_s``; it is found in `checkpoints` once it is whole."""
+        """Begin a checkpoint at ``when_s``; it is in `checkpoints` once complete."""
         self._scheduler.at(when_s, partial(self._save, checkpoint))
 
     def lose_at(self, when_s: float, region: str | None, noticed_s: float = 0.0) -> None:
@@ -436,7 +436,7 @@ class World:
         """
         leader = self._leader
         if region in {None, leader.region} and self._experiment.averager.standby is None:
-            raise InvariantError(f"the averager lives in '{leader.region}', and nobody stands by")
+            raise InvariantError(f"the averager is in '{leader.region}' and has no standby")
         self._scheduler.at(when_s, partial(self._die, region, noticed_s))
 
     def _die(self, region: str | None, noticed_s: float) -> None:
@@ -451,7 +451,7 @@ class World:
         self._scheduler.at(self._scheduler.now_s + noticed_s, then)
 
     def cut_at(self, when_s: float, a: str, b: str, for_s: float) -> None:
-        """Let nothing pass between two regions for a while; neither is given up."""
+        """Partition two regions for a time; neither is given up."""
         self._network.cut(a, b, when_s, when_s + for_s)
 
     @property
@@ -462,7 +462,9 @@ class World:
         """Continue without the leader, as the remaining regions do."""
         former, heir = self._leader.region, self._leader.heir(self._alive)
         if heir is None:
-            raise RegionLostError(f"the averager is lost with '{former}': nobody can take over")
+            raise RegionLostError(
+                f"the averager is lost with '{former}', and no standby can take over"
+            )
         self._leader.move(heir)
         now_s = self._scheduler.now_s
         self._emit("averager_moved", now_s, region=heir, term=self._leader.term)
@@ -481,7 +483,7 @@ class World:
     def change_at(
         self, when_s: float, joins: Sequence[str] = (), leaves: Sequence[str] = ()
     ) -> None:
-        """Ask for a change of members at ``when_s``, which comes with the next border."""
+        """Request a membership change at ``when_s``, which happens at the next barrier."""
         self._scheduler.at(when_s, partial(self._change, tuple(joins), tuple(leaves)))
 
     def _change(self, joins: tuple[str, ...], leaves: tuple[str, ...]) -> None:
@@ -549,7 +551,7 @@ class World:
         self._answered(self.averager.leave(region))
         waiting = set(before.joining) - self._transferring if region == before.donor else set[str]()
         for joining in sorted(waiting):
-            self._emit("join_failed", now_s, region=joining, cause="nobody's state came")
+            self._emit("join_failed", now_s, region=joining, cause="no state arrived")
             self._answered(self.averager.leave(joining))
 
     def _on_left(self, region: str) -> None:
@@ -727,7 +729,7 @@ class World:
     def stepped(self, name: str, done: StepDone, began_s: float) -> None:
         """See `RegionHost`."""
         self._notes.step(name, done, began_s)
-        self.regions[name].check_goes_on()
+        self.regions[name].check_progress()
 
     def evaluated(
         self, name: str, step: int, stats: Stats, rows: int, final: bool, model: str | None

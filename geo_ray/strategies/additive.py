@@ -63,7 +63,7 @@ class Additive(OneByOne):
 
 
 def step(region: RegionState, grad_P: Tensor | None) -> None:
-    """One local optimizer step; remembers where the region stood before its first."""
+    """Make one local optimizer step; stores the parameters before the first one."""
     if "base" not in region.memory:
         region.memory["base"] = region.params_P.clone()
     if grad_P is not None:

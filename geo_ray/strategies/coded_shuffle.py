@@ -181,7 +181,7 @@ def encode(group: Multicast, blocks: Mapping[int, bytes]) -> bytes:
         blocks: at least the group's.
 
     Raises:
-        ConfigError: a block is not there.
+        ConfigError: a block is missing.
     """
     found = [_held(blocks, number) for number in group.blocks]
     return _xor(found, max(map(len, found), default=0))
@@ -221,7 +221,7 @@ def traffic(groups: Sequence[Multicast], sizes_bytes: Mapping[int, int]) -> Shuf
         sizes_bytes: by block.
 
     Raises:
-        ConfigError: a block's size is not there.
+        ConfigError: a block's size is missing.
     """
     wishes = [block for group in groups for _, block in group.wants]
     messages = [max(_held(sizes_bytes, block) for block in group.blocks) for group in groups]
@@ -237,7 +237,7 @@ def traffic(groups: Sequence[Multicast], sizes_bytes: Mapping[int, int]) -> Shuf
 
 def _held(blocks: Mapping[int, T], number: int) -> T:
     if number not in blocks:
-        raise ConfigError(f"block {number} is not there", fix="Hold every block of the plan.")
+        raise ConfigError(f"block {number} is missing", fix="Hold every block of the plan.")
     return blocks[number]
 
 

@@ -38,9 +38,7 @@ class DeMo(GradientRounds):
     """Configuration and rule of `demo`."""
 
     kind: Literal["demo"] = "demo"
-    beta: float = Field(
-        0.999, ge=0, lt=1, description="fraction of the momentum that is kept per step"
-    )
+    beta: float = Field(0.999, ge=0, lt=1, description="fraction of the momentum retained per step")
     chunk: int = Field(64, ge=2, le=4096, description="elements of a chunk")
     top: int = Field(8, ge=1, description="components that are sent per chunk")
 

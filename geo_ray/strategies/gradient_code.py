@@ -191,7 +191,7 @@ class GradientCode:
 
     def _row(self, worker: int) -> tuple[float, ...]:
         if not 0 <= worker < self.num_workers:
-            raise ConfigError(f"no worker {worker}: there are {self.num_workers}", fix=_FIX)
+            raise ConfigError(f"no worker {worker} of {self.num_workers}", fix=_FIX)
         return self.encoding_NN[worker]
 
 

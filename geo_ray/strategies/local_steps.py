@@ -30,7 +30,7 @@ _PIECE: Final = 2**16  # elements; a few vectors of so many stay in a core's cac
 
 
 def step(region: RegionState, grad_P: Tensor | None) -> None:
-    """One step of the inner optimizer; remembers where the region stood before its first."""
+    """Make one step of the inner optimizer; stores the parameters before the first one."""
     anchor(region)
     if grad_P is not None:
         region.apply_gradient(grad_P)
@@ -81,11 +81,7 @@ _MARK, _PENDING, _LAST = "mark", "pending", "last"
 
 
 def overlapped_step(region: RegionState, grad_P: Tensor | None) -> None:
-    """One step of the inner optimizer.
-
-    After the final update it is the first step of a finished run that continues: another final
-    update will follow, with the changes from here on.
-    """
+    """Make one step of the inner optimizer."""
     if region.numbers.pop(_LAST, 0.0):
         region.memory[_MARK] = region.params_P.clone()
     step(region, grad_P)

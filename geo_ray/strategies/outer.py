@@ -59,7 +59,7 @@ class OuterNesterov(StrictModel):
     kind: Literal["nesterov"] = "nesterov"
     lr: float = Field(0.7, gt=0, le=1e6, description="outer learning rate")
     momentum: float = Field(
-        0.9, ge=0, lt=1, description="fraction of the momentum that is kept per step"
+        0.9, ge=0, lt=1, description="fraction of the momentum retained per step"
     )
 
     @property
@@ -209,7 +209,7 @@ class DelayedNesterov(StrictModel):
 
     lr: float = Field(0.7, gt=0, le=1e6, description="outer learning rate")
     momentum: float = Field(
-        0.9, ge=0, lt=1, description="fraction of the momentum that is kept per step"
+        0.9, ge=0, lt=1, description="fraction of the momentum retained per step"
     )
     period: int | None = Field(
         None, ge=1, description="updates per momentum step (N); null: the number of senders"

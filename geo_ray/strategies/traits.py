@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Weights = Literal["uniform", "samples"]
-"""How regions are weighted in a mean: ``uniform`` is 1/M, ``samples`` is S_i / sum S."""
+"""Weights of regions in a mean: ``uniform`` is 1/M, ``samples`` is S_i / sum S."""
 
 Sends = Literal["change", "model"]
 """Kind of payloads; codecs encode differences of models, and changes directly."""
 
 Combine = Literal["sum", "mean"]
-"""How much a change counts in every region: 1, or 1/M."""
+"""Weight of a change in every region: 1, or 1/M."""
 
 Blocking = Literal["always", "when_late", "never"]
 """Whether training waits for an exchange: always, only if the answer is late (not there when the

@@ -230,7 +230,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "members_accepted": {"verb": _text, "region": _text, "request": _text},
     "members_refused": {"verb": _text, "region": _text, "cause": _text},
     "region_joining": {"region": _text},  # its processes are being started
-    "region_started": {"region": _text, "took_s": _number},  # they run; it joins at a border
+    "region_started": {"region": _text, "took_s": _number},  # they run; it joins at a barrier
     "join_failed": {"region": _text, "cause": _text},
     "region_joined": {
         "region": _text,

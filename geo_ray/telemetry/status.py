@@ -77,7 +77,7 @@ class RegionStatus(StrictModel):
     workers_lost: int = Field(description="number of worker deaths")
 
     @property
-    def has_pace(self) -> bool:
+    def has_speed(self) -> bool:
         """Whether its samples per second are known."""
         return self.state not in _WITHOUT_STEPS
 
@@ -162,7 +162,7 @@ class RunStatus(ShownModel):
                 each.state,
                 f"{each.step:,}" + ("" if each.steps is None else f" of {each.steps:,}"),
                 number_text(each.loss),
-                number_text(each.samples_per_s) if each.has_pace else "-",
+                number_text(each.samples_per_s) if each.has_speed else "-",
             )
             for each in self.regions
         ]
@@ -577,7 +577,7 @@ def _region(region: RegionStatus) -> str:
     if region.steps is not None:
         steps += f" of {region.steps:,}"
     parts = [steps, counted(region.exchanges, "exchange"), f"loss {number_text(region.loss)}"]
-    if region.has_pace:
+    if region.has_speed:
         parts.append(f"{number_text(region.samples_per_s)} samples/s")
     if region.workers_lost:
         parts.append(f"{counted(region.workers_lost, 'worker')} lost")
@@ -586,7 +586,7 @@ def _region(region: RegionStatus) -> str:
 
 def _training(status: RunStatus) -> str:
     parts = [f"loss {number_text(status.loss)}"]
-    if status.is_going is not False and any(region.has_pace for region in status.regions):
+    if status.is_going is not False and any(region.has_speed for region in status.regions):
         parts.append(f"{number_text(status.samples_per_s)} samples/s")
     if status.round is not None:
         parts.append(f"round {status.round:,}")

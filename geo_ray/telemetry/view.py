@@ -329,7 +329,7 @@ class HistoryFold:
                     curve = self._evals.setdefault(metric, BoundedCurve(_ALL_POINTS))
                     curve.add(event.t_s, float("nan") if value is None else value)
             case "wan":
-                self._carried(event)
+                self._note_bytes(event)
         self._price(event, totals)
 
     def links(self, limits: Mapping[Link, float], most: int) -> tuple[MapLink, ...]:
@@ -378,7 +378,7 @@ class HistoryFold:
         for load in self._loads.values():
             load.per_s(self._now_s)
 
-    def _carried(self, event: Event) -> None:
+    def _note_bytes(self, event: Event) -> None:
         link = (event["src"], event["dst"])
         new = sum(self._wan.feed(*link, event["bytes_by_class"]).values())
         load = self._loads.get(link)

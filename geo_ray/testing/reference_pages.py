@@ -471,8 +471,8 @@ def _unbroken(span: re.Match[str]) -> str:
 
 def _filled(text: str) -> str:
     """The text as lines; no line ends inside a code span, so that commands stay whole."""
-    kept = re.sub(r"`[^`]+`", _unbroken, " ".join(text.split()))
-    lines = textwrap.fill(kept, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    text = re.sub(r"`[^`]+`", _unbroken, " ".join(text.split()))
+    lines = textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
     return lines.replace(_GAP, " ")
 
 

@@ -89,7 +89,7 @@ class ServerPlan:
         return 1 if self.mode == "sync" else self.num_workers
 
     def rows_per_push(self, worker: int) -> int:
-        """Rows that a worker takes at once."""
+        """Return the rows of one push of a worker."""
         size = self.batch_sizes[worker] if self.batch_sizes else self.batch_size
         return size * self.batches_per_push
 
@@ -161,7 +161,7 @@ class Ledger:
         pool_rows = sum(s.count for s in self.returned)
         booked = self.applied + sum(self.discarded.values()) + open_rows + pool_rows
         if booked != self.cursor:
-            raise InvariantError(f"sample books: {self.cursor} rows assigned, {booked} booked")
+            raise InvariantError(f"sample ledger: {self.cursor} rows assigned, {booked} recorded")
 
     def export(self) -> dict[str, object]:
         """Plain values for a checkpoint."""
@@ -186,7 +186,7 @@ class Ledger:
             and isinstance(returned, list)
             and isinstance(discarded, dict)
         ):
-            raise InvariantError(f"sample books of another shape: {sorted(raw)}")
+            raise InvariantError(f"sample ledger of another shape: {sorted(raw)}")
         return cls(
             cursor=int(str(raw["cursor"])),
             returned=[Span(int(s), int(n)) for s, n in returned],
@@ -228,7 +228,7 @@ class ActiveWorkers:
         self._pushed_by: dict[int, int] = {}
         self._reported = set(range(ranks))
 
-    # -------------------------------------------------------------- who is there
+    # ------------------------------------------------------------- presence
 
     def join(self, worker: int) -> int | None:
         """Add a worker; returns the partition that was lost with its predecessor's memory."""
@@ -277,7 +277,7 @@ class ActiveWorkers:
         self._reported = self.present
         return tuple(sorted(self._reported))
 
-    # -------------------------------------------------------------- who computes what
+    # ------------------------------------------------------------- partitions
 
     @property
     def follows(self) -> bool:
@@ -458,7 +458,7 @@ class RegionWork:
         self.evals = EvalTimes.of(plan)
         self.rule = Stragglers.of(plan.stragglers, plan.num_workers)
 
-    # -------------------------------------------------------------- who is there
+    # ------------------------------------------------------------- presence
 
     def join(self, worker: int) -> None:
         """See `Server.join`."""
@@ -504,7 +504,7 @@ class RegionWork:
         """Whether all workers are present and none computes."""
         return not (self.workers.awaited or self.workers.computes or self._late)
 
-    # -------------------------------------------------------------- what they compute
+    # ------------------------------------------------------------- work
 
     def partition_of(self, worker: int) -> int:
         """See `Server.partition_of`."""
@@ -620,7 +620,7 @@ class RegionWork:
             return worker == 0
         return worker == min(self.workers.present or self.workers.joined) or self.evals.is_owed
 
-    # -------------------------------------------------------------- who goes home
+    # ------------------------------------------------------------- exit
 
     def departing(self, version: int) -> list[Assignment]:
         """Let workers exit that were asked to leave; their pushes stay."""
@@ -631,12 +631,7 @@ class RegionWork:
         return [Assignment(worker, version, None, done=True) for worker in going]
 
     def finish_all(self, version: int, *, done: bool) -> list[Assignment]:
-        """Let all waiting workers exit, and those whose push comes too late to count.
-
-        Args:
-            version: steps that the parameters hold.
-            done: the region has finished, and one worker evaluates the final model.
-        """
+        """Let all waiting workers exit, and those whose push arrives too late to count."""
         answers = []
         for partition in sorted(self.pushes):
             self.ledger.settle(partition, "after_end")

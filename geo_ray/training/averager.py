@@ -82,13 +82,7 @@ _INSTEAD: Final = "geo_ray:interval_instead"
 
 
 def set_interval(state: AveragerState, steps: int, interval: int | None) -> None:
-    """Ask regions, with their next answers, to exchange after so many steps from then on.
-
-    Args:
-        state: of the averager.
-        steps: local steps.
-        interval: that of the configuration.
-    """
+    """Ask regions to exchange after so many steps, starting with their next answers."""
     state.numbers[_STEPS], state.numbers[_INSTEAD] = float(steps), float(interval or 0)
 
 
@@ -108,13 +102,13 @@ def restore_numbers(
 
 
 def interval_of(state: AveragerState) -> int | None:
-    """The steps that are asked for; None: those of the configuration."""
+    """Return the requested number of steps; None: as configured."""
     steps = state.numbers.get(_STEPS)
     return None if steps is None else int(steps)
 
 
 def with_interval(reply: ReplyMessage, state: AveragerState) -> ReplyMessage:
-    """The answer, with the steps that are asked for."""
+    """Return the answer with the requested number of steps."""
     steps = interval_of(state)
     if steps is None or reply.steps is not None:
         return reply
@@ -144,7 +138,7 @@ class RequestRegistry:
     finals: dict[str, UpdateMessage] = field(default_factory=dict)
 
     def newest(self, region: str) -> tuple[int, int]:
-        """Attempt and number of the newest request of ``region``; zeros if there was none."""
+        """Return attempt and number of the newest request of ``region``; zeros without one."""
         return self.last.get(region, (0, 0))
 
     def is_known(self, update: UpdateMessage) -> bool:
@@ -286,7 +280,7 @@ class AveragerCompletion:
             self.state.stopping, self._first = True, None
 
     def count(self, samples: int) -> None:
-        """Rows behind an update."""
+        """Count the rows behind an update."""
         self.samples += samples
         self.state.stopping |= self._has_enough
 
@@ -307,7 +301,7 @@ class AveragerCompletion:
         return replace(reply, draining=self._draining or is_next)
 
     def export(self, saved: RequestRegistry) -> dict[str, object]:
-        """Plain values for a checkpoint."""
+        """Return plain values for a checkpoint."""
         stops = (self._first or self.goal) if self.state.stopping else None
         found: dict[str, object] = {"samples": self.samples, "stops": stops}
         if self._draining or any(reply.draining for reply in saved.answers.values()):
@@ -397,7 +391,7 @@ class Averager:
     _registry: RequestRegistry = field(default_factory=RequestRegistry)
     _marks: SnapshotMarks = field(default_factory=SnapshotMarks)
     _completion: AveragerCompletion = field(init=False)
-    _change: MemberChange | None = None  # of members, at the next border
+    _change: MemberChange | None = None  # change of members at the next barrier
     _clock: AveragerClock = field(default_factory=AveragerClock)
     _unread: Unread = field(default_factory=Unread)  # of the newest checkpoint
 
@@ -422,16 +416,16 @@ class Averager:
         return self._completion.samples
 
     def at(self, host_s: float) -> None:
-        """The present event is at ``host_s`` of its host's clock."""
+        """Set the time of the present event by its host's clock."""
         self.state.now_s = self._clock.own_s(host_s)
 
     @property
     def wakes_s(self) -> float | None:
-        """When the strategy wants to be woken, by the host's clock; None: not at all."""
+        """Time of the next requested `on_wake`, by the host's clock; None without one."""
         return self._clock.host_s(self.state.wake_s)
 
     def on_wake(self) -> list[ReplyMessage]:
-        """The time that the strategy asked for (`AveragerState.wake_s`) has come."""
+        """Handle the time that the strategy asked for (`AveragerState.wake_s`)."""
         self._unread.secure()
         with self._changing():
             self.state.wake_s = None
@@ -529,7 +523,7 @@ class Averager:
             return replies + self._publish([answer])
 
     def last(self, region: str) -> tuple[int, int]:
-        """Attempt and number of the newest update of ``region`` that was taken in or given up."""
+        """Return attempt and number of the newest update of ``region`` taken in or discarded."""
         return self._registry.newest(region)
 
     @property
@@ -642,7 +636,7 @@ class Averager:
         self._marks.settle(region)
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, object]]:
-        """Copies of tensors, and plain values, for a checkpoint."""
+        """Return copies of tensors, and plain values, for a checkpoint."""
         changing, fixed, control = self._live()
         return fixed | {name: value.clone() for name, value in changing.items()}, control
 
@@ -685,7 +679,7 @@ class Averager:
         numbers, exchanges = control.get("numbers", {}), control.get("exchanges", {})
         saved = (last, wire, numbers, exchanges)
         if not all(isinstance(value, Mapping) for value in saved):
-            raise InvariantError("checkpoint without the averager's books")
+            raise InvariantError("checkpoint without the averager's state")
         last, wire, numbers, exchanges = (dict(cast(Mapping[str, Any], value)) for value in saved)
         separate = {k: v for k, v in tensors.items() if k.startswith((_WIRE, OPEN, _BUFFERS))}
         on_wire = {k.removeprefix(_WIRE): v for k, v in separate.items() if k.startswith(_WIRE)}
@@ -718,7 +712,7 @@ class Averager:
 
     @contextmanager
     def _changing(self, *, may_refuse: bool = False) -> Iterator[None]:
-        """The state may change in here: whatever is raised ends the averager, but refusals."""
+        """Guard a state change: any exception but a refusal ends the averager."""
         self._check_works()
         try:
             yield
@@ -730,7 +724,7 @@ class Averager:
             raise self.failure from error
 
     def _opened(self, update: UpdateMessage) -> UpdateMessage:
-        """The update as a vector that may be taken in."""
+        """Decode and check an update."""
         update = self.wire.decode(update, self.num_params)
         what = f"update {update.seq} of region '{update.region}'"
         check_payload(update.payload_P, self.state.fragments, what, update.fragment)

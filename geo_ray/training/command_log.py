@@ -69,7 +69,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class ChangeMembers:
-    """Let members change at the next border."""
+    """Change the members at the next barrier."""
 
     change: MemberChange
 
@@ -83,14 +83,14 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class ChangeInterval:
-    """Ask regions to exchange after so many steps from now on."""
+    """Ask regions to exchange after so many steps."""
 
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """The time that the strategy asked for has come, unless that is over meanwhile."""
+    """Call the strategy's `on_wake`, unless it is no longer due."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,8 +77,7 @@ class ElasticConfig(StrictModel):
             )
         if self.batch == "follows" and mode == "async":
             raise ValueError(
-                f"{where}.batch: with train.mode async each push is a step of its own, whoever is "
-                "there: leave the key out"
+                f"{where}.batch: with train.mode async each push is a separate step: remove the key"
             )
         if self.rate == "same":
             return
@@ -95,7 +94,7 @@ class ElasticConfig(StrictModel):
 
 
 class TrainConfig(StrictModel):
-    """How long and how carefully to train."""
+    """Length of the training and its rules."""
 
     steps: int = Field(
         ge=1, le=10**12, description="steps of every region; with mode async, pushes per worker"
@@ -215,7 +214,7 @@ AUTO: Final = "auto"
 
 
 class AveragerConfig(StrictModel):
-    """Where the updates of the regions are combined."""
+    """Averager's region and standbys."""
 
     region: str | None = Field(
         None, description="region whose bridge hosts the averager; default: the first"
@@ -279,13 +278,13 @@ class AveragerConfig(StrictModel):
         if self.standby is None:
             if self.next_standbys:
                 raise ValueError(
-                    "averager.next_standbys: nobody stands by first: give averager.standby, or "
-                    "leave it out"
+                    "averager.next_standbys: requires a first standby: set averager.standby, or "
+                    "remove the key"
                 )
             if self.max_divergence:
                 raise ValueError(
-                    "averager.max_divergence: it says how far a standby may be behind, and there "
-                    "is none: give averager.standby, or leave it at 0"
+                    "averager.max_divergence: requires a standby: set averager.standby, or leave "
+                    "it at 0"
                 )
             return
         traits = strategy.traits
@@ -297,11 +296,11 @@ class AveragerConfig(StrictModel):
         if len(set(self.named_standbys)) < len(self.named_standbys):
             raise ValueError("averager.next_standbys: name each region once")
         if overlay != "star":
-            raise ValueError(f"averager.standby: it needs overlay star, not {overlay}")
+            raise ValueError(f"averager.standby: requires overlay star, not {overlay}")
         if codec.up is not None and codec.up.traits.differential is not None:
             raise ValueError(
-                f"averager.standby: what {codec.up.kind} loses on the way would differ there: use "
-                "another codec"
+                f"averager.standby: not supported with codec {codec.up.kind}, whose lost blocks "
+                "would differ at the standby: use another codec"
             )
         if self.max_divergence and traits.averager.bound is not None:
             raise ValueError(
@@ -376,21 +375,21 @@ class MembersConfig(StrictModel):
         known = ", ".join(shards)
         if self.min is not None and self.min > len(shards):
             raise ValueError(
-                f"members.min: there are {len(shards)} regions: give at most so many, or null"
+                f"members.min: the run has {len(shards)} regions: set at most that, or null"
             )
         for name in self.absent:
             if name not in shards:
                 raise ValueError(
-                    f"members.absent: there is no region '{name}', regions are {known}"
+                    f"members.absent: unknown region '{name}'; the regions are {known}"
                 )
             if name in hosts:
                 raise ValueError(
-                    f"members.absent: '{name}' hosts the averager, or stands by for it: it must "
-                    "be there"
+                    f"members.absent: '{name}' hosts the averager or its standby and must be "
+                    "present"
                 )
 
 
-def why_nobody_joins(shards: dict[str, int]) -> str | None:
+def why_no_joins(shards: dict[str, int]) -> str | None:
     """Return why no region can join a run with changeable members, and the fix; None if some can.
 
     Args:
@@ -398,7 +397,7 @@ def why_nobody_joins(shards: dict[str, int]) -> str | None:
     """
     if len(set(shards.values())) > 1:
         return (
-            "a region begins with the copy of another one's shards: give all regions the same "
+            "a joining region copies the shards of another region: give all regions the same "
             "ps_shards"
         )
     return None
@@ -408,15 +407,13 @@ def why_fixed(overlay: str, codec: CodecConfig, *, has_transfers: bool) -> str |
     """Return why a run's members cannot change, and the fix; None if they can."""
     if overlay != "star":
         return (
-            f"with overlay {overlay} updates are summed in other regions, which must all be "
-            "there: use overlay star"
+            f"overlay {overlay} sums updates in other regions, which must all be present: use "
+            "overlay star"
         )
     if has_transfers:
-        return "with transfers updates wait for their turn behind others': leave transfers out"
+        return "transfers schedules all uploads: remove transfers"
     if codec.up is not None and codec.up.traits.differential is not None:
-        return (
-            f"{codec.up.kind} keeps books of blocks with every region to the end: use another codec"
-        )
+        return f"{codec.up.kind} tracks blocks of every region to the end: use another codec"
     return None
 
 
@@ -430,7 +427,7 @@ _FOREVER_S: Final = 365 * 86400.0  # largest number of seconds that sockets and 
 
 
 def wait_limit_s(train: TrainConfig) -> float:
-    """How long others' training may be waited for, seconds; a year if nothing is configured."""
+    """Return the longest wait for other regions' training, in seconds; a year if not configured."""
     return _FOREVER_S if train.step_timeout_s is None else train.step_timeout_s
 
 
@@ -442,10 +439,10 @@ def operation_s(train: TrainConfig, num_params: int) -> float:
 
 
 def exchange_s(limit_s: float) -> float:
-    """How long a primary shard waits for its bridge, seconds."""
+    """Return how long a primary shard waits for its bridge, in seconds."""
     return limit_s + _SLACK_S
 
 
 def answer_s(limit_s: float) -> float:
-    """How long a worker waits for its primary shard, seconds."""
+    """Return how long a worker waits for its primary shard, in seconds."""
     return limit_s + exchange_s(limit_s) + _SLACK_S

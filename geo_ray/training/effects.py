@@ -133,17 +133,17 @@ class Snapshot:
 
     @property
     def step(self) -> int:
-        """Steps of the region up to then."""
+        """Region steps at the snapshot."""
         return int(str(self.control["version"]))
 
     @property
     def round(self) -> int:
-        """Of the newest answer that the region had merged then."""
+        """Round of the newest answer that the region had merged."""
         return int(str(self.control["averager_version"]))
 
 
 FIRST_TRANSFER: Final = 10**17
-"""Numbers from here on are of copies that are handed over, and not of checkpoints."""
+"""First number of state transfers; smaller numbers are checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +161,12 @@ class StateTransfer:
 
 @dataclass(frozen=True, slots=True)
 class ActiveWorkersChanged:
-    """Other workers than before take part (for the event log).
+    """Change of the active workers (for the event log).
 
     Attributes:
-        step: after which.
-        ranks: of those that do now.
-        rows: of a step of theirs; in mode ``async``, of a push of each.
+        step: last step before the change.
+        ranks: active ranks from now on.
+        rows: rows of a step; in mode ``async``, of a push of each.
     """
 
     step: int

@@ -334,7 +334,7 @@ class LivenessWatch:
     rejoin_s: float
     _known: set[str] = field(default_factory=set)
     _lost_s: dict[str, float] = field(default_factory=dict)
-    _told: dict[str, bool] = field(default_factory=dict)
+    _reported: dict[str, bool] = field(default_factory=dict)
     _votes: set[str] = field(default_factory=set)
     _former: set[str] = field(default_factory=set)
     _dead: set[str] = field(default_factory=set)
@@ -409,7 +409,7 @@ class LivenessWatch:
         self._former = (self._former | {self.leader.region}) - {leader.region}
         self.leader = leader
         self._votes.clear()
-        self._told.clear()
+        self._reported.clear()
         return True
 
     def is_lost(self, peer: str, now_s: float, for_s: float) -> bool:
@@ -420,8 +420,8 @@ class LivenessWatch:
     def _report(self, *, lost: bool) -> list[WatchEffect]:
         """Report a changed state to the regions that do not know it."""
         others = [name for name in sorted(self._known) if name != self.leader.region]
-        news = [name for name in others if self._told.get(name, False) != lost]
-        self._told |= dict.fromkeys(news, lost)
+        news = [name for name in others if self._reported.get(name, False) != lost]
+        self._reported |= dict.fromkeys(news, lost)
         return [ReportLost(name, lost) for name in news]
 
     def _fail_over(self, members: Collection[str]) -> list[WatchEffect]:
@@ -534,7 +534,7 @@ class StandbyNode:
 
     @property
     def leader(self) -> AveragerLeader:
-        """Where the averager lives that this region follows."""
+        """Leader that this region follows."""
         return self.watch.leader
 
     @property
@@ -550,7 +550,7 @@ class StandbyNode:
 
     @property
     def wakes_s(self) -> float | None:
-        """When the averager here wants a `Wake`, by the host's clock; None: not at all."""
+        """Time of the next `Wake` of the averager here, by the host's clock; None without one."""
         primary = self.primary
         return None if primary is None or primary.is_waking else primary.averager.wakes_s
 
@@ -681,7 +681,7 @@ class StandbyNode:
         asked = self.caller.on_moved(averager.last(self.region))
         return effects + self._ask(asked)
 
-    # ------------------------------------------------------------------ as the averager's home
+    # ------------------------------------------------------------------ as the leader
 
     def _requested(self, request: AveragerRequest) -> list[StandbyEffect]:
         if request.again:

@@ -44,7 +44,7 @@ class LazyCopy:
         return self.shape.numel()
 
     def element_size(self) -> int:
-        """Bytes of one."""
+        """Bytes per element."""
         return self.dtype.itemsize
 
     def secure(self) -> None:

@@ -134,7 +134,7 @@ class LossySender:
                 coded = load_coded(tensors, row, str(seq))
                 self._sent[seq] = _Sent(coded, tensors[f"{seq}/open"].clone())
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointCorruptError(f"saved books of lossy blocks: {error!r}") from error
+            raise CheckpointCorruptError(f"saved state of lossy blocks: {error!r}") from error
 
     def _taken(self, seq: int, packed: bytes) -> None:
         entry = self._sent.get(seq)
@@ -175,10 +175,7 @@ class LossyCounts:
 
 @dataclass(slots=True)
 class _Page:
-    """One update's blocks: those that wait by rank, and the ranks that were taken in.
-
-    Complete is it once the update's reliable part has come; ranks are below ``limit``.
-    """
+    """Blocks of one update: those waiting by rank, and the ranks that were taken in."""
 
     limit: int
     is_complete: bool = False
@@ -213,7 +210,7 @@ class LossyReceiver:
 
     @property
     def blocks(self) -> int:
-        """How many blocks a vector has."""
+        """Number of blocks in a vector."""
         return -(-self.num // self.codec.elements)
 
     def on_blocks(

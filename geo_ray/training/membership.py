@@ -77,13 +77,13 @@ class View:
             since = dict(self.since).get(region, 1)
             if 0 < said_in < since:
                 raise RegionLostError(
-                    f"region '{region}' said this in view {said_in}: the others went on without "
-                    f"it, and it takes part again since view {since}"
+                    f"region '{region}' sent this in view {said_in}: it was removed since, and "
+                    f"has been a member again since view {since}"
                 )
             return
         if region in (*self.lost, *self.left):
             raise RegionLostError(
-                f"region '{region}' takes part no more: the others went on without it (view "
+                f"region '{region}' is no longer a member: the run continued without it (view "
                 f"{self.generation})"
             )
         raise InvariantError(f"'{region}' is no member of this run")
@@ -213,7 +213,7 @@ class MemberChange:
         return self.preferred_donor if self.preferred_donor in stay or not stay else stay[0]
 
     def marked(self, replies: Sequence[ReplyMessage], view: View, donor: str) -> list[ReplyMessage]:
-        """The answers at the border, which begins ``view``."""
+        """Return the answers at the barrier, which begins ``view``."""
         donor_name = donor if self.joins else None
         return [
             replace(
@@ -313,7 +313,7 @@ def rows_of(control: Mapping[str, object]) -> dict[str, object]:
     """
     ledger = control.get("ledger")
     if not isinstance(ledger, Mapping):
-        raise CheckpointCorruptError("a region's part has no books of rows")
+        raise CheckpointCorruptError("a region's part has no sample ledger")
     return dict(ledger)
 
 

@@ -23,7 +23,7 @@ from geo_ray.training.parameters import BufferLayout
 from geo_ray.training.shard import Contribution
 
 REGION_PREFIX: Final = "buffers/"
-"""Of model buffers among a region's tensors."""
+"""Prefix of model buffers among a region's tensors."""
 
 
 @dataclass(slots=True)
@@ -120,16 +120,16 @@ class RegionBuffers:
         return self._sent_E
 
     def filled(self, update: UpdateMessage) -> UpdateMessage:
-        """A saved request; one from before the task declared anything gets the present values."""
+        """Return a saved request; without buffers, it gets the present values."""
         if update.buffers_E.numel():
             return update
         return replace(update, buffers_E=self.outgoing())
 
     def merge(self, reply: ReplyMessage) -> None:
-        """Take in the mean that came with an answer.
+        """Merge the mean of an answer.
 
         Raises:
-            InvariantError: if it has another size.
+            InvariantError: wrong size.
         """
         size = self.layout.exchanged_bytes
         self.agreed_B = self.present_B.clone()
@@ -181,7 +181,7 @@ def stored_buffers(tensors: Mapping[str, Tensor]) -> Tensor | None:
 
 
 AVERAGER_PREFIX: Final = "buffers/"
-"""Of tensors in the averager's part of a checkpoint."""
+"""Prefix of model buffers in the averager's part of a checkpoint."""
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class AveragerBuffers:
                 f"{self.size_bytes}"
             )
         if self.size_bytes and not self.layout.is_finite(update.buffers_E):
-            raise NonFiniteError(f"what {what} carries is not finite; refused")
+            raise NonFiniteError(f"the model buffers of {what} are not finite; refused")
 
     def take(self, update: UpdateMessage) -> None:
         """Store the values of an update."""

@@ -49,7 +49,7 @@ class NoiseReading:
     count: int
 
     def fields(self) -> dict[str, float | int]:
-        """All of it by name."""
+        """Return all fields by name."""
         return asdict(self)
 
 
@@ -111,7 +111,7 @@ class NoiseMeter:
         return NoiseReading(step, self.grad_sq, self.trace, rows, len(rows_and_sq), self.count)
 
     def export(self) -> dict[str, float | int]:
-        """Plain values for a checkpoint."""
+        """Return plain values for a checkpoint."""
         return {"count": self.count, "grad_sq": self._grad_sq, "trace": self._trace}
 
     def restore(self, data: object) -> None:

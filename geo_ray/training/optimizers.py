@@ -32,9 +32,9 @@ class RateSchedule(StrictModel):
     )
     warmup_steps: int = Field(0, ge=0, description="steps until the full rate")
     steps: int | None = Field(
-        None, ge=1, description="steps until the last share; null: as many as the run has"
+        None, ge=1, description="steps until the last fraction; null: all steps of the run"
     )
-    last: float = Field(0.1, ge=0, le=1, description="share of the rate that is left at the end")
+    last: float = Field(0.1, ge=0, le=1, description="fraction of the rate at the end")
 
     def factor(self, taken: int) -> float:
         """Return the factor on the rate in the step after ``taken`` steps.
@@ -90,7 +90,7 @@ class Sgd(StrictModel):
         return False
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
-        """One step with the gradients of the group's parameters."""
+        """Make one step with the gradients of the group's parameters."""
         _sgd(group, grads, [None] * len(grads), momentum=0.0, nesterov=False)
 
 
@@ -99,7 +99,9 @@ class Momentum(StrictModel):
 
     kind: Literal["momentum"] = "momentum"
     lr: float = Field(0.05, gt=0, le=1e6, description="learning rate")
-    momentum: float = Field(0.9, gt=0, lt=1, description="share of the last step that is kept")
+    momentum: float = Field(
+        0.9, gt=0, lt=1, description="fraction of the last step in the next one"
+    )
     nesterov: bool = Field(False, description="look ahead")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty")
     schedule: RateSchedule | None = Field(
@@ -112,7 +114,7 @@ class Momentum(StrictModel):
         return True
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
-        """One step with the gradients of the group's parameters."""
+        """Make one step with the gradients of the group's parameters."""
         retained = [state.get("momentum_buffer") for state in group.states]
         _sgd(group, grads, retained, momentum=self.momentum, nesterov=self.nesterov)
         for state, buffer in zip(group.states, retained, strict=True):
@@ -139,7 +141,7 @@ class AdamW(StrictModel):
         return self.beta1 > 0
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
-        """One step with the gradients of the group's parameters: fused, one pass over memory."""
+        """Make one fused step with the gradients of the group's parameters."""
         for param, state in zip(group.params, group.states, strict=True):
             if not state:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
@@ -277,7 +279,7 @@ class InnerOptimizer:
         return own, retained
 
     def export(self) -> dict[str, Tensor]:
-        """Copies of them all."""
+        """Return copies of the state."""
         own, retained = self.live()
         return retained | {key: value.clone() for key, value in own.items()}
 
@@ -347,6 +349,6 @@ class _Part:
         return self.spread(grad_S)
 
     def give(self) -> None:
-        """After it."""
+        """Copy elements back that `taken` copied."""
         if self.piece.block is not None:
             self._params.copy_(self.inside(self.param))

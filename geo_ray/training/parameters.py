@@ -45,11 +45,7 @@ def read_parameters(module: nn.Module) -> Tensor:
 
 
 def write_parameters(module: nn.Module, params_P: Tensor) -> None:
-    """Give the trainable parameters of ``module`` the values of ``params_P``, fp32 (P,).
-
-    Raises:
-        TaskOutputError: if the module has another number of them.
-    """
+    """Set the trainable parameters of ``module`` to ``params_P``, fp32 (P,)."""
     check_module(module)
     if params_P.shape != (count_parameters(module),):
         raise other_size(module, params_P)
@@ -398,7 +394,7 @@ class BufferLayout:
             flat.copy_(tensor.detach().reshape(-1))
 
     def write(self, vector_B: Tensor, module: nn.Module) -> None:
-        """Give a module the values of a vector, uint8 (B,); or (E,), then those in it."""
+        """Set a module's values from a vector, uint8 (B,), or (E,) without regional values."""
         tensors = state_of(module)
         for entry, (start, stop) in self._with_places():
             if stop <= vector_B.numel():
@@ -407,7 +403,7 @@ class BufferLayout:
                     tensors[entry.name].copy_(flat.view(entry.shape))
 
     def names(self) -> frozenset[str]:
-        """Of all entries."""
+        """Return the names of all entries."""
         return frozenset(self._places)
 
     def _take_largest(self, into: Tensor, others: Sequence[Tensor]) -> None:

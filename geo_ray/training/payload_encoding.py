@@ -77,7 +77,7 @@ class WirePlan:
 
     @property
     def last_reply_error(self) -> float:
-        """As `last_error`, for answers; 0 where each region gets its own encoding of one model.
+        """As `last_error`, for answers; 0 where each region gets its own encoding.
 
         All regions must be equal to the bit, which then needs full precision.
         """
@@ -255,7 +255,7 @@ class RegionWire:
         return self._open
 
     def reopen(self, update: UpdateMessage) -> None:
-        """Take a restored request, as it was coded, for the open one."""
+        """Restore an encoded request as the open one."""
         self._open = update
 
     def flowing(self) -> int | None:
@@ -315,7 +315,7 @@ class RegionWire:
         return found
 
     def export(self) -> dict[str, object]:
-        """Plain values that a checkpoint needs."""
+        """Return plain values for a checkpoint."""
         books = [] if self._lossy is None else self._lossy.export()[1]
         return {"codecs": self.plan.export(), "version": self._version, "lossy": books}
 
@@ -418,7 +418,7 @@ class AveragerWire:
         if update.coded is not None:
             bounds = fragment_bounds(num_params, self.plan.fragments)
             if update.fragment >= len(bounds):
-                raise wrong(update.coded.kind, f"there is no fragment {update.fragment}")
+                raise wrong(update.coded.kind, f"unknown fragment {update.fragment}")
             start, stop = bounds[update.fragment]
             payload_P = open_coded(self.plan.up, update.coded, stop - start)
             if update.against is not None:

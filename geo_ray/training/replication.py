@@ -133,7 +133,7 @@ class ReplicatedAverager:
     def begin_snapshot(self) -> StateSnapshot:
         """Copy the state for a candidate; every later entry is sent to it."""
         if self.has_standby:
-            raise InvariantError("there is a standby")
+            raise InvariantError("the averager already has a standby")
         self._begins = self.number
         return snapshot_of(self.averager)
 
@@ -238,11 +238,7 @@ class AveragerReplica:
     _early: dict[int, LogEntry] = field(default_factory=dict)  # overtook other entries
 
     def on_entry(self, entry: LogEntry) -> int:
-        """Take in the next entry; one that is here already is passed over.
-
-        Returns:
-            Up to which number everything is here.
-        """
+        """Execute the next entry; ignore duplicates."""
         if entry.number > self.number:
             self._early[entry.number] = entry
         while (known := self._early.pop(self.number + 1, None)) is not None:

@@ -70,7 +70,7 @@ class RegionRequests:
     _sent_samples: int = 0  # behind the open request
 
     def stepped(self, samples: int, compute_s: float) -> None:
-        """A step was applied."""
+        """Record an applied step."""
         self.samples += samples
         self.compute_s += compute_s
 
@@ -121,13 +121,13 @@ class RegionRequests:
         return True
 
     def reopen(self, update: UpdateMessage, *, blocking: bool) -> None:
-        """A restored request is open again."""
+        """Restore an open request."""
         self.request, self.is_open = SendUpdate(update, blocking), True
 
     # -------------------------------------------------------------- checkpoints
 
     def export(self) -> dict[str, object]:
-        """Plain values, but for the open request."""
+        """Return plain values, without the open request."""
         return {
             "seq": self.seq,
             "samples_since_send": self.samples,
@@ -164,7 +164,7 @@ class RegionRequests:
 
 
 def load_request(tensors: Mapping[str, Tensor], request: Mapping[str, object]) -> UpdateMessage:
-    """The update of a request that `RegionRequests.export_request` saved."""
+    """Return the update saved by `RegionRequests.export_request`."""
     (update,) = load_messages(UpdateMessage, tensors, request["update"])
     return update
 
@@ -217,7 +217,7 @@ class RegionCompletion:
         return version >= self.total_steps
 
     def stop(self, version: int, *, computing: bool) -> None:
-        """Finish after ``version`` steps, or after one more if that is being computed."""
+        """Finish after ``version`` steps, or after the step in progress."""
         self._ends[0] = min(self.total_steps, version + (1 if computing else 0))
         self.stopped = True
 
@@ -278,7 +278,7 @@ class RegionCompletion:
         return not self.stopped and not self.is_over(version)
 
     def export(self) -> dict[str, object]:
-        """Plain values for a checkpoint."""
+        """Return plain values for a checkpoint."""
         goal, steps = self.plan.goal, [end for end in self._ends if math.isfinite(end)]
         return {
             "stops": [goal, self.total_steps] if self.stopped else None,
@@ -443,7 +443,7 @@ class Server:
         return transferred + self._advance()
 
     def _enter(self, barrier: Barrier) -> list[Effect]:
-        """All regions are equal, and members change."""
+        """Handle a barrier: all regions are equal, and the members change."""
         if barrier.leaves:
             self.phase = "done"
             self.work.evals.skip_last()  # others continue without it
@@ -532,10 +532,10 @@ class Server:
         """Whether too many consecutive steps had no usable gradient."""
         return self.refused_in_a_row >= self.plan.max_refused
 
-    # -------------------------------------------------------------- what follows from them
+    # ------------------------------------------------------------- consequences
 
     def _advance(self) -> list[Effect]:
-        """Do all that can be done now; the order of effects is the order of events."""
+        """Do everything that is possible now; the order of effects is the order of events."""
         effects: list[Effect] = []
         while (more := self._next()) is not None:
             effects += more
@@ -554,7 +554,7 @@ class Server:
         return effects if stands else [*effects, *self.work.assign(self.version, self._seen)]
 
     def _next(self) -> list[Effect] | None:
-        """The one thing to do next, or None if the region must wait for an event."""
+        """Return the effects of the next thing to do; None if the region must wait for an event."""
         if self.phase == "must_send" and not self.link_busy:
             self.phase = "training"
             if not self._completion.stopped:
@@ -654,7 +654,7 @@ class Server:
     # -------------------------------------------------------------- checkpoints
 
     def export(self) -> dict[str, object]:
-        """Plain values of the control state; the shards and the wire export the tensors."""
+        """Return plain values of the control state; shards and wire export the tensors."""
         return {
             "version": self.version,
             "phase": self.phase,
@@ -684,7 +684,7 @@ class Server:
         """
         ledger, wire = data["ledger"], data.get("wire", {})
         if not isinstance(ledger, dict) or not isinstance(wire, dict):
-            raise InvariantError("checkpoint without sample books")
+            raise InvariantError("checkpoint without a sample ledger")
         self.wire.restore(tensors or {}, wire)
         if self.model_buffers is not None:
             self.model_buffers.restore(tensors or {})

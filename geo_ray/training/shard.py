@@ -80,13 +80,13 @@ class OpenPulls:
     _open: dict[int, Pull] = field(default_factory=dict)
 
     def tell(self, worker: int, *, judged: bool = False) -> Pull:
-        """Let a worker fetch the present version."""
+        """Permit a worker to fetch the present version."""
         self._tickets += 1
         pull = Pull(worker, self._tickets, self.version, judged)
         self._open[worker] = pull
         return pull
 
-    def heard(self, worker: int) -> None:
+    def note_received(self, worker: int) -> None:
         """Close a worker's pull, because it sent its next request or is gone."""
         self._open.pop(worker, None)
 
@@ -359,7 +359,7 @@ class Shard:
         return self._snapshots.pop(checkpoint)
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Copies of everything that a checkpoint needs: tensors by name, numbers by name."""
+        """Return copies for a checkpoint: tensors by name, numbers by name."""
         changing, fixed, numbers = self._live()
         return fixed | {name: value.clone() for name, value in changing.items()}, numbers
 
@@ -473,7 +473,7 @@ class Concurrently(Protocol):
     """Makes several calls; all have ended when it returns or raises the first error."""
 
     def __call__(self, calls: Sequence[Callable[[], R]]) -> list[R]:
-        """Their results, in their order."""
+        """Return the results in order."""
 
 
 class RegionModel:
@@ -563,7 +563,7 @@ class RegionModel:
         self._pool(asks)
 
     def snapshot(self, checkpoint: int) -> None:
-        """Every shard takes its copy."""
+        """Retain the present state in every shard."""
         self._all(Shard.snapshot, checkpoint)
 
     def whole_params(self) -> Tensor:

@@ -35,13 +35,13 @@ CHANGE_KINDS: Final[tuple[ChangeKind, ...]] = get_args(ChangeKind)
 _MEANING: Final[Mapping[ChangeKind, str]] = {
     "changed": "changes {names}, which is neither trained nor a declared model buffer: it would be "
     "in no exchange and in no checkpoint",
-    "unfrozen": "needs gradients of {names}, which is not trained: it was frozen, or not there, "
+    "unfrozen": "needs gradients of {names}, which is not trained: it was frozen or absent "
     "when the run started",
     "frozen": "switches requires_grad of {names} off, which was on when the run started: weight "
     "decay and momentum would still change it",
 }
 _FIX: Final[Mapping[ChangeKind, str]] = {
-    "changed": 'Declare it in the task, for example carry = {{"{first}": "mean"}}; '
+    "changed": 'Declare it in the task, for example model_buffers = {{"{first}": "mean"}}; '
     "docs/guides/tasks.md has the rules.",
     "unfrozen": "Leave requires_grad on in model(seed), and detach its output in the loss for as "
     "long as it must not train; docs/guides/tasks.md has an example of gradual unfreezing.",

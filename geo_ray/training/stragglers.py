@@ -106,7 +106,7 @@ class Stragglers:
         )
 
     def contributions(self, pushes: Mapping[int, StepReport]) -> list[Contribution]:
-        """How much each push counts."""
+        """Return the weight of each push."""
         if self.code is None:
             return [
                 Contribution(worker, 0 if report.refused else report.span.count)
@@ -134,7 +134,9 @@ def check_stragglers(
         ValueError: names the key.
     """
     if mode != "sync":
-        raise ValueError("train.stragglers: with train.mode async nobody waits for a worker anyway")
+        raise ValueError(
+            "train.stragglers: requires train.mode sync; in async mode no step waits for workers"
+        )
     missing = config.spares if isinstance(config, BackupWorkers) else config.tolerate
     few: Sequence[str] = [name for name, count in workers.items() if count <= missing]
     if few:

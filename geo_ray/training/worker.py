@@ -138,7 +138,7 @@ class StatisticsCollector:
 
 
 def _layers(module: nn.Module) -> list[_NormBase]:
-    """Those that training does not hold fixed, as some do for good in their own `train`."""
+    """Return the normalisation layers in training mode; some models fix theirs."""
     retained = [
         p for p in module.modules() if isinstance(p, _NormBase) and p.running_mean is not None
     ]
@@ -375,7 +375,7 @@ class LocalStepsWorker:
 
     @property
     def params_P(self) -> Tensor:
-        """Where the parameters are read from, fp32 (P,)."""
+        """Buffer of parameters, fp32 (P,)."""
         return self._worker.params_P
 
     @property
@@ -484,7 +484,7 @@ def coded_step(
 
 
 class StepTime(Protocol):
-    """How long steps are padded to."""
+    """Emulated duration of steps."""
 
     def __call__(self, span: Span, /) -> float:
         """Return the least seconds of the step over ``span``."""

@@ -342,8 +342,8 @@ class Stream:
 
     def is_spent(self, now_s: float, most_bytes: float, most_s: float) -> bool:
         """Return whether its keys have reached their limit of bytes one way, or of time."""
-        carried_bytes = max(sum(self.sent.values()), sum(self.received.values()))
-        return carried_bytes >= most_bytes or now_s - self.opened_s >= most_s
+        total_bytes = max(sum(self.sent.values()), sum(self.received.values()))
+        return total_bytes >= most_bytes or now_s - self.opened_s >= most_s
 
     # ------------------------------------------------------------------ out
 
@@ -590,7 +590,7 @@ class Connection:
         self._spent: Stream | None = None  # to be replaced by another
         self._wish = 0  # number of streams that the peer asked for
         self._sent_wish = 0
-        self._heard_s = self._asked_s = self._turned_s = clock.now_s()
+        self._received_s = self._asked_s = self._turned_s = clock.now_s()
         self._finishing = self._finished = False
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
@@ -647,7 +647,7 @@ class Connection:
 
     def since_received_s(self) -> float:
         """Return the seconds since anything was received from the peer."""
-        return self._clock.now_s() - self._heard_s
+        return self._clock.now_s() - self._received_s
 
     @property
     def is_cut(self) -> bool:
@@ -773,8 +773,8 @@ class Connection:
             self._lose(stream, error)
 
     def _check_responsive(self, now_s: float) -> None:
-        if (since_received_s := now_s - self._heard_s) > self._config.unresponsive_after_s:
-            raise LinkDownError(f"region {self._peer} was silent for {since_received_s:.1f} s")
+        if (since_received_s := now_s - self._received_s) > self._config.unresponsive_after_s:
+            raise LinkDownError(f"region {self._peer} sent nothing for {since_received_s:.1f} s")
         flow, streams = self._session.flow, [self._control, *self._data]
         since_s = now_s - flow.stall_limit_s
         stalled = [each for each in streams if each.chunks and each.progress_s < since_s]
@@ -910,7 +910,7 @@ class Connection:
                 raise FrameError(f"a {frame.kind.name} frame on a data stream")
 
     def _on_bytes(self, _: int) -> None:
-        self._heard_s = self._clock.now_s()
+        self._received_s = self._clock.now_s()
 
     def _take_control(self, frame: Frame) -> None:
         self._has_met = True

@@ -13,7 +13,7 @@ key, so they serve as the nonce, and a `ReplayWindow` accepts each once. Body, b
 
 `YieldingRate` yields to other traffic on the link: it falls when datagrams queue for longer than
 `TARGET_QUEUE_S`, which is below the queue that connections aim at, or when losses exceed the
-link's usual ones. When connections are silent it grows fast up to what the link has carried, then
+link's usual ones. While connections are idle it grows fast up to what the link has carried, then
 slowly. Source: the idea of LEDBAT (RFC 6817), from one-way delays over their minimum.
 """
 
@@ -127,9 +127,9 @@ def blocks_per_datagram(block_bytes: int) -> int:
     A datagram with several blocks passes every tunnel; a single large block may need more.
     """
     each_bytes = block_bytes + _ID.size
-    together = (TUNNEL_DATAGRAM_BYTES - _OVERHEAD_BYTES) // each_bytes
+    total = (TUNNEL_DATAGRAM_BYTES - _OVERHEAD_BYTES) // each_bytes
     is_single = each_bytes <= MAX_DATAGRAM_BYTES - _OVERHEAD_BYTES
-    return min(255, max(together, int(is_single)))
+    return min(255, max(total, int(is_single)))
 
 
 def new_session() -> bytes:
@@ -335,7 +335,7 @@ class YieldingRate:
         self.loss: float | None = None
         self._last = Seen(0, 0, 0.0)
         self._sent_bytes = 0
-        self._carried_mbps: float | None = None  # before datagrams began to wait
+        self._achieved_mbps: float | None = None  # before datagrams began to wait
         self._changed_s: float | None = None
         self._delays_s = _Least(_MEMORY_S)
         self._losses = _Least(_MEMORY_S)
@@ -359,15 +359,15 @@ class YieldingRate:
         before_s, self._changed_s = self._changed_s, now_s
         sent_bytes, self._sent_bytes = self._sent_bytes, 0
         if crowded:
-            faded_mbps = _FADING * (self._carried_mbps or 0.0)
-            self._carried_mbps = max(_OVERSHOT * self.mbps, faded_mbps)
+            faded_mbps = _FADING * (self._achieved_mbps or 0.0)
+            self._achieved_mbps = max(_OVERSHOT * self.mbps, faded_mbps)
             self.mbps = self._within(self.mbps * _SHRINK)
         elif before_s is not None:
             passed_s = min(max(now_s - before_s, 1e-3), 2 * REPORT_S)
             if sent_bytes * 8e-6 / passed_s >= _IN_USE * self.mbps:
                 headroom = 1.0 - max(0.0, queue_s) / TARGET_QUEUE_S
-                carried_mbps = self._carried_mbps
-                is_known = carried_mbps is None or self.mbps < _KNOWN * carried_mbps
+                achieved_mbps = self._achieved_mbps
+                is_known = achieved_mbps is None or self.mbps < _KNOWN * achieved_mbps
                 gain = (_GROW if is_known else _GROW_SLOWLY) - 1.0
                 self.mbps = self._within(self.mbps * (1.0 + gain * headroom))
 

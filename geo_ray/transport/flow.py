@@ -412,14 +412,14 @@ class FlowControl:
             return min(_LARGEST_CHUNK_BYTES, max(self._config.chunk_bytes, wide_bytes))
         if streams >= _MANY:
             return min(self._config.chunk_bytes, _FIRST_FLIGHT_BYTES)
-        share_bytes, most_bytes = 1024**2 // max(1, streams), self._config.chunk_bytes
+        part_bytes, most_bytes = 1024**2 // max(1, streams), self._config.chunk_bytes
         if not self._is_shaped:
             window_bytes = int(self.window.size_bytes)
-            share_bytes = min(share_bytes, window_bytes // _CHUNKS_IN_WINDOW)
+            part_bytes = min(part_bytes, window_bytes // _CHUNKS_IN_WINDOW)
             # A window that holds that many of them causes short waits only; each has its cost.
             wide_bytes = min(_WIDER * most_bytes, window_bytes // _CHUNKS_IN_WIDE)
             most_bytes = max(most_bytes, wide_bytes)
-        return max(_SHORTEST_BYTES, min(most_bytes, share_bytes))
+        return max(_SHORTEST_BYTES, min(most_bytes, part_bytes))
 
     def shares(self, streams: int) -> int:
         """Return the smallest number of chunks of a message: one for each of its streams.

@@ -294,8 +294,8 @@ def merge_records(one: LinkRecord, two: LinkRecord, half_life_s: float) -> LinkR
 
     def spread(a: float | None, a_mad: float | None, b: float | None, b_mad: float | None) -> float:
         inside = mean(a_mad, b_mad) or 0.0
-        apart = 0.0 if a is None or b is None else 2 * part * (1 - part) * abs(a - b)
-        return inside + apart
+        between = 0.0 if a is None or b is None else 2 * part * (1 - part) * abs(a - b)
+        return inside + between
 
     loss = mean(old.loss, new.loss)
     mads = old.loss_mad, new.loss_mad

@@ -198,8 +198,8 @@ class Outbox:
         if not entry.next_offset:
             lane.ahead_bytes += entry.size_bytes
         offset = entry.next_offset
-        share_bytes = max(_LEAST_BYTES, -(-entry.size_bytes // shares))
-        size_bytes = min(chunk_bytes, share_bytes, entry.size_bytes - offset)
+        part_bytes = max(_LEAST_BYTES, -(-entry.size_bytes // shares))
+        size_bytes = min(chunk_bytes, part_bytes, entry.size_bytes - offset)
         entry.next_offset += size_bytes
         if entry.next_offset == entry.size_bytes:
             entry.is_open = False

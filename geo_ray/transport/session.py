@@ -181,12 +181,12 @@ class Assembly:
         if partial is None or piece.offset in partial.done:
             self.duplicates += 1
             return False, []
-        home = partial.buffer[piece.offset : piece.offset + payload.nbytes]
+        target = partial.buffer[piece.offset : piece.offset + payload.nbytes]
         writer = partial.writers.pop(piece.offset, None)
-        if payload.nbytes and not np.shares_memory(np.asarray(payload), np.asarray(home)):
+        if payload.nbytes and not np.shares_memory(np.asarray(payload), np.asarray(target)):
             if writer is not None:
                 writer()
-            home[:] = payload
+            target[:] = payload
         partial.done[piece.offset] = payload.nbytes
         partial.done_bytes += payload.nbytes
         if piece.message is not None:
@@ -317,7 +317,7 @@ class Inbox:
         with self._changed:
             return list(self._delivered)
 
-    def begin_anew(self, attempt: int) -> None:
+    def restart(self, attempt: int) -> None:
         """Count from 1 for a new incarnation of the peer, and drop its predecessor's messages."""
         with self._changed:
             self._attempt, self._delivered = attempt, [0] * LANES
@@ -511,7 +511,7 @@ class Session:
         self.flow = FlowControl(
             config, is_shaped=is_shaped, unix_offset_s=time.time() - time.monotonic()
         )
-        self.inbox = Inbox(peer, callbacks, self._let_go, self._taken)
+        self.inbox = Inbox(peer, callbacks, self._release, self._taken)
         self._region = identity.region
         self._config = config
         self._limits = config.limits()
@@ -594,7 +594,7 @@ class Session:
                 estimate=asdict(self.flow.estimate),
                 outbox_messages=len(self._outbox),
                 outbox_bytes=self._outbox.size_bytes,
-                heard_s_ago=None if connection is None else connection.since_received_s(),
+                since_received_s=None if connection is None else connection.since_received_s(),
                 last_error=counters.last_error,
             )
 
@@ -676,7 +676,7 @@ class Session:
             if old is not None and self._rank(old) > self._rank(connection):
                 raise PeerRefusedError(f"region {self.peer} is connected already")
             if not self._incarnation.is_same(hello):
-                self._begin_anew(hello)
+                self._restart(hello)
             self._outbox.rewind(delivered)
             if old is not None:
                 # Reported here: the old connection's thread may be later than the new one's.
@@ -694,9 +694,9 @@ class Session:
         """Rank two dials in opposite directions: the one of the region that sorts first stays."""
         return connection.dialed == (self._region < self.peer)
 
-    def _begin_anew(self, hello: Meta) -> None:
+    def _restart(self, hello: Meta) -> None:
         had_predecessor = self._incarnation.replace(hello)
-        self.inbox.begin_anew(self._incarnation.attempt)
+        self.inbox.restart(self._incarnation.attempt)
         self._assembly.restart()
         if not had_predecessor:
             return
@@ -890,7 +890,7 @@ class Session:
         with self._changed:
             self._changed.notify_all()
 
-    def _let_go(self, attempt: int, message: Message) -> None:
+    def _release(self, attempt: int, message: Message) -> None:
         with self._changed:
             if attempt == self._incarnation.attempt:
                 self._assembly.delivered(message.lane, view_of(message.payload).nbytes)

@@ -132,7 +132,7 @@ class Normed(Constant):
 
 
 class Late(Normed):
-    """A buffer that nobody declared follows the steps, once a carried count is high enough."""
+    """An undeclared buffer follows the steps, once a declared counter is high enough."""
 
     def model(self, seed: int) -> nn.Module:
         network = super().model(seed)

@@ -124,7 +124,7 @@ class Region:
     shards: list[Shard]
     busy: dict[int, tuple[Span, Tensor]] = field(default_factory=dict)  # rank -> work
     here: set[int] = field(default_factory=set)  # ranks that wait or work
-    home: set[int] = field(default_factory=set)  # ranks that were sent home
+    exited: set[int] = field(default_factory=set)  # ranks that have exited
     memory: dict[int, Tensor] = field(default_factory=dict)  # rank -> where it leaves gradients
     sent: UpdateMessage | None = None
     last_answered: int = 0  # length of the averager's order at the last answer
@@ -362,7 +362,7 @@ class Plane:
                     assert effect.done
                     region.here.discard(effect.worker)
                     if region.server.phase in {"done", "halted"}:
-                        region.home.add(effect.worker)
+                        region.exited.add(effect.worker)
                 else:
                     region.busy[effect.worker] = (effect.span, region.params_P)
             elif isinstance(effect, SendUpdate):
@@ -422,7 +422,7 @@ class Plane:
         found: list[Callable[[], None]] = []
         for name, region in self.regions.items():
             for rank in range(self.setup.workers[name]):
-                if rank not in region.here and rank not in region.home:
+                if rank not in region.here and rank not in region.exited:
                     found.append(partial(self.join, name, rank))
                 elif rank in region.busy:
                     found.append(partial(self.push, name, rank))

@@ -18,9 +18,9 @@ from geo_ray.scheduler.queue.inbox import key_of, new_token
 from geo_ray.scheduler.queue.job_spec import (
     AnyRequest,
     CancelRequest,
-    JobPace,
     JobRequest,
     JobSpec,
+    JobTiming,
     JobValue,
     MoveRequest,
     RegionNeeds,
@@ -91,7 +91,7 @@ def job(
     spec = JobSpec(
         regions={region: needs(workers, 16 * workers) for region in regions},
         steps=steps,
-        pace=JobPace(fixed_s=0.0, row_s=seconds / steps / 16, model_bytes=0.0),
+        speed=JobTiming(fixed_s=0.0, row_s=seconds / steps / 16, model_bytes=0.0),
         averager=regions[0],
         anywhere=anywhere,
         least_regions=least or (1 if anywhere else len(regions)),

@@ -1,7 +1,7 @@
 """Regions, their bridges and an averager that may move, on a network that somebody shuffles.
 
-Every local step changes one coordinate of its own, by exactly -1 at home. So each replica shows
-which steps of which region have reached it, and how often.
+Every local step changes one coordinate of its own, by exactly -1 in its own region. So each replica
+shows which steps of which region have reached it, and how often.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class World:
             self.execute(node.region, node.offer(BeginCheckpoint(self.checkpoints, halt=False)))
 
     def host(self) -> StandbyNode | None:
-        """The averager's home of the highest epoch, if it lives."""
+        """The leader of the highest term, if it is alive."""
         alive = [n for name, n in self.nodes.items() if name not in self.dead and n.primary]
         return max(alive, key=lambda n: n.leader.term, default=None)
 

@@ -22,7 +22,7 @@ def payload_of(n: int, size_bytes: int) -> bytes:
 
 
 @dataclass
-class Heard:
+class PhaseProgress:
     """What happened at an endpoint, in order."""
 
     messages: list[int] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Node:
     """One region's endpoint."""
 
     def __init__(self, hello: dict[str, Any]) -> None:
-        self.heard = Heard()
+        self.heard = PhaseProgress()
         self.peer: str = hello["peer"]
         identity = EndpointIdentity("lab", hello["region"], hello["attempt"], b"k" * 32)
         config = TransportConfig.model_validate(hello["config"])

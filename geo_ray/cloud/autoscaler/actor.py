@@ -420,7 +420,7 @@ class AutoscalerActor:
         try:
             self._spent.write(result.decided.memory, now_s)
         except GeoRayError as error:
-            errors += (f"what was spent is in the journal alone: {error}",)
+            errors += (f"the spend is recorded in the journal only: {error}",)
         self._status = AutoscalerStatus(
             True,
             now_s,
@@ -431,7 +431,7 @@ class AutoscalerActor:
             tuple(self._actions),
             (*self._lost, *self._work.notes(), *errors),
             result.decided.notes[:_NOTES],
-            result.decided.pace.saves,
+            result.decided.required.saves,
         )
 
 

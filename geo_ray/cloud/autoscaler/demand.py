@@ -1,4 +1,4 @@
-"""What is decided for regions without a speed in the target: by what waits and what runs there.
+"""Demand-driven decisions: for regions without a planned speed, from pending and running work.
 
 Idea: in regions without a planned speed, pending Ray demand decides how many machines run. Rule:
 pending bundles are packed on machines; what does not fit rents new ones. A busy machine is

@@ -81,7 +81,7 @@ class SpentRecorder:
         Raises:
             RunDirectoryError: the store cannot be written; the next call retries.
         """
-        paid_usd, stopped_usd = memory.ledger.paid_usd, memory.pace.stopped_at_usd
+        paid_usd, stopped_usd = memory.ledger.paid_usd, memory.required.stopped_at_usd
         last = self._last
         if last is not None and (last.paid_usd, last.stopped_at_usd) == (paid_usd, stopped_usd):
             return
@@ -182,7 +182,7 @@ def memory_of(
     if spent is not None:
         memory.charged_unix_s = spent.until_unix_s
         memory.ledger.add("", BEFORE, 0.0, spent.paid_usd, spent.paid_usd)
-        memory.pace.stopped_at_usd = spent.stopped_at_usd
+        memory.required.stopped_at_usd = spent.stopped_at_usd
     memory.instances |= {each.id: adopted(memory, each, now_unix_s) for each in own}
     return memory
 

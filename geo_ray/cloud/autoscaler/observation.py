@@ -373,9 +373,9 @@ class StateUpdater:
         self._memory.instances[machine.id] = instance
 
     def _assume_running(self, instance: ManagedInstance) -> None:
-        """Assume that a machine of an unreachable region runs on.
+        """Assume that a machine of an unreachable region continues to run.
 
-        It is charged, timeouts are not.
+        It is charged, and its timeouts pause.
         """
         passed_s = max(0.0, self._now_s - instance.observed_unix_s)
         if not instance.is_ready:

@@ -64,7 +64,7 @@ UNKNOWN: Final = "the demand is unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class RunPace:
+class RequiredSpeed:
     """Required speed.
 
     Attributes:
@@ -81,9 +81,9 @@ class RunPace:
     saves: bool = False
 
 
-def run_pace(
+def required_speed(
     config: AutoscaleConfig, target: ClusterTarget, memory: AutoscalerState, observed: Observed
-) -> RunPace:
+) -> RequiredSpeed:
     """Return the required speed. Records in the state whether spot machines are allowed.
 
     If the demand is unknown, only the budget counts: nothing is needed because the budget is used
@@ -93,28 +93,28 @@ def run_pace(
     """
     is_over = observed.left_s is not None and observed.left_s <= 0
     if is_over:
-        since_s = min(memory.pace.done_unix_s or math.inf, observed.now_unix_s)
-        memory.pace.done_unix_s = since_s
+        since_s = min(memory.required.done_unix_s or math.inf, observed.now_unix_s)
+        memory.required.done_unix_s = since_s
         is_over = observed.now_unix_s - since_s >= config.calm.idle_s
     elif observed.is_need_known:
-        memory.pace.done_unix_s = None
+        memory.required.done_unix_s = None
     if observed.is_released or is_over:
-        return RunPace(0.0, reason=DONE)
+        return RequiredSpeed(0.0, reason=DONE)
     saves = False
     if target.budget_usd is not None:
         burn = burn_usd_per_hour(memory, target, observed.now_unix_s)
         needed_to_stop = burn * _stop_s(config) / 3600.0
         if memory.ledger.paid_usd + needed_to_stop >= target.budget_usd:
-            memory.pace.stopped_at_usd = target.budget_usd
-        stopped_usd = memory.pace.stopped_at_usd
+            memory.required.stopped_at_usd = target.budget_usd
+        stopped_usd = memory.required.stopped_at_usd
         if stopped_usd is not None and target.budget_usd <= stopped_usd:
-            return RunPace(0.0, reason=BUDGET, saves=True)
+            return RequiredSpeed(0.0, reason=BUDGET, saves=True)
         saves = memory.ledger.paid_usd + 2.0 * needed_to_stop >= target.budget_usd
     if not observed.is_need_known:
-        return RunPace(0.0, reason=UNKNOWN, saves=saves)
-    if memory.pace.done_unix_s is not None:
-        return RunPace(0.0, reason=HOLDS, saves=saves)
-    return replace(_pace(config, target, memory, observed), saves=saves)
+        return RequiredSpeed(0.0, reason=UNKNOWN, saves=saves)
+    if memory.required.done_unix_s is not None:
+        return RequiredSpeed(0.0, reason=HOLDS, saves=saves)
+    return replace(_required(config, target, memory, observed), saves=saves)
 
 
 def affords(
@@ -145,23 +145,23 @@ def _stop_s(config: AutoscaleConfig) -> float:
     return config.drain_s + 2 * config.every_s
 
 
-def _pace(
+def _required(
     config: AutoscaleConfig, target: ClusterTarget, memory: AutoscalerState, observed: Observed
-) -> RunPace:
+) -> RequiredSpeed:
     if target.deadline_unix_s is None or observed.left_s is None:
-        memory.pace.only_on_demand = False
-        return RunPace(1.0)
+        memory.required.only_on_demand = False
+        return RequiredSpeed(1.0)
     margin_s = change_s(config) + _SPARE * observed.left_s
     time_left_s = target.deadline_unix_s - observed.now_unix_s
     slack_s = time_left_s - observed.left_s
-    bound_s = margin_s * (_BACK if memory.pace.only_on_demand else 1.0)
-    memory.pace.only_on_demand = slack_s < bound_s
+    bound_s = margin_s * (_BACK if memory.required.only_on_demand else 1.0)
+    memory.required.only_on_demand = slack_s < bound_s
     wanted = observed.left_s / max(1e-9, time_left_s - change_s(config))
     if not 0 <= wanted <= config.most_speed:
         wanted = config.most_speed
     speed = min(config.most_speed, max(1.0, math.ceil(wanted / SPEED_STEP - 1e-9) * SPEED_STEP))
-    late = LATE if memory.pace.only_on_demand or speed > 1 else ""
-    return RunPace(speed, memory.pace.only_on_demand, late)
+    late = LATE if memory.required.only_on_demand or speed > 1 else ""
+    return RequiredSpeed(speed, memory.required.only_on_demand, late)
 
 
 def change_s(config: AutoscaleConfig) -> float:
@@ -223,7 +223,7 @@ class Decided:
     Attributes:
         memory: new state, written before any action.
         actions: actions to execute, in this order.
-        pace: required speed.
+        required: required speed.
         usd_per_hour: cost of all machines, requested ones included.
         alternatives: scored pools of the launches, by region and role.
         notes: findings that need the attention of the user.
@@ -231,7 +231,7 @@ class Decided:
 
     memory: AutoscalerState
     actions: tuple[Action, ...]
-    pace: RunPace
+    required: RequiredSpeed
     usd_per_hour: float
     alternatives: tuple[tuple[str, tuple[Alternative, ...]], ...] = ()
     notes: tuple[str, ...] = ()
@@ -272,29 +272,29 @@ class AutoscalePolicy:
         now_s = observed.now_unix_s
         if observed.machines is None:
             burn = burn_usd_per_hour(memory, target, now_s)
-            return Decided(memory, (), RunPace(0.0, reason="nothing is known yet"), burn)
+            return Decided(memory, (), RequiredSpeed(0.0, reason="nothing is known yet"), burn)
         last_s = max(
             (instance.observed_unix_s for instance in memory.instances.values()), default=now_s
         )
         StateUpdater(self._config, target, memory, observed, self.prefix).apply()
-        pace = run_pace(self._config, target, memory, observed)
-        if pace.reason == UNKNOWN:  # only account costs and check the budget
+        required = required_speed(self._config, target, memory, observed)
+        if required.reason == UNKNOWN:  # only account costs and check the budget
             _leave_out_time(memory, max(0.0, now_s - last_s))
-            return Decided(memory, (), pace, burn_usd_per_hour(memory, target, now_s))
+            return Decided(memory, (), required, burn_usd_per_hour(memory, target, now_s))
         self._keep_busy(memory, observed)
         since_unix_s = now_s - self._config.retry.missing_s
         memory.withdrawn = {k: s for k, s in memory.withdrawn.items() if s > since_unix_s}
         losses = self._losses(target, memory, observed)
-        pace = replace(pace, speed=self._speed(target, memory, observed, pace, losses))
+        required = replace(required, speed=self._speed(target, memory, observed, required, losses))
         actions = self._drains_again(memory, observed)
         shown, too_dear = [], list[str]()
         for region in target.regions:
-            is_planned = region.rows_per_s > 0 or pace.speed <= 0
-            if region.at in observed.unreachable or pace.reason == HOLDS or not is_planned:
+            is_planned = region.rows_per_s > 0 or required.speed <= 0
+            if region.at in observed.unreachable or required.reason == HOLDS or not is_planned:
                 for place in ("worker", "server"):  # what is not checked is not a surplus
                     memory.region(f"{region.name}/{place}").surplus_unix_s = None
                 continue
-            for node_group in self._node_groups(region, pace):
+            for node_group in self._node_groups(region, required):
                 instances, pending_launches = self._of(memory, node_group.region, node_group.role)
                 offers = offers_of(
                     region,
@@ -314,10 +314,10 @@ class AutoscalePolicy:
                 if choice.launches:
                     shown.append((f"{node_group.region}/{node_group.role}", choice.alternatives))
         if too_dear and not (memory.instances or memory.pending_launches):
-            memory.pace.stopped_at_usd = (
+            memory.required.stopped_at_usd = (
                 target.budget_usd
             )  # not even the first launch of a plan is affordable
-        demand = self._demand(target, memory, observed, pace, losses)
+        demand = self._demand(target, memory, observed, required, losses)
         for (name, role), choice in demand.node_groups.items():
             at = target.region(name)
             if at is not None:
@@ -325,8 +325,8 @@ class AutoscalePolicy:
                 actions += self._execute(memory, at, role, choice, now_s)
             if choice.launches:
                 shown.append((f"{name}/{role}", choice.alternatives))
-        unneeded = demand.unneeded | self._unneeded(target, memory, observed, pace)
-        actions += self._surplus(target, memory, observed, pace)
+        unneeded = demand.unneeded | self._unneeded(target, memory, observed, required)
+        actions += self._surplus(target, memory, observed, required)
         self._withdraw(memory, self._expired(memory, unneeded, now_s))
         actions += self._ends(memory, observed)
         actions += self._again(memory, observed, unneeded)
@@ -337,7 +337,7 @@ class AutoscalePolicy:
             *sorted(demand.notes),
             *sorted(set(too_dear)),
         )
-        return Decided(memory, tuple(actions), pace, burn, tuple(shown), notes)
+        return Decided(memory, tuple(actions), required, burn, tuple(shown), notes)
 
     # ------------------------------------------------------------------ what is needed
 
@@ -346,11 +346,11 @@ class AutoscalePolicy:
         target: ClusterTarget,
         memory: AutoscalerState,
         observed: Observed,
-        pace: RunPace,
+        required: RequiredSpeed,
         losses: Losses,
     ) -> DemandChoice:
         """Decide for the regions without a planned speed."""
-        if pace.speed <= 0:
+        if required.speed <= 0:
             return DemandChoice()
         now_s, first_s = observed.now_unix_s, self._config.retry.first_s
         regions = []
@@ -362,15 +362,15 @@ class AutoscalePolicy:
                 for kinds in (region.kinds, (region.server,) if region.server else ())
             ]
             regions.append(DemandRegion(region, *offers))
-        only = pace.only_on_demand
+        only = required.only_on_demand
         startable = replace(observed, pending=_that_can_begin(target, observed))
         keeper = DemandKeeper(self._config, regions, memory, startable, only_on_demand=only)
         return keeper.decide()
 
-    def _node_groups(self, region: RegionTarget, pace: RunPace) -> list[NodeGroupSpec]:
+    def _node_groups(self, region: RegionTarget, required: RequiredSpeed) -> list[NodeGroupSpec]:
         """Return the node groups that a plan needs in a region; none at speed 0."""
-        wanted = region.rows_per_s * pace.speed
-        name, only, reason = region.name, pace.only_on_demand, pace.reason
+        wanted = region.rows_per_s * required.speed
+        name, only, reason = region.name, required.only_on_demand, required.reason
         floor = min(region.floor, 1)
         found = []
         if region.server is not None:
@@ -388,7 +388,7 @@ class AutoscalePolicy:
         target: ClusterTarget,
         memory: AutoscalerState,
         observed: Observed,
-        pace: RunPace,
+        required: RequiredSpeed,
         losses: Losses,
     ) -> float:
         """Return the cheapest speed at which workers finish the job, at least the required one.
@@ -398,15 +398,15 @@ class AutoscalePolicy:
         `calm.dwell_s`; while machines are missing it may fall to what the existing ones reach.
         """
         regions = [each for each in target.regions if each.rows_per_s > 0]
-        record, now_s = memory.pace, observed.now_unix_s
-        present = max(pace.speed, record.speed)
-        if pace.speed <= 0 or not regions:
-            return pace.speed
+        record, now_s = memory.required, observed.now_unix_s
+        present = max(required.speed, record.speed)
+        if required.speed <= 0 or not regions:
+            return required.speed
         if any(each.at in observed.unreachable for each in regions):
             return present
         node_groups = []
         for region in regions:
-            node_group = self._node_groups(region, replace(pace, speed=1.0))[-1]
+            node_group = self._node_groups(region, replace(required, speed=1.0))[-1]
             offers = offers_of(
                 region, node_group.kinds, memory, observed.availabilities, losses, now_s
             )
@@ -429,9 +429,9 @@ class AutoscalePolicy:
             return present
         else:
             record.speed_unix_s = now_s  # also if the speed is unchanged
-        best, least = pace.speed, math.inf
-        speed = pace.speed
-        while speed <= max(most, pace.speed) * (1 + 1e-9):
+        best, least = required.speed, math.inf
+        speed = required.speed
+        while speed <= max(most, required.speed) * (1 + 1e-9):
             costs = [
                 (
                     keeper.cost(instances, pending_launches, speed * region.rows_per_s, markup),
@@ -442,7 +442,7 @@ class AutoscalePolicy:
             reached = min(rows_per_s / needed for (_, rows_per_s), needed in costs)
             if reached < speed * ENOUGH and math.isfinite(least):
                 break
-            reached = min(reached, max(most, pace.speed))
+            reached = min(reached, max(most, required.speed))
             time = target.compute_fraction / max(reached, 1e-9) + 1.0 - target.compute_fraction
             usd = time * sum(usd for (usd, _), _ in costs)
             if usd < least * (1 - 1e-6):
@@ -574,19 +574,27 @@ class AutoscalePolicy:
         ]
 
     def _unneeded(
-        self, target: ClusterTarget, memory: AutoscalerState, observed: Observed, pace: RunPace
+        self,
+        target: ClusterTarget,
+        memory: AutoscalerState,
+        observed: Observed,
+        required: RequiredSpeed,
     ) -> set[str]:
         """Return requests that no region of the target needs now: all of them during `HOLDS`."""
         places = _places(target)
         return {
             name
             for name, pending_launch in memory.pending_launches.items()
-            if (pace.reason == HOLDS or _place(pending_launch.request.labels) not in places)
+            if (required.reason == HOLDS or _place(pending_launch.request.labels) not in places)
             and pending_launch.request.pool.region not in observed.unreachable
         }
 
     def _surplus(
-        self, target: ClusterTarget, memory: AutoscalerState, observed: Observed, pace: RunPace
+        self,
+        target: ClusterTarget,
+        memory: AutoscalerState,
+        observed: Observed,
+        required: RequiredSpeed,
     ) -> list[Action]:
         """Drain machines of regions and roles that the target does not have.
 
@@ -596,9 +604,9 @@ class AutoscalePolicy:
         the job or the budget ends, all leave at once and their requests are withdrawn.
         """
         now_s, places = observed.now_unix_s, _places(target)
-        is_over = pace.speed <= 0 and pace.reason != HOLDS
+        is_over = required.speed <= 0 and required.reason != HOLDS
         if is_over:
-            unneeded = self._unneeded(target, memory, observed, pace)
+            unneeded = self._unneeded(target, memory, observed, required)
             self._withdraw(memory, [memory.pending_launches[name] for name in sorted(unneeded)])
         is_planned = any(each.rows_per_s > 0 for each in target.regions)
         found: list[Action] = []
@@ -609,7 +617,7 @@ class AutoscalePolicy:
                 continue
             node = observed.node(instance.machine.id)
             if is_over or instance.leaves_for in REPLACED:
-                reason = pace.reason if is_over else STRANGER
+                reason = required.reason if is_over else STRANGER
                 found.append(self._drain(instance, reason, now_s, memory.epoch))
                 continue
             is_of_plan = is_planned and instance.reason != WAITS

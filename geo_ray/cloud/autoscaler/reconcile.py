@@ -36,7 +36,7 @@ from geo_ray.cloud.autoscaler.observation import (
     RegionOutage,
     burn_usd_per_hour,
 )
-from geo_ray.cloud.autoscaler.policy import UNKNOWN, AutoscalePolicy, Decided, RunPace
+from geo_ray.cloud.autoscaler.policy import UNKNOWN, AutoscalePolicy, Decided, RequiredSpeed
 from geo_ray.cloud.autoscaler.state import AutoscalerState, set_with_clock
 from geo_ray.cloud.autoscaler.target import ClusterTarget
 from geo_ray.cloud.provider import (
@@ -152,7 +152,7 @@ class Reconciler:
         self._is_set = bool(set_s) and not self._is_set
         if self._is_set:
             burn = burn_usd_per_hour(memory, self.target, now_unix_s)
-            nothing = Decided(memory, (), RunPace(0.0, reason=UNKNOWN), burn)
+            nothing = Decided(memory, (), RequiredSpeed(0.0, reason=UNKNOWN), burn)
             return TickResult(nothing, Observed(now_unix_s, None), tuple(errors))
         memory = set_with_clock(memory, set_s) if set_s else memory
         observed = self._observe(now_unix_s, memory, errors)

@@ -97,7 +97,7 @@ class PendingLaunch:
 
     Attributes:
         request: the request to the cloud.
-        reason: why the machines are rented.
+        reason: why the machines are launched.
         usd_per_hour: quoted price of one machine when the launch was decided.
         since_unix_s: when it was decided.
         sent_unix_s: when the request was last sent.
@@ -214,24 +214,24 @@ class PendingTermination:
 
 @dataclass(slots=True)
 class ManagedInstance:
-    """A machine that the autoscaler has rented.
+    """A machine that the autoscaler has launched.
 
     Attributes:
-        machine: as it was last listed, with the pool that it counts to: where the target names no
-            zones, that without one.
-        reason: why it was rented.
-        usd_per_hour: quoted price when it was rented.
-        paid_unix_s: until when its cost is in the ledger.
+        machine: the machine as last listed, with the pool that it counts to, which has no zone if
+            the target names none.
+        reason: why it was launched.
+        usd_per_hour: quoted price at launch.
+        paid_unix_s: end of the time whose cost is in the ledger.
         observed_unix_s: when it was last listed, or its region did not answer.
         node_unix_s: when `node` last changed.
         state: the state of the instance.
         node: `BOOTING`, `READY` or `DISCONNECTED`: the state that it has, or would have if it did
             not leave.
         termination: why and by when it leaves; set while it does.
-        starting: what it has cost before its node first joined.
-        idle_unix_s: since when it has been of no use, where nothing is planned or the target has
-            no such region or role; None: it is of use.
-        is_awaited: whether something waited for it at the last iteration, where nothing is planned.
+        starting: cost before its node first joined.
+        idle_unix_s: start of its idle time, without a plan or without a matching region and role
+            in the target; None: it is needed.
+        is_awaited: whether pending demand needed it in the last iteration, without a plan.
     """
 
     machine: Machine
@@ -359,7 +359,7 @@ class RegionMemory:
 
 
 @dataclass(slots=True)
-class PaceRecord:
+class SpeedRecord:
     """Decisions on deadline and budget that persist between iterations.
 
     Attributes:
@@ -393,7 +393,7 @@ class AutoscalerState:
         ledger: costs.
         resources: by machine type, what Ray last found.
         heads: machines of the Ray head by machine id; only charged here.
-        pace: decisions on deadline and budget.
+        required: decisions on deadline and budget.
         withdrawn: last send time of withdrawn requests by request id; their machines may still
             appear, since clouds list new ones late.
         unreached: cloud names of regions that were unreachable when an unreadable journal was
@@ -409,7 +409,7 @@ class AutoscalerState:
     regions: dict[str, RegionMemory] = field(default_factory=dict)
     pools: dict[str, PoolRecord] = field(default_factory=dict)
     ledger: SpendLedger = field(default_factory=SpendLedger)
-    pace: PaceRecord = field(default_factory=PaceRecord)
+    required: SpeedRecord = field(default_factory=SpeedRecord)
     resources: dict[str, dict[str, float]] = field(default_factory=dict)
     heads: dict[str, ManagedInstance] = field(default_factory=dict)
     withdrawn: dict[str, float] = field(default_factory=dict)
@@ -423,7 +423,7 @@ class AutoscalerState:
             pending_launches={key: replace(each) for key, each in self.pending_launches.items()},
             instances={key: each.copied() for key, each in self.instances.items()},
             regions={key: replace(each) for key, each in self.regions.items()},
-            pace=replace(self.pace),
+            required=replace(self.required),
             pools={key: replace(each) for key, each in self.pools.items()},
             ledger=SpendLedger({key: replace(row) for key, row in self.ledger.rows.items()}),
             resources={key: dict(each) for key, each in self.resources.items()},
@@ -460,8 +460,8 @@ def set_with_clock(memory: AutoscalerState, by_s: float) -> AutoscalerState:
     memory = memory.copied()
     memory.charged_unix_s = at(memory.charged_unix_s)
     memory.withdrawn = {key: at(when) for key, when in memory.withdrawn.items()}
-    memory.pace.speed_unix_s = at(memory.pace.speed_unix_s)
-    memory.pace.done_unix_s = since(memory.pace.done_unix_s)
+    memory.required.speed_unix_s = at(memory.required.speed_unix_s)
+    memory.required.done_unix_s = since(memory.required.done_unix_s)
     for pending_launch in memory.pending_launches.values():
         pending_launch.since_unix_s, pending_launch.sent_unix_s = (
             at(pending_launch.since_unix_s),
@@ -512,11 +512,11 @@ def outstanding(memory: AutoscalerState, pending_launch: PendingLaunch) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The journal as it is written.
+    """Serialized journal.
 
     Attributes:
-        format: its format; other releases may have others.
-        memory: what it holds.
+        format: format version.
+        memory: the state.
     """
 
     format: str

@@ -320,7 +320,7 @@ class SimWorld:
     clock: VirtualClock
     done_s: float = 0.0
     finished_unix_s: float | None = None
-    _team: frozenset[str] = frozenset()
+    _active: frozenset[str] = frozenset()
     _left_unix_s: dict[str, float] = field(default_factory=dict)
     _stalled_s: float = 0.0
 
@@ -394,21 +394,21 @@ class SimWorld:
         ]
 
     def _speed(self) -> float:
-        team: set[str] = set()
-        fractions = [self._fraction(region, team) for region in self.target.regions]
-        now = frozenset(team)
-        if now != self._team:
-            for machine_id in self._team - now:
+        active: set[str] = set()
+        fractions = [self._fraction(region, active) for region in self.target.regions]
+        now = frozenset(active)
+        if now != self._active:
+            for machine_id in self._active - now:
                 if machine_id not in self._left_unix_s:
                     self.roll_back_s(self.job.lost_s)
             self._stalled_s = self.job.change_s
-            self._team = now
+            self._active = now
         return min(self.job.most_speed, *fractions)
 
-    def _fraction(self, region: RegionTarget, team: set[str]) -> float:
+    def _fraction(self, region: RegionTarget, active: set[str]) -> float:
         workers = self.computing(region.name, "worker")
         servers = self.computing(region.name, "server") if region.server else []
-        team.update(each.machine.id for each in (*workers, *servers))
+        active.update(each.machine.id for each in (*workers, *servers))
         if region.server and not servers:
             return 0.0
         speeds = {kind.type: kind.rows_per_s for kind in region.kinds}

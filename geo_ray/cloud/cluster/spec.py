@@ -79,11 +79,11 @@ def target_of(
         section.budget_usd,
         section.spot.preemptions_per_h,
         section.spot.lost_s,
-        compute_fraction=_compute_share(plan),
+        compute_fraction=_compute_fraction(plan),
     )
 
 
-def _compute_share(plan: Plan) -> float:
+def _compute_fraction(plan: Plan) -> float:
     """Return the fraction of the planned time after the start in which machines compute rows."""
     running_s = plan.total_s - plan.seconds.get("start", 0.0)
     return plan.seconds.get("compute", 0.0) / running_s if running_s > 0 else 1.0

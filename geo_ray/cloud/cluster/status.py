@@ -280,7 +280,7 @@ def report_of(
 def _is_stopped(record: ClusterRecord, memory: AutoscalerState, spent_usd: float) -> bool:
     budget_usd = record.target.budget_usd
     return budget_usd is not None and budget_usd <= max(
-        spent_usd, memory.pace.stopped_at_usd or 0.0
+        spent_usd, memory.required.stopped_at_usd or 0.0
     )
 
 

@@ -1,14 +1,14 @@
-"""Rules for model values that change in the forward pass.
+"""Model buffers: values that change in the forward pass, and the rules that combine them.
 
-Gradients change a model's trainable parameters. Buffers and frozen parameters may change too:
-running statistics, a moving average of the weights, a queue, a codebook. A task declares this in
+Gradients change a model's trainable parameters. Buffers and frozen parameters may change, too:
+running statistics, a moving average of the weights, a queue, a codebook. A task declares them in
 `model_buffers`, a mapping from patterns of names to rules:
 
     model_buffers = {"teacher.*": "mean", "queue*": "region"}
 
 ``mean``: floats are averaged by rows over the workers of a region and over the regions; integers
-take the largest value. ``region``: each region has separate values of any type; if several workers
-change them, those of the lowest rank count. ``scratch``: the value is not used after the step.
+take the largest value. ``region``: each region has its own value, of any type; if several workers
+change it, that of the lowest rank counts. ``scratch``: the value is not needed after the step.
 
 Running statistics of torch's normalisation layers need no declaration: they are ``mean``.
 """
@@ -27,29 +27,29 @@ from torch.nn.modules.batchnorm import _NormBase
 from geo_ray.base.errors import TaskStateError
 
 BufferRule = Literal["mean", "region", "scratch"]
-"""See the module's docstring."""
+"""Rule of a model buffer; see the module's docstring."""
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
-"""Types that are averaged; fp32 represents all of their values."""
+"""Types that are averaged; all of their values are fp32 values, too."""
 
 INTEGERS: Final = (
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
-"""Types of which the largest value is used."""
+"""Types that take the largest value."""
 
 _MEAN, _VARIANCE, _COUNT = "running_mean", "running_var", "num_batches_tracked"
 
 
 @dataclass(frozen=True, slots=True)
 class BufferEntry:
-    """A buffer or frozen parameter that is part of the synchronized state.
+    """A declared buffer or frozen parameter.
 
     Attributes:
-        name: its name in the module.
-        shape: its shape.
-        dtype: its type, without ``torch.``.
-        rule: its rule.
-        variance_of: the entry with the means of these variances; None if they are not variances.
+        name: name in the module.
+        shape: shape.
+        dtype: type, without ``torch.``.
+        rule: rule.
+        variance_of: entry with the means of these variances; None if the values are no variances.
     """
 
     name: str
@@ -60,12 +60,12 @@ class BufferEntry:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Its type."""
+        """Type."""
         return cast(torch.dtype, getattr(torch, self.dtype))
 
     @property
     def count(self) -> int:
-        """Its number of elements."""
+        """Number of elements."""
         return torch.Size(self.shape).numel()
 
 
@@ -76,11 +76,10 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
-    """Return the rules of buffers and frozen parameters by name.
+    """Return the rule of every declared buffer and frozen parameter.
 
     Raises:
-        TaskStateError: `model_buffers` is not a mapping to rules, or one of its patterns matches
-            nothing.
+        TaskStateError: `model_buffers` is no such mapping, or a pattern matches nothing.
     """
     declared = _declared(task)
     names = state_of(module)
@@ -92,7 +91,7 @@ def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
     }
     for pattern, rule in declared.items():
         matching = [name for name in names if fnmatchcase(name, pattern)]
-        if not matching and rule != "scratch":  # which may be created in the first step
+        if not matching and rule != "scratch":  # a scratch value may be created in the first step
             trained = [n for n, p in module.named_parameters() if fnmatchcase(n, pattern)]
             why = f"only a trained parameter ({trained[0]})" if trained else "nothing else"
             raise TaskStateError(
@@ -105,16 +104,16 @@ def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
 
 
 def is_scratch(task: object, name: str) -> bool:
-    """Whether the rule of a value, present at the start or created later, is ``scratch``."""
+    """Tell whether a value of this name is declared as scratch."""
     rules = [rule for pattern, rule in _declared(task).items() if fnmatchcase(name, pattern)]
     return rules[-1:] == ["scratch"]
 
 
 def buffer_entries(task: object, module: nn.Module) -> tuple[BufferEntry, ...]:
-    """Return the buffers of a task's model that have rules, in the model's order.
+    """Return the model buffers of a task's model, in the order of the module's names.
 
     Raises:
-        TaskStateError: as for `rules_of`; or a type cannot be averaged.
+        TaskStateError: as for `rules_of`; or the rule is mean for a type that has no mean.
     """
     rules, tensors = rules_of(task, module), state_of(module)
     entries = []
@@ -154,7 +153,7 @@ def _declared(task: object) -> dict[str, BufferRule]:
 def _means_of(
     name: str, rules: Mapping[str, BufferRule], tensors: Mapping[str, Tensor]
 ) -> str | None:
-    """Return the name of the means of these variances; None if they are not variances."""
+    """Return the name of the means of these variances, if they are variances."""
     head, _, leaf = name.rpartition(".")
     means = f"{head}.{_MEAN}" if head else _MEAN
     fits = leaf == _VARIANCE and rules.get(means) == "mean"

@@ -185,7 +185,7 @@ class _Held:
 
     update: UpdateMessage
     missing: int
-    go_on: Pass
+    apply: Pass
     timer: threading.Timer
 
 
@@ -249,14 +249,14 @@ class DifferentialReceiver:
         meta: Meta = {"session": session, **asdict(seen)}
         notify(self._endpoint, peer, "loose_seen", meta)
 
-    def arrive(self, update: UpdateMessage, go_on: Pass) -> None:
+    def arrive(self, update: UpdateMessage, apply: Pass) -> None:
         """Complete an update, now or at the end of its grace period, and pass it on."""
         try:
             with self._lock:
                 received = self._of(update.region)
                 missing = received.begin(update) if self._codec.grace_s else 0
                 if missing > 0:
-                    held = self._hold(update, missing, go_on)
+                    held = self._hold(update, missing, apply)
                     self._held[update.region] = held
                     held.timer.start()
                     return
@@ -264,7 +264,7 @@ class DifferentialReceiver:
         except GeoRayError as error:
             self._path.refuse(update, error)
         else:
-            go_on(update)
+            apply(update)
 
     def attach(self, reply: ReplyMessage) -> ReplyMessage:
         """The reply with the lossy blocks that were taken in."""
@@ -302,11 +302,11 @@ class DifferentialReceiver:
     def _of(self, region: str) -> LossyReceiver:
         return self._received.setdefault(region, LossyReceiver(self._codec, self._num_params))
 
-    def _hold(self, update: UpdateMessage, missing: int, go_on: Pass) -> _Held:
+    def _hold(self, update: UpdateMessage, missing: int, apply: Pass) -> _Held:
         release = partial(self._on_timer, update.region, update.seq)
         timer = threading.Timer(self._codec.grace_s, release)
         timer.daemon = True
-        return _Held(update, missing, go_on, timer)
+        return _Held(update, missing, apply, timer)
 
     def _on_timer(self, region: str, seq: int) -> None:
         with self._lock:
@@ -327,7 +327,7 @@ class DifferentialReceiver:
             except GeoRayError as error:
                 self._path.refuse(held.update, error)
             else:
-                held.go_on(update)
+                held.apply(update)
         except Exception as error:
             what = f"update {held.update.seq} of region '{region}'"
             self._path.fail(error, f"{what}, which waited for datagrams")

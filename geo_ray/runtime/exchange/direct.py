@@ -1,4 +1,4 @@
-"""Interface of exchange transports, and the plain one: single messages, one home of the averager.
+"""Interface of exchange transports, and the plain one: single messages, a fixed leader.
 
 A bridge has one `UpdatePath`, chosen by `runtime.exchange.build`: direct (`DirectPath`), standby
 (the averager can move) or overlay (updates are summed on their way). Its `UpdateStage` decides when
@@ -67,7 +67,7 @@ from geo_ray.transport.wire.sockets import Address
 
 log = logging.getLogger(__name__)
 
-Hear = Callable[[GeoRayError], None]
+FailureCallback = Callable[[GeoRayError], None]
 
 
 class BridgeFailure:
@@ -83,7 +83,7 @@ class BridgeFailure:
     def __init__(self, region: str) -> None:
         self._region = region
         self._lock = threading.Lock()
-        self._hearers: list[Hear] = []
+        self._hearers: list[FailureCallback] = []
         self._first: GeoRayError | None = None
 
     @property
@@ -91,13 +91,13 @@ class BridgeFailure:
         """The failure; None: there is none."""
         return self._first
 
-    def listen(self, hear: Hear) -> None:
-        """Call ``hear`` at the failure, or now if there is one already."""
+    def listen(self, callback: FailureCallback) -> None:
+        """Call ``callback`` at the failure, or now if there is one already."""
         with self._lock:
-            self._hearers.append(hear)
+            self._hearers.append(callback)
             first = self._first
         if first is not None:
-            hear(first)
+            callback(first)
 
     def note(self, error: Exception, doing: str) -> GeoRayError:
         """Record a failure.
@@ -119,8 +119,8 @@ class BridgeFailure:
             self._first = typed
             hearers = list(self._hearers)
         log.error("the bridge of region '%s' failed: %s", self._region, typed)
-        for hear in hearers:
-            hear(typed)
+        for callback in hearers:
+            callback(typed)
         return typed
 
     def _typed(self, error: Exception, doing: str) -> GeoRayError:
@@ -351,11 +351,11 @@ class UpdatePath(Protocol):
                 the region is waited for.
         """
 
-    def tell_members(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
+    def submit_command(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
         """What the controller has to tell the averager, which is here, of its members.
 
         Raises:
-            InvariantError: members cannot change here (`why_fixed`, `why_nobody_joins`).
+            InvariantError: members cannot change here (`why_fixed`, `why_no_joins`).
             GeoRayError: the averager refuses it.
         """
 
@@ -537,7 +537,7 @@ class LocalAverager:
         return self._averager.state.version
 
     @property
-    def pace(self) -> int | None:
+    def interval(self) -> int | None:
         """Steps between exchanges that it asks for; None: it asks for none."""
         return interval_of(self._averager.state)
 
@@ -665,7 +665,7 @@ class DirectPath:
         log.warning("continuing without region '%s': its data are missing", region)
         self._tell(Leave(region))
 
-    def tell_members(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
+    def submit_command(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
         """See `UpdatePath`."""
         self._tell(op)
 
@@ -683,7 +683,7 @@ class DirectPath:
             "version": self._local.version,
             "open": self._local.open_requests(),
             "view": self._local.view,
-            "pace": self._local.pace,
+            "interval": self._local.interval,
         }
 
     def close(self) -> None:
@@ -769,7 +769,7 @@ class DirectPath:
         """Record an error in a thread of the stage."""
         self._failure.note(error, doing)
 
-    # ------------------------------------------------------------------ at the averager's home
+    # ------------------------------------------------------------------ at the leader
 
     def _here(self) -> LocalAverager:
         if self._local is None:

@@ -495,7 +495,7 @@ class OverlayPath:
     def report_dead(self, region: str, *, comes_back: bool = False) -> None:
         """Do nothing: an overlay has no failover."""
 
-    def tell_members(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
+    def submit_command(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
         """Members do not change here."""
         raise InvariantError(f"nobody can join or leave here: {op}")
 
@@ -521,7 +521,7 @@ class OverlayPath:
             _, error = read_refusal(message.meta)
             self.vectors.fail(error)
 
-    # ------------------------------------------------------------------ at the averager's home
+    # ------------------------------------------------------------------ at the leader
 
     def _here(self) -> LocalAverager:
         if self._local is None:

@@ -182,7 +182,7 @@ _OPS: Final = OneOf[Any](
         "leave": Record(Leave, "region"),
         "members": Record(ChangeMembers, Field("change", _CHANGE)),
         "begun": Record(Begun, "region"),
-        "pace": Record(ChangeInterval, "steps"),
+        "interval": Record(ChangeInterval, "steps"),
         "wake": Record(Wake),
         "promote": Record(Promote),
     },
@@ -397,7 +397,7 @@ class StandbyPath:
         with self._changed:
             self._execute(self._node.on_report_dead(region, comes_back=comes_back))
 
-    def tell_members(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
+    def submit_command(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
         """See `UpdatePath`; it is carried out once the standby has it."""
         with self._changed:
             averager = self._node.averager
@@ -423,7 +423,7 @@ class StandbyPath:
                 "ahead": primary.ahead,
                 "open": open_requests(averager),
                 "view": averager.view,
-                "pace": interval_of(averager.state),
+                "interval": interval_of(averager.state),
                 "is_standby": False,
             }
 

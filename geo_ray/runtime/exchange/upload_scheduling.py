@@ -287,10 +287,10 @@ class UploadCoordinator:
                     self._send_permission(ask.region)
                 case Grant(ask):
                     kind = "grant_sum" if ask.parts else "grant"
-                    self._tell(ask.region, kind, {"seq": ask.seq})
+                    self._send_control(ask.region, kind, {"seq": ask.seq})
                 case Gather():
                     for ask in decision.asks:
-                        self._tell(ask.region, "gather", GATHER.write(decision))
+                        self._send_control(ask.region, "gather", GATHER.write(decision))
                 case Dissolve(group):
                     self._forget(group)
         self._start_timer()
@@ -322,7 +322,7 @@ class UploadCoordinator:
             self._newest[part.region] = (part.attempt, part.seq)
         if len(replies) > 1 and can_bundle(replies):
             payload = as_bytes(replies[0].payload_P)
-            self._tell(helper, "bundle", bundle_meta(replies), payload)
+            self._send_control(helper, "bundle", bundle_meta(replies), payload)
         else:
             for reply in replies:
                 self._path.deliver(reply)
@@ -340,9 +340,11 @@ class UploadCoordinator:
         is_open = self._line.is_quiet
         if region != self._first_leader and self._permissions.get(region, True) != is_open:
             self._permissions[region] = is_open
-            self._tell(region, "permission", {"open": is_open})
+            self._send_control(region, "permission", {"open": is_open})
 
-    def _tell(self, region: str, kind: str, meta: Meta, payload: memoryview | None = None) -> None:
+    def _send_control(
+        self, region: str, kind: str, meta: Meta, payload: memoryview | None = None
+    ) -> None:
         lane, traffic = (CONTROL, "control") if payload is None else (DATA, "reply")
         try:
             self._path.send(region, Message(kind, meta, payload or b"", traffic, lane))

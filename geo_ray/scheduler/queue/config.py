@@ -1,4 +1,4 @@
-"""The configuration of a queue: what it schedules on, how, and for whom."""
+"""The configuration of a queue: resources, policy and tenants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from geo_ray.scheduler.policies.registry import policy_named
 
 
 class QueueMachine(StrictModel):
-    """Machines that may be rented in a region while jobs pay for them."""
+    """Machines that may be launched in a region while the value of jobs covers them."""
 
     type: Name = Field(description="the cloud's name of the type")
     at: str = Field(description="the cloud's name of the region")
@@ -26,12 +26,12 @@ class QueueMachine(StrictModel):
 
     @property
     def markets(self) -> tuple[Market, ...]:
-        """Where it may be rented."""
+        """Markets on which it may be launched."""
         return (Market.ON_DEMAND, Market.SPOT) if self.spot else (Market.ON_DEMAND,)
 
 
 class QueueRegion(StrictModel):
-    """What the queue may use in a region of the cluster."""
+    """Resources of a region of the cluster that the queue may use."""
 
     cpus: float | None = Field(
         None,
@@ -47,7 +47,7 @@ class QueueRegion(StrictModel):
 
 
 class QueueLink(StrictModel):
-    """Between two regions, in both directions."""
+    """A link between two regions, in both directions."""
 
     mbps: float = Field(100.0, gt=0, description="goodput")
     rtt_s: float = Field(0.05, ge=0, description="round trip in seconds")

@@ -22,9 +22,9 @@ from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.scheduler.queue.job_spec import (
     LEAST_STEP_S,
     JobHints,
-    JobPace,
     JobRequest,
     JobSpec,
+    JobTiming,
     RegionNeeds,
     Workers,
 )
@@ -73,7 +73,7 @@ def spec_of(experiment: Experiment, base_dir: Path, hints: JobHints) -> JobSpec:
     return JobSpec(
         regions=regions,
         steps=steps,
-        pace=JobPace(
+        speed=JobTiming(
             fixed_s=fixed_s,
             row_s=row_s,
             lan_s=lan_s,
@@ -165,11 +165,11 @@ def run_tree(
     return tree
 
 
-def _averager(section: dict[str, Any], home: str, workers: Workers) -> dict[str, Any]:
+def _averager(section: dict[str, Any], leader: str, workers: Workers) -> dict[str, Any]:
     """Return the averager's section without absent followers."""
     named = [section.get("standby"), *(section.get("next_standbys") or ())]
-    able = [name for name in named if name == AUTO or (name in workers and name != home)]
-    section["region"] = home
+    able = [name for name in named if name == AUTO or (name in workers and name != leader)]
+    section["region"] = leader
     if section.get("standby") is not None:
         first, *more = able or [AUTO]
         section |= {"standby": first, "next_standbys": [name for name in more if name != AUTO]}

@@ -67,7 +67,7 @@ class RegionNeeds(StrictModel):
         return workers * self.cpus + self.server_cpus if workers else 0.0
 
 
-class JobPace(StrictModel):
+class JobTiming(StrictModel):
     """Speed of a job: step model and exchange timing of the planner."""
 
     fixed_s: float = Field(ge=0, le=_MOST_S, description="seconds per step")
@@ -91,7 +91,7 @@ class JobSpec(StrictModel):
 
     regions: dict[Name, RegionNeeds] = Field(min_length=1)
     steps: int = Field(ge=1, le=_MOST_STEPS, description="of a region")
-    pace: JobPace
+    speed: JobTiming
     averager: Name = Field(description="configured region of the averager")
     anywhere: bool = Field(False, description="whether its data are available in every region")
     least_regions: int = Field(ge=1, description="minimum number of its regions")

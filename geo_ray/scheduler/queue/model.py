@@ -91,22 +91,22 @@ def observe_capacity(
 
 def speed_of(spec: JobSpec, factor: float = 1.0) -> JobSpeed:
     """Return the speed of a job: ``factor`` times the declared one."""
-    pace, rows = spec.pace, spec.rows_per_step
+    speed, rows = spec.speed, spec.rows_per_step
     steps = StepModel(
         "",
-        pace.fixed_s / factor,
-        pace.lan_s / factor,
-        {MACHINE: pace.row_s / factor},
+        speed.fixed_s / factor,
+        speed.lan_s / factor,
+        {MACHINE: speed.row_s / factor},
         {MACHINE: (1, rows)},
         (1, spec.most_workers),
         0.0,
     )
-    hides = math.inf if pace.hides is None else pace.hides
+    hides = math.inf if speed.hides is None else speed.hides
     return JobSpeed(
         steps,
-        pace.model_bytes / factor,
+        speed.model_bytes / factor,
         BatchLimits(rows, rows),
-        Timing(pace.every, hides),
+        Timing(speed.every, hides),
     )
 
 

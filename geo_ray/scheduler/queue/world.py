@@ -300,7 +300,7 @@ class RayQueueWorld:
 def capacity_of(config: QueueConfig) -> dict[str, tuple[float, float]]:
     """Return GPUs and CPUs by region.
 
-    Of live nodes that are not draining, or of launchable machines.
+    They are those of live nodes that are not draining, or of machines that may be launched.
     """
     nodes: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     try:

@@ -25,7 +25,6 @@ from geo_ray.base.text import (
     bytes_text,
     coarse_text,
     duration_text,
-    metrics_text,
     number_text,
     printable,
 )
@@ -209,7 +208,8 @@ def _facts(view: RunView) -> str:
         at_step = f"at step {status.checkpoint.step:,}"
         facts.append(("saved", f"{coarse_text(age)} ago" if age is not None and going else at_step))
     if status.eval_step is not None:
-        facts.append((f"at step {status.eval_step:,}", metrics_text(status.eval)))
+        where = f"at step {status.eval_step:,}"
+        facts += [(f"{name} {where}", number_text(each)) for name, each in status.eval.items()]
     items = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in facts
     )

@@ -98,10 +98,10 @@ def pack(
         counts[edges] += 1
         flat.setdefault(edges, parents)
     best = sorted(counts, key=lambda edges: (-counts[edges], sorted(edges)))[:num_trees]
-    return share_out([flat[edges] for edges in best], link_NN, up_N, down_N)
+    return allocate([flat[edges] for edges in best], link_NN, up_N, down_N)
 
 
-def share_out(
+def allocate(
     trees: Sequence[Parents], link_NN: Floats, up_N: Floats, down_N: Floats
 ) -> list[tuple[Parents, float]]:
     """Return the best shares for given trees, largest first."""
@@ -195,7 +195,7 @@ class Netstorm:
         if not self._packed:
             self._packed = fresh
         else:
-            shared = share_out([parents for parents, _ in self._packed], *lines)
+            shared = allocate([parents for parents, _ in self._packed], *lines)
             best = min((shared, fresh), key=lambda packed: busiest_s(packed, *lines))
             gain = 1.0 - busiest_s(best, *lines) / busiest_s(self._packed, *lines)
             if gain > self._hysteresis:

@@ -1,8 +1,8 @@
 """A region's state in all rounds: accepts segments and chooses the next one to send. Pure.
 
-`Pace` limits what is in flight to another region to its delivery rate times the round trip, with
-a margin that lets the rate grow, so that transfers sharing a line do not flood it. Goodput is the
-acknowledged bytes over the time in which something was in flight; if there was often nothing to
+`PeerFlow` limits what is in flight to another region to its delivery rate times the round trip,
+with a margin that lets the rate grow, so that transfers sharing a line do not flood it. Goodput is
+the acknowledged bytes over the time in which something was in flight; if there was often nothing to
 send, it is a lower bound.
 """
 
@@ -51,7 +51,7 @@ class _Out:
     delivered_s: float
 
 
-class Pace:
+class PeerFlow:
     """Counts the parts to one region.
 
     Args:
@@ -70,7 +70,7 @@ class Pace:
         self._window = window
         self._out: deque[_Out] = deque()
         self._asked = 0  # the last part for which an acknowledgement was asked
-        self._heard_s = 0.0
+        self._progress_s = 0.0
         self._delivered_bytes = 0
         self._delivered_s = 0.0
         self._rates: deque[float] = deque(maxlen=_RATES)  # bytes per second
@@ -98,7 +98,7 @@ class Pace:
             self._seen[2] += now_s - self._lacks_from_s
         self._lacks_from_s = None
         if self._asked <= self.acked:
-            self._heard_s = now_s
+            self._progress_s = now_s
         self._out.append(_Out(size_bytes, now_s, self._delivered_bytes, self._delivered_s))
         self.sent += 1
 
@@ -130,7 +130,7 @@ class Pace:
             self._seen[0] += last.size_bytes
         self._delivered_s = now_s
         self._seen[1] += now_s - self._busy_from_s
-        self._busy_from_s = self._heard_s = now_s
+        self._busy_from_s = self._progress_s = now_s
         self._learn(last, now_s)
 
     def _learn(self, last: _Out, now_s: float) -> None:
@@ -148,11 +148,11 @@ class Pace:
         # A part for which no acknowledgement was asked is no trouble while the next part is
         # awaited.
         waits = self._asked > self.acked or (bool(self._out) and self._lacks_from_s is None)
-        return now_s - self._heard_s if waits else 0.0
+        return now_s - self._progress_s if waits else 0.0
 
     def excuse(self, now_s: float) -> None:
         """Count the seconds without progress from now on."""
-        self._heard_s = now_s
+        self._progress_s = now_s
 
     def take(self) -> tuple[int, float, bool]:
         """Return the measurements since the last call.
@@ -235,7 +235,7 @@ class Node:
     finished: int = 0
     clashes: int = 0
     _rounds: dict[int, _Round] = field(default_factory=dict)
-    _paces: dict[int, Pace] = field(default_factory=dict)
+    _flows: dict[int, PeerFlow] = field(default_factory=dict)
     _active: dict[int, list[_ActiveSend]] = field(default_factory=dict)
     _received: dict[int, int] = field(default_factory=dict)  # parts by sender
     _owed: dict[int, int] = field(default_factory=dict)  # acknowledgements not sent yet
@@ -328,12 +328,12 @@ class Node:
             self._check(part.rnd)
 
     def _on_ack(self, peer: int, count: int, now_s: float) -> None:
-        pace = self._pace(peer)
-        pace.ack(count, now_s)
+        flow = self._flow(peer)
+        flow.ack(count, now_s)
         active = self._active.get(peer, [])
-        for order in [o for o in active if o.last is not None and o.last <= pace.acked]:
+        for order in [o for o in active if o.last is not None and o.last <= flow.acked]:
             active.remove(order)
-            self.out.append((self.leader, Sent(order.rnd, order.attempt, order.send, *pace.take())))
+            self.out.append((self.leader, Sent(order.rnd, order.attempt, order.send, *flow.take())))
 
     def _on_orders(self, orders: Orders, now_s: float) -> None:
         if orders.rnd <= self.finished - 1:
@@ -385,22 +385,22 @@ class Node:
 
     def next_part(self, peer: int, now_s: float) -> SegmentPart | None:
         """Return the next segment for a region and count it as sent; None if there is none now."""
-        pace = self._pace(peer)
-        order = self._sendable(peer) if pace.has_capacity else None
+        flow = self._flow(peer)
+        order = self._sendable(peer) if flow.has_capacity else None
         if order is None:
-            if pace.has_capacity and self._is_sending(peer):
-                pace.lacks(now_s)
+            if flow.has_capacity and self._is_sending(peer):
+                flow.lacks(now_s)
             return None
         vector, index, send = self._rounds[order.rnd].vector, order.next, order.send
         if send.phase == SUM:
             mask, weight, data = vector.sum_of(index)
         else:
             mask, weight, data = 0, 0.0, vector.result_of(index)
-        pace.push(data.nbytes, now_s)
+        flow.push(data.nbytes, now_s)
         order.next += 1
         if order.next == send.stop:
-            order.last = pace.sent
-        wants_ack = pace.ask(is_last=order.last is not None)
+            order.last = flow.sent
+        wants_ack = flow.ask(is_last=order.last is not None)
         phase = SUM if send.phase == SUM else RESULT
         acked = self._owed.pop(peer, 0)
         return SegmentPart(
@@ -439,11 +439,11 @@ class Node:
 
     def tick(self, now_s: float) -> None:
         """Report transfers without progress to the coordinator."""
-        for peer, pace in self._paces.items():
+        for peer, flow in self._flows.items():
             active = self._active.get(peer, [])
-            if pace.idle_s(now_s) <= max((self._patience_s(o.rnd) for o in active), default=0.0):
+            if flow.idle_s(now_s) <= max((self._patience_s(o.rnd) for o in active), default=0.0):
                 continue
-            pace.excuse(now_s)
+            flow.excuse(now_s)
             self.out += [(self.leader, Stuck(rnd, peer)) for rnd in sorted({o.rnd for o in active})]
             # The coordinator finds another source for a result. A sum waits for the coordinator.
             self._active[peer] = [o for o in active if o.send.phase == SUM]
@@ -464,7 +464,7 @@ class Node:
 
     def set_rtt(self, peer: int, rtt_s: float) -> None:
         """Set the measured round trip to a region."""
-        self._pace(peer).rtt_s = rtt_s
+        self._flow(peer).rtt_s = rtt_s
 
     # ------------------------------------------------------------------ inside
 
@@ -505,7 +505,7 @@ class Node:
     def _fits(self, first: int, stop: int) -> bool:
         return 0 <= first < stop <= self.grid.count
 
-    def _pace(self, peer: int) -> Pace:
-        if peer not in self._paces:
-            self._paces[peer] = Pace(self.window)
-        return self._paces[peer]
+    def _flow(self, peer: int) -> PeerFlow:
+        if peer not in self._flows:
+            self._flows[peer] = PeerFlow(self.window)
+        return self._flows[peer]

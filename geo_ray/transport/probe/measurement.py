@@ -172,10 +172,10 @@ def _slice_rates(arrivals: Sequence[tuple[float, int]], slice_s: float) -> list[
     return rates
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that ``share`` of ``values`` do not exceed; values must not be empty."""
+def quantile(values: Sequence[float], fraction: float) -> float:
+    """Return the smallest value that ``fraction`` of the (non-empty) values do not exceed."""
     ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
 
 
 PACKET_BYTES: Final = 1200  # passes every path without fragments
@@ -310,10 +310,10 @@ class UdpPort:
         if not arrived:
             return None
         # Packets that this host's kernel dropped are not the path's loss.
-        carried = min(packets, arrived + self._dropped - dropped_before)
+        achieved = min(packets, arrived + self._dropped - dropped_before)
         blocks = [seen[i * packets // _BLOCKS : (i + 1) * packets // _BLOCKS] for i in range(10)]
         losses = [1 - sum(block) / len(block) for block in blocks if block]
-        return TrainResult(packets, carried, 1 - carried / packets, spread(losses) or 0.0)
+        return TrainResult(packets, achieved, 1 - achieved / packets, spread(losses) or 0.0)
 
     def _receive(self, token: bytes, timeout_s: float) -> tuple[int, Address] | None:
         ready, _, _ = select.select([self._sock], [], [], timeout_s)

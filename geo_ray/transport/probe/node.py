@@ -67,7 +67,7 @@ class _Incoming:
 
     number: int
     log: ArrivalLog
-    heard_s: float
+    received_s: float
     ended: bool = False
 
 
@@ -124,7 +124,7 @@ class ProbeReceiver:
             if incoming is None or incoming.ended:
                 return
             incoming.log.add(now_s, view_of(message.payload).nbytes)
-            incoming.heard_s = now_s
+            incoming.received_s = now_s
             got_bytes = incoming.log.got_bytes
         self._answer(peer, words.GOT, {"id": incoming.number, "bytes": got_bytes})
 
@@ -156,7 +156,7 @@ class ProbeReceiver:
         return incoming if incoming is not None and incoming.number == number else None
 
     def _is_busy(self, incoming: _Incoming) -> bool:
-        return not incoming.ended and self._clock.now_s() - incoming.heard_s < _STALE_S
+        return not incoming.ended and self._clock.now_s() - incoming.received_s < _STALE_S
 
 
 _LATE_S: Final = 30.0
@@ -670,10 +670,12 @@ class ProbeNode:
         asked: Meta = {"plan": plan.model_dump_json(), "name": self.region}
         self._wan().send(peer, Message(words.PLEASE, asked, b"", words.TRAFFIC, CONTROL))
         with self._changed:
-            heard = self._changed.wait_for(lambda: peer in self._reports or self._closed, limit_s)
+            received = self._changed.wait_for(
+                lambda: peer in self._reports or self._closed, limit_s
+            )
             if self._closed:
                 raise LinkDownError("the probe was stopped")
-            if not heard:
+            if not received:
                 raise DeadlineExceededError(
                     f"region {peer} has not measured the way back within {limit_s:g} s"
                 )

@@ -63,12 +63,12 @@ class ProbeProgress:
     Attributes:
         phase: "idle", "round trips", "goodput", "loss", or "receiving" for the other end's
             measurement.
-        share: completed share of the phase, 0 to 1.
+        fraction: completed share of the phase, 0 to 1.
         rate_mbps: present rate, if it is known.
     """
 
     phase: str = "idle"
-    share: float = 0.0
+    fraction: float = 0.0
     rate_mbps: float | None = None
 
 

@@ -114,8 +114,8 @@ def issue(
     """
     check_region(region)
     authority = _authority(directory)
-    home = directory / _REGIONS / region
-    files = TlsFiles.in_directory(home)
+    folder = directory / _REGIONS / region
+    files = TlsFiles.in_directory(folder)
     taken = [name for name in (files.key, files.cert) if Path(name).exists()]
     if taken and not force:
         raise CertificateError(
@@ -124,7 +124,7 @@ def issue(
             "to replace the key as well.",
         )
     made = authority.issue(region, days, hosts)
-    _make(home)
+    _make(folder)
     _note_issued(directory, region, made.cert_pem)  # before it can be used
     _write(Path(files.key), made.key_pem, PRIVATE)
     _copy_public(directory, region)
@@ -319,13 +319,13 @@ def _revoked(directory: Path) -> set[int]:
 
 def _copy_public(directory: Path, region: str) -> Path:
     """Give a region the CAs' certificates and the revocation list; returns its directory."""
-    home = directory / _REGIONS / region
+    folder = directory / _REGIONS / region
     if (directory / _CRL).exists():
-        _write(home / _CRL, _read(directory / _CRL), PUBLIC)
+        _write(folder / _CRL, _read(directory / _CRL), PUBLIC)
     else:
-        (home / _CRL).unlink(missing_ok=True)  # of a CA that was replaced by force
-    _write(home / _CA_CERT, _read(directory / _CA_CERT), PUBLIC)
-    return home
+        (folder / _CRL).unlink(missing_ok=True)  # of a CA that was replaced by force
+    _write(folder / _CA_CERT, _read(directory / _CA_CERT), PUBLIC)
+    return folder
 
 
 def _copy_to_all(directory: Path) -> list[str]:
@@ -451,12 +451,12 @@ def _problems(
     directory: Path, held: Sequence[_Held], now: dt.datetime
 ) -> Iterator[tuple[_Held, str]]:
     """Return the regions with invalid certificates, with reasons."""
-    home = ca_path(directory)
-    if home.exists():  # identifies the foreign one; a bridge's host has no such file
+    folder = ca_path(directory)
+    if folder.exists():  # identifies the foreign one; a bridge's host has no such file
         cas = cas_of(directory)
         for shown in held:
             if not any(is_issued_by(shown.cert, ca) for ca in cas):
-                yield shown, f"is from another CA than {home}"
+                yield shown, f"is from another CA than {folder}"
     for shown in held:
         for by in held:
             if problem := _problem(shown, by, now):

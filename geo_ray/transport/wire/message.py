@@ -73,9 +73,9 @@ class PeerStats(TypedDict):
 
     ``bytes_sent`` and ``bytes_received`` count all bytes on the connections by class, headers
     included; "transport" are handshakes, acks and heartbeats, "resend" what passed more than once.
-    ``rtt_s`` is the last heartbeat's round trip and contains queueing; ``heard_s_ago`` counts from
-    the last bytes. Both are None before there was one. ``streams`` are the open data streams,
-    ``window_bytes`` what may be under way, ``estimate`` a `LinkEstimate` of the way there,
+    ``rtt_s`` is the last heartbeat's round trip and contains queueing; ``since_received_s`` counts
+    from the last received bytes. Both are None before there was one. ``streams`` are the open data
+    streams, ``window_bytes`` what may be under way, ``estimate`` a `LinkEstimate` of the way there,
     ``encrypted`` whether TLS carries the connection.
     """
 
@@ -96,7 +96,7 @@ class PeerStats(TypedDict):
     estimate: dict[str, float | None]
     outbox_messages: int
     outbox_bytes: int
-    heard_s_ago: float | None
+    since_received_s: float | None
     last_error: str | None
 
 

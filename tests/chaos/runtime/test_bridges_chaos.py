@@ -40,7 +40,7 @@ class Killer:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.slow  # test_home_bridge_in_process.py and the simulator
+@pytest.mark.slow  # test_leader_bridge_in_process.py and the simulator
 def test_a_run_comes_out_as_if_nothing_had_happened(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:

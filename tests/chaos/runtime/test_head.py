@@ -14,8 +14,8 @@ from benchmarks.membership.stored_head import StoredHeadCluster
 from geo_ray.base.errors import HeadLostError
 from geo_ray.ray_cluster.settings import driver_environment
 from geo_ray.telemetry.summary import load_summary
-from tests.support.driver_support import slow_experiment
 from tests.support.train_support import count, events_of, eventually, simulate, write_config
+from tests.support.watched_runs import slow_experiment
 
 REGIONS = ("us-east", "eu-west", "ap-south")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -42,7 +42,7 @@ def training(
         process.wait(60)
 
 
-def test_training_goes_on_while_the_head_is_started_again(tmp_path: Path) -> None:
+def test_training_continues_while_the_head_restarts(tmp_path: Path) -> None:
     with (
         StoredHeadCluster(REGIONS, patience_s=60) as cluster,
         driver_environment(cluster.environment),
@@ -68,7 +68,7 @@ def test_training_goes_on_while_the_head_is_started_again(tmp_path: Path) -> Non
     assert summary is not None and summary.digest == undisturbed.summary.digest
 
 
-def test_a_run_whose_head_is_gone_is_saved_and_resumed_on_the_next_one(
+def test_a_run_without_its_head_is_saved_and_resumed_on_another(
     tmp_path: Path,
 ) -> None:
     with (

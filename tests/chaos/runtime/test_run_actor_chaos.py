@@ -19,14 +19,14 @@ from geo_ray.runs.lease import LEASE_KEY
 from geo_ray.runtime.supervisor import NAMESPACE, supervisor_name
 from geo_ray.storage.manifest import MANIFEST_FILE
 from geo_ray.telemetry.summary import load_summary
-from tests.support.driver_support import (
+from tests.support.train_support import count, events_of, eventually, losses, simulate, write_config
+from tests.support.watched_runs import (
     check_nothing_left,
     command,
     kill_run_actor,
     lease,
     slow_experiment,
 )
-from tests.support.train_support import count, events_of, eventually, losses, simulate, write_config
 
 STEPS = 120
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("connected")]
@@ -123,7 +123,7 @@ def test_a_run_actor_is_killed_in(
 
 
 @pytest.mark.slow
-def test_a_run_actor_is_killed_and_the_best_model_is_kept(
+def test_the_best_model_survives_a_killed_run_actor(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     keep = {"metric": "accuracy", "mode": "max"}

@@ -80,7 +80,7 @@ def with_steps(config: Experiment, steps: int) -> Experiment:
 
 
 @pytest.mark.slow
-def test_one_home_after_the_other_is_lost_and_comes_back(
+def test_successive_leaders_are_lost_and_come_back(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """All processes of the averager's region die; where it moves to, too; both come back."""
@@ -134,7 +134,7 @@ def test_the_averagers_region_is_lost_and_the_others_finish(
 
 
 @pytest.mark.slow
-def test_its_bridge_alone_is_lost_and_the_region_goes_on_as_another(
+def test_a_region_that_lost_only_its_bridge_continues_as_an_ordinary_one(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     strategy = {"kind": "sma", "interval": 1}

@@ -103,7 +103,7 @@ def run_command(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("moment", ["region_lost", "averager_moved"])
-def test_an_interrupt_during_a_takeover_leaves_nothing_and_the_run_goes_on(
+def test_an_interrupt_during_a_failover_leaves_nothing_and_the_run_continues(
     short_tmp: Path, tmp_path: Path, moment: str
 ) -> None:
     """It comes when the averager is known to be gone, or when its standby has just taken over."""

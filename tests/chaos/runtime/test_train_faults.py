@@ -189,7 +189,7 @@ def test_a_lost_server_ends_the_run_and_a_damaged_checkpoint_is_passed_over(
 
 
 @pytest.mark.slow  # tests/property/training/test_standby_faults.py
-def test_a_run_that_loses_its_averager_goes_on_from_its_newest_checkpoint(
+def test_a_run_without_its_averager_restarts_from_its_newest_checkpoint(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """By itself, in the same command, and with the result of an undisturbed run."""

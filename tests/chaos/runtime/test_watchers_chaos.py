@@ -11,8 +11,8 @@ import geo_ray
 from geo_ray.base.errors import InterruptedRunError, RunHeldError
 from geo_ray.ray_cluster.local_cluster import LocalCluster
 from geo_ray.telemetry.summary import load_summary
-from tests.support.driver_support import check_nothing_left, command, lease, slow_experiment
 from tests.support.train_support import count, events_of, eventually, losses, simulate, write_config
+from tests.support.watched_runs import check_nothing_left, command, lease, slow_experiment
 
 STEPS = 160  # longer than a command takes to start
 pytestmark = [pytest.mark.timeout(900)]
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.timeout(900)]
 
 @pytest.mark.slow  # test_run_actor_chaos.py: the run actor is killed while training goes on
 @pytest.mark.usefixtures("connected")
-def test_a_run_outlives_who_started_it_and_is_watched_again(
+def test_a_run_outlives_its_starter_and_is_watched_again(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     experiment = slow_experiment(ray_cluster, tmp_path, steps=STEPS)
@@ -52,7 +52,7 @@ def test_a_run_outlives_who_started_it_and_is_watched_again(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("connected")
-def test_a_run_that_nobody_watches_is_saved_and_ended(
+def test_a_run_without_a_watcher_is_saved_and_ended(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     runs = {"dir": str(tmp_path / "runs"), "unattended_s": 2.0}

@@ -98,7 +98,7 @@ def test_a_copy_of_a_chunk_cannot_be_as_large_as_a_message() -> None:
         assert "payload has 2000000 bytes" in str(us.about("eu")["last_error"])
 
 
-def test_all_peers_together_are_bounded_and_who_keeps_to_the_rules_gets_through() -> None:
+def test_all_peers_together_are_bounded_and_valid_ones_get_through() -> None:
     # Beside one of the rogues there is room for all that the peer sends, over all its streams.
     us, eu = Node("us", max_held_bytes=50 * MB), Node("eu")
     with running(us, eu), ExitStack() as stack:

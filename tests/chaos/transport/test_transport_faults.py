@@ -175,7 +175,7 @@ def test_cut_in_the_middle_of_a_transfer_resumes_and_delivers_once() -> None:
         assert us.peers[0] == (1, True) and us.peers.count((1, False)) >= 3
 
 
-def test_a_data_stream_that_is_cut_costs_no_connection_and_what_it_carried_comes_again() -> None:
+def test_a_broken_data_stream_keeps_the_connection_and_its_data_is_resent() -> None:
     eu, us = Node("eu"), Node("us")
     with linked(eu, us) as proxy:
         eu.say("us", 0)
@@ -239,7 +239,7 @@ def test_repeated_and_lost_pieces_of_the_stream_are_noticed() -> None:
         assert harm.count and errors(eu, us)
 
 
-def test_a_silent_peer_counts_as_down_and_is_found_again() -> None:
+def test_an_unresponsive_peer_counts_as_down_and_is_found_again() -> None:
     eu, us = Node("eu", peer_timeout_s=0.3), Node("us", peer_timeout_s=0.3)
     with linked(eu, us) as proxy:
         proxy.stall()
@@ -255,7 +255,7 @@ def test_a_silent_peer_counts_as_down_and_is_found_again() -> None:
         assert us.peers[-1] == (1, True)
 
 
-def test_a_long_transfer_over_a_slow_wire_is_not_silence() -> None:
+def test_a_long_transfer_over_a_slow_link_is_not_a_timeout() -> None:
     eu, us = Node("eu", peer_timeout_s=0.5), Node("us", peer_timeout_s=0.5)
     with linked(eu, us) as proxy:
 

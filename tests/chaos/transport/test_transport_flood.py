@@ -83,7 +83,7 @@ def _wave(address: Address, talk: list[bytes]) -> None:
             sock.close()
 
 
-def test_ten_thousand_connections_harm_nobody() -> None:
+def test_ten_thousand_connections_cause_no_harm() -> None:
     certs = issue_for_run("run", ["eu", "us"])
     options = {"max_handshakes": MAX_HANDSHAKES, "handshake_timeout_s": 0.5}
     eu, us = (Node(name, certificate=certs[name], **options) for name in ("eu", "us"))
@@ -114,7 +114,7 @@ def test_ten_thousand_connections_harm_nobody() -> None:
         us.wait(lambda: any(peer == "asia" for peer, _ in us.got))
 
 
-def test_those_who_hold_every_place_lose_it_at_the_timeout_and_others_get_in() -> None:
+def test_connections_that_fill_all_places_lose_them_at_the_timeout() -> None:
     eu, us = Node("eu"), Node("us", max_handshakes=4, handshake_timeout_s=0.5)
     with running(eu, us):
         address = us.endpoint.listen()

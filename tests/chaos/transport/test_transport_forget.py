@@ -29,7 +29,7 @@ def keepers(peer: str) -> list[str]:
     return [t.name for t in threading.enumerate() if t.name == f"wan-{peer}"]
 
 
-def test_the_end_does_not_wait_for_who_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_does_not_wait_for_forgotten_peers(caplog: pytest.LogCaptureFixture) -> None:
     us, eu = Node("us"), Node("eu")
     with running(us, eu):
         eu.dial(us)
@@ -65,7 +65,7 @@ def test_the_end_warns_of_no_message_where_only_an_acknowledgement_is_owed(
     assert "has not acknowledged" not in caplog.text
 
 
-def test_who_is_forgotten_is_not_dialed_until_somebody_asks_for_it() -> None:
+def test_a_forgotten_peer_is_not_dialed_until_requested() -> None:
     us, eu, again = Node("us"), Node("eu"), Node("eu", 2)
     with running(us, eu, again):
         us.dial(eu)
@@ -79,7 +79,7 @@ def test_who_is_forgotten_is_not_dialed_until_somebody_asks_for_it() -> None:
         assert numbers_of(again.wait_messages(1)) == [2]
 
 
-def test_who_comes_back_finds_what_waits_for_it() -> None:
+def test_a_returning_peer_receives_waiting_messages() -> None:
     us, eu = Node("us"), Node("eu")
     with running(us, eu), FlakyProxy(us.endpoint.listen()) as proxy:
         eu.join(us, proxy.address)

@@ -145,7 +145,7 @@ def test_a_path_that_is_back_is_used_before_tcp_has_noticed(lab: Lab, one_way: b
         assert books["bytes_sent"].get("resend", 0) < 6 * MB
 
 
-def test_a_long_cut_is_noticed_by_both_and_the_transfer_goes_on_afterwards(lab: Lab) -> None:
+def test_a_long_outage_is_noticed_by_both_and_the_transfer_continues(lab: Lab) -> None:
     with regions(lab, QUICK) as (eu, us):
         eu.ask("send", first=0, count=12, size_bytes=MB)
         us.until(lambda seen: _arrived(seen) > 3 * MB)
@@ -197,7 +197,7 @@ def test_a_lossy_link_carries_everything_both_ways(lab: Lab) -> None:
         lab.set("*", "*", loss=0.0, jitter_s=0.0)
 
 
-def test_a_successor_at_another_port_is_found_when_the_dialer_is_told(lab: Lab) -> None:
+def test_a_successor_at_another_port_is_dialed_when_announced(lab: Lab) -> None:
     with regions(lab, QUICK) as (eu, us):
         eu.ask("send", first=0, count=2, size_bytes=1000)
         us.until_messages(2)
@@ -219,7 +219,7 @@ def test_a_successor_at_another_port_is_found_when_the_dialer_is_told(lab: Lab) 
 
 
 @pytest.mark.skipif(not requirements.has_ipv6(), reason="this kernel has no IPv6")
-def test_the_same_endpoint_at_another_address_goes_on_where_it_was(lab: Lab) -> None:
+def test_the_same_endpoint_at_another_address_continues(lab: Lab) -> None:
     """In mid-transfer its IPv4 address vanishes; the dialer is told the other one."""
 
     def ip4(verb: str) -> None:

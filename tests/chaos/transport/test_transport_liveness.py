@@ -63,7 +63,7 @@ def test_a_thread_that_cannot_start_ends_nothing(
 
 
 @pytest.mark.parametrize("name", ["wan-accept", "wan-deliver-us", "wan-us", "wan-watch"])
-def test_a_thread_that_cannot_start_is_told_and_asked_for_again(
+def test_a_thread_that_cannot_start_is_reported_and_retried(
     name: str, no_thread: Callable[[str], list[str]]
 ) -> None:
     eu, us = Node("eu"), Node("us")
@@ -76,7 +76,7 @@ def test_a_thread_that_cannot_start_is_told_and_asked_for_again(
         _they_talk(eu, us)
 
 
-def test_a_fault_in_the_loop_is_told_and_the_peer_dialed_again(
+def test_a_fault_in_the_loop_is_reported_and_the_peer_redialed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     eu, us = Node("eu"), Node("us")
@@ -100,7 +100,7 @@ def test_a_fault_in_the_loop_is_told_and_the_peer_dialed_again(
     assert "a fault of this program" in caplog.text
 
 
-def test_a_fault_while_dialing_is_told_and_the_peer_dialed_again(
+def test_a_fault_while_dialing_is_reported_and_the_peer_redialed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     eu, us = Node("eu"), Node("us")
@@ -124,7 +124,7 @@ def test_a_fault_while_dialing_is_told_and_the_peer_dialed_again(
 
 
 @pytest.mark.parametrize("stuck", ["the dialer", "the listener"])
-def test_a_loop_that_stands_still_is_replaced(stuck: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_loop_is_replaced(stuck: str, monkeypatch: pytest.MonkeyPatch) -> None:
     eu, us = (Node(region, peer_timeout_s=0.2) for region in ("eu", "us"))
     turn, go = Connection._turn, threading.Event()
     held: list[Connection] = []

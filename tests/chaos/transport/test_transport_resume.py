@@ -49,7 +49,7 @@ def pair(request: pytest.FixtureRequest, certs: dict[str, TlsBytes]) -> tuple[No
     return eu, us
 
 
-def test_after_a_cut_only_what_was_not_acknowledged_comes_again(pair: tuple[Node, Node]) -> None:
+def test_after_an_outage_only_unacknowledged_data_is_resent(pair: tuple[Node, Node]) -> None:
     eu, us = pair
     cuts, passed = 0, 0
     with running(eu, us), FlakyProxy(us.endpoint.listen()) as proxy:

@@ -403,7 +403,7 @@ def test_places_and_state_are_asked_for(world: CloudWorld) -> None:
     assert world.told == [], "it is in the file: no plan is made before"
     config = json.loads(json.dumps(world.config))
     del config["provider"][world.cloud]
-    with pytest.raises(ConfigError, match=f"account there|{world.cloud}"):
+    with pytest.raises(ConfigError, match=f"account is configured there|{world.cloud}"):
         geo_ray.up(config, inputs=world.inputs)
 
 

@@ -94,8 +94,8 @@ def test_machines_come_and_go_and_what_terraform_made_stays(world: CloudWorld) -
 
         done = CliRunner().invoke(root, ["down", world.state.uri])
         assert done.exception is None, done.output
-        assert "2 machines ended" in done.output
-        assert "Terraform's, of the stack demo: `terraform destroy`" in done.output
+        assert "2 machines terminated" in done.output
+        assert "the Terraform stack demo: `terraform destroy`" in done.output
         assert world.living() == []
         assert secret_of(world).get(STACK_TOKEN) == "a" * 64
 
@@ -118,7 +118,7 @@ def test_an_unresponsive_head_keeps_no_machines_and_launches_none_later(
     told: list[str] = []
     ended = geo_ray.down(world.state.uri, notify=told.append)
     assert (ended.in_order, ended.machines) == (False, 2)
-    assert any("tells nothing" in line for line in told)
+    assert any("has not reported" in line for line in told)
     launches = len(world.server.launches)
     with played_head(world.state):  # it is back
         assert geo_ray.down(world.state.uri).machines == 0
@@ -136,7 +136,7 @@ def test_different_clocks_do_not_make_a_head_unresponsive(
         assert all(
             node_group.ready == node_group.planned == 1 for node_group in made.report.node_groups
         )
-        (note,) = [n for n in cluster_status(world.state.uri).notes if "told nothing" in n]
+        (note,) = [n for n in cluster_status(world.state.uri).notes if "has not reported" in n]
         assert "as far as clocks agree" in note
         assert geo_ray.down(world.state.uri).in_order
     assert world.living() == []
@@ -147,7 +147,7 @@ def test_a_head_without_a_service_is_reported(
     world: CloudWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("geo_ray.cloud.cluster.up._HEAD_S", 1.0)
-    with pytest.raises(ClusterStartError, match="its autoscaler tells nothing") as caught:
+    with pytest.raises(ClusterStartError, match="its autoscaler has not reported") as caught:
         up(world)
     assert "geo-ray-cluster" in caught.value.fix
     assert world.server.launches == []

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
         ("eu", toys.Echo, toys.Hasty),
     ],
 )
-def test_a_node_that_dies_is_made_anew_and_its_caller_told(
+def test_a_dead_node_is_restarted_and_its_caller_gets_an_error(
     region: str, victim: type, caller: type
 ) -> None:
     result = run_program(toys.mortal(1, region, victim, caller), "processes")
@@ -39,7 +39,7 @@ def test_a_node_that_dies_is_made_anew_and_its_caller_told(
     assert result.restarts == {"victim": 1}
 
 
-def test_a_node_that_may_not_be_made_anew_ends_the_program() -> None:
+def test_a_node_without_restarts_ends_the_program() -> None:
     with pytest.raises(NodeFailedError) as caught:
         run_program(toys.mortal(0), "processes")
     assert "the process of 'victim' ended with exit code 3" in caught.value.message
@@ -47,7 +47,7 @@ def test_a_node_that_may_not_be_made_anew_ends_the_program() -> None:
     assert not descendants(os.getpid())
 
 
-def test_a_bridge_that_dies_is_started_anew() -> None:
+def test_a_failed_bridge_is_restarted() -> None:
     result = run_program(toys.wrecked(), "processes")
     assert result.values["wrecker"] == [1, "no error: 2"]
 

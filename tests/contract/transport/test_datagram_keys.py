@@ -107,7 +107,7 @@ def test_the_key_is_in_no_message_and_another_one_serves_later(
             assert secret.key not in message.meta.values()
 
 
-def test_an_offer_for_a_connection_that_is_no_more_is_asked_for_anew() -> None:
+def test_an_offer_for_a_closed_connection_is_requested_again() -> None:
     ends = Ends()
     with ends.linked() as sender:
         until(lambda: len(ends.secrets) >= 1)

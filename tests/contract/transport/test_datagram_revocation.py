@@ -103,7 +103,7 @@ def test_datagrams_of_a_revoked_region_are_strangers(leader: Path, is_linked: bo
         assert us.taken == before and not us.stage._channel._sessions
 
 
-def test_nothing_more_is_sent_to_a_revoked_home(leader: Path) -> None:
+def test_nothing_more_is_sent_to_a_revoked_leader(leader: Path) -> None:
     with sending(leader) as (eu, us):
         cert_store.revoke(leader, "us")
         until(lambda: eu.node.endpoint.is_revoked("us"))

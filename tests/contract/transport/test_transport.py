@@ -232,7 +232,7 @@ def test_strangers_are_refused_with_both_values(other: dict[str, Any], words: tu
         assert not us.got and not us.peers and not eu.peers
 
 
-def test_who_knows_the_keys_id_but_not_the_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_with_the_key_id_but_not_the_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "_key_id", lambda _: "same")
     eu, us = Node("eu"), Node("us", key=b"x" * 32)
     with running(eu, us):
@@ -395,7 +395,7 @@ def test_malformed_hellos_are_refused(changes: dict[str, Any]) -> None:
         assert not us.peers
 
 
-def test_a_twin_and_a_predecessor_are_refused() -> None:
+def test_a_duplicate_and_a_predecessor_are_refused() -> None:
     us = Node("us")
     with running(us):
         address = us.endpoint.listen()
@@ -416,7 +416,7 @@ def test_a_twin_and_a_predecessor_are_refused() -> None:
 # ------------------------------------------------------------------ life
 
 
-def test_a_peer_that_restarts_with_a_higher_attempt_begins_anew() -> None:
+def test_a_peer_with_a_higher_attempt_starts_over() -> None:
     eu, us = Node("eu"), Node("us")
     with running(eu):
         address = join(eu, us)
@@ -444,7 +444,7 @@ def test_a_peer_that_restarts_with_a_higher_attempt_begins_anew() -> None:
     assert [peer for peer in eu.peers if peer[2]] == [("us", 1, True), ("us", 2, True)]
 
 
-def test_a_listener_that_comes_late_is_found_and_gets_what_waited() -> None:
+def test_a_late_listener_receives_the_queued_messages() -> None:
     eu, us = Node("eu"), Node("us")
     with running(eu, us):
         with socket.socket() as free:
@@ -459,7 +459,7 @@ def test_a_listener_that_comes_late_is_found_and_gets_what_waited() -> None:
         assert us.wait_messages(1)[0].meta["n"] == 1
 
 
-def test_a_peer_that_is_expected_gets_what_waited_for_it_to_dial() -> None:
+def test_an_expected_peer_receives_queued_messages_after_dialing() -> None:
     eu, us = Node("eu"), Node("us")
     with running(eu, us):
         address = eu.endpoint.listen()

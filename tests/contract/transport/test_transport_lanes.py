@@ -45,7 +45,7 @@ def _slow(rate_mbps: float) -> dict[str, LinkModel]:
 # ------------------------------------------------------------------ what goes first
 
 
-def test_what_was_queued_is_sent_by_lane() -> None:
+def test_queued_messages_are_sent_by_lane() -> None:
     # One stream: over several, what left first may still arrive last on a busy machine.
     eu, us = (Node(name, shaping=_slow(40.0), max_streams=1) for name in ("eu", "us"))
     with running(eu, us):
@@ -100,7 +100,7 @@ def test_the_order_holds_within_each_lane_over_four_streams(seed: int) -> None:
 # ------------------------------------------------------------------ readers
 
 
-def test_what_a_slow_reader_holds_is_bounded_and_heartbeats_go_on() -> None:
+def test_buffers_of_a_slow_reader_are_bounded_and_heartbeats_continue() -> None:
     ahead_bytes, size_bytes, count = 1_000_000, 300_000, 12
     options = {"max_ahead_bytes": ahead_bytes, "min_streams": 2, "heartbeat_s": 0.02}
     eu, us = (Node(name, **options) for name in ("eu", "us"))

@@ -72,7 +72,7 @@ def test_a_revoked_region_loses_the_link_that_it_has_and_gets_no_other(
         victim.endpoint.wait_connected([other.region, "asia"], 60.0)
 
 
-def test_a_ca_is_replaced_while_regions_stay_linked_and_link_anew(home: Path) -> None:
+def test_a_ca_is_replaced_while_regions_stay_linked_and_reconnect(home: Path) -> None:
     eu, us = _node(home, "eu"), _node(home, "us")
     with running(eu, us):
         _linked(us, eu)
@@ -129,7 +129,7 @@ def _serial(node: Node, peer: str) -> int | None:
     return serial
 
 
-def test_a_run_gives_a_living_endpoint_another_certificate() -> None:
+def test_a_running_endpoint_gets_another_certificate() -> None:
     """As bridges do when theirs is half over: also the CA may be another."""
     first, second = issue_for_run("run", ["eu", "us"]), issue_for_run("run", ["asia", "eu", "us"])
     eu = Node("eu", certificate=first["eu"], tls="required")
@@ -219,7 +219,7 @@ def test_both_ends_derive_the_same_keys_and_a_new_connection_has_others() -> Non
             eu.endpoint.link_key("asia", b"x", outgoing=True)
 
 
-def test_a_list_that_somebody_else_made_shuts_nobody_out(
+def test_a_foreign_revocation_list_has_no_effect(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     eu, us = _node(home, "eu"), _node(home, "us")

@@ -298,7 +298,7 @@ def test_a_listener_without_tls_or_certificate_is_refused(
         assert not eu.peers
 
 
-def test_another_run_is_refused_though_its_certificate_is_good(
+def test_another_run_is_refused_even_with_a_valid_certificate(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     healthy = Healthy(authority)

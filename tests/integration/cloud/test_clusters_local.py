@@ -113,7 +113,7 @@ def test_a_cluster_from_nothing_to_nothing(work: Path) -> None:
         cloud.preempt(taken.id, notice_s=30.0)
         eventually(lambda: taken.id not in {row.id for row in report().machines}, logs)
         eventually(is_full, logs)
-        assert any("the cloud takes it back" in each.reason for each in report().decisions)
+        assert any("the cloud reclaims it" in each.reason for each in report().decisions)
         there = steps()
         eventually(lambda: steps() > there + 20, logs)
         (drained,) = (event for event in events_of(run) if event.kind == "region_drained")

@@ -93,7 +93,7 @@ def test_a_detached_lab_is_changed_used_and_taken_down(detached: Lab) -> None:
         (("run", "Z", "--", "true"), 2, "no region 'Z'"),
     ],
 )
-def test_what_is_wrong_is_said(lab: Lab, words: tuple[str, ...], code: int, complaint: str) -> None:
+def test_errors_are_described(lab: Lab, words: tuple[str, ...], code: int, complaint: str) -> None:
     named = words[0] in ("set", "run")
     done = geo_ray(words[0], *(("--lab", lab.lab_id) if named else ()), *words[1:])
     assert done.returncode == code

@@ -138,7 +138,7 @@ def test_a_relay_that_dies_is_a_typed_error() -> None:
     assert left.is_nothing()
 
 
-def test_without_root_a_lab_says_what_is_lacking() -> None:
+def test_without_root_a_lab_reports_missing_requirements() -> None:
     reason = lab_module.missing_requirements()
     if reason is None:
         code = "import os; from geo_ray.lab import lab; os.setuid(65534); lab.check_requirements()"

@@ -52,7 +52,7 @@ def check_failed(world: InProcess, workers: list[WorkerThread], match: str) -> N
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_a_strategy_raises_ends_every_region(
+def test_an_error_in_a_strategy_ends_every_region(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever the way of the updates; the traceback with the strategy's line is in the log."""
@@ -71,7 +71,7 @@ def test_what_a_strategy_raises_ends_every_region(
     assert any("in on_update" in text and "IndexError" in text for text in traces)
 
 
-def test_what_a_handler_raises_ends_every_region(
+def test_an_error_in_a_handler_ends_every_region(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The update counts as received by then: nobody would ever send it again."""
@@ -86,7 +86,7 @@ def test_what_a_handler_raises_ends_every_region(
         check_failed(world, workers, r"bridge of region 'eu' failed at 'update' of region .*luck")
 
 
-def test_what_a_thread_of_a_stage_raises_ends_every_region(
+def test_an_error_in_a_thread_of_a_stage_ends_every_region(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: UploadCoordinator) -> None:
@@ -99,7 +99,7 @@ def test_what_a_thread_of_a_stage_raises_ends_every_region(
         check_failed(world, start_all(world), "failed at the transfers' time line")
 
 
-def test_what_a_strategy_raises_when_it_is_woken_ends_every_region(
+def test_an_error_in_a_woken_strategy_ends_every_region(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No update is being handled then, and no region would be refused anything."""
@@ -115,7 +115,7 @@ def test_what_a_strategy_raises_when_it_is_woken_ends_every_region(
         check_failed(world, start_all(world), "'decoupled' failed in the averager: .*overslept")
 
 
-def test_regions_that_nobody_will_answer_are_seen(
+def test_regions_without_a_possible_answer_are_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the processes tell the controller is enough to know that nothing can happen."""
@@ -141,10 +141,10 @@ def test_regions_that_nobody_will_answer_are_seen(
             return (still, unanswered) if len(unanswered) == 3 else None
 
         still, unanswered = eventually(seen, "a standstill")
-        policy.check_goes_on(1.0, still, unanswered)
-        policy.check_goes_on(1.0 + STUCK_S - 0.1, still, unanswered)
+        policy.check_progress(1.0, still, unanswered)
+        policy.check_progress(1.0 + STUCK_S - 0.1, still, unanswered)
         with pytest.raises(StalledError, match=r"'asia' \(update 2\), 'eu' \(update 2\)"):
-            policy.check_goes_on(1.0 + STUCK_S, still, unanswered)
+            policy.check_progress(1.0 + STUCK_S, still, unanswered)
     for worker in workers:
         with pytest.raises(GeoRayError):  # the bridge is closing
             worker.result()

@@ -194,7 +194,7 @@ def test_regions_one_by_one_end_equal(
     assert killer.times == 1
 
 
-def test_a_checkpoint_that_the_lost_answer_told_of_is_made(
+def test_a_checkpoint_requested_in_a_lost_answer_is_made(
     undisturbed: Callable[[str], str],
     killer: Killer,
     monkeypatch: pytest.MonkeyPatch,
@@ -226,7 +226,7 @@ def test_a_checkpoint_that_the_lost_answer_told_of_is_made(
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_every_strategy_goes_on(
+def test_every_strategy_continues(
     kind: str, killer: Killer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = of_kind(kind)

@@ -70,7 +70,7 @@ def test_sockets_and_simulator_give_the_same_bits(tmp_path: Path, shared: bool, 
     ],
     ids=lambda s: s["kind"],
 )
-def test_regions_end_with_what_they_share(tmp_path: Path, strategy: dict[str, Any]) -> None:
+def test_regions_end_with_the_same_model(tmp_path: Path, strategy: dict[str, Any]) -> None:
     regions = [{**region, "ps_shards": 1} for region in SHARDS]
     train = {"steps": 8, "eval_every": 0}
     with InProcess(config_of(strategy=strategy, regions=regions, train=train), tmp_path) as world:
@@ -93,7 +93,7 @@ def test_lossy_blocks_leave_it_whole(tmp_path: Path) -> None:
         assert torch.equal(exchanged(first), exchanged(second))
 
 
-def test_a_replaced_worker_gets_what_is_carried(tmp_path: Path) -> None:
+def test_a_replaced_worker_gets_the_model_buffers(tmp_path: Path) -> None:
     """Killed in mid-run: the run ends with the bits of the undisturbed one."""
     config = config_of(strategy={"kind": "bsp"}, regions=SHARDS, emulate={"step_s": 0.01})
     gate = Gate(4)
@@ -121,7 +121,7 @@ def test_a_replaced_worker_gets_what_is_carried(tmp_path: Path) -> None:
             assert torch.equal(exchanged(each), result.buffers_B[name][: exchanged(each).numel()])
 
 
-def test_a_replaced_worker_that_finds_undeclared_state_goes_on(tmp_path: Path) -> None:
+def test_a_replaced_worker_that_finds_undeclared_state_continues(tmp_path: Path) -> None:
     """Its first step is one of the run's late ones, in which a find ends nothing."""
     late = {"use": f"{TASKS}:Late"}
     regions = [{"name": "us-east", "workers": 1}]
@@ -138,7 +138,7 @@ def test_a_replaced_worker_that_finds_undeclared_state_goes_on(tmp_path: Path) -
         assert again.result() == 9
 
 
-def test_a_standby_takes_over_with_what_is_carried(tmp_path: Path) -> None:
+def test_a_standby_takes_over_with_the_model_buffers(tmp_path: Path) -> None:
     leader, standby, third = "us-east", "eu-west", "ap-south"
     config = config_of(
         regions=[{"name": name} for name in (leader, standby, third)],
@@ -203,7 +203,7 @@ def test_statistics_of_the_final_model_are_put_together(tmp_path: Path) -> None:
             assert len(last) == 1
 
 
-def test_a_worker_that_waits_for_statistics_is_told_of_a_failure(tmp_path: Path) -> None:
+def test_a_worker_that_waits_for_statistics_receives_a_failure(tmp_path: Path) -> None:
     config = experiment_of(task=STATEFUL, regions=[{"name": "us-east"}])
     with InProcess(config, tmp_path) as world:
         site = world.sites["us-east"]

@@ -85,7 +85,7 @@ def test_a_resumed_run_has_the_bits_of_the_simulated_and_the_metrics_of_its_file
 
 
 @pytest.mark.slow
-def test_what_nobody_declared_ends_the_run_and_is_named(tmp_path: Path) -> None:
+def test_undeclared_state_ends_the_run_and_is_named(tmp_path: Path) -> None:
     task = STATEFUL | {"options": {"declares": False}}
     with pytest.raises(TaskStateError, match=r"'teacher\.bias'"):
         train(experiment_of(tmp_path, task=task), tmp_path)

@@ -56,11 +56,11 @@ def test_an_update_is_made_where_the_bridge_reads_it(
         assert line is not None
         request, client = site.server.open_request, line.client
         assert request is not None and client is not None
-        assert client.lies_there(request.update.payload_P)
+        assert client.is_shared(request.update.payload_P)
         assert made[id(site.shards[0].state)] == [request.update.payload_P.data_ptr()]
         assert request.update.payload_P.any()
         buffer_P = site.primary._payload_buffer(request.update.payload_P.numel())
-        assert not client.lies_there(buffer_P)  # the update is needed until it is answered
+        assert not client.is_shared(buffer_P)  # the update is needed until it is answered
         workers += start(world, OTHER if region == WAITS else WAITS)
         for worker in workers:
             worker.result()
@@ -101,7 +101,7 @@ def test_a_checkpoint_holds_an_update_whose_place_its_answer_takes(
         assert torch.equal(tensors["params"], before_params_P)
 
 
-def test_a_region_tells_how_it_is_while_it_computes(tmp_path: Path) -> None:
+def test_a_region_reports_its_state_while_it_computes(tmp_path: Path) -> None:
     """A step of a large model takes seconds with the lock held; the controller asks meanwhile."""
     with InProcess(experiment_of(), tmp_path) as world, ThreadPoolExecutor(1) as pool:
         primary = world.sites[WAITS].primary

@@ -143,7 +143,7 @@ def test_a_run_follows_its_plan_there(
     assert run.summary.steps == 8
 
 
-def test_what_is_missing_is_named_before_the_start(
+def test_missing_requirements_are_named_before_the_start(
     machines: None, connected: ConnectedCluster, config: Path
 ) -> None:
     _await_nodes(4)

@@ -111,7 +111,7 @@ def deaf(site: Site, to: str) -> None:
         site.bridge._routes[kind] = filtered
 
 
-def test_whoever_waits_for_a_round_is_told_when_a_bridge_closes(tmp_path: Path) -> None:
+def test_waits_for_a_round_end_when_a_bridge_closes(tmp_path: Path) -> None:
     with InProcess(experiment(OVERLAYS[3]), tmp_path) as world:
         worker = world.sites["ap-south"].start(0)  # alone: its round cannot end
         node = world.sites["ap-south"].bridge.path.vectors._node
@@ -130,7 +130,7 @@ def test_links_are_measured_on_the_way(tmp_path: Path) -> None:
     assert measured and all(mbps > 0 for mbps in measured.values())
 
 
-def test_what_was_measured_before_is_known_from_the_first_round(tmp_path: Path) -> None:
+def test_earlier_measurements_apply_from_the_first_round(tmp_path: Path) -> None:
     records = [
         LinkRecord(
             src=a, dst=b, goodput_mbps=i + 1.0, rtt_s=0.1, samples=3, measured_at_unix_s=time.time()

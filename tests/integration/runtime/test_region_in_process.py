@@ -285,7 +285,7 @@ def test_an_update_in_the_name_of_another_region_is_refused(tmp_path: Path) -> N
 # ------------------------------------------------------------------ checkpoints
 
 
-def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with InProcess(experiment_of(regions=ALONE), tmp_path) as world:
         site = world.sites["us-east"]
         world.parts.write_text("a file where the directory should be")

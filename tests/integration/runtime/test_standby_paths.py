@@ -71,7 +71,7 @@ def check_equal(world: InProcess, names: list[str], exact: bool) -> None:
 
 @pytest.mark.parametrize("bound", [0.0, 0.5])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s["kind"])
-def test_a_standby_changes_nothing_as_long_as_nobody_is_lost(
+def test_a_standby_changes_nothing_without_a_loss(
     tmp_path: Path, strategy: dict[str, Any], bound: float
 ) -> None:
     rounds = strategy["kind"] in ("sma", "bsp")
@@ -176,7 +176,7 @@ def note_changes(site: Site, changes: dict[int, torch.Tensor], answered: set[int
     site.primary._exchange_one = noting  # type: ignore[method-assign]
 
 
-def test_a_home_that_was_only_cut_off_comes_back_as_an_ordinary_region(tmp_path: Path) -> None:
+def test_a_partitioned_leader_comes_back_as_an_ordinary_region(tmp_path: Path) -> None:
     asked = experiment({"kind": "sma", "interval": 2}, averager={"rejoin_s": 60.0})
     gate = Gate(STEPS // 2)
     with InProcess(asked, tmp_path, gate=gate) as world:
@@ -315,7 +315,7 @@ def is_standby(world: InProcess, name: str) -> bool:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[:1] + STRATEGIES[3:], ids=lambda s: s["kind"])
-def test_one_home_after_the_other_is_lost(tmp_path: Path, strategy: dict[str, Any]) -> None:
+def test_successive_leaders_are_lost(tmp_path: Path, strategy: dict[str, Any]) -> None:
     """A standby is chosen anew after each takeover, as the configuration prefers."""
     names = (HOME, STANDBY, THIRD, FOURTH)
     asked = experiment(

@@ -78,7 +78,7 @@ def test_regions_train_over_sockets_and_end_equal(tmp_path: Path, kind: str) -> 
         ("sma", "outer"),
     ],
 )
-def test_what_is_evaluated_in_the_middle_of_a_round_is_what_the_simulator_evaluates(
+def test_evaluations_within_a_round_match_the_simulator(
     tmp_path: Path, kind: str, evaluate: str
 ) -> None:
     """The outer parameters, if the strategy has any and nobody asked for the live ones."""

@@ -140,7 +140,7 @@ def test_sma_equals_the_simulator_to_the_bit(rich: Trained, tmp_path: Path) -> N
     assert losses(simulated.events) == losses(rich.events)
 
 
-def test_others_are_told_of_it_as_it_goes(rich: Trained) -> None:
+def test_other_regions_are_notified_during_a_round(rich: Trained) -> None:
     """The curves are complete, although nobody answers where the traces go."""
     values = tensorboard_values(rich.run.base_dir / "curves")
     for region in ("us-east", "eu-west", "ap-south"):
@@ -192,7 +192,7 @@ def test_the_model_file_has_the_evaluated_accuracy(rich: Trained) -> None:
     assert task.metrics(total)["accuracy"] == rich.summary.eval["accuracy"]
 
 
-def test_events_tell_the_whole_run(rich: Trained) -> None:
+def test_events_describe_the_whole_run(rich: Trained) -> None:
     events = rich.events
     assert {event.kind for event in events} <= set(EVENT_FIELDS)
     assert events[0].kind == "run_started"

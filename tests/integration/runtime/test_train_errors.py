@@ -221,7 +221,9 @@ def test_loss_that_is_no_scalar(tmp_path: Path, fails: Fails) -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_an_evaluation_that_raises_is_told_before_training(tmp_path: Path, fails: Fails) -> None:
+def test_an_evaluation_that_raises_is_reported_before_training(
+    tmp_path: Path, fails: Fails
+) -> None:
     """The first evaluation may be hours away."""
     source = "from geo_ray.data.tasks.digits import Digits\n\nclass Broken(Digits):\n"
     source += "    def metrics(self, stats):\n        return stats['nothing'].sum()\n"

@@ -105,7 +105,7 @@ def test_small_updates_do_not_wait_for_a_grant(tmp_path: Path) -> None:
         assert heard["update"] > 0 and heard["grant"] == 0
 
 
-def test_no_update_is_staler_than_the_bound_and_what_is_dropped_comes_later(
+def test_no_update_exceeds_the_staleness_bound_and_dropped_ones_come_later(
     tmp_path: Path,
 ) -> None:
     turns = {"small_bytes": 0, "averager_mbps": 100.0, "max_staleness": 1}

@@ -49,7 +49,7 @@ def others(world: InProcess, but: Sequence[tuple[str, int]]) -> dict[tuple[str, 
 
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "bytes"])
-def test_one_worker_does_what_three_did(
+def test_one_worker_does_the_work_of_three(
     undisturbed: str, tmp_path: Path, shards: int, shared: bool
 ) -> None:
     """Two are lost before they have pushed anything, and never come back."""
@@ -96,9 +96,7 @@ def test_one_that_dies_in_mid_step_is_stood_in_for_and_comes_back(
         assert sizes == [2, 3]
 
 
-def test_one_that_is_told_to_leave_does_so_and_nothing_is_lost(
-    undisturbed: str, tmp_path: Path
-) -> None:
+def test_a_worker_that_is_asked_to_leave_loses_nothing(undisturbed: str, tmp_path: Path) -> None:
     gate = Gate(steps=2)
     with InProcess(elastic(), tmp_path, gate=gate) as world:
         site = world.sites["eu-west"]

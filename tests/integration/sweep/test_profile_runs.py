@@ -138,5 +138,5 @@ def test_a_job_is_profiled_planned_followed_and_planned_again(
     _, resumed = rundir.reopen(begun.path)
     assert [region.batch_sizes for region in resumed.regions] == [(32,), (16,)]
     cost = load_cost(begun.path)
-    assert cost is not None and any("anew at step 12" in note for note in cost.notes)
+    assert cost is not None and any("replanned at step 12" in note for note in cost.notes)
     eventually(lambda: (begun.path / "report.html").exists(), "the report")

@@ -19,7 +19,7 @@ from geo_ray.telemetry.dashboards import write_dashboards
 from geo_ray.telemetry.metrics import METRICS
 
 RUN = "scraped-run"
-DRIVER = Path(__file__).parents[2] / "support" / "metrics_driver.py"
+DRIVER = Path(__file__).parents[2] / "support" / "metrics_server.py"
 TESTS = DRIVER.parents[1]
 
 

@@ -133,7 +133,7 @@ def test_nothing_leaves_before_the_reliable_road_is_drained() -> None:
         eventually(lambda: len(hub.blocks) == 10)
 
 
-def test_a_stop_says_what_did_not_leave_and_the_rest_never_does() -> None:
+def test_a_stop_returns_the_unsent_part_which_is_never_sent() -> None:
     with pair(mbps=1.0) as (hub, sender):
         sender.use(expected(hub))
         sender.start(load_of(1000))
@@ -156,7 +156,7 @@ def test_without_a_session_nothing_leaves() -> None:
         assert sender.stop() is None
 
 
-def test_a_new_session_ends_the_old_one_but_the_same_one_goes_on() -> None:
+def test_a_new_session_ends_the_old_one_but_the_same_one_continues() -> None:
     with pair() as (hub, sender):
         old = expected(hub)
         sender.use(old)

@@ -16,7 +16,9 @@ from tests.support.codec_toys import TOYS
 
 NUM = 6
 CODECS = st.sampled_from([*TOYS, TopK(ratio=0.2), Int8()])
-FATES = st.sampled_from(["taken", "taken", "dropped", "refused", "part lost", "saved", "last word"])
+FATES = st.sampled_from(
+    ["taken", "taken", "dropped", "refused", "part lost", "saved", "final update"]
+)
 EVENTS = st.lists(st.tuples(FATES, st.integers(0, 2**16)), max_size=25)
 
 
@@ -43,7 +45,7 @@ def test_nothing_of_an_update_is_lost(codec: Codec | None, events: list[tuple[st
     produced, taken, most = torch.zeros(NUM).double(), torch.zeros(NUM).double(), 0.0
     for seq, (fate, seed) in enumerate(events, start=1):
         payload_P = vector(seed)
-        final = fate == "last word"
+        final = fate == "final update"
         update = wire.encode(UpdateMessage("a", 1, seq, 0, 8, payload_P.clone(), final))
         produced += payload_P
         most += float(payload_P.abs().max())
@@ -78,7 +80,7 @@ def test_nothing_of_an_answer_is_lost(
     hub, wires = AveragerWire(plan), {name: RegionWire(plan, name, NUM) for name in ("a", "b")}
     produced, taken, most = torch.zeros(NUM).double(), torch.zeros(NUM).double(), 0.0
     for version, (fate, seed) in enumerate(events, start=1):
-        final = fate == "last word"
+        final = fate == "final update"
         for name in wires:
             hub.decode(
                 UpdateMessage(name, 1, version, version - 1, 8, torch.zeros(NUM), final), NUM
@@ -107,7 +109,7 @@ def test_nothing_of_an_answer_is_lost(
 def test_models_arrive_as_differences_from_what_both_know(
     up: Codec | None, down: Codec | None, in_rounds: bool, seeds: list[int]
 ) -> None:
-    """Whatever is lost, both ends speak of the same reference, and the last word is exact."""
+    """Whatever is lost, both ends speak of the same reference, and the final update is exact."""
     plan = WirePlan(up, down, "model", in_rounds)
     hub, wire = AveragerWire(plan), RegionWire(plan, "a", NUM)
     model_P, version = vector(1), 0

@@ -60,7 +60,7 @@ batches = st.lists(
 
 
 @given(delays_ms, delays_ms, batches)
-def test_counters_come_to_the_verdict_that_all_packets_come_to(
+def test_counters_give_the_same_verdict_as_all_packets(
     there_ms: int, back_ms: int, sent: list[tuple[int, int, int, int]]
 ) -> None:
     stations = [

@@ -70,7 +70,7 @@ def test_the_serialiser_is_a_drop_tail_queue(
     st.lists(st.tuples(gaps_s, sizes, st.one_of(st.none(), rates_mbps)), min_size=1, max_size=60),
     rates_mbps,
 )
-def test_a_new_rate_holds_for_what_waits(
+def test_a_new_rate_applies_to_queued_packets(
     steps: list[tuple[float, int, float | None]], rate_mbps: float
 ) -> None:
     link = Link(LinkShape(rate_mbps=rate_mbps, queue_bytes=10**9), 1)

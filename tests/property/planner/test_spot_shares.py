@@ -61,5 +61,5 @@ def test_one_section_gives_one_share(
 
 def test_unequal_fractions_are_reported() -> None:
     offers = [Offer("a", "spot", 1.0, 1.0, 3, 0.0, 9, share) for share in (0.1, 0.2)]
-    with pytest.raises(InvariantError, match=r"unequal shares: 0\.1, 0\.2"):
+    with pytest.raises(InvariantError, match=r"unequal fractions: 0\.1, 0\.2"):
         RentalPool([RegionFleet("r", offers, 4)], True).stall(1)

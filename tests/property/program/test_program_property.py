@@ -74,7 +74,7 @@ def batches_by_rule(times: list[int], size: int, timeout_s: float) -> list[list[
     st.integers(1, 5),
     st.sampled_from([0.5, 1.5, 4.5]),
 )
-def test_calls_go_together_as_the_rule_says(times: list[int], size: int, timeout_s: float) -> None:
+def test_calls_are_batched_by_the_rule(times: list[int], size: int, timeout_s: float) -> None:
     clock, carried, answers = VirtualThreads(), [], {}
 
     def execute(requests: list[int]) -> list[int]:

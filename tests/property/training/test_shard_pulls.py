@@ -82,7 +82,7 @@ class Pulling(RuleBasedStateMachine):
 
     @rule(worker=st.integers(0, WORKERS - 1))
     def replaced(self, worker: int) -> None:
-        self.model.pulls.heard(worker)
+        self.model.pulls.note_received(worker)
         self.fetching.pop(worker, None)
 
     @rule(worker=st.integers(0, WORKERS - 1), shard=st.integers(0, 3))
@@ -95,7 +95,7 @@ class Pulling(RuleBasedStateMachine):
             return
         whole_P = torch.cat([found.parts[i] for i in range(len(self.shards))])
         assert torch.equal(whole_P, self.versions[found.pull.version, found.pull.judged])
-        self.model.pulls.heard(worker)
+        self.model.pulls.note_received(worker)
         del self.fetching[worker]
 
 
@@ -140,7 +140,7 @@ def test_a_version_is_kept_only_until_its_worker_is_heard_of() -> None:
     pull = model.pulls.tell(0)
     model.merge(reply())
     assert torch.equal(shards[0].fetch(pull), torch.zeros(16))
-    model.pulls.heard(0)
+    model.pulls.note_received(0)
     model.merge(reply())
     with pytest.raises(InvariantError, match="asks for version"):
         shards[1].fetch(pull)

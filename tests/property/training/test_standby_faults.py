@@ -88,11 +88,11 @@ def test_the_averager_dies_at_any_point(setup: Setup, seed: int, events: int, se
     random = Random(seed)
     world = World(setup, seed)
     shuffle(world, random, events)
-    home = world.names[0]
-    world.kill(home, random)
+    leader = world.names[0]
+    world.kill(leader, random)
     if seen:
         shuffle(world, random, random.randint(0, 10))
-        world.report_dead(home)
+        world.report_dead(leader)
     shuffle(world, random, random.randint(0, 30))
     world.run_out()
     world.check_end()
@@ -106,16 +106,16 @@ def test_the_averager_dies_at_any_point(setup: Setup, seed: int, events: int, se
 @settings(max_examples=300, deadline=None)
 @given(setups(), st.integers(0, 2**32), st.integers(0, 60), st.data())
 def test_links_are_cut_and_heal(setup: Setup, seed: int, events: int, data: st.DataObject) -> None:
-    home, *others = "abcdef"[: setup.regions]
-    candidates = [frozenset((home, other)) for other in others]
+    leader, *others = "abcdef"[: setup.regions]
+    candidates = [frozenset((leader, other)) for other in others]
     cut = data.draw(st.lists(st.sampled_from(candidates), unique=True, min_size=1))
     ticks = data.draw(st.integers(0, int(TAKEOVER_S + REJOIN_S / 3)))
     world = cut_and_heal(setup, seed, events, cut, ticks)
     assert world.survivors() == list(world.names)  # everybody was waited for
     terms = {node.leader.term for node in world.nodes.values()}
     assert len(terms) == 1 and terms <= {1, 2}
-    homes = [name for name, node in world.nodes.items() if node.primary is not None]
-    assert homes == [world.names[max(terms) - 1]]
+    leaders = [name for name, node in world.nodes.items() if node.primary is not None]
+    assert leaders == [world.names[max(terms) - 1]]
 
 
 @settings(max_examples=300, deadline=None)
@@ -195,7 +195,7 @@ def test_every_point_of_one_run(strategy, bound: float) -> None:
     assert events > 30
 
 
-def test_a_home_that_is_cut_off_for_long_is_not_waited_for() -> None:
+def test_a_leader_that_is_cut_off_for_long_is_not_waited_for() -> None:
     world = World(Setup(AsgdGa(interval=1, combine="sum"), 3, 4, 0.0), seed=1)
     shuffle(world, Random(1), 20)
     world.cut |= set(pairs_of(world, "a"))
@@ -209,7 +209,7 @@ def test_a_home_that_is_cut_off_for_long_is_not_waited_for() -> None:
     assert [event.what for event in world.events if event.what == "left"] == ["left"]
 
 
-def test_only_the_link_between_home_and_standby_is_cut() -> None:
+def test_only_the_link_between_leader_and_standby_is_cut() -> None:
     """The averager stays: the others still see it."""
     world = World(Setup(AsgdGa(interval=1, combine="sum"), 4, 4, 0.0), seed=1)
     world.cut.add(frozenset(("a", "b")))

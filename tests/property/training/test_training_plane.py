@@ -86,7 +86,7 @@ class TrainingPlane(RuleBasedStateMachine):
             (name, rank)
             for name, region in self.plane.regions.items()
             for rank in range(self.plane.setup.workers[name])
-            if rank not in region.here and rank not in region.home
+            if rank not in region.here and rank not in region.exited
         ]
 
     def _may_be_skipped(self) -> list[UpdateMessage]:

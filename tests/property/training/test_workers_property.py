@@ -35,7 +35,7 @@ def gradient(params_P: Tensor, span: Span) -> Tensor:
 
 
 @dataclass
-class Home:
+class Site:
     """One region without others, driven by whoever holds it; all memory is the workers' own."""
 
     workers: int
@@ -45,7 +45,7 @@ class Home:
     num_shards: int = 1
     busy: dict[int, tuple[Span, Tensor]] = field(default_factory=dict)
     here: set[int] = field(default_factory=set)
-    away: set[int] = field(default_factory=set)  # sent home before the end
+    away: set[int] = field(default_factory=set)  # exited before the end
     memory: dict[int, Tensor] = field(default_factory=dict)
     applied: list[tuple[Span, ...]] = field(default_factory=list)  # by step
     rates: list[float] = field(default_factory=list)
@@ -182,7 +182,7 @@ class Home:
                 self.happens("push", 0)
         raise AssertionError("no end in sight")
 
-    def lived(self, history) -> Home:
+    def lived(self, history) -> Site:
         for what, which in [("gather", 0), *history]:
             if self.server.phase == "done":
                 break
@@ -221,12 +221,12 @@ COMMON = {
 def test_with_a_fixed_batch_nobody_can_tell_who_was_there(
     history, workers: int, steps: int, least: int, shards: int
 ) -> None:
-    home = Home(workers, steps, ElasticConfig(min_workers=least), num_shards=shards).lived(history)
-    quiet = Home(workers, steps, None, num_shards=shards).lived([])
-    assert home.applied == quiet.applied
-    assert torch.equal(home.params_P, quiet.params_P)
-    assert torch.allclose(home.params_P, reference(home.applied), atol=1e-6)
-    assert home.server.ledger.applied == steps * sum(BATCHES[:workers])
+    site = Site(workers, steps, ElasticConfig(min_workers=least), num_shards=shards).lived(history)
+    quiet = Site(workers, steps, None, num_shards=shards).lived([])
+    assert site.applied == quiet.applied
+    assert torch.equal(site.params_P, quiet.params_P)
+    assert torch.allclose(site.params_P, reference(site.applied), atol=1e-6)
+    assert site.server.ledger.applied == steps * sum(BATCHES[:workers])
 
 
 @settings(max_examples=300)
@@ -235,11 +235,11 @@ def test_where_the_batch_follows_a_step_has_the_rows_of_those_who_are_there(
     history, workers: int, steps: int, least: int, shards: int, rate: str
 ) -> None:
     elastic = ElasticConfig(min_workers=least, batch="follows", rate=rate)
-    home = Home(workers, steps, elastic, num_shards=shards).lived(history)
+    site = Site(workers, steps, elastic, num_shards=shards).lived(history)
     rows = sum(BATCHES[:workers])
-    expected_P = reference(home.applied, (lambda n: n / rows) if rate == "linear" else lambda n: 1)
-    assert torch.allclose(home.params_P, expected_P, atol=1e-6)
-    assert all(1 <= len(step) <= workers for step in home.applied)
+    expected_P = reference(site.applied, (lambda n: n / rows) if rate == "linear" else lambda n: 1)
+    assert torch.allclose(site.params_P, expected_P, atol=1e-6)
+    assert all(1 <= len(step) <= workers for step in site.applied)
 
 
 @settings(max_examples=150)
@@ -248,13 +248,13 @@ def test_pushes_that_are_applied_alone_have_every_row_once(
     history, workers: int, steps: int, least: int, shards: int
 ) -> None:
     elastic = ElasticConfig(min_workers=least)
-    home = Home(workers, steps, elastic, mode="async", num_shards=shards).lived(history)
-    assert len(home.applied) == steps * workers
+    site = Site(workers, steps, elastic, mode="async", num_shards=shards).lived(history)
+    assert len(site.applied) == steps * workers
 
 
 @settings(max_examples=150)
 @given(history=HISTORY, workers=st.integers(1, 4), steps=st.integers(1, 6))
 def test_without_the_section_steps_wait_and_nothing_changes(history, workers, steps) -> None:
-    home = Home(workers, steps, None).lived(history)
-    quiet = Home(workers, steps, None).lived([])
-    assert home.applied == quiet.applied and torch.equal(home.params_P, quiet.params_P)
+    site = Site(workers, steps, None).lived(history)
+    quiet = Site(workers, steps, None).lived([])
+    assert site.applied == quiet.applied and torch.equal(site.params_P, quiet.params_P)

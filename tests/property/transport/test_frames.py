@@ -103,7 +103,7 @@ def test_an_encrypted_payload_comes_back_and_is_not_on_the_wire(frame: Frame) ->
     number=st.integers(0, 2**64 - 1),
     sealed=st.booleans(),
 )
-def test_the_tag_is_what_another_implementation_makes(
+def test_the_tag_equals_that_of_another_implementation(
     payload: bytes, number: int, sealed: bool
 ) -> None:
     """`AESGCM` takes a payload whole; the frame's key and nonce as the page says."""

@@ -299,7 +299,7 @@ def carried(written: Written) -> Written:
 
 @EACH
 @given(data=st.data())
-def test_what_is_read_is_what_was_written(case: Case, data: Any) -> None:
+def test_values_are_read_as_written(case: Case, data: Any) -> None:
     value = data.draw(case.values)
     written = carried(case.write(value))
     found = case.read(written)
@@ -311,7 +311,7 @@ def test_what_is_read_is_what_was_written(case: Case, data: Any) -> None:
 @EACH
 @settings(max_examples=300)
 @given(data=st.data())
-def test_a_changed_header_is_refused_by_name_or_means_what_it_says(case: Case, data: Any) -> None:
+def test_a_changed_header_is_refused_by_name_or_valid(case: Case, data: Any) -> None:
     kind, meta, payload = carried(case.write(data.draw(case.values)))
     fields = sorted(name for name in meta if name not in TAKEN_AS_THEY_ARE and name[:2] != "a.")
     if not fields:
@@ -482,9 +482,7 @@ OLD: list[tuple[str, Any, bytes]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "old"), OLD, ids=[case[0] for case in OLD])
-def test_headers_are_what_they_were_before_there_were_tables(
-    name: str, value: Any, old: bytes
-) -> None:
+def test_headers_are_unchanged_by_the_tables(name: str, value: Any, old: bytes) -> None:
     case = CASES[name]
     kind, meta, payload = case.write(value)
     assert encode_meta(meta) == old

@@ -50,7 +50,7 @@ def lines(draw: st.DrawFn) -> Bottleneck:
 
 @settings(max_examples=150, deadline=None)
 @given(lines())
-def test_nothing_is_lost_twice_or_too_stale_and_the_dead_block_nobody(line: Bottleneck) -> None:
+def test_no_update_is_lost_doubled_or_stale_and_dead_regions_block_none(line: Bottleneck) -> None:
     line.run()
     assert line.is_quiet
     taken = [(c.ask.region, c.ask.seq) for c in line.committed]
@@ -104,7 +104,7 @@ def test_sums_spare_the_bottleneck() -> None:
     assert sorted(c.ask.region for c in summed.committed) == sorted(summed.sites)
 
 
-def test_what_the_averager_can_receive_is_learned() -> None:
+def test_the_averager_s_receive_rate_is_learned() -> None:
     for mbps, lowest, highest in ((1000.0, 90.0, 150.0), (15.0, 90.0, 1e9)):
         sites = {f"r{i}": Site(0.5, 4 * MB, mbps) for i in range(6)}
         line = Bottleneck(sites, 100.0, TransfersConfig(), horizon_s=60.0)
@@ -123,7 +123,7 @@ def test_slow_paths_are_used_side_by_side() -> None:
     assert commits[1] > 0.85 * commits[0]  # asking costs a round trip, and the start is slow
 
 
-def test_flows_share_fairly_up_to_what_each_link_carries() -> None:
+def test_flows_share_fairly_up_to_each_link_s_rate() -> None:
     scheduler = Scheduler()
     flows = Flows(scheduler, {"a": 10.0, "b": 100.0, "h": 1.0}, {"h": 50.0}, delay_s=0.5)
     ends: dict[str, float] = {}

@@ -56,7 +56,7 @@ def test_identity_is_no_codec_to_the_bit(simulated, kind):
     ids=lambda value: value if isinstance(value, str) else value["kind"],
 )
 def test_all_regions_end_with_one_model(simulated, kind, codec):
-    """All that is owed is paid with the last word; rounds merge the same bits every time."""
+    """Everything owed is paid with the final update; rounds merge the same bits every time."""
     sections = of_kind(kind, train=TRAIN | {"steps": 21}, task=TASK) | {"codec": {}}
     if kind == "sparseloco":
         sections["codec"] = {"up": IDENTITY}

@@ -67,7 +67,7 @@ def test_what_does_not_fit_between_updates_is_sent_again(simulated) -> None:
     wide = {"task": {"use": "digits", "options": {"width": 32}}}
     slow = simulated(**(sections(rate_mbps=0.02) | wide))
     free = simulated(**(sections() | wide))
-    # The last word has what has not come by then in it; everything before was in time.
+    # The final update contains everything that has not arrived by then; all else was in time.
     assert lossy_of(slow).too_late == lossy_of(slow).late / (TRAIN["steps"] - 2)
     assert 0 < lossy_of(slow).late < 0.7 * lossy_of(free).late
 

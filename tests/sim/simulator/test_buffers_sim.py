@@ -208,7 +208,7 @@ MEETINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("meeting", MEETINGS)
 def test_codecs_do_not_touch_it(data_dir, meeting: str) -> None:
-    """At next to no rate the weights stand still, so that what is carried is the same."""
+    """With a tiny rate the weights hardly change, so that the model buffers are the same."""
     still = {
         "strategy": {"kind": "asgd_ga", "interval": 2},
         "optimizer": {"kind": "sgd", "lr": 1e-30},
@@ -301,13 +301,13 @@ def test_a_region_alone_ends_with_plain_training(data_dir) -> None:
         assert torch.equal(value, model.state_dict()[name]), name
 
 
-def test_constants_pass_and_nothing_is_carried(data_dir) -> None:
+def test_constants_pass_and_no_buffers_are_exchanged(data_dir) -> None:
     run = Run(experiment(task=task("Constant")), data_dir).go()
     assert run.world.regions["a"].server.model_buffers is None
     assert run.result.buffers_B == {"a": None, "b": None}
 
 
-def test_updates_grow_by_what_is_carried_and_only_then(data_dir) -> None:
+def test_updates_grow_by_the_model_buffers_and_only_then(data_dir) -> None:
     plain = Run(experiment(task=task("Constant")), data_dir).go()
     normed = Run(experiment(task=task("Normed")), data_dir).go()
     model_buffers = normed.world.regions["a"].server.model_buffers
@@ -445,7 +445,7 @@ def test_the_best_model_is_kept_with_what_it_was_evaluated_with(tmp_path, batche
 # ------------------------------------------------------------------ alone, and from before
 
 
-def test_a_region_that_is_alone_evaluates_what_it_carries_now(data_dir) -> None:
+def test_a_region_that_is_alone_evaluates_its_buffers_now(data_dir) -> None:
     """There is nobody to agree with: its outer model is the live one."""
     found = []
     for evaluate in ("outer", "live"):

@@ -1,4 +1,4 @@
-"""How runs end: what is due at the last step goes with the last word, and no debt is left."""
+"""How runs end: the request due at the last step is the final update, and no debt is left."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ends_s(run: Run, region: str) -> float:
 
 
 @pytest.mark.parametrize("kind", APART)
-def test_what_is_due_at_the_last_step_goes_with_the_last_word(simulated, kind):
+def test_what_is_due_at_the_last_step_goes_with_the_final_update(simulated, kind):
     run = simulated(**sections(kind, 8))
     for region in "ab":
         begun_s = [event["start_s"] for event in run.of("exchange", region)]
@@ -106,7 +106,7 @@ def test_debts_are_paid_where_a_target_ends_the_run(simulated, kind):
     "kind", ["asgd_ga", "ama", "gaia", "halos", "async_local_sgd", "decoupled"]
 )
 def test_who_has_finished_is_waited_for_by_nobody(simulated, kind):
-    """A fast region says its last word once, however long the others go on."""
+    """A fast region sends its final update once, however long the others continue."""
     made = sections(kind, 16, regions=[{"name": "a"}, {"name": "b"}, {"name": "c"}])
     options = {"interval": 2, "by_speed": False, "quorum": 3, "staleness": {"bound": 1}}
     fields = STRATEGIES[kind].model_fields

@@ -1,6 +1,7 @@
 """Any strategy with any codecs, saved at any time, goes on to the same or to a later end.
 
-A run that gets more steps first comes to the end it had, where some may have said their last word.
+A run that gets more steps first completes its previous end, where some regions may have sent
+their final update.
 
 Cases are drawn by seed; what a configuration refuses is drawn again.
 """
@@ -142,7 +143,7 @@ def test_it_ends_well(seed: int, data_dir: Path) -> None:
 
 
 def around_the_end(run: Run) -> list[float]:
-    """Times at which a checkpoint may divide a finished run's last steps and last words.
+    """Times at which a checkpoint may divide a finished run's last steps and final updates.
 
     Regions hear of it 0.1 s after the averager.
     """

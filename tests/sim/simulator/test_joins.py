@@ -52,7 +52,7 @@ def test_a_region_joins_at_any_time(data_dir: Path, kind: str, seed: int) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_enter_at_one_border_and_one_of_them_may_be_lost_there(
+def test_two_enter_at_one_barrier_and_one_of_them_may_be_lost_there(
     data_dir: Path, kind: str
 ) -> None:
     config = config_of(kind, absent=("c", "d"))
@@ -64,7 +64,7 @@ def test_two_enter_at_one_border_and_one_of_them_may_be_lost_there(
         run.world.lose_at(at_s + draw.uniform(0.0, 0.3) * whole_s, "d", noticed_s=0.1)
     run.go()
     joined, lost = run.of("region_joined"), {e["region"] for e in run.of("region_lost")}
-    assert {e["view"] for e in joined} <= {2, 3}, "one border for both"
+    assert {e["view"] for e in joined} <= {2, 3}, "one barrier for both"
     check_members_ended(run, {"a", "b", "c"} | ({"d"} - lost))
 
 
@@ -89,7 +89,7 @@ def test_a_region_leaves_loses_nothing_and_comes_back(data_dir: Path, kind: str)
 def test_members_change_while_checkpoints_are_made_and_others_are_lost(
     data_dir: Path, kind: str
 ) -> None:
-    """A newcomer dies on its way, a region is lost while another joins, checkpoints all along."""
+    """A joining region dies, a region is lost while another joins, and checkpoints are taken."""
     config = config_of(kind, checkpoint={"every_s": 0.4})
     whole_s = seconds_of(config, data_dir)
     draw = Random(f"{kind}/trouble")
@@ -107,7 +107,7 @@ def test_members_change_while_checkpoints_are_made_and_others_are_lost(
 
 
 @pytest.mark.parametrize("kind", ["sma", "asgd_ga", "diloco_streaming", "fedat", "halos"])
-def test_a_run_with_a_newcomer_is_saved_and_goes_on(data_dir: Path, kind: str) -> None:
+def test_a_run_with_a_joining_region_is_saved_and_goes_on(data_dir: Path, kind: str) -> None:
     config = config_of(kind)
     whole_s = seconds_of(config, data_dir)
     killed = Run(config, data_dir)
@@ -131,7 +131,7 @@ def test_a_run_with_a_newcomer_is_saved_and_goes_on(data_dir: Path, kind: str) -
     "codec", [{"up": {"kind": "topk", "ratio": 0.1}}, {"down": {"kind": "int8"}}]
 )
 @pytest.mark.parametrize("kind", ["sma", "diloco", "asgd_ga", "bsp"])
-def test_newcomers_owe_nothing_and_are_owed_nothing(
+def test_joining_regions_owe_nothing_and_are_owed_nothing(
     data_dir: Path, kind: str, codec: dict[str, Any]
 ) -> None:
     config = config_of(kind, codec=codec)

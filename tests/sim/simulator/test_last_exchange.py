@@ -36,7 +36,7 @@ def owed(run: Run) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("kind", ROUNDS)
-def test_the_exchange_of_the_last_step_is_the_last_word(simulated, kind):
+def test_the_exchange_of_the_last_step_is_the_final_update(simulated, kind):
     """As many exchanges as without a codec, and the last one is exact: bsp and sma end so, too."""
     as_fp32 = simulated(**sections(kind, {}))
     run = simulated(**sections(kind, both(TOPK)))
@@ -76,7 +76,7 @@ def test_full_precision_by_option(simulated):
 
 
 @pytest.mark.parametrize("kind", sorted(STRATEGIES))
-def test_every_strategy_pays_its_debts_with_the_last_word(simulated, kind):
+def test_every_strategy_pays_its_debts_with_the_final_update(simulated, kind):
     changes = sections(kind, both(TOPK))
     changes["train"] = changes["train"] | {"steps": 21}
     run = simulated(**changes)
@@ -84,10 +84,10 @@ def test_every_strategy_pays_its_debts_with_the_last_word(simulated, kind):
     assert all(owed(run)[name] < 1e-2 * scale[name] for name in scale)
 
 
-@pytest.mark.parametrize("at", [0.501, 0.503])  # b alone, or both, have said their last word
+@pytest.mark.parametrize("at", [0.501, 0.503])  # b alone, or both, have sent their final update
 @pytest.mark.parametrize("kind", ["bsp", "sma", "asgd_ga", "diloco_streaming"])
-def test_a_run_that_ended_goes_on_after_its_coded_last_word(data_dir, kind, at):
-    """Its last word, open in the checkpoint, is said again; then there are more steps."""
+def test_a_run_that_ended_goes_on_after_its_coded_final_update(data_dir, kind, at):
+    """The final update, open in the checkpoint, is sent again; then more steps follow."""
     config = experiment(**sections(kind, both(TOPK)))
     first = Run(config, data_dir)
     first.world.checkpoint_at(at * TRAIN["steps"], 1)
@@ -109,7 +109,7 @@ def test_shards_end_with_the_bits_of_one(simulated, shards):
 
 
 def test_lossy_blocks_end_reliably(simulated):
-    """The last word of differential transmission goes in full, and no part may be lost."""
+    """The final update of differential transmission is sent in full, and no part may be lost."""
     codec = {
         "up": {"kind": "dgt", "block_bytes": 64, "reliable_fraction": 0.4},
         "down": {"kind": "int8"},

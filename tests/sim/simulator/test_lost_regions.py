@@ -164,12 +164,12 @@ def test_the_loss_of_a_region_costs_what_its_data_were_worth(data_dir) -> None:
 def test_what_a_lost_region_says_is_refused_by_name(data_dir) -> None:
     run = Run(experiment(**sections_of("asgd")), data_dir)
     run.world.averager.leave("b")
-    with pytest.raises(RegionLostError, match=r"'b' takes part no more.*view 2"):
+    with pytest.raises(RegionLostError, match=r"'b' is no longer a member.*view 2"):
         run.world.averager.on_skip("b", 1, 1)
     with pytest.raises(InvariantError, match="'x' is no member"):
         run.world.averager.on_skip("x", 1, 1)
 
 
 def test_the_averagers_own_region_cannot_be_lost_here(data_dir) -> None:
-    with pytest.raises(InvariantError, match="nobody stands by"):
+    with pytest.raises(InvariantError, match="has no standby"):
         Run(experiment(**sections_of("sma")), data_dir).world.lose_at(1.0, "a")

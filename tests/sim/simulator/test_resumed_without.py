@@ -153,7 +153,7 @@ def test_what_it_meets(data_dir: Path, kind: str, meeting: str) -> None:
 
 
 def test_both_copies_of_the_averager_are_the_same_afterwards(data_dir: Path) -> None:
-    """Home and standby each read the averager's part by themselves."""
+    """Leader and standby each read the averager's part by themselves."""
     config = experiment(**sections_of("fedasync"))
     cut = cut_of(config, data_dir, 1.0)
     states = [

@@ -37,7 +37,7 @@ class Watch:
         scheduler = world._scheduler
         servers = {name: region.server for name, region in world.regions.items()}
         still = {n: s.blocked_on for n, s in servers.items() if s.phase != "done"}
-        self.policy.check_goes_on(scheduler.now_s, still, open_requests(world.averager))
+        self.policy.check_progress(scheduler.now_s, still, open_requests(world.averager))
         self.longest_s = max(self.longest_s, self.policy.stalled(scheduler.now_s) or 0.0)
         self.looks += 1
         # Often at first, then less: a look per second of a month would take a day.

@@ -42,7 +42,7 @@ def unrest(run: Run, seed: str, until_s: float) -> None:
         for rank in range(region.workers):
             now_s = draw.uniform(0.0, 0.3) * until_s
             while now_s < until_s:
-                what = draw.choice(("lost", "lost", "dismissed"))
+                what = draw.choice(("lost", "lost", "drained"))
                 run.world.workers.at(now_s, region.name, rank, what)
                 now_s += draw.choice((0.0, 0.02, 0.3)) * until_s
                 run.world.workers.at(now_s, region.name, rank, "replaced")
@@ -114,13 +114,13 @@ def test_workers_that_push_alone_go_on_without_each_other(data_dir: Path, kind: 
     check_ended(run.go())
 
 
-def test_what_a_model_carries_is_that_of_a_run_from_which_nobody_was_missing(
+def test_the_buffers_of_a_model_are_those_of_a_run_from_which_nobody_was_missing(
     data_dir: Path,
 ) -> None:
     task = {"task": {"use": f"{TASKS}:Stateful", "options": {}}}
     quiet = Run(experiment(**sections_of("sma") | task), data_dir).go()
     run = Run(experiment(**sections_of("sma", min_workers=1) | task), data_dir)
-    unrest(run, "carried", 2 * quiet.result.seconds)
+    unrest(run, "buffers", 2 * quiet.result.seconds)
     check_ended(run.go())
     assert run.digests() == quiet.digests()
     for name, buffers_B in quiet.result.buffers_B.items():
@@ -155,7 +155,7 @@ def test_a_checkpoint_of_a_thinned_region_is_gone_on_from(data_dir: Path) -> Non
     config = experiment(**sections_of("sma", min_workers=1))
     quiet, run = Run(config, data_dir).go(), Run(config, data_dir)
     run.world.workers.at(0.15, "a", 0, "lost")
-    run.world.workers.at(0.5, "a", 2, "dismissed")
+    run.world.workers.at(0.5, "a", 2, "drained")
     run.world.checkpoint_at(1.13, 1)
     assert run.go().digests() == quiet.digests()
     resumed = Run(config, data_dir)

@@ -47,7 +47,7 @@ def test_the_same_experiment_gives_the_same_events_and_parameters(simulated, kin
 
 def test_sma_takes_its_steps_and_its_round_trips(simulated):
     run = simulated()
-    expected_s = steps_s(4) + 2 * round_trip_s(run) + LAN_S  # the last answer sends workers home
+    expected_s = steps_s(4) + 2 * round_trip_s(run) + LAN_S  # workers exit with the last answer
     assert run.result.seconds == pytest.approx(expected_s, rel=1e-12)
     assert run.result.rounds == 2
     assert len(set(run.digests().values())) == 1

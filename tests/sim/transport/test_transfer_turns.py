@@ -29,7 +29,7 @@ def test_all_regions_end_equal(simulated, kind, order):
     assert {e["region"] for e in run.of("exchange")} == set("abcd")
 
 
-def test_no_update_is_staler_than_the_bound_and_what_is_dropped_is_not_lost(simulated):
+def test_no_update_exceeds_the_staleness_bound_and_dropped_ones_are_not_lost(simulated):
     plain = simulated(**SECTIONS)
     stale = [e["staleness"] for e in plain.of("exchange")]
     assert max(stale) > 2

@@ -31,9 +31,9 @@ from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import CheckpointManifest
 from geo_ray.storage.parts import write_part
 from geo_ray.testing.reference_pages import EXAMPLE, errors_page
-from tests.support.driver_support import run_begins
 from tests.support.job_support import experiment
 from tests.support.observe_support import evaluation, started, write
+from tests.support.watched_runs import run_begins
 
 TWO_MISTAKES = """\
 name: job

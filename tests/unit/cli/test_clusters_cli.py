@@ -96,10 +96,10 @@ def test_what_is_not_rented_says_why() -> None:
         row("us", "spot", 0, 1.0),
         row("us", "on_demand", 0, 3.0),
         row("eu", "spot", 1, 1.0),
-        row("eu", "spot", 0, 0.5, "left alone for 60 s"),
+        row("eu", "spot", 0, 0.5, "skipped for 60 s"),
         row("eu", "on_demand", 0, None),
     )
     offer = ClusterOffer.model_construct(machines=machines)
     whys = list(offer_table(offer).columns[-1].cells)
     floor = "cheaper, but preemptible (autoscale.floor)"
-    assert whys == ["", floor, "dearer", "", "left alone for 60 s", "dearer"]
+    assert whys == ["", floor, "dearer", "", "skipped for 60 s", "dearer"]

@@ -395,7 +395,7 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     good, leaving, coming = machine("i-1", "eu"), machine("i-2", "us"), machine("i-3", "asia")
     good = replace(good, pool=chosen)
     now_s = time.time()
-    termination = PendingTermination("the cloud takes it back", now_s + 60)
+    termination = PendingTermination("the cloud reclaims it", now_s + 60)
     asked_pool = replace(chosen, zone=None)
     counted = replace(good, pool=asked_pool)
     memory = AutoscalerState(
@@ -514,12 +514,12 @@ def test_a_recreated_cluster_keeps_pool_statistics_but_not_costs(
     memory = AutoscalerState(epoch=3, launches=7)
     memory.ledger.add("eu", "the plan", 2.0, 1.0, 1.5)
     memory.pool(Pool("eu-central-1", None, "small", Market.SPOT)).preemptions = 2.0
-    memory.pace.stopped_at_usd = 1.0
+    memory.required.stopped_at_usd = 1.0
     state.store().write(JOURNAL_KEY, encode_memory(memory), None)
     for _ in range(2):
         _forget(state, nobody)
         found = state.store().read(JOURNAL_KEY)
         assert found is not None
         left = decode_memory(found.data)
-        assert (left.launches, left.ledger.paid_usd, left.pace.stopped_at_usd) == (7, 0.0, None)
+        assert (left.launches, left.ledger.paid_usd, left.required.stopped_at_usd) == (7, 0.0, None)
         assert [each.preemptions for each in left.pools.values()] == [2.0]

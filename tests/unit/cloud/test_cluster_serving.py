@@ -189,7 +189,7 @@ def test_down_waits_for_a_run_that_is_still_saving(
         assert not ended
     down.join()
     server.join()
-    assert ended == [True] and not any("tells nothing" in text for text in said)
+    assert ended == [True] and not any("has not reported" in text for text in said)
 
 
 # ------------------------------------------------------------------ which run

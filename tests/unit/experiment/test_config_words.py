@@ -387,7 +387,7 @@ def test_no_value_is_proposed_that_would_be_refused_too() -> None:
         ),
         (
             ["averager.max_divergence=1.5"],
-            r"averager.max_divergence \(overrides\): got 1.5, it says how",
+            r"averager.max_divergence \(overrides\): got 1.5, requires a standby",
         ),
         (["regions.1.name=eu"], r"    regions \(line 5\): eu is listed more than once"),
         (

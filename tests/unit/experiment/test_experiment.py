@@ -190,12 +190,12 @@ def test_codecs_must_fit_the_strategy():
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("members.min=3", "members.min.*there are 2 regions"),
+        ("members.min=3", "members.min.*the run has 2 regions"),
         ("members.min=0", "members.min.*at least 1"),
         ("overlay={kind: binary}", "members.min.*overlay binary.*use overlay star"),
         ("transfers={}", "members.min.*transfers"),
-        ("codec.up={kind: dgt}", "members.min.*dgt keeps books"),
-        ("members.absent=[asia]", "members.absent.*no region 'asia', regions are eu, us"),
+        ("codec.up={kind: dgt}", "members.min.*dgt tracks blocks"),
+        ("members.absent=[asia]", "members.absent.*unknown region 'asia'; the regions are eu, us"),
         ("members.absent=[eu]", "members.absent.*'eu' hosts the averager"),
     ],
 )
@@ -213,7 +213,7 @@ def test_regions_can_be_lost_where_nobody_sums_or_waits_for_them(override, expec
         (("members.min=2",), "1 of eu, us would be present: leave at least 2"),
         (("regions.0.ps_shards=2",), "the same ps_shards"),
         (("strategy={kind: bsp}", "overlay={kind: binary}"), "use overlay star"),
-        (("transfers={}", "strategy={kind: asgd_ga}"), "leave transfers out"),
+        (("transfers={}", "strategy={kind: asgd_ga}"), "remove transfers"),
     ],
 )
 def test_nobody_joins_later_where_nobody_can(overrides, expected):

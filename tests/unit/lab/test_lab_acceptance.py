@@ -57,15 +57,15 @@ def test_nothing_measured_is_in_time() -> None:
         (1.0, 0.1, 0.2, 0.2, "unknown"),  # the kernel saw less than half of it
     ],
 )
-def test_the_cause_is_what_accounts_for_half(
+def test_the_cause_accounts_for_at_least_half(
     late_s: float, own_s: float, waited_s: float | None, stolen_s: float, cause: str
 ) -> None:
     times = RelayTimes(10.0, late_s, own_s, waited_s, stolen_s, 2)
     assert times.cause == cause
-    assert times.stolen_share == pytest.approx(stolen_s / 20)
+    assert times.stolen_fraction == pytest.approx(stolen_s / 20)
 
 
-def test_a_rejected_run_keeps_its_numbers_and_says_why() -> None:
+def test_a_rejected_run_keeps_its_numbers_and_the_reason() -> None:
     link = LinkStats(
         rate_mbps=100.0, delay_s=0.05, loss=0.0, in_packets=1000, in_bytes=10**6, out_packets=1000,
         out_bytes=10**6, lost=0, queue_drops=0, cap_drops=0, cut_drops=0, device_drops=0,
@@ -82,6 +82,6 @@ def test_a_rejected_run_keeps_its_numbers_and_says_why() -> None:
     kept = json.loads(json.dumps(stats.record()))
     assert stats.was_late and kept["accepted"] is False
     assert kept["why"] == ["A -> B, 100 ms: 6.0% of the packets late (allowed: 5 %)"]
-    assert kept["relay"]["cause"] == "stolen" and kept["relay"]["stolen_share"] == 0.025
-    assert kept["links"]["A -> B"]["late_share"] == 0.06
-    assert stats.cpu_share == 0.2
+    assert kept["relay"]["cause"] == "stolen" and kept["relay"]["stolen_fraction"] == 0.025
+    assert kept["links"]["A -> B"]["late_fraction"] == 0.06
+    assert stats.cpu_fraction == 0.2

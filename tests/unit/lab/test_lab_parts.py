@@ -93,7 +93,7 @@ def ipv6(protocol: int, src_port: int, dst: int = 1) -> bytes:
     return head + addresses + src_port.to_bytes(2, "big") + bytes([0, 80]) + bytes(16)
 
 
-def test_flows_are_told_apart_by_protocol_addresses_and_ports() -> None:
+def test_flows_are_distinguished_by_protocol_addresses_and_ports() -> None:
     keys = {
         flow_key(packet)
         for packet in (
@@ -123,7 +123,7 @@ def test_idle_flows_are_forgotten() -> None:
     assert len(link._flows._flows) <= 1024
 
 
-def test_removing_the_cap_lets_what_waits_pass() -> None:
+def test_removing_the_cap_releases_waiting_packets() -> None:
     link, got = Link(LinkShape(flow_rate_mbps=0.001, queue_bytes=10**6), 1), []
     for _ in range(10):
         link.push(1.0, ipv4(17, 5))
@@ -135,7 +135,7 @@ def test_removing_the_cap_lets_what_waits_pass() -> None:
 # ------------------------------------------------------------------ queue defaults
 
 
-def test_a_queue_holds_a_round_trip_unless_told_otherwise() -> None:
+def test_a_queue_holds_a_round_trip_by_default() -> None:
     assert LinkShape(rate_mbps=100, delay_s=0.05).queue_limit_bytes() == 1_250_000
     assert LinkShape(rate_mbps=100, delay_s=0.05, queue_bytes=7).queue_limit_bytes() == 7
     assert LinkShape(rate_mbps=1).queue_limit_bytes() == MIN_QUEUE_BYTES
@@ -207,7 +207,7 @@ def to(dst: int, size: int = 1500) -> bytes:
     return (bytes([0x45]) + bytes(15) + bytes([10, 1 + dst, 0, 1])).ljust(size, b"\0")
 
 
-def test_packets_go_where_their_address_says() -> None:
+def test_packets_are_routed_by_address() -> None:
     a, b, c = Region(0), Region(1), Region(2)
     mesh = mesh_of(a, b, c)
     a.station.accept([to(1), to(2), ipv6(17, 5, dst=2), to(0), to(200)], 1.0)
@@ -247,7 +247,7 @@ def test_a_downlink_is_shared_by_all_sources_in_order_of_time() -> None:
     assert mesh.links[0, 2].out_packets == 3 and mesh.links[1, 2].out_packets == 4
 
 
-def test_what_a_full_cap_drops_is_in_the_links_books() -> None:
+def test_packets_dropped_by_a_full_cap_are_counted() -> None:
     a, b = Region(0, up=CapShape(12.0, 3000)), Region(1)
     mesh = mesh_of(a, b)
     a.station.accept([to(1)] * 10, 0.0)

@@ -31,7 +31,7 @@ def test_a_preset_goes_to_the_relay_and_back(name: str) -> None:
     assert len({station.namespace for station in plan.stations}) == count
 
 
-def test_presets_say_what_they_are_named_for() -> None:
+def test_presets_match_their_names() -> None:
     flat = compile_plan(load_topology("flat-100"), "x").links
     assert {(link.shape.rate_mbps, link.shape.delay_s) for link in flat} == {(100, 0.05)}
     poor = compile_plan(load_topology("poor-10"), "x").links
@@ -118,7 +118,7 @@ def test_seeds_differ_by_pair_and_follow_the_topologys() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(text: str, complaint: str) -> None:
+def test_impossible_values_are_refused_by_name(text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         topology(text)
 

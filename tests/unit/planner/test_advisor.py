@@ -94,7 +94,7 @@ def test_what_was_not_measured_is_named():
     holes = Situation(10, {"a": 0.1, "z": 0.1}, links(100, 0.1), "a", 0.05)
     with pytest.raises(LinkUnknownError, match="'z' to region 'a'"):
         advise(holes)
-    with pytest.raises(ConfigError, match="one region"):
+    with pytest.raises(ConfigError, match="a single region"):
         advise(Situation(10, {"a": 0.1}, links(100, 0.1), "a", 0.05))
 
 

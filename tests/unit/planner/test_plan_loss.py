@@ -175,10 +175,10 @@ def test_the_own_file_is_found_and_another_of_the_same_task_too() -> None:
     rough = planned().plan
     assert not rough.loss.measured
     for plan in (beside, rough):
-        (note,) = (each for each in plan.notes if each.startswith("passed over"))
+        (note,) = (each for each in plan.notes if each.startswith("ignored: "))
         assert f"measured loss {own} is not valid" in note
     own.unlink()
-    assert not any("passed over" in note for note in planned().plan.notes)
+    assert not any("ignored: " in note for note in planned().plan.notes)
 
 
 def test_a_smaller_model_stands_for_a_large_one_only_if_it_is_named() -> None:
@@ -261,6 +261,4 @@ def test_the_output_says_whether_the_loss_is_measured() -> None:
 
 def test_a_missing_file_is_reported() -> None:
     result = run("--loss", "nowhere.json")
-    assert result.exit_code != 0 and "there is no measured loss nowhere.json" in str(
-        result.exception
-    )
+    assert result.exit_code != 0 and "no measured loss nowhere.json" in str(result.exception)

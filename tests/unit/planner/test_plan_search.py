@@ -476,7 +476,7 @@ def test_preemptions_make_all_wait_and_no_plan_is_better(seed, objective):
             for rental, n in zip(site.rentals, pick.counts, strict=True)
             if rental.market == "spot"
         )
-        trained_s = 1000 * found.pace_s / (1 - lost_fraction * spot)
+        trained_s = 1000 * found.step_time_s / (1 - lost_fraction * spot)
         assert found.seconds == pytest.approx(20 + trained_s + found.option.last_s)
     middle = sorted(found.seconds for found in all_of_them)[len(all_of_them) // 4]
     fastest = min(all_of_them, key=lambda f: (f.seconds, f.usd))

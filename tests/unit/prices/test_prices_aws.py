@@ -181,7 +181,7 @@ def test_slowing_down_for_ever_ends() -> None:
     answers = AwsAnswers(troubles=deque([SLOW_EC2] * 9))
     with (
         asking(answers) as (aws, cloud),
-        pytest.raises(CloudUnreachableError, match=r"slow down.*RequestLimitExceeded"),
+        pytest.raises(CloudUnreachableError, match=r"throttled.*RequestLimitExceeded"),
     ):
         fetch_spot(aws, "us-east-1", ["g5.xlarge"])
     assert len(cloud.requests) == 2
@@ -208,7 +208,7 @@ def test_a_wrong_secret_is_refused_and_no_secret_is_shown(fetch: Any) -> None:
 def test_without_credentials_no_request_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
-    with pytest.raises(CloudError, match="no credentials"):
+    with pytest.raises(CloudError, match="no AWS credentials"):
         Aws({})
 
 

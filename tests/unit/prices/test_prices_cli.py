@@ -199,7 +199,7 @@ def test_if_all_fails_the_file_stays_as_it_was_and_the_exit_code_says_so() -> No
     assert "older price" in failed.output
     assert Path("prices.json").read_bytes() == text
     slow = AwsAnswers(troubles=deque([pricing_error("ThrottlingException", "Rate")] * 99))
-    assert "slow down" in refresh(slow, "aws", *names, error=CloudError).output
+    assert "throttled" in refresh(slow, "aws", *names, error=CloudError).output
     assert Path("prices.json").read_bytes() == text
 
 

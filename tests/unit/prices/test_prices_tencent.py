@@ -234,7 +234,7 @@ def test_credentials_may_be_in_the_file_of_the_sdk(
 ) -> None:
     for name in ("ID", "KEY"):
         monkeypatch.delenv(f"TENCENTCLOUD_SECRET_{name}")
-    with pytest.raises(CloudError, match="no credentials"):
+    with pytest.raises(CloudError, match="no Tencent Cloud credentials"):
         Tencent()
     folder = tmp_path / ".tencentcloud"
     folder.mkdir()
@@ -243,5 +243,5 @@ def test_credentials_may_be_in_the_file_of_the_sdk(
     with asking(TencentAnswers([quota("ap-shanghai-2", TYPE)])) as (tencent, _):
         assert fetch_instances(tencent, SHANGHAI, [TYPE], "CNY")
     file.write_text("no section = 1\n")
-    with pytest.raises(CloudError, match="no credentials"):
+    with pytest.raises(CloudError, match="no Tencent Cloud credentials"):
         Tencent()

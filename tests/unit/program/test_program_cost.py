@@ -79,7 +79,7 @@ def test_without_places_nothing_has_a_price() -> None:
     assert free.cross_region_bytes == {("us", "eu"): 3_000_256_000, ("eu", "us"): 500_256_000}
 
 
-def test_what_has_no_machine_or_no_place_is_said_to_have_no_price() -> None:
+def test_nodes_without_a_machine_or_place_are_unpriced() -> None:
     cost = cost_of(result({}, machine=None), BOOK, {"b": 1.0})
     assert cost.unpriced == ("a",)
     assert cost.usd == 1.0

@@ -68,7 +68,7 @@ def test_handles_are_found_in_any_depth() -> None:
     assert handles_in(deep) == ("a", "b")
 
 
-def test_a_handle_says_that_it_is_no_caller() -> None:
+def test_a_handle_explains_that_it_cannot_be_called() -> None:
     with pytest.raises(
         AttributeError, match=r"handle of 'a' has no 'sums'.* inside a node that received it"
     ):
@@ -137,7 +137,7 @@ def test_links_and_places_make_sense() -> None:
         program(NodeGroup("eu", (A,)), places={"eu": "eu-west-1"})
 
 
-def test_what_another_node_brings_up_is_not_started() -> None:
+def test_nodes_started_by_others_are_not_started() -> None:
     shown = ProgramNode("shown", None)
     assert program(NodeGroup("eu", (shown,))).instances == ()
     with pytest.raises(InvariantError, match="shown is started by another node"):

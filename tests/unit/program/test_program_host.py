@@ -75,7 +75,7 @@ def host() -> Iterator[NodeHost]:
         ("batch", [[], {"requests": 1}], "takes one positional argument of each call"),
     ],
 )
-def test_what_a_method_raises_is_an_error_of_the_call(
+def test_an_error_in_a_method_is_an_error_of_the_call(
     host: NodeHost, method: str, given: Any, said: str
 ) -> None:
     with pytest.raises(NodeCallError, match=said) as caught:

@@ -24,7 +24,7 @@ def table(number: int, address: Address) -> NodeTable:
     return NodeTable(number, {"node": "eu"}, {"node": address})
 
 
-def test_who_calls_a_dead_address_hears_of_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_to_a_dead_address_uses_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc, "RETURN_S", 5.0)
     with LanServer(HOST, KEY, lambda *_: ({}, b"before")) as gone:
         pass
@@ -36,7 +36,7 @@ def test_who_calls_a_dead_address_hears_of_the_new_one(monkeypatch: pytest.Monke
         stubs.close()
 
 
-def test_who_got_the_address_of_one_that_is_gone_does_not_answer_for_it() -> None:
+def test_a_reused_address_does_not_answer_for_its_former_node() -> None:
     (other,) = serialize_nodes(toys.alone(ProgramNode("other", toys.Echo))).values()
     server = NodeServer(other, "processes", HOST, KEY)
     stubs = NodeStubs("caller", "eu", KEY)

@@ -67,14 +67,14 @@ original, wrapped = wrapped, functools.wraps(wrapped)(lambda: None)
         (toys.Returns, ({1},), "builtins.set is not a plain value"),
     ],
 )
-def test_what_cannot_be_sent_is_named_with_the_reason(
+def test_unserializable_nodes_are_reported_with_the_reason(
     make: Any, args: tuple[object, ...], why: str
 ) -> None:
     with pytest.raises(NodeUnshippableError, match=f"node 'node': .*{why}"):
         serialized(make, *args)
 
 
-def test_what_lies_in_a_function_or_nowhere() -> None:
+def test_local_and_missing_definitions() -> None:
     class Inner: ...
 
     with pytest.raises(NodeUnshippableError, match="Inner is defined inside a function"):
@@ -99,7 +99,9 @@ def test_what_lies_in_a_function_or_nowhere() -> None:
         ("/nowhere/x.py", "x", "program file /nowhere/x.py does not exist"),
     ],
 )
-def test_what_is_not_there_is_said_where_it_is_to_run(where: str, what: str, why: str) -> None:
+def test_a_missing_factory_is_reported_in_the_node_s_process(
+    where: str, what: str, why: str
+) -> None:
     sent = serialized(toys.Echo)
     there = SerializedNode.of_plain(sent.plain() | {"where": where, "what": what})
     with pytest.raises(NodeUnshippableError, match=f"node 'node': .*{why}"):

@@ -38,7 +38,7 @@ def test_a_call_to_a_node_of_a_program_that_has_ended(on: On) -> None:
         caller.futures.same(1)
 
 
-def test_a_node_that_goes_on_after_a_failure_gets_no_further_than_its_next_wait() -> None:
+def test_a_failed_node_that_still_runs_ends_at_its_next_wait() -> None:
     going, stopped = threading.Event(), threading.Event()
 
     class GoesOn:

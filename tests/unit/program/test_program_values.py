@@ -87,7 +87,7 @@ class Own(dict[str, int]):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_not_plain_is_refused(value: object) -> None:
+def test_values_that_are_not_plain_are_refused(value: object) -> None:
     with pytest.raises(ValueUnshippableError, match="cannot be sent"):
         pack({"deep": [(value,)]})
 

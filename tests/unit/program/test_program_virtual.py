@@ -104,7 +104,7 @@ def test_it_is_the_same_again() -> None:
     assert found[0] != found[2]
 
 
-def test_a_future_is_waited_for_no_longer_than_said() -> None:
+def test_a_wait_for_a_future_respects_its_timeout() -> None:
     def call(slow: Any) -> Any:
         future = slow.futures.work(1)
         with pytest.raises(DeadlineExceededError, match=r"not answered within 0\.5 s"):
@@ -114,7 +114,7 @@ def test_a_future_is_waited_for_no_longer_than_said() -> None:
     assert run_program(with_slow(call), "virtual").values["user"] == [0.5, False, 1, 1.0]
 
 
-def test_a_program_that_waits_for_ever_is_said_to_stand_still() -> None:
+def test_a_program_that_waits_forever_is_reported_as_stalled() -> None:
     def call(slow: Any) -> None:
         from concurrent.futures import Future
 
@@ -144,7 +144,7 @@ def test_a_thread_of_a_nodes_own_cannot_wait() -> None:
     assert run_program(with_slow(call), "virtual").values["user"] == ["both"]
 
 
-def test_who_waits_at_the_end_is_ended_whatever_it_catches() -> None:
+def test_a_waiting_node_ends_whatever_it_catches() -> None:
     cleaned = []
 
     class Stubborn:
@@ -215,7 +215,7 @@ class Reborn:
         assert self._born_s > 5.0
 
 
-def test_a_call_waits_for_a_node_that_is_made_anew() -> None:
+def test_a_call_waits_for_a_restarting_node() -> None:
     def call(reborn: Any) -> list[float]:
         before_s = reborn.born_s()
         here().clock.sleep_s(3.0)

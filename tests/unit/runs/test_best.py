@@ -104,7 +104,7 @@ def test_where_regions_differ_the_averagers_own_counts(tmp_path: Path) -> None:
     assert keeper.consider(evaluation(2, 0.99), "eu") is None, "of no single model"
 
 
-def test_after_a_takeover_the_standbys_own_counts(tmp_path: Path) -> None:
+def test_after_a_failover_the_standbys_own_counts(tmp_path: Path) -> None:
     keeper = keeper_of(tmp_path, *APART, "averager.standby=us")
     for region, value in (("eu", 0.25), ("us", 0.5)):
         note(keeper, region, 2, value)

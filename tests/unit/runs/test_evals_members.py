@@ -26,7 +26,7 @@ def told(of: EvalCollector, region: str, step: int, *, final: bool = False) -> l
     return [done.step for done in found if done.region is None]
 
 
-def test_a_newcomer_counts_from_its_first_step_on() -> None:
+def test_a_joining_region_counts_from_its_first_step_on() -> None:
     of = collector(intervals={"a": 10, "b": 10, "c": 10})
     assert told(of, "a", 10) == []
     of.admit("c", 12)

@@ -155,5 +155,5 @@ def test_rows_of_who_took_no_part_are_kept_from_one_checkpoint_to_the_next(tmp_p
     assert saved_rows(store.latest(), []) == {"asia": of_asia}
     metas["eu-ps0"] = {"control": {}}
     saved(saver, store, tmp_path, metas)
-    with pytest.raises(CheckpointCorruptError, match="no books of rows"):
+    with pytest.raises(CheckpointCorruptError, match="no sample ledger"):
         saved_rows(store.latest(), ["eu"])

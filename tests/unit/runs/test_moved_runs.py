@@ -16,9 +16,9 @@ from geo_ray.base.load import dump_yaml
 from geo_ray.runs import directory
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import CheckpointManifest
-from tests.support.driver_support import run_begins
 from tests.support.job_support import experiment
 from tests.support.observe_support import started, write
+from tests.support.watched_runs import run_begins
 
 TASK = '''
 from geo_ray.data.tasks.digits import Digits

@@ -39,8 +39,8 @@ def test_what_the_schedulers_know_is_what_the_configuration_says() -> None:
     assert spec.regions["us-east"].cpus_of(2) == 2 * 1.0 + 2 * 0.5  # a shard, a bridge
     assert spec.regions["us-east"].cpus_of(0) == 0
     assert (spec.averager, spec.least_regions, spec.most_workers) == ("us-east", 1, 5)
-    assert spec.pace.row_s == pytest.approx(0.01)
-    assert spec.pace.every == 4
+    assert spec.speed.row_s == pytest.approx(0.01)
+    assert spec.speed.every == 4
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_the_schedulers_know_is_what_the_configuration_says() -> None:
 )
 def test_an_emulated_speed_is_the_slowest(emulate: str, fixed_s: float, row_s: float) -> None:
     spec = spec_of(experiment(f"emulate={emulate}"), ROOT / "configs", JobHints())
-    assert (spec.pace.fixed_s, spec.pace.row_s) == pytest.approx((fixed_s, row_s))
+    assert (spec.speed.fixed_s, spec.speed.row_s) == pytest.approx((fixed_s, row_s))
 
 
 def test_a_speed_that_nobody_knows_is_asked_for(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_a_profile_is_found(tmp_path: Path) -> None:
     (tmp_path / "profiles").mkdir()
     save_profile(profile, tmp_path / "profiles" / "elastic.json")
     spec = spec_of(found, ROOT / "configs", JobHints())
-    assert spec.pace.fixed_s == pytest.approx(0.02)
-    assert spec.pace.row_s == pytest.approx(0.002)
+    assert spec.speed.fixed_s == pytest.approx(0.02)
+    assert spec.speed.row_s == pytest.approx(0.002)
 
 
 def test_regions_that_are_not_the_clusters_own_are_refused() -> None:
@@ -100,8 +100,8 @@ def test_regions_that_are_not_the_clusters_own_are_refused() -> None:
 def test_data_anywhere_are_counted_together() -> None:
     with pytest.raises(QueueRequestError, match="total"):
         spec_of(experiment(), ROOT / "configs", JobHints(rows_per_s=1.0, anywhere=True))
-    together = experiment("train.count=total")
-    spec = spec_of(together, ROOT / "configs", JobHints(rows_per_s=1.0, anywhere=True))
+    reports_digest = experiment("train.count=total")
+    spec = spec_of(reports_digest, ROOT / "configs", JobHints(rows_per_s=1.0, anywhere=True))
     assert spec.least_regions == 1
 
 
@@ -187,8 +187,10 @@ def test_the_pace_is_that_of_steps_and_exchanges() -> None:
     """Against the rule written out: a step, and its part of the exchange that is waited for."""
     spec = spec_of(experiment("emulate={step_s: 0.1}"), ROOT / "configs", JobHints())
     config = queue().model_copy(update={"link": queue().link.model_copy(update={"mbps": 8.0})})
-    model_bytes = spec.pace.model_bytes
+    model_bytes = spec.speed.model_bytes
     exchange_s = 2 * model_bytes * 8e-6 / 8.0  # sma stands still for it, every 4 steps
     workers = {"us-east": 2, "eu-west": 2, "ap-south": 1}
-    pace_s = 0.1 + exchange_s / 4
-    assert fraction_per_s(spec, workers, "us-east", config) == pytest.approx(1 / (600 * pace_s))
+    step_time_s = 0.1 + exchange_s / 4
+    assert fraction_per_s(spec, workers, "us-east", config) == pytest.approx(
+        1 / (600 * step_time_s)
+    )

@@ -25,13 +25,13 @@ TRAINS = ProcessObservation(
 )
 
 
-def test_a_run_that_trains_goes_on() -> None:
+def test_a_training_run_continues() -> None:
     assert restart_reason(TRAINS) is None
     assert restart_reason(replace(TRAINS, view=None)) is None, "one region has no averager"
 
 
 @pytest.mark.parametrize("phase", ["waiting", "finishing", "done"])
-def test_a_run_that_comes_to_its_end_goes_on(phase: str) -> None:
+def test_a_run_near_its_end_continues(phase: str) -> None:
     assert restart_reason(replace(TRAINS, phases={"asia": phase, "eu": "done"})) is None
 
 
@@ -49,13 +49,13 @@ def test_a_run_that_comes_to_its_end_goes_on(phase: str) -> None:
         ({"reported": {"run_started", "run_finished"}}, "about to end"),
     ],
 )
-def test_what_only_the_driver_before_knew_is_not_guessed(
+def test_state_known_only_to_the_previous_run_actor_prevents_attaching(
     changes: dict[str, object], why: str
 ) -> None:
     assert why in (restart_reason(replace(TRAINS, **changes)) or "")  # type: ignore[arg-type]
 
 
-def test_why_there_is_nobody_to_go_on_with() -> None:
+def test_the_reasons_why_there_are_no_processes_to_attach_to() -> None:
     assert gone_reason({"run_started", "stop_requested"}) == "they have ended with their supervisor"
 
 

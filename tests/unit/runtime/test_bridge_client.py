@@ -76,7 +76,7 @@ def update(size: int = SIZE, **fields: Any) -> UpdateMessage:
 def test_neither_payload_crosses_the_socket(bridge: BridgeClient, averager: FakeAverager) -> None:
     asked = update()
     placed = bridge.place(asked)
-    assert bridge.lies_there(placed.payload_P) and not bridge.lies_there(asked.payload_P)
+    assert bridge.is_shared(placed.payload_P) and not bridge.is_shared(asked.payload_P)
     answer = bridge.ask(placed, WAIT_S)
     assert answer.waits and not answer.reply.payload_P.numel()
     assert torch.equal(placed.payload_P, asked.payload_P)  # until it is fetched
@@ -88,7 +88,7 @@ def test_neither_payload_crosses_the_socket(bridge: BridgeClient, averager: Fake
 
 
 @pytest.mark.parametrize("bridge", [0, 4 * SIZE], indirect=True)
-def test_what_models_carry_crosses_the_socket(bridge: BridgeClient, averager: FakeAverager) -> None:
+def test_model_buffers_cross_the_socket(bridge: BridgeClient, averager: FakeAverager) -> None:
     buffers_E = torch.arange(24, dtype=torch.uint8)
     placed = bridge.place(update(buffers_E=buffers_E))
     answer = bridge.ask(placed, WAIT_S)
@@ -121,7 +121,7 @@ def test_without_room_payloads_go_with_the_request(
     assert averager.on_socket == [4 * SIZE, 4 * SIZE]
 
 
-def test_what_is_coded_goes_with_the_request(bridge: BridgeClient, averager: FakeAverager) -> None:
+def test_encoded_payloads_go_with_the_request(bridge: BridgeClient, averager: FakeAverager) -> None:
     averager.coded = Coded("int8", 16, torch.arange(16, dtype=torch.uint8))
     answer = bridge.ask(bridge.place(update()), WAIT_S)
     assert not answer.waits and answer.reply.coded is not None
@@ -159,7 +159,7 @@ def test_an_answer_of_another_host_s_configuration_still_comes() -> None:
         assert np.array_equal(reply.payload_P, 2 * update().payload_P)
 
 
-def test_an_update_that_is_said_again_is_on_its_way_once() -> None:
+def test_a_repeated_update_is_sent_once() -> None:
     asked, seen, going = AskedOnce(), [], threading.Event()
 
     def exchange(given: UpdateMessage) -> ReplyMessage:

@@ -36,7 +36,7 @@ def dial() -> Iterator[Callable[[], LanClient]]:
         yield made
 
 
-def test_memory_of_an_earlier_bridge_is_freed_though_nobody_had_asked_it(
+def test_memory_of_an_idle_earlier_bridge_is_freed(
     dial: Callable[[], LanClient],
 ) -> None:
     first, second = dial(), dial()
@@ -62,7 +62,7 @@ def test_the_next_bridge_is_awaited(dial: Callable[[], LanClient]) -> None:
     assert line.await_next() is line.client and not line.client.is_lost
 
 
-def test_who_waits_is_told_of_the_end(dial: Callable[[], LanClient]) -> None:
+def test_waiting_calls_receive_the_end(dial: Callable[[], LanClient]) -> None:
     first = dial()
     line = ReconnectingBridgeClient("eu", first)
     servers[0].close()
@@ -72,7 +72,7 @@ def test_who_waits_is_told_of_the_end(dial: Callable[[], LanClient]) -> None:
         line.await_next()
 
 
-def test_a_bridge_that_lives_is_dialled_again(dial: Callable[[], LanClient]) -> None:
+def test_a_running_bridge_is_dialed_again(dial: Callable[[], LanClient]) -> None:
     first = dial()
     line = ReconnectingBridgeClient("eu", first)
     room_P = line.client.buffer(10)
@@ -82,14 +82,14 @@ def test_a_bridge_that_lives_is_dialled_again(dial: Callable[[], LanClient]) -> 
     again = line.await_next()
     assert again is line.client and not again.is_lost and line.away_s is None
     assert again.request({"op": "x"}, 5.0) == ({}, None)
-    assert again.buffer(10) is not None and not again.lies_there(room_P)
+    assert again.buffer(10) is not None and not again.is_shared(room_P)
     line.drop_old()
     assert room_P.sum() == 30.0, "an open request lies there until it is placed anew"
     line.end(LinkDownError("closing"))
     assert again.is_lost, "what it dialled itself it closes itself"
 
 
-def test_it_tells_for_how_long_the_bridge_is_out_of_reach(dial: Callable[[], LanClient]) -> None:
+def test_it_reports_how_long_the_bridge_is_unreachable(dial: Callable[[], LanClient]) -> None:
     first, second = dial(), dial()
     line = ReconnectingBridgeClient("eu", first)
     servers[0].close()

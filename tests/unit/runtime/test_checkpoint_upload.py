@@ -123,7 +123,7 @@ def test_a_part_counts_with_the_manifest_and_is_read_again_to_the_bit(site: Site
     assert site.left() == []
 
 
-def test_every_byte_that_crosses_is_counted_once_told_and_summed(site: Site) -> None:
+def test_every_byte_between_regions_is_counted_once(site: Site) -> None:
     site.store.begin(0)
     info = write_part(site.carried.folder(0), NAME, TENSORS, {})
     assert site.upload_server.saved([info], "us") == {("eu", "us"): info.bytes}
@@ -314,7 +314,7 @@ class Server:
         self.spec = self._entry.spec(grant)
 
 
-def test_only_the_blind_are_admitted_and_nothing_listens_without_them(tmp_path: Path) -> None:
+def test_only_processes_without_the_directory_open_the_upload_server(tmp_path: Path) -> None:
     made = Site(tmp_path)
     upload_server = CheckpointUploadServer(
         made.run / "checkpoints", made.run, "us", lambda: "127.0.0.1"

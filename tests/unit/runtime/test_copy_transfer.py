@@ -64,7 +64,7 @@ def test_a_part_arrives_as_it_was_written(ahead: int) -> None:
         newcomer.close()
 
 
-def test_what_is_not_lent_is_refused_by_name() -> None:
+def test_missing_files_of_a_copy_are_refused_by_name() -> None:
     eu, us, folder = Node("eu"), Node("us"), TempFileFolder()
     with running(eu, us), ThreadPoolExecutor(4) as pool:
         us.dial(eu)
@@ -86,7 +86,7 @@ def test_what_is_not_lent_is_refused_by_name() -> None:
         newcomer.close()
 
 
-def test_who_waits_is_told_that_the_bridge_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_calls_fail_when_the_bridge_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Message] = []
     newcomer = CopyTransfer(lambda peer, message: asked.append(message))
     with ThreadPoolExecutor(1) as pool:

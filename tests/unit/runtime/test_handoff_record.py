@@ -115,7 +115,7 @@ def test_the_next_group_is_the_same_and_waits_for_the_same_workers() -> None:
     before.note(10.0, GoneRegions(("us",)), is_changing=False)
     record = launcher.records[-1]
     after, _ = group_of(asked, 2)
-    after.go_on_as(Handoff(record, {("eu", 1): 5}, 9), record)
+    after.restore(Handoff(record, {("eu", 1): 5}, 9), record)
     assert after.servers() == before.servers()
     assert [after.leader, after.standby, after.former_leaders] == [
         AveragerLeader("eu", 4), "us", {"us"},
@@ -136,7 +136,7 @@ def test_the_next_group_is_the_same_and_waits_for_the_same_workers() -> None:
     assert after.replace_worker(after.workers["eu", 0]).attempt == 2
 
 
-def test_only_what_has_changed_is_noted() -> None:
+def test_only_changes_are_recorded() -> None:
     group, launcher = filled([])
     for _ in range(3):
         group.note(10.0, GoneRegions(), is_changing=False)
@@ -153,7 +153,7 @@ def test_only_what_has_changed_is_noted() -> None:
     assert [record.is_changing for record in launcher.records] == [False, False, True, True]
 
 
-def test_who_is_not_to_take_part_is_brought_back_no_more() -> None:
+def test_an_excluded_region_is_not_brought_back() -> None:
     """A driver is told so as it attaches: one of them was lost, another had been sent away."""
     rows = {"us": {"cursor": 4}}
     before = GoneRegions(("us", "asia"), ("eu",), rows)

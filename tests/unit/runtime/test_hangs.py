@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_controller_trouble import Run, _Call
-from test_controller_trouble import log as log
+from test_controller_failures import Run, _Call
+from test_controller_failures import log as log
 
 from geo_ray.runtime import process_watch
 from geo_ray.runtime import process_watch as worker_watch
@@ -98,7 +98,7 @@ def test_a_stopped_worker_is_named_once_and_then_replaced(hung: Run) -> None:
     assert look(hung, 61.0, attempt=2) == [], "what is told of another incarnation"
 
 
-def test_a_worker_that_goes_on_is_not_named_any_more(hung: Run) -> None:
+def test_a_worker_that_continues_is_no_longer_reported(hung: Run) -> None:
     told: list[str] = hung.told_user  # type: ignore[attr-defined]
     look(hung, 12.0)
     look(hung, 0.1)
@@ -124,7 +124,7 @@ def test_servers_and_bridges_that_do_not_answer_are_named(hung: Run) -> None:
     ]
 
 
-def test_what_hangs_is_killed_and_counts_as_lost(
+def test_a_hung_worker_is_killed_and_counts_as_lost(
     hung: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed: list[object] = []
@@ -166,10 +166,10 @@ def test_a_replacement_is_requested_starts_and_works(
     assert told()[2:] == told()[2:] == ["worker_started", "worker_replaced"]
 
 
-def test_who_went_home_has_worked(hung: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_worker_has_worked(hung: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorkerWatch, "_heed", lambda self, now_s: None)
     worker = hung.actors.workers["eu", 0]
     worker.steps = 3
-    hung.controller.workers.go_on({("eu", 0)})
+    hung.controller.workers.resume({("eu", 0)})
     hung.controller.workers.collect(0.0)
     assert hung.kinds() == ["worker_started", "worker_replaced"]

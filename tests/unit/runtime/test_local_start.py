@@ -49,7 +49,7 @@ def test_a_node_that_was_too_slow_costs_another_start(
     assert not root.exists()
 
 
-def test_a_node_that_fails_at_once_is_told(tries: Path) -> None:
+def test_a_node_that_fails_at_once_is_reported(tries: Path) -> None:
     with (
         pytest.raises(ClusterStartError, match="timed out during startup"),
         LocalCluster(LocalClusterConfig(), ["a"]),

@@ -29,7 +29,7 @@ def refusal(tmp_path: Path, verb: Any, region: str, **more: Any) -> str | None:
     return policy.refusal(MemberRequest(verb=verb, region=region), **told)  # type: ignore[arg-type]
 
 
-def test_what_can_be_done_is_done(tmp_path: Path) -> None:
+def test_possible_requests_are_accepted(tmp_path: Path) -> None:
     assert refusal(tmp_path, "add", "ap") is None
     assert refusal(tmp_path, "drain", "eu") is None
     assert refusal(tmp_path, "remove", "eu") is None
@@ -62,7 +62,7 @@ def test_what_can_be_done_is_done(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_would_come_to_nothing_is_refused_with_the_reason(
+def test_impossible_requests_are_refused_with_the_reason(
     verb: str, region: str, more: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
     why = refusal(tmp_path, verb, region, **more)
@@ -81,7 +81,7 @@ def test_requests_are_taken_once_in_their_order(tmp_path: Path) -> None:
     assert take_member_requests(tmp_path) == [] and not list((tmp_path / REQUESTS).iterdir())
 
 
-def test_what_was_asked_of_a_run_that_is_over_is_forgotten(tmp_path: Path) -> None:
+def test_requests_to_a_finished_run_are_forgotten(tmp_path: Path) -> None:
     forget_member_requests(tmp_path)
     request_member_change(tmp_path, MemberRequest(verb="add", region="ap"))
     forget_member_requests(tmp_path)

@@ -23,7 +23,7 @@ def test_the_first_return_is_at_once_and_the_next_ones_wait_twice_as_long() -> N
     assert waits_s == expected_s
 
 
-def test_a_quiet_time_makes_good_what_was_before() -> None:
+def test_a_quiet_time_resets_the_backoff() -> None:
     backoff = Backoff()
     backoff.lost(0.0)
     backoff.take(0.0)
@@ -84,5 +84,5 @@ def test_a_pause_has_an_end_and_attempts_do_not_make_it_longer() -> None:
 
 
 @pytest.mark.parametrize("least", [None, 2])
-def test_who_is_to_end_is_not_paused(least: int | None) -> None:
+def test_an_ending_run_is_not_paused(least: int | None) -> None:
     assert not see(Quorum(least, 60.0), "us", "eu", is_ending=True)

@@ -18,7 +18,7 @@ def test_a_region_is_asked_to_leave_at_once_and_given_up_before_its_machine_goes
     assert leave_on_notice({"b": -5.0}, NAMES, (), ()) == {"b": "leave"}  # a border may be near
 
 
-def test_one_stays_though_all_have_notices_and_so_does_who_is_needed() -> None:
+def test_one_region_stays_if_all_have_notices_and_so_do_needed_ones() -> None:
     left_s = {"a": 30.0, "b": 20.0, "c": 20.0}
     assert leave_on_notice(left_s, ("a", "b", "c"), (), ()) == {"b": "leave", "c": "leave"}
     assert leave_on_notice(left_s, ("a", "b", "c"), (), ("b",)) == {"c": "leave", "a": "leave"}

@@ -82,7 +82,7 @@ def _no_prices_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.chdir(tmp_path)
 
 
-def test_it_is_told_what_is_best_for_those_who_are_left(tmp_path: Path) -> None:
+def test_the_best_plan_for_the_remaining_regions_is_reported(tmp_path: Path) -> None:
     run, loop = Run(tmp_path, slower=4.0), Loop()
     watch = watch_of(ReplanPolicy(60.0, 600.0), run.plan_for, loop)
     watch.tick(ALL, CurrentLeader("us"), 0.0)
@@ -110,7 +110,7 @@ def test_a_run_without_a_plan_is_left_alone(tmp_path: Path) -> None:
     assert not loop.events and not loop.told and not loop.paced and not loop.moves
 
 
-def test_the_question_is_for_those_who_take_part(tmp_path: Path) -> None:
+def test_the_plan_is_for_the_present_members(tmp_path: Path) -> None:
     run = Run(tmp_path)
     found = run.plan_for(("us", "eu"), "eu")
     present, decision = found.present, found.decision
@@ -160,13 +160,13 @@ def test_an_interval_that_is_far_from_the_best_is_changed_as_the_run_goes(tmp_pa
     assert any(line in told for told in loop.told)
 
 
-def test_what_cannot_follow_is_told_only(tmp_path: Path) -> None:
+def test_settings_that_cannot_change_are_only_reported(tmp_path: Path) -> None:
     run = Run(tmp_path)
     fixed = run.experiment.members.model_copy(update={"follow_plan": False})
     assert not can_follow(run.experiment.model_copy(update={"members": fixed}))
 
 
-def test_a_run_that_is_resumed_with_a_pace_is_planned_anew_for_those_who_are_there(
+def test_a_run_resumed_with_an_interval_is_replanned_for_its_members(
     tmp_path: Path,
 ) -> None:
     """It was best for those who were there then; the question begins with it."""
@@ -187,7 +187,7 @@ def test_a_run_that_is_resumed_with_a_pace_is_planned_anew_for_those_who_are_the
     assert asked == [(ALL, 512)]
 
 
-def test_an_answer_for_others_than_those_who_are_there_by_now_is_dropped(tmp_path: Path) -> None:
+def test_an_answer_for_former_members_is_dropped(tmp_path: Path) -> None:
     """A region came back, or the averager moved, while the run was planned; it is planned again."""
     loop, asked = Loop(), list[tuple[tuple[str, ...], str]]()
     may_answer = threading.Event()

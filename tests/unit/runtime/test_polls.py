@@ -58,7 +58,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get", get)
 
 
-def test_a_slow_one_is_asked_once_and_heard_later() -> None:
+def test_a_slow_actor_is_called_once_and_answers_later() -> None:
     polls, quick, slow = Polls(LOST_S, Clock()), Actor("quick"), Actor("slow")
     handles = {("ps", "eu"): quick, ("bridge", "eu"): slow}
     slow.remote()
@@ -75,7 +75,7 @@ def test_a_slow_one_is_asked_once_and_heard_later() -> None:
     assert list(answers) == list(handles)
 
 
-def test_who_does_not_answer_for_long_is_lost() -> None:
+def test_an_actor_without_an_answer_for_long_is_lost() -> None:
     clock, slow = Clock(), Actor("slow")
     polls, handles = Polls(LOST_S, clock), {("ps", "eu"): slow}
     call = Call("slow", 0)
@@ -90,7 +90,7 @@ def test_who_does_not_answer_for_long_is_lost() -> None:
     assert not answers and "60 s" in lost["ps", "eu"]
 
 
-def test_who_died_is_lost_at_once() -> None:
+def test_a_dead_actor_is_lost_at_once() -> None:
     polls, dead = Polls(LOST_S, Clock()), Actor("dead")
     call = dead.remote()
     call.value = ray.exceptions.RayActorError()
@@ -100,7 +100,7 @@ def test_who_died_is_lost_at_once() -> None:
     assert lost == {("ps", "eu"): "The actor experienced an error before finishing this task"}
 
 
-def test_who_is_replaced_is_asked_anew() -> None:
+def test_a_replaced_actor_is_called_again() -> None:
     polls, old, new = Polls(LOST_S, Clock()), Actor("old"), Actor("new")
     call = Call("old", 0)
     call.is_done = False
@@ -111,7 +111,7 @@ def test_who_is_replaced_is_asked_anew() -> None:
     assert answers == {("ps", "eu"): {"from": "new", "number": 0}}
 
 
-def test_who_listens_to_another_driver_is_not_lost() -> None:
+def test_an_actor_that_obeys_another_run_actor_is_not_lost() -> None:
     polls, taken = Polls(LOST_S, Clock(), token=1), Actor("taken")
     call = Call("taken", 0)
     overtaken = LeaseLostError("the run was taken over")

@@ -111,7 +111,7 @@ def test_every_class_of_ray_is_classified_and_tested() -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "cause"), INSTANCES, ids=[type(each[0]).__name__ for each in INSTANCES]
 )
-def test_each_class_says_one_thing(
+def test_each_class_has_one_meaning(
     error: exceptions.RayError, kind: FailureKind, cause: str
 ) -> None:
     failure = failure_of(error)
@@ -181,7 +181,7 @@ def test_a_copy_between_actors_fails_with_an_error_of_geo_ray(
         answer_of(object())
 
 
-def test_rays_list_of_what_may_kill_a_process_is_left_out() -> None:
+def test_rays_list_of_common_causes_is_omitted() -> None:
     error = died(
         "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR "
         "Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of "

@@ -18,7 +18,7 @@ from geo_ray.ray_cluster.placement import place
 LONG_S = 600.0
 
 
-def test_what_was_asked_for_is_done_on_a_thread_of_its_own() -> None:
+def test_requested_work_runs_on_a_separate_thread() -> None:
     threads = RayThreads()
     assert threads.submit("one", is_ray_thread).result(10.0) and not is_ray_thread()
     failed = threads.submit("two", lambda: 1 // 0)
@@ -48,7 +48,9 @@ def test_a_closed_one_starts_nothing_and_may_be_closed_again() -> None:
     threads.close()
 
 
-def test_who_does_not_end_is_named_and_left(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thread_that_does_not_end_is_named_and_abandoned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     threads, may_end = RayThreads(), threading.Event()
     threads.submit("stuck", lambda: may_end.wait(LONG_S))
     threads.close(0.0)

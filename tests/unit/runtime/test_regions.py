@@ -157,7 +157,7 @@ def test_losses_are_reported_again_where_the_averager_has_moved(regions: Regions
     assert after(regions, AveragerMoved()) == [ReportDead("eu")]
 
 
-def test_what_another_driver_knows_is_taken_over(policy: MemberPolicy) -> None:
+def test_the_state_of_another_run_actor_is_restored(policy: MemberPolicy) -> None:
     regions = Regions(policy, ("us",))
     rows = {"eu": {"cursor": 4}}
     regions.restore(["eu"], ["ap"], rows, unawaited=["eu"], now_s=5.0)

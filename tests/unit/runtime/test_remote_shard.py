@@ -57,7 +57,7 @@ def test_nothing_is_measured_unless_asked_for() -> None:
     assert torch.equal(held.params_S, torch.full((2,), -2.0))
 
 
-def test_a_request_to_apply_must_tell_whether_to_measure() -> None:
+def test_a_request_to_apply_must_state_whether_to_measure() -> None:
     server = ShardServer(HeldShard(shard(2), "eu", 1, CheckpointPlaces("")))
     with pytest.raises(FrameError, match="measure"):
         server.handle(LEAD, {"op": "apply", "workers": [0], "samples": [8]}, None)

@@ -39,7 +39,7 @@ def test_the_next_change_waits_its_time() -> None:
     st.integers(0, 100),
     st.integers(100, 900),
 )
-def test_whoever_comes_and_goes_it_is_bounded(
+def test_the_queue_is_bounded_whatever_arrives(
     changes: list[tuple[tuple[str, ...], int]], settle_s: int, min_interval_s: int
 ) -> None:
     policy, now_s, planned = ReplanPolicy(settle_s, min_interval_s), 0, []

@@ -35,7 +35,7 @@ def test_an_actor_is_loaded_serves_and_closes() -> None:
     assert actor.closed == [["socket"], None]
 
 
-def test_what_an_actor_does_not_have_yet_is_named_with_its_state() -> None:
+def test_missing_contents_of_an_actor_are_reported_with_its_state() -> None:
     actor = Actor()
     with pytest.raises(InvariantError, match=r"'eu' has loaded nothing: it is created"):
         _ = actor._loaded

@@ -80,7 +80,7 @@ def test_it_ends_when_the_time_is_over(clock: Clock) -> None:
     assert clock.now_s == 200.0, "to the end of the time, and no longer"
 
 
-def test_nobody_has_to_wait_and_other_errors_are_not_repeated(clock: Clock) -> None:
+def test_errors_are_neither_awaited_nor_repeated(clock: Clock) -> None:
     trial = Trial(clock, float("inf"), StoreError("no answer"))
     trial.interruption.set()
     with pytest.raises(StoreError):

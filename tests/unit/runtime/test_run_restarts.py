@@ -89,7 +89,7 @@ class Driver:
         self, context: RunContext, recorder: Any, evals: Any, origin_unix_s: float
     ) -> Any:
         evals.end(lambda: 0.0)
-        members = SimpleNamespace(go_on=lambda gone, unhurried: None)
+        members = SimpleNamespace(resume=lambda gone, unhurried: None)
         return SimpleNamespace(members=members, recorder=recorder, origin_unix_s=origin_unix_s)
 
     def _train(self, training: Training) -> Summary:

@@ -32,7 +32,7 @@ class Supervisor:
 
     def __init__(self, *answers: RunNews | Exception) -> None:
         self.answers = list(answers)
-        self.hear = SimpleNamespace(remote=lambda name, since: self.answers.pop(0))
+        self.poll_news = SimpleNamespace(remote=lambda name, since: self.answers.pop(0))
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_supervisor_that_dies_while_the_run_trains_is_lost(run: RunDirectory) 
 
 
 @pytest.mark.parametrize("error", [None, RegionLostError("'us' is lost")])
-def test_what_the_supervisor_says_of_the_end_counts(
+def test_the_supervisor_s_report_of_the_end_counts(
     run: RunDirectory, error: GeoRayError | None
 ) -> None:
     summary = released(run, finished)

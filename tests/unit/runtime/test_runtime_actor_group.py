@@ -38,7 +38,7 @@ def watched(
     return watch(calls, timeout_s, heard, Calls(clock).wait, clock), told
 
 
-def test_who_is_awaited_is_told_twice_a_second_until_all_are_ready() -> None:
+def test_awaited_actors_are_reported_twice_a_second() -> None:
     late, told = watched({"eu/0": 0.2, "eu/ps": 0.7, "us/0": 1.1}, 60.0)
     assert late == []
     assert told == [
@@ -49,7 +49,7 @@ def test_who_is_awaited_is_told_twice_a_second_until_all_are_ready() -> None:
     ]
 
 
-def test_a_wait_ends_in_time_and_names_who_did_not_come() -> None:
+def test_a_wait_ends_in_time_and_names_missing_regions() -> None:
     late, told = watched({"eu/0": 0.2, "us/0": 90.0}, 2.25)
     assert late == ["us/0"]
     assert [row[0] for row in told] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.25]

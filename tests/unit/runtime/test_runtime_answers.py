@@ -23,7 +23,7 @@ def test_an_answer_that_takes_long_is_waited_for_while_there_is_a_connection() -
     assert answers.wait(7, lambda: "us").seq == 7
 
 
-def test_whoever_is_out_of_reach_for_too_long_is_waited_for_no_more() -> None:
+def test_an_unreachable_region_is_not_waited_for_too_long() -> None:
     answers = Answers("eu", 1e6, lambda peer: False, unreachable_s=0.1)
     with pytest.raises(LinkDownError, match="'us' has been unreachable"):
         answers.wait(1, lambda: "us")
@@ -48,7 +48,7 @@ def test_a_limit_that_is_configured_holds() -> None:
         Answers("eu", 0.1).wait(1, lambda: "us")
 
 
-def test_refusals_and_the_end_are_told_and_old_answers_are_dropped() -> None:
+def test_refusals_and_the_end_are_reported_and_old_answers_dropped() -> None:
     answers = Answers("eu", 1e6)
     answers.give(reply(1))
     answers.fail(2, InvariantError("no"))

@@ -48,7 +48,7 @@ def experiment(**sections: Any) -> Experiment:
         ({"codec": {"up": {"kind": "topk"}}}, AveragerLeader(HOME), None, {STANDBY, THIRD}),
     ],
 )
-def test_what_a_bridge_keeps_decides(
+def test_a_bridge_with_state_is_not_replaceable(
     sections: dict[str, Any], leader: AveragerLeader, standby: str | None, replaceable: set[str]
 ) -> None:
     if "transfers" in sections or "codec" in sections:

@@ -60,7 +60,7 @@ def test_a_coded_payload_survives_the_trip(coded: Coded, against: int | None) ->
         assert found.payload_P.numel() == 0
 
 
-def test_what_is_not_loose_is_not_copied() -> None:
+def test_reliable_parts_are_not_copied() -> None:
     view = messages.payload_bytes(replace(UPDATE, coded=TIGHT))
     DATA_B[0] = 9
     assert view[0] == 9

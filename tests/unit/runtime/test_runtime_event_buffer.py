@@ -52,7 +52,7 @@ def test_no_event_is_lost_between_threads() -> None:
     assert sorted(taken) == list(range(2000))
 
 
-def test_what_was_taken_is_told_again_to_who_comes_next() -> None:
+def test_taken_events_are_repeated_to_the_next_reader() -> None:
     event_buffer = EventBuffer("eu", time.time())
     for number in range(5000):
         event_buffer.add("stats" if number == 2 else "step", n=number)

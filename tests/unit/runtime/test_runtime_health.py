@@ -89,17 +89,17 @@ def test_a_run_whose_steps_are_refused_is_not_healthy(loss: float | None) -> Non
     assert judged(long(1.0), long(loss), long(0.9)) == [True, False, True]
 
 
-def test_a_run_that_diverges_before_its_first_checkpoint_is_measured_by_what_came_before() -> None:
+def test_a_run_that_diverges_before_its_first_checkpoint_is_compared_with_its_start() -> None:
     assert judged([2.3, 2.2, math.inf], long(1e30)) == [True, False]
 
 
-def test_without_a_step_since_it_is_what_it_was() -> None:
+def test_without_a_step_the_health_is_unchanged() -> None:
     assert judged([], [1.0]) == [True, True]
     assert judged(long(2.3), long(1e6), [], []) == [True, False, False, False]
 
 
 @pytest.mark.parametrize("healthy", [True, False])
-def test_a_resumed_run_goes_on_with_what_it_knew(healthy: bool) -> None:
+def test_a_resumed_run_keeps_its_measurements(healthy: bool) -> None:
     health = LossHealth()
     for loss in (2.0, 0.5):
         for _ in range(MIN_STEPS):

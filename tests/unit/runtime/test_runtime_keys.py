@@ -42,7 +42,7 @@ def test_only_the_process_that_it_is_sealed_for_can_open_a_secret() -> None:
             receiver.open(box, purpose)
 
 
-def test_nothing_of_what_passes_holds_a_key() -> None:
+def test_messages_contain_no_keys() -> None:
     """Byte by byte: keys of the run, of its CA, of bridges and of processes."""
     config = TransportConfig()
     keys = RunKeys("run-1", ["eu", "us"], config)
@@ -108,7 +108,7 @@ def test_without_tls_or_with_certificates_of_ones_own_none_is_asked_for(
     assert given.lan is not None and eu._receiver.open(given.lan, LAN_KEY) == eu.lan_key(given)
 
 
-def test_a_bridge_refuses_a_certificate_on_its_host_that_nobody_would_take(tmp_path: Path) -> None:
+def test_a_bridge_refuses_an_unusable_certificate_on_its_host(tmp_path: Path) -> None:
     for name in ("ours", "theirs"):
         cert_store.init(tmp_path / name)
         cert_store.issue(tmp_path / name, "eu")

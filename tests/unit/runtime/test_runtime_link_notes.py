@@ -22,7 +22,7 @@ def _estimate(rate_mbps: float) -> dict[str, float | None]:
     return asdict(estimator.snapshot(10.0))
 
 
-def test_records_are_kept_by_pair_and_over_a_restart(tmp_path: Path) -> None:
+def test_records_are_stored_by_pair_and_survive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "links.json"
     notes = LinkNotes(path)
     notes.save(wait=True)
@@ -48,7 +48,9 @@ def test_a_damaged_file_is_no_reason_to_end_a_run(tmp_path: Path) -> None:
     assert len(load_links(path).links) == 1
 
 
-def test_a_slow_disk_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_delays_no_other_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The controller notes links once a second; what is learned meanwhile is saved at the end."""
     may_write, written = threading.Event(), []
 
@@ -85,21 +87,21 @@ def test_bytes_of_a_bridge_that_was_replaced_are_not_lost(tmp_path: Path) -> Non
         {"data": 3},
     ):
         told = {"eu": {"us": {"bytes_sent": sent, "estimate": unresponsive}}}
-        for link in notes.hear(told, force=True):
+        for link in notes.record(told, force=True):
             totals.feed(*link)
     assert totals.by_class() == {"background": 5, "data": 1000 + 1100 + 3}
 
 
-def test_another_driver_counts_on_from_what_the_one_before_told(tmp_path: Path) -> None:
+def test_another_run_actor_continues_the_sums_of_the_previous_one(tmp_path: Path) -> None:
     """One bridge is that of then, and has sent more; the other one has replaced it since."""
     notes = LinkNotes(tmp_path / "links.json")
-    notes.go_on({("eu", "us"): {"control": 70}, ("us", "eu"): {"bulk": 90, "control": 5}})
+    notes.resume({("eu", "us"): {"control": 70}, ("us", "eu"): {"bulk": 90, "control": 5}})
     estimate = asdict(LinkEstimator().snapshot(0.0))
     for sent in (100, 130):
         links = {
             "eu": {"us": {"bytes_sent": {"control": sent}, "estimate": estimate}},
             "us": {"eu": {"bytes_sent": {"bulk": sent - 80}, "estimate": estimate}},
         }
-        told = {(src, dst): sums for src, dst, sums in notes.hear(links, force=True)}
+        told = {(src, dst): sums for src, dst, sums in notes.record(links, force=True)}
         assert told["eu", "us"] == {"control": sent}
         assert told["us", "eu"] == {"bulk": 90 + sent - 100, "control": 5}

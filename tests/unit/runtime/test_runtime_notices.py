@@ -35,7 +35,7 @@ def test_a_drained_node_concerns_those_that_live_there() -> None:
     assert answers == []
 
 
-def test_nobody_waits_for_a_control_service_that_is_gone() -> None:
+def test_a_missing_control_service_is_not_waited_for() -> None:
     never = threading.Event()
 
     def ask() -> dict[str, int]:
@@ -60,7 +60,7 @@ def test_a_region_is_gone_with_the_first_of_its_servers_machines() -> None:
     assert notices.regions == {"asia": math.inf}
 
 
-def test_nobody_is_asked_for_places_while_there_is_no_notice() -> None:
+def test_nodes_are_not_queried_without_a_notice() -> None:
     def where() -> dict[str, set[str]]:
         raise AssertionError
 

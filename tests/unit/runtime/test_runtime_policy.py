@@ -53,14 +53,14 @@ def test_workers_are_replaced_as_often_as_allowed() -> None:
     assert "us/0" in last.message and "train.max_worker_restarts = 2" in last.message
 
 
-def test_what_a_worker_found_wrong_ends_the_run_and_no_restart_is_spent() -> None:
+def test_an_error_of_the_task_ends_the_run_without_a_restart() -> None:
     run = policy(restarts=1)
     wrong = TaskOutputError("the loss is no scalar")
     assert loses(run, 0, wrong) is wrong
     assert loses(run, 0) == "replace"
 
 
-def test_workers_of_a_region_that_is_gone_are_nobodys_concern() -> None:
+def test_workers_of_a_lost_region_are_ignored() -> None:
     run = policy(restarts=0)
     wrong = TaskOutputError("the loss is no scalar")
     assert loses(run, 0, is_present=False) == "ignore"
@@ -75,7 +75,7 @@ def test_replacements_are_counted_in_a_window_of_time() -> None:
     assert isinstance(loses(run, 0, now_s=161.0), WorkerLostError)
 
 
-def test_where_a_region_goes_on_a_replacement_waits_for_its_time() -> None:
+def test_a_replacement_waits_while_its_region_continues() -> None:
     run = RunPolicy(RunLimits(1, 5, None, restart_window_s=60.0), now_s=100.0)
     assert loses(run, 0, goes_on=True, now_s=100.0) == "replace"
     assert loses(run, 0, goes_on=True, now_s=110.0) == "later"
@@ -206,7 +206,7 @@ def test_a_save_that_is_open_when_the_halt_comes_does_not_count_for_it() -> None
     assert run.is_halt_saved and run.due(113.0, is_open=False) is None
 
 
-def test_regions_that_do_not_stand_still_in_time_end_the_run_unsaved() -> None:
+def test_regions_that_do_not_pause_in_time_end_the_run_unsaved() -> None:
     run = policy()
     run.halt(InterruptedRunError("the run was interrupted"), 101.0)
     assert run.due(101.0, is_open=False) == Save(halt=True)
@@ -215,7 +215,7 @@ def test_regions_that_do_not_stand_still_in_time_end_the_run_unsaved() -> None:
         run.due(101.1 + HALT_DEADLINE_S, is_open=True)
 
 
-def test_the_time_to_stand_still_is_counted_from_the_checkpoint_for_it() -> None:
+def test_the_time_to_pause_starts_with_its_checkpoint() -> None:
     """One that was open takes its own; and what it saved is said."""
     run = policy()
     assert run.due(110.0, is_open=False) == Save(halt=False)
@@ -290,7 +290,7 @@ def test_a_run_that_trains_is_never_ended_by_a_store_or_a_full_disk() -> None:
     assert not run.is_failing and run.save_failed(full, now_s) == 1.0
 
 
-def test_a_run_whose_checkpoints_somebody_else_writes_ends_at_once() -> None:
+def test_a_run_with_foreign_checkpoints_ends_at_once() -> None:
     with pytest.raises(CheckpointConflictError):
         policy().save_failed(CheckpointConflictError("another writer"), 110.0)
 
@@ -322,14 +322,14 @@ def test_a_checkpoint_of_which_no_part_comes_for_long_is_given_up() -> None:
     assert not run.overdue(150.0 + PART_S, awaits_parts=True)  # the next one has its own time
 
 
-def test_parts_have_as_much_time_as_the_configuration_says() -> None:
+def test_parts_have_the_configured_time() -> None:
     run = RunPolicy(RunLimits(1, 5, 10.0, part_s=3 * PART_S), now_s=100.0)
     assert run.due(110.0, is_open=False) == Save(halt=False)
     assert not run.overdue(110.0 + 2 * PART_S, awaits_parts=True)
     assert "1800 s" in str(run.overdue(110.0 + 3 * PART_S, awaits_parts=True))
 
 
-def test_all_are_told_to_finish_once() -> None:
+def test_all_regions_are_asked_to_finish_once() -> None:
     run = policy()
     assert run.stop("loss reached 0.1") and not run.stop("accuracy reached 0.9")
     assert run.stopping == "loss reached 0.1"
@@ -338,7 +338,7 @@ def test_all_are_told_to_finish_once() -> None:
 # ------------------------------------------------------------------ waiting
 
 
-def test_a_run_that_stands_still_is_told_of_now_and_then_and_never_ended() -> None:
+def test_a_stalled_run_is_reported_periodically_and_never_ended() -> None:
     rules = policy(every_s=None)
     told = [rules.stalled(100.0 + t) for t in (10.0, STALL_S, STALL_S + 1, 2 * STALL_S)]
     assert told == [None, STALL_S, None, 2 * STALL_S]

@@ -135,7 +135,7 @@ class SlowStore(CheckpointStore):
         return super().commit(id, manifest)
 
 
-def test_who_adds_the_last_part_does_not_wait_for_the_commit(tmp_path: Path) -> None:
+def test_adding_the_last_part_does_not_wait_for_the_commit(tmp_path: Path) -> None:
     store = SlowStore(tmp_path)
     saver = Saver(store, experiment_of(regions=REGIONS), DIGEST, attempt=3, health=LossHealth())
     checkpoint = saver.begin()
@@ -150,7 +150,7 @@ def test_who_adds_the_last_part_does_not_wait_for_the_commit(tmp_path: Path) -> 
     assert store.ids() == [checkpoint]
 
 
-def test_what_was_saved_is_found_by_name(
+def test_saved_records_are_found_by_name(
     saver: Saver, store: CheckpointStore, tmp_path: Path
 ) -> None:
     checkpoint = saver.begin()
@@ -170,7 +170,7 @@ def test_what_was_saved_is_found_by_name(
     ("finite", "losses", "healthy"),
     [(True, [1.0, 0.5], True), (False, [1.0, 0.5], False), (True, [1.0, 9.0], False)],
 )
-def test_a_checkpoint_says_whether_the_run_was_diverging(
+def test_a_checkpoint_records_whether_the_run_was_diverging(
     finite: bool,
     losses: list[float],
     healthy: bool,
@@ -250,7 +250,7 @@ def test_files_that_cannot_be_removed_are_left(
     assert saver.open_id is None and saver.begin() == checkpoint + 1
 
 
-def test_the_next_driver_takes_no_part_of_a_checkpoint_that_was_open(
+def test_the_next_run_actor_ignores_parts_of_an_open_checkpoint(
     saver: Saver, store: CheckpointStore, tmp_path: Path
 ) -> None:
     """Of the same parts one driver's checkpoint has some, and dies; a region is gone since."""
@@ -258,7 +258,7 @@ def test_the_next_driver_takes_no_part_of_a_checkpoint_that_was_open(
     late = part(tmp_path, before, "eu-ps0")
     again = CheckpointStore(tmp_path, keep=2)
     after = Saver(again, experiment_of(regions=REGIONS), DIGEST, attempt=4, health=LossHealth())
-    after.go_on({"eu-ps0"}, again.newest_id())
+    after.resume({"eu-ps0"}, again.newest_id())
     checkpoint = after.begin()
     assert checkpoint > before
     after.add(before, [late], 3)
@@ -271,7 +271,7 @@ def test_the_next_driver_takes_no_part_of_a_checkpoint_that_was_open(
     assert manifest.extra["attempt"] == 4
 
 
-def test_a_resume_takes_a_later_attempt_than_whoever_joined_in_whichever_order(
+def test_a_resume_uses_a_later_attempt_than_every_joined_region(
     saver: Saver, store: CheckpointStore, tmp_path: Path
 ) -> None:
     for attempt in (5, 4):  # brought up side by side; the later one entered first

@@ -71,11 +71,11 @@ def test_address_auto(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["", "head", "ray://head:10001", "http://head:8265", "head:x"])
 def test_bad_address(address: str) -> None:
-    with pytest.raises(RayUnreachableError, match="no address of a Ray head"):
+    with pytest.raises(RayUnreachableError, match="not the address of a Ray head"):
         find_address(address)
 
 
-def test_actors_of_a_local_cluster_inherit_what_they_need(tmp_path, monkeypatch) -> None:
+def test_actors_of_a_local_cluster_inherit_their_environment(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     node = local_node_environment(tmp_path / "token")
     assert worker_environment(environ={}).items() <= node.items()

@@ -97,7 +97,7 @@ def test_the_keeper_is_killed(tmp_path: Path) -> None:
     assert eventually(lambda: kept.poll() is None and "c" in kept.pids)
     kept._supervisor.kill()
     assert eventually(lambda: gone(kept.pids["c"]))
-    with pytest.raises(ClusterStartError, match="keeper of the local cluster ended"):
+    with pytest.raises(ClusterStartError, match="process supervisor ended"):
         kept.poll()
     kept.close()
 
@@ -131,7 +131,7 @@ def test_descendants() -> None:
         os.killpg(shell.pid, 9)
 
 
-def test_a_kept_process_is_started_again_unless_it_is_killed_on_purpose(
+def test_a_supervised_process_is_restarted_unless_killed_by_command(
     kept: SupervisedProcesses,
 ) -> None:
     kept.start("node", [sys.executable, "-c", "import time; time.sleep(300)"], {})
@@ -156,7 +156,7 @@ def test_a_kept_process_is_started_again_unless_it_is_killed_on_purpose(
     assert has_ended()
 
 
-def test_one_that_had_ended_before_it_was_kept_is_started_again(kept: SupervisedProcesses) -> None:
+def test_a_process_that_ended_before_keep_is_restarted(kept: SupervisedProcesses) -> None:
     log = kept.start("node", [sys.executable, "-c", "print('began')"], {})
     assert eventually(lambda: log.is_file() and log.read_text().count("began") == 1)
     kept.keep("node")

@@ -18,7 +18,7 @@ def told(now_s: float | None, *events: dict[str, Any]) -> dict[tuple[str, str], 
 
 
 @pytest.mark.parametrize("ahead_s", [600.0, -600.0])
-def test_ten_minutes_are_corrected_and_told_once(
+def test_ten_minutes_are_corrected_and_reported_once(
     ahead_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     skews, event = Skews(), {"kind": "exchange", "t_s": 50.0 + ahead_s, "start_s": 48.0 + ahead_s}
@@ -29,7 +29,7 @@ def test_ten_minutes_are_corrected_and_told_once(
     assert f"600 s {'ahead of' if ahead_s > 0 else 'behind'}" in caplog.text
 
 
-def test_who_agrees_or_does_not_tell_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_agreeing_or_unknown_clocks_are_not_corrected(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     event = {"kind": "step", "t_s": 90.0}
     for now_s in (100.0, 100.0 - 0.9 * TOLERATED_S, None):
@@ -38,7 +38,7 @@ def test_who_agrees_or_does_not_tell_is_left_alone(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_late_answers_blur_it_by_no_more_than_the_quickest_took(seed: int) -> None:
+def test_late_answers_add_at_most_the_smallest_delay(seed: int) -> None:
     draw = Random(seed)
     ahead_s, skews = draw.choice((-1.0, 1.0)) * draw.uniform(120.0, 6000.0), Skews()
     quickest_s = float("inf")
@@ -50,7 +50,7 @@ def test_late_answers_blur_it_by_no_more_than_the_quickest_took(seed: int) -> No
         assert found["t_s"] == pytest.approx(now_s - took_s + quickest_s)
 
 
-def test_who_takes_the_place_of_another_has_a_clock_of_its_own() -> None:
+def test_a_replacement_has_its_own_clock_correction() -> None:
     skews, event = Skews(), {"kind": "step", "t_s": 700.0}
     assert skews.events(told(700.0, event), 100.0)[0]["t_s"] == 100.0
     for now_s in (700.0, 701.0):

@@ -126,7 +126,7 @@ def test_acknowledgements_overtake_and_the_log_is_behind() -> None:
     assert lanes == {DATA}
 
 
-def test_what_nobody_waits_for_is_behind_and_whole() -> None:
+def test_unawaited_messages_are_later_and_complete() -> None:
     """The copy, and entries that are committed already: their sender may be answered by then."""
     late = LogAppend(3, LogEntry(12, TakeIn(UPDATE)), counts=False)
     message = standby_message("a", late, DATA, bare=True)
@@ -135,7 +135,7 @@ def test_what_nobody_waits_for_is_behind_and_whole() -> None:
     assert standby_message("a", snapshot, DATA, bare=True).lane == BACKGROUND
 
 
-def test_what_a_log_says_of_time_is_left_out_where_it_says_nothing() -> None:
+def test_missing_times_in_a_log_are_omitted() -> None:
     """As headers were before there was any."""
     log = LogAppend(3, LogEntry(12, Stop()))
     assert standby_message("a", log, DATA, bare=True).meta == {

@@ -155,7 +155,7 @@ def order(attempt: int, place: tuple[str, int] | None = None) -> ProcessSpec:
         lambda s: s.sign(1, "eu", b""),
     ],
 )
-def test_a_driver_that_was_overtaken_commands_nothing(
+def test_a_superseded_run_actor_commands_nothing(
     supervisor: Supervised, command: Callable[[Supervised], object], killed: list[Any]
 ) -> None:
     supervisor.attach(1)
@@ -172,7 +172,7 @@ def test_its_process_is_there_before_pytorch_is_loaded() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_the_next_driver_does_not_go_on_with_ends(
+def test_unused_processes_end_with_the_next_run_actor(
     supervisor: Supervised, killed: list[Any]
 ) -> None:
     supervisor.attach(1)
@@ -220,7 +220,7 @@ def test_a_run_actor_that_dies_is_replaced_and_commands_of_the_first_are_refused
     assert supervisor._attempt == 1 and not killed, "its processes go on"
     assert supervisor.attach(2).record == "record"
     assert supervisor.beat(0, [("late", "")], None) == UserRequests()
-    news = supervisor.hear("me", 0)
+    news = supervisor.poll_news("me", 0)
     assert [text for text, _ in news.lines] == [
         "the run actor was killed (The actor died unexpectedly before finishing this task): "
         "restarting it"
@@ -231,7 +231,7 @@ def test_a_run_actor_that_dies_is_replaced_and_commands_of_the_first_are_refused
     supervisor._call.outcome = RunEnd(None, InterruptedRunError("stopped"))
     supervisor._watch(world.now_s)
     assert killed == [process]
-    ended = supervisor.hear("me", news.next)
+    ended = supervisor.poll_news("me", news.next)
     assert ended.state is RunState.OVER and isinstance(ended.error, InterruptedRunError)
 
 
@@ -242,7 +242,7 @@ def test_a_run_actor_that_never_trains_is_not_replaced_for_ever(
         supervisor._call.outcome = lost()
         supervisor._watch(world.now_s)
     assert supervisor._attempt == 2
-    assert isinstance(supervisor.hear("me", 0).error, RunActorLostError)
+    assert isinstance(supervisor.poll_news("me", 0).error, RunActorLostError)
 
 
 def test_a_run_actor_that_hangs_is_killed_and_replaced(
@@ -262,28 +262,30 @@ def test_time_in_which_the_supervisor_was_stopped_itself_does_not_count(
     supervisor.look(world, 50)
     world.now_s += 5000.0  # its machine was suspended: neither beats nor watchers were heard
     supervisor.look(world, 9)
-    assert supervisor._attempt == 0 and supervisor.hear("", 0).state is RunState.RUNNING
+    assert supervisor._attempt == 0 and supervisor.poll_news("", 0).state is RunState.RUNNING
     supervisor.look(world, 2)
     assert supervisor._attempt == 1, "60 s without a beat have been seen"
     supervisor.end_now(KeyboardInterrupt())
     world.now_s += 100.0
     supervisor._watch(world.now_s)
-    assert supervisor.hear("", 0).state is RunState.ENDING
+    assert supervisor.poll_news("", 0).state is RunState.ENDING
 
 
-def test_users_are_heard_by_the_next_beat(supervisor: Supervised, world: FakeRay) -> None:
+def test_user_requests_are_returned_at_the_next_beat(
+    supervisor: Supervised, world: FakeRay
+) -> None:
     assert supervisor.beat(0, [("a", ""), ("b", "log")], None) == UserRequests()
-    assert supervisor.hear("me", 1).lines == [("b", "log")]
+    assert supervisor.poll_news("me", 1).lines == [("b", "log")]
     supervisor.stop()
     requests = supervisor.beat(0, [], None)
     assert isinstance(requests.stop, InterruptedRunError) and requests.end is None
-    assert supervisor.hear("me", 2).state is RunState.STOPPING
+    assert supervisor.poll_news("me", 2).state is RunState.STOPPING
     error = KeyboardInterrupt()
     supervisor.end_now(error)
     assert supervisor.beat(0, [], None).end is error
     supervisor._call.outcome = lost()
     supervisor._watch(world.now_s)
-    news = supervisor.hear("me", 2)
+    news = supervisor.poll_news("me", 2)
     assert news.state is RunState.OVER and news.error is error, "it is not started again"
 
 
@@ -292,43 +294,41 @@ def test_a_run_actor_that_does_not_end_at_once_is_killed(
 ) -> None:
     supervisor.end_now(KeyboardInterrupt())
     supervisor.look(world, 9)
-    assert supervisor.hear("me", 0).state is RunState.ENDING
+    assert supervisor.poll_news("me", 0).state is RunState.ENDING
     supervisor.look(world, 2)
-    assert supervisor.hear("me", 0).state is RunState.OVER and supervisor.ended == [0]
+    assert supervisor.poll_news("me", 0).state is RunState.OVER and supervisor.ended == [0]
 
 
-def test_a_run_that_nobody_watches_is_saved_and_ended(
-    supervisor: Supervised, world: FakeRay
-) -> None:
+def test_a_run_without_a_watcher_is_saved_and_ended(supervisor: Supervised, world: FakeRay) -> None:
     for _ in range(70):
         supervisor.look(world, 50)
-        supervisor.hear("me", 0)
+        supervisor.poll_news("me", 0)
         supervisor.beat(0, [], None)
     assert supervisor.beat(0, [], None).stop is None
     for _ in range(72):
         supervisor.look(world, 50)
-        supervisor.hear("", 0)  # asks how it stands, and does not watch
+        supervisor.poll_news("", 0)  # asks how it stands, and does not watch
         supervisor.beat(0, [], None)
     stop = supervisor.beat(0, [], None).stop
     assert stop is not None and "the run had no watcher for 1:00:00" in stop.message
 
 
-def test_it_ends_once_watchers_have_heard_how_the_run_ended(
+def test_it_ends_once_watchers_have_received_the_end(
     supervisor: Supervised, world: FakeRay
 ) -> None:
-    supervisor.hear("a", 0)
-    supervisor.hear("b", 0)
+    supervisor.poll_news("a", 0)
+    supervisor.poll_news("b", 0)
     supervisor._finish(RunEnd(None))
     world.now_s += 1.0
-    supervisor.hear("a", 0)
+    supervisor.poll_news("a", 0)
     assert not supervisor._is_finished(), "b has not heard"
-    supervisor.hear("b", 0)
+    supervisor.poll_news("b", 0)
     assert not supervisor._is_finished(), "b may not have its answer yet"
     world.now_s += 0.5
     assert supervisor._is_finished()
 
 
-def test_places_that_an_overtaken_driver_has_asked_for_are_given_back(
+def test_places_requested_by_a_superseded_run_actor_are_released(
     supervisor: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placed, removed = {"eu": SimpleNamespace(region="eu")}, list[Any]()
@@ -352,7 +352,7 @@ def unresponsive(monkeypatch: pytest.MonkeyPatch, answers: list[bool]) -> None:
     )
 
 
-def test_what_a_silent_head_did_not_end_is_ended_by_the_next_command(
+def test_processes_left_by_an_unresponsive_head_are_ended_by_the_next_command(
     supervisor: Supervised, monkeypatch: pytest.MonkeyPatch, killed: list[Any]
 ) -> None:
     given_back, answers = list[Any](), [False]
@@ -416,12 +416,12 @@ def test_an_end_that_ray_disturbs_is_no_death_of_the_run_actor(
     supervisor._call.outcome = RunEnd(None, InterruptedRunError("stopped"))
     with pytest.raises(ray.exceptions.RaySystemError):
         supervisor._watch(world.now_s)
-    news = supervisor.hear("me", 0)
+    news = supervisor.poll_news("me", 0)
     assert supervisor._attempt == 0 and news.state is RunState.OVER
     assert isinstance(news.error, InterruptedRunError)
 
 
-def test_a_run_actor_that_is_told_to_exit_dies_and_ends_nothing() -> None:
+def test_a_terminated_run_actor_ends_nothing() -> None:
     """Ray's own handler raises `SystemExit` in the run loop, which would be how the run ended."""
     code = (
         "import os, signal, sys, time\n"

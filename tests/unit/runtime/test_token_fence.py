@@ -10,7 +10,7 @@ from geo_ray.base.errors import LeaseLostError
 from geo_ray.runtime.spec import TokenFence
 
 
-def test_an_earlier_driver_is_refused_once_a_later_one_has_asked() -> None:
+def test_an_earlier_token_is_refused_after_a_later_one() -> None:
     fence = TokenFence()
     for token in (0, 1, 1, 3):
         fence.check(token)
@@ -19,7 +19,7 @@ def test_an_earlier_driver_is_refused_once_a_later_one_has_asked() -> None:
     fence.check(3)
 
 
-def test_who_waits_is_told_that_another_driver_has_come() -> None:
+def test_a_waiting_call_is_refused_after_a_later_token() -> None:
     fence, found = TokenFence(), list[str]()
     fence.check(1)
     fence.wait(1, 0.01)  # nobody came

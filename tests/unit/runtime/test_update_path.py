@@ -55,7 +55,7 @@ def test_an_experiment_has_one_path(changes: dict[str, Any], path: Any, stage: A
         (("transfers", "codec"), "differential"),
     ],
 )
-def test_what_does_not_go_together_has_none(sections: tuple[str, ...], stages: str) -> None:
+def test_unsupported_combinations_have_no_path(sections: tuple[str, ...], stages: str) -> None:
     """The configuration refuses it before; here the parts are put together behind its back."""
     parts = {
         "averager": experiment(averager=STANDBY).averager,

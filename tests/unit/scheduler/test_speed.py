@@ -43,8 +43,8 @@ def test_the_pace_between_regions_is_the_planners(every: float, hides: float) ->
     planned = exchange(params, ["eu", "us"], "us", None, links, prices)
     step_s = steps.step_s(MACHINE, 4, 64)
     paces = [a * planned.seconds + b * step_s for a, b in timing.lines(1e6)]
-    pace_s = speed.pace_s(4, 1, 256, LinkUsed(200.0, is_inside=False, rtt_s=0.1))
-    assert float(pace_s) == pytest.approx(max(paces))
+    step_time_s = speed.step_time_s(4, 1, 256, LinkUsed(200.0, is_inside=False, rtt_s=0.1))
+    assert float(step_time_s) == pytest.approx(max(paces))
 
 
 def test_the_region_with_fewest_workers_for_its_data_decides() -> None:
@@ -72,6 +72,6 @@ def test_egress_is_what_crosses_regions_per_exchange() -> None:
     across = Allocation(((0, 1), (2, 1)), ((0, 1),), 8)
     assert job.egress_usd_per_s(cluster, inside) == 0.0
     exchange_s = 2 * 8 * 2000 / 800.0
-    pace_s = 8 / 2 * 1.0 + exchange_s / 4
+    step_time_s = 8 / 2 * 1.0 + exchange_s / 4
     # One region lies apart: one update there and one back, 2 GB each, every 4 steps.
-    assert job.egress_usd_per_s(cluster, across) == pytest.approx(2 * 2 * 0.5 / (4 * pace_s))
+    assert job.egress_usd_per_s(cluster, across) == pytest.approx(2 * 2 * 0.5 / (4 * step_time_s))

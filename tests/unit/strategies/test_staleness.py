@@ -60,7 +60,7 @@ def test_release_answers_everybody_and_nobody_twice():
     assert averager.rule.on_release(averager.state) == []
 
 
-def test_last_words_are_answered_together_with_everything():
+def test_final_updates_are_answered_together_with_everything():
     averager = Hub(1)
     assert averager.say("a", final=True) == []
     assert averager.say("b", final=True) == []

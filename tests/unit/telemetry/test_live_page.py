@@ -197,8 +197,8 @@ def test_a_run_is_shown_as_it_goes(made: MadeRun) -> None:
 def test_a_run_that_is_not_there_yet_is_awaited(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "trial"
     with geo_ray.watch(path, every_s=0.05) as page, stream(page.url) as seen:
-        head = seen.until("head", "awaited")
-        assert "RUN_DIRECTORY: there is no run" in head
+        head = seen.until("head", "waiting")
+        assert "RUN_DIRECTORY: no run" in head
         made = made_run(tmp_path, 2)
         assert made.path == path
         seen.until("head", "not begun")
@@ -248,7 +248,7 @@ def test_another_run_of_that_name_is_shown_from_its_beginning(tmp_path: Path) ->
         seen.until("facts", "<dt>round</dt><dd>9</dd>")
         made.close()
         shutil.rmtree(made.path)
-        seen.until("head", "awaited")
+        seen.until("head", "waiting")
         again = made_run(tmp_path, 2)
         again.begin()
         again.go_on(2)
@@ -279,7 +279,7 @@ def test_the_terminal_shows_the_same(made: MadeRun, tmp_path: Path) -> None:
         assert part in text
     first = next(follow_view(tmp_path / "nothing"))
     assert isinstance(first, GeoRayError)
-    assert view_lines(first)[0].startswith("awaited: RUN_DIRECTORY")
+    assert view_lines(first)[0].startswith("waiting: RUN_DIRECTORY")
 
 
 def test_the_terminal_tells_once_that_a_run_is_awaited(
@@ -289,7 +289,7 @@ def test_the_terminal_tells_once_that_a_run_is_awaited(
 
     def say_and_note(text: str) -> None:
         say(text)
-        if "awaited: " in text:
+        if "waiting: " in text:
             is_awaited.set()
 
     monkeypatch.setattr("geo_ray.cli.watch.say", say_and_note)
@@ -307,8 +307,8 @@ def test_the_terminal_tells_once_that_a_run_is_awaited(
     words = ["watch", str(tmp_path / "runs" / "trial"), "--terminal", "--every", "0.2", "--wait"]
     shown = CliRunner().invoke(root, words, catch_exceptions=False)
     writer.join()
-    assert "is not there yet" in shown.stderr
-    assert shown.stdout.count("awaited: ") == 1
+    assert "to start" in shown.stderr
+    assert shown.stdout.count("waiting: ") == 1
     assert "finished" in shown.stdout
     saved = [line for line in shown.stdout.splitlines() if line.startswith("  saved")]
     assert saved

@@ -114,7 +114,9 @@ def test_an_own_share_is_renewed_and_never_leaves_what_was_there() -> None:
         ({"short": "average"}, "the rule 'average'"),
     ],
 )
-def test_what_cannot_be_carried_is_named(model_buffers: dict[str, str], part: str) -> None:
+def test_a_buffer_that_cannot_be_exchanged_is_named(
+    model_buffers: dict[str, str], part: str
+) -> None:
     task: Any = Task()
     task.model_buffers = model_buffers
     with pytest.raises(TaskStateError) as caught:
@@ -188,7 +190,7 @@ def test_the_averager_refuses_what_is_not_finite_or_has_another_size() -> None:
         model_buffers.check(UpdateMessage("a", 1, 1, 0, 4, torch.zeros(1), buffers_E=good_E[:-1]))
     bad_E = good_E.clone()
     bad_E[:4].view(torch.float32).fill_(float("nan"))
-    with pytest.raises(NonFiniteError, match="carries"):
+    with pytest.raises(NonFiniteError, match="model buffers"):
         model_buffers.check(UpdateMessage("a", 1, 1, 0, 4, torch.zeros(1), buffers_E=bad_E))
 
 
@@ -308,7 +310,7 @@ def test_an_evaluation_looks_at_what_no_power_of_two_would_find() -> None:
 
 
 class Restored(nn.Module):
-    """Averages its weights once a carried count, which a checkpoint restores, is high enough."""
+    """Averages its weights once a counter among its buffers is high enough."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Both ends of a coded exchange: references, last words, refusals, drops, repetitions."""
+"""Both ends of a coded exchange: references, final updates, refusals, drops, repetitions."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_lossless_codec_is_given_the_model_itself() -> None:
     assert pair.say("a", 1.0, 1.0, 1.0).against is None
 
 
-def test_the_last_word_pays_all_debts() -> None:
+def test_the_final_update_pays_all_debts() -> None:
     pair = Pair(AsgdGa(combine="sum"), TopOne(), TopOne())
     pair.send(pair.say("a", 1.0, 5.0, 2.0))
     pair.send(pair.say("b", 0.0, 3.0, 4.0))

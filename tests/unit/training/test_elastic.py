@@ -129,7 +129,7 @@ def test_where_the_batch_follows_the_rest_makes_the_step_and_the_rate_goes_by_it
     assert given(effects)[0].span == Span(24, 8), "the rows of the one that is gone"
 
 
-def test_where_the_batch_follows_a_newcomer_waits_for_the_next_step() -> None:
+def test_where_the_batch_follows_a_joining_region_waits_for_the_next_step() -> None:
     region = Region(2, batch="follows")
     region.gather()
     region.server.leave(1)
@@ -197,7 +197,7 @@ def configured(strategy: str = "sma", **train: Any) -> Experiment:
 REFUSED = [
     ({"elastic": {"min_workers": 4}}, "no region has more than 3"),
     ({"elastic": {}, "stragglers": {"kind": "backup_workers"}}, "one of the two"),
-    ({"elastic": {"batch": "follows"}, "mode": "async"}, "each push is a step"),
+    ({"elastic": {"batch": "follows"}, "mode": "async"}, "each push is a separate step"),
     ({"elastic": {"rate": "linear"}}, "always the same rows"),
     ({"elastic": {"batch": "follows", "rate": "linear"}, "strategy": "dc_asgd"}, "use same"),
     ({"elastic": {"batch": "follows", "rate": "linear"}, "strategy": "hfa"}, "use same"),

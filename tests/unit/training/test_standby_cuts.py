@@ -121,7 +121,7 @@ def test_no_checkpoint_begins_before_everything_is_repeated(repeating) -> None:
     for region, seq in (("b", 2), ("c", merged + 3), ("b", 3), ("c", merged + 4)):
         world.submit(region, seq, 0.0)
         world.deliver()
-    own = {"b": 0.5, "c": 16.0 + sum(range(1, merged + 1))}  # applied at home
+    own = {"b": 0.5, "c": 16.0 + sum(range(1, merged + 1))}  # applied by the regions themselves
     models = {
         name: torch.stack([reply.payload_P for reply in world.given[name]]).sum(0) + own[name]
         for name in own

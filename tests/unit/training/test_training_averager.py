@@ -135,7 +135,7 @@ def test_a_final_update_that_is_repeated_as_an_ordinary_one_is_answered_as_one()
     assert {r.seq for r in again.on_update(update("b", 1, final=True))} == {1, 2}
 
 
-def test_after_a_takeover_a_checkpoint_waits_until_every_region_has_settled():
+def test_after_a_failover_a_checkpoint_waits_until_every_region_has_settled():
     state = make(AsgdGa(combine="sum"))
     state.on_failover("a")
     state.on_update(update("a", 1))

@@ -176,7 +176,7 @@ def test_async_applies_each_push_alone():
     assert torch.equal(shard.params_S, torch.full((NUM_PARAMS,), -1.0))
 
 
-def test_async_late_pushes_are_sent_home_and_booked():
+def test_async_workers_that_push_late_exit_and_their_rows_are_recorded():
     server, shard = make(Sma(interval=100), mode="async", steps=1, alone=True)
     server.join(0), server.join(1)
     push(server, shard, 0)
@@ -223,7 +223,7 @@ def test_a_checkpoint_is_of_its_moment_and_has_the_open_request():
 
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("names_ends", [True, False])
-def test_a_last_word_is_repeated_and_then_there_is_more_to_do(steps: int, names_ends: bool):
+def test_a_final_update_is_repeated_and_then_there_is_more_to_do(steps: int, names_ends: bool):
     """Checkpoints from before ends were named have it repeated as an ordinary update."""
     server, shard = make(AsgdGa(interval=100), workers=1, steps=1, goal="steps 1")
     server.join(0)
@@ -242,7 +242,7 @@ def test_a_last_word_is_repeated_and_then_there_is_more_to_do(steps: int, names_
         assert again.phase == ("done" if steps == 1 else "training")
 
 
-def test_a_halted_region_sends_its_workers_home():
+def test_a_halted_region_lets_its_workers_exit():
     server, shard = make(Sma(interval=1), workers=1)
     server.join(0)
     (send,) = sends(push(server, shard, 0))

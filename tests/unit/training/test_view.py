@@ -32,7 +32,7 @@ def test_every_change_counts_once_and_nobody_is_forgotten(losses: list[str]) -> 
 def test_who_takes_part_no_more_and_who_never_did_are_told_apart() -> None:
     view = View(NAMES).without("c")
     view.check("a")
-    with pytest.raises(RegionLostError, match=r"'c' takes part no more.*view 2"):
+    with pytest.raises(RegionLostError, match=r"'c' is no longer a member.*view 2"):
         view.check("c")
     with pytest.raises(InvariantError, match="'x' is no member"):
         view.check("x")

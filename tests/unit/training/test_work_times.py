@@ -5,8 +5,8 @@ from __future__ import annotations
 from geo_ray.training.stragglers import Computing, WorkTimes
 
 
-def made(times: WorkTimes, worker: int, began_s: float, took_s: float, epoch: int = 1) -> None:
-    times.begin(worker, epoch, began_s, evaluates=False)
+def made(times: WorkTimes, worker: int, began_s: float, took_s: float, attempt: int = 1) -> None:
+    times.begin(worker, attempt, began_s, evaluates=False)
     times.end(worker, began_s + took_s)
 
 
@@ -15,8 +15,8 @@ def test_the_first_step_of_each_incarnation_is_not_usual() -> None:
     made(times, 0, 0.0, 30.0)
     assert times.usual_s is None
     made(times, 0, 30.0, 2.0)
-    made(times, 0, 32.0, 40.0, epoch=2)  # a replacement
-    made(times, 0, 72.0, 4.0, epoch=2)
+    made(times, 0, 32.0, 40.0, attempt=2)  # a replacement
+    made(times, 0, 72.0, 4.0, attempt=2)
     assert times.usual_s == 3.0
 
 

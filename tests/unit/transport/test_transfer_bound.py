@@ -57,7 +57,7 @@ def test_as_few_as_possible_are_given_up(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_left_is_in_time_with_sums_too(seed: int) -> None:
+def test_remaining_updates_are_in_time_with_sums_too(seed: int) -> None:
     for line in lines(seed, sums=True):
         given_up = too_late(line, lambda a: 0.0)
         assert some_order_works([one for one in line if one[1] not in given_up])
@@ -69,14 +69,14 @@ def test_the_least_loss_goes() -> None:
     assert {a.region for a in too_late(line, lambda a: loss[a.region])} == {"b", "c"}
 
 
-def test_a_last_word_is_never_too_late_and_delays_nobody() -> None:
+def test_a_final_update_is_never_too_late_and_delays_no_region() -> None:
     final = ask("a", final=True)
     assert final.slack(100, 100, 1) == float("inf")
     line = [(final.slack(100, 0, 1), final), (0.0, ask("b"))]
     assert too_late(line, lambda a: 0.0) == []
 
 
-def test_room_counts_what_comes_before_and_beside() -> None:
+def test_capacity_counts_earlier_and_concurrent_transfers() -> None:
     plain = UploadRequest("a", 1, 1, 10, base_version=7)
     assert plain.slack(version=9, before=2, max_staleness=5) == 1
     total = UploadRequest("a", 0, 1, 10, base_version=7, parts=(plain, plain, plain))

@@ -79,7 +79,7 @@ def test_nothing_is_summed_where_the_way_to_the_helper_is_no_better() -> None:
     assert plan_groups([ask("a"), ask("b")], road(between_s=3.0)) == ()
 
 
-def test_updates_of_different_sizes_last_words_and_sums_go_straight() -> None:
+def test_updates_of_different_sizes_final_updates_and_sums_go_straight() -> None:
     other = UploadRequest("b", 1, 1, 5 * MB, 0)
     assert plan_groups([ask("a"), other, ask("c")], road(busy_s=9.0)) == ()
     final = ask("b", final=True)
@@ -171,7 +171,7 @@ def test_a_sum_of_strangers_is_refused() -> None:
     assert line.arrived(0.5, 0, stolen) == [Dissolve(gather.group)]
 
 
-def test_a_sum_that_is_too_stale_falls_apart_and_what_is_in_time_goes_on() -> None:
+def test_a_stale_sum_is_dissolved_and_updates_in_time_continue() -> None:
     line = helped(max_staleness=4)
     gather = gathered(line)
     decisions = line.tick(0.9, 2)  # somebody else has committed twice: no room for all three

@@ -110,7 +110,7 @@ def test_asking_twice_is_asking_once() -> None:
     assert line.arrived(0.09, 0, ask("a")) == [Take(ask("a")), Grant(ask("b"))]
 
 
-def test_what_did_not_ask_is_taken_when_it_comes() -> None:
+def test_unscheduled_updates_are_applied_on_arrival() -> None:
     line = line_of()
     assert line.arrived(0.0, 0, ask("a")) == [Take(ask("a"))]
     line.began(1.0, ask("b"))
@@ -123,7 +123,7 @@ def test_what_did_not_ask_is_taken_when_it_comes() -> None:
 # ---------------------------------------------------------------- staleness
 
 
-def test_who_would_miss_the_bound_goes_first() -> None:
+def test_the_update_nearest_its_bound_goes_first() -> None:
     line = line_of(max_staleness=3)
     line.ask(0.0, 3, ask("a", base=3))
     line.ask(0.0, 3, ask("b", size=9 * MB, base=1))  # with a's commit it has room for none
@@ -131,7 +131,7 @@ def test_who_would_miss_the_bound_goes_first() -> None:
     assert line.arrived(0.09, 3, ask("a", base=3))[1:] == [Grant(ask("b", size=9 * MB, base=1))]
 
 
-def test_who_cannot_be_in_time_is_dropped_before_it_is_sent() -> None:
+def test_an_update_that_would_be_late_is_dropped_unsent() -> None:
     line = line_of(max_staleness=2)
     assert line.ask(0.0, 5, ask("a", base=2)) == [Drop(ask("a", base=2))]
     assert line.is_quiet
@@ -144,7 +144,7 @@ def test_of_several_that_exclude_each_other_the_smallest_is_dropped() -> None:
     assert line.ask(0.0, 1, ask("c", base=1, norm=2.0)) == [Drop(ask("c", base=1, norm=2.0))]
 
 
-def test_what_is_here_waits_for_one_on_its_way_that_has_no_room_left() -> None:
+def test_arrived_updates_wait_for_one_in_flight_without_slack() -> None:
     line = line_of(max_staleness=2)
     line.ask(0.0, 4, ask("a", base=2))
     own = ask("b", base=4)
@@ -152,7 +152,7 @@ def test_what_is_here_waits_for_one_on_its_way_that_has_no_room_left() -> None:
     assert line.arrived(0.2, 4, ask("a", base=2)) == [Take(ask("a", base=2)), Take(own)]
 
 
-def test_a_last_word_is_never_dropped() -> None:
+def test_a_final_update_is_never_dropped() -> None:
     line = line_of(max_staleness=1)
     final = ask("a", base=0, final=True)
     assert line.ask(0.0, 50, final) == [Grant(final)]

@@ -101,7 +101,7 @@ def test_with_sums_all_end_where_they_end_without(seed: int, combine: str) -> No
 
 @pytest.mark.parametrize("combine", ["sum", "mean"])
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_given_up_comes_later_and_nothing_is_lost(seed: int, combine: str) -> None:
+def test_abandoned_updates_come_later_and_nothing_is_lost(seed: int, combine: str) -> None:
     plain = run(seed, combine, sums=False, drops=False)
     dropped = run(seed, combine, sums=True, drops=True)
     for name in NAMES:
@@ -160,7 +160,7 @@ def test_bad_sums_are_refused() -> None:
     assert state.state.version == 0 and not state.state.memory
 
 
-def test_who_leaves_is_not_waited_for() -> None:
+def test_a_leaving_region_is_not_waited_for() -> None:
     state, random = hub_of("sum", "abc"), Random(0)
     replicas = {name: Replica(name) for name in "abc"}
     for name in "ab":
@@ -170,5 +170,5 @@ def test_who_leaves_is_not_waited_for() -> None:
     for reply in replies:
         replicas[reply.to].merge(reply)
     torch.testing.assert_close(replicas["a"].params_P, replicas["b"].params_P)
-    with pytest.raises(RegionLostError, match="takes part no more"):
+    with pytest.raises(RegionLostError, match="is no longer a member"):
         state.on_update(replicas["c"].outgoing(random))

@@ -33,7 +33,7 @@ def test_the_greediest_source_gives_up_its_oldest_place() -> None:
     assert [places.count(source) for source in "abc"] == [2, 2, 0]
 
 
-def test_without_tenure_there_is_always_somebody_to_leave() -> None:
+def test_without_tenure_a_connection_can_always_be_dropped() -> None:
     assert _full("a", "b").victim("c", 1.0) == "a0"
     assert _full("a").victim("a", 0.0) == "a0"
     assert Places[str](3).victim("a", 0.0) is None
@@ -73,10 +73,10 @@ def test_the_length_of_a_first_frame_is_known_as_soon_as_its_header_is() -> None
         b"".join(encode(Frame(FrameKind.HELLO, {"long": "x" * 5000}), b"any")),
     ],
 )
-def test_what_is_no_hello_is_refused(start: bytes) -> None:
+def test_an_invalid_hello_is_refused(start: bytes) -> None:
     with pytest.raises(FrameError):
         first_frame_bytes(start)
 
 
-def test_another_version_is_left_to_the_handshake_which_tells_it_so() -> None:
+def test_another_version_is_reported_by_the_handshake() -> None:
     assert first_frame_bytes(HELLO[:4] + b"\x09" + HELLO[5:]) <= len(HELLO)

@@ -94,7 +94,7 @@ def test_chunks_that_overlap_are_refused() -> None:
         _give(assembly, _piece(1, 3, 6), b"xy")
 
 
-def test_what_is_begun_is_held_until_its_handler_is_called() -> None:
+def test_a_partial_message_is_held_until_its_handler_is_called() -> None:
     held = HeldBytes()
     assembly = Assembly(8, 100, 1000, held)
     assert _give(assembly, _piece(2, 0, 60), bytes(60)) == (True, [])  # complete, after a gap

@@ -126,7 +126,7 @@ def test_files_that_do_not_fit_together_leave_the_earlier_ones(home: Path) -> No
     assert used.client is not first
 
 
-def test_what_was_revoked_once_stays_so(home: Path) -> None:
+def test_a_revocation_is_permanent(home: Path) -> None:
     files = TlsFiles.in_directory(home / "regions/eu")
     used = Credentials(files)
     assert not used.revoked
@@ -139,7 +139,7 @@ def test_what_was_revoked_once_stays_so(home: Path) -> None:
     assert used.revoked == {serial(home, "us")}
 
 
-def test_what_is_revoked_gets_no_new_dates(home: Path) -> None:
+def test_revoked_certificates_get_no_new_dates(home: Path) -> None:
     run("revoke", "us", "--dir", home)
     before = serial(home, "us")
     refused = run("renew", "us", "--dir", home, error=CertificateError)

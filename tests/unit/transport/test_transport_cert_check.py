@@ -75,7 +75,7 @@ def with_a_key_of_another(home: Path) -> None:
         (lambda home: (home / "regions/us/ca.pem").write_text("no PEM"), "cannot be used"),
     ],
 )
-def test_what_is_wrong_is_told_with_region_and_file(
+def test_errors_are_reported_with_region_and_file(
     spoil: Callable[[Path], object], said: str, home: Path
 ) -> None:
     spoil(home)
@@ -104,7 +104,5 @@ def test_dates_count(home: Path) -> None:
 
 
 @pytest.mark.parametrize("minutes", [-10, 10])
-def test_a_host_whose_clock_is_ten_minutes_off_takes_fresh_certificates(
-    home: Path, minutes: int
-) -> None:
+def test_a_host_with_a_late_clock_accepts_fresh_certificates(home: Path, minutes: int) -> None:
     check_certificates(home, REGIONS, dt.datetime.now(dt.UTC) + dt.timedelta(minutes=minutes))

@@ -442,7 +442,7 @@ def test_an_expired_certificate_is_shown_as_such(tmp_path: Path) -> None:
     assert "EXPIRED" in run("show", tmp_path, code=1).output
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_fields_are_named(tmp_path: Path) -> None:
     run("show", tmp_path, error=CertificateError)
     run("issue", "us-east", "--dir", tmp_path, error=CertificateError)
     run("init", tmp_path)

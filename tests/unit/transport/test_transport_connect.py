@@ -52,7 +52,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[SocketTarget]:
     return found
 
 
-def test_more_requests_go_out_while_nobody_answers(hole: Hole, asked: list[SocketTarget]) -> None:
+def test_more_requests_are_sent_while_answers_are_missing(
+    hole: Hole, asked: list[SocketTarget]
+) -> None:
     with pytest.raises(TimeoutError):
         sockets.dial(hole.address, 2.5)
     assert len(asked) == 3
@@ -71,7 +73,7 @@ def test_a_path_that_is_back_is_used(hole: Hole, asked: list[SocketTarget]) -> N
         assert sock.getpeername() == hole.address and sock.gettimeout() is None
 
 
-def test_another_address_is_tried_when_one_is_silent_and_at_once_when_one_refuses(
+def test_another_address_is_tried_after_a_timeout_or_at_once_after_a_refusal(
     hole: Hole, asked: list[SocketTarget]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:

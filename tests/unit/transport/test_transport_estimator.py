@@ -79,7 +79,7 @@ def test_a_change_is_followed_and_the_old_peak_forgotten() -> None:
     assert estimator.snapshot(now_s).goodput_peak_mbps == pytest.approx(20.0)
 
 
-def test_after_a_silence_the_first_news_counts_most() -> None:
+def test_after_a_pause_the_first_measurement_counts_most() -> None:
     estimator = LinkEstimator(half_life_s=10.0)
     now_s = transfer(estimator, LinkModel(LinkSpec(rate_mbps=100.0), 1), 0.0, 0.0, chunks=10_000)
     before = estimator.snapshot(now_s)
@@ -93,7 +93,7 @@ def test_after_a_silence_the_first_news_counts_most() -> None:
     assert found == pytest.approx(10.0, rel=0.1)
 
 
-def test_a_sender_with_little_to_send_says_nothing_bad_about_the_link() -> None:
+def test_an_idle_sender_does_not_lower_the_estimate_of_a_link() -> None:
     estimator = LinkEstimator()
     for second in range(10):
         estimator.on_delivered(float(second), 100, inflight_limited=False)
@@ -134,7 +134,7 @@ def test_an_outage_counts() -> None:
 # ------------------------------------------------------------------ round trips and loss
 
 
-def test_round_trips_are_smoothed_and_the_shortest_kept() -> None:
+def test_round_trips_are_smoothed_and_the_shortest_recorded() -> None:
     estimator = LinkEstimator(window_s=100.0)
     random = Random(1)
     for second in range(50):
@@ -151,7 +151,7 @@ def test_round_trips_are_smoothed_and_the_shortest_kept() -> None:
     assert estimator.snapshot(2000.0).rtt_s == pytest.approx(0.05, rel=0.01)
 
 
-def test_loss_is_told_when_there_were_enough_segments() -> None:
+def test_loss_is_reported_when_there_were_enough_segments() -> None:
     estimator = LinkEstimator()
     estimator.on_segments(0.0, 100, 100)
     assert estimator.snapshot(0.0).loss is None
@@ -187,7 +187,7 @@ def test_spread_is_the_median_deviation() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel has no TCP_INFO")
-def test_the_kernel_tells_of_a_real_connection() -> None:
+def test_the_kernel_reports_on_a_real_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sender = socket.create_connection(listener.getsockname())
         receiver, _ = listener.accept()
@@ -220,7 +220,7 @@ def kernel_struct(size: int, **values: int) -> bytes:
     return bytes(data[:size])
 
 
-def test_an_older_kernel_tells_less_and_a_much_older_one_nothing() -> None:
+def test_an_older_kernel_reports_less_and_a_much_older_one_nothing() -> None:
     values = {"retrans": 7, "segs": 900, "dsack": 2, "rtt": 1500, "rate": 12_500_000}
     new = parse(kernel_struct(232, **values))
     assert new is not None
@@ -234,7 +234,7 @@ def test_an_older_kernel_tells_less_and_a_much_older_one_nothing() -> None:
     assert parse(b"") is None
 
 
-def test_counters_that_wrap_are_taken_for_what_they_are() -> None:
+def test_wrapped_counters_are_unwrapped() -> None:
     def at(segs: int, retrans: int) -> TcpInfo:
         info = parse(kernel_struct(232, segs=segs, retrans=retrans))
         assert info is not None

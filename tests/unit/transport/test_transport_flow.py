@@ -25,7 +25,7 @@ def test_streams_are_opened_while_they_carry_more() -> None:
     assert _learn(StreamCount(1, 8, 4), {n: 1e6 * n for n in (1, 2, 4, 8)}) == 8
 
 
-def test_streams_that_carry_no_more_are_closed_again() -> None:
+def test_idle_streams_are_closed_again() -> None:
     count = StreamCount(1, 96, 4)
     assert _learn(count, {1: 12e6}) == 4  # sixteen were tried, and carried the same
 
@@ -52,12 +52,12 @@ def test_streams_are_left_alone_while_nothing_waits_for_them() -> None:
     assert count.target == 4
 
 
-def test_a_stretch_while_streams_are_being_opened_says_nothing() -> None:
+def test_a_measurement_while_streams_open_is_ignored() -> None:
     count = StreamCount(1, 96, 4)
     assert count.observe(0.0, BusyPeriod(10**6, 0.5, 3, 1.0, is_whole=True)) == 4
 
 
-def test_what_was_learned_is_forgotten_after_a_minute() -> None:
+def test_measurements_expire_after_a_minute() -> None:
     count = StreamCount(1, 96, 4)
     _learn(count, {1: 12e6})
     for _ in range(3):
@@ -78,7 +78,7 @@ def test_bursts_and_long_transfers_are_learned_apart_and_the_larger_wish_counts(
     assert count.observe(200.0, BusyPeriod(10**7, 1.0, 96, 0.0, is_whole=False)) == 4
 
 
-def test_streams_with_which_no_burst_is_whole_any_more_are_given_up() -> None:
+def test_streams_that_split_every_burst_are_given_up() -> None:
     """A slow link: first flights of many streams overflow its queue, and TCP waits for timeouts.
 
     What then takes longer than a burst does must not count as a long transfer, of which nothing

@@ -95,7 +95,7 @@ def test_frames_come_out_whole_from_pieces_of_random_sizes(seed: int) -> None:
     assert _same([frame for frame, _ in found], frames)
 
 
-def test_a_payload_is_received_in_its_place_and_what_follows_is_not() -> None:
+def test_a_payload_is_received_in_place_and_later_data_is_not() -> None:
     taker = Taker()
     reader = FrameReader(KEY, LIMITS, taker.place)
     raw = _raw(FRAMES[1])
@@ -194,7 +194,7 @@ def test_a_payload_of_another_frame_is_refused() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 0), (1,), (0, 2), (0, 1, 1), (0, 2, 1)])
-def test_whole_frames_that_are_lost_repeated_or_swapped_are_noticed(order: tuple[int, ...]) -> None:
+def test_lost_repeated_or_swapped_frames_are_detected(order: tuple[int, ...]) -> None:
     raws = [_raw(frame, number) for number, frame in enumerate(FRAMES)]
     with pytest.raises(FrameError, match="lost on the way"):
         _read(b"".join(raws[number] for number in order))

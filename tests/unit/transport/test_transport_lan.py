@@ -167,7 +167,7 @@ def test_handlers_of_two_connections_run_at_the_same_time() -> None:
     assert sorted(map(str, answers)) == ["a", "b"]
 
 
-def test_on_close_tells_which_peer_went_even_while_its_handler_waits() -> None:
+def test_on_close_names_the_peer_even_while_its_handler_waits() -> None:
     gone = threading.Event()
     noticed = threading.Event()
     peers: list[str] = []
@@ -428,7 +428,7 @@ def test_an_answer_that_stops_in_the_middle_ends_at_the_timeout() -> None:
         wire.close()
 
 
-def test_nobody_listens() -> None:
+def test_an_address_without_a_listener() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = free.getsockname()

@@ -51,7 +51,7 @@ def test_records_are_replaced_by_pair() -> None:
     assert table.get("eu", "us").goodput_mbps == 100.0
 
 
-def test_what_is_too_old_becomes_a_hole() -> None:
+def test_outdated_blocks_become_holes() -> None:
     table = LinkTable(links=(record(), record("us", "eu", measured_at_unix_s=5000.0)))
     assert table.fresh(5100.0, 200.0).holes(["eu", "us"]) == [("eu", "us")]
     assert table.fresh(5100.0, 1e9) == table
@@ -103,7 +103,7 @@ def test_the_older_side_counts_less() -> None:
     assert old.merge(far, half_life_s=60.0).get("eu", "us").goodput_mbps == pytest.approx(200.0)
 
 
-def test_what_one_side_does_not_know_the_other_tells() -> None:
+def test_each_side_learns_the_other_s_values() -> None:
     with_loss = LinkTable(links=(record(loss=0.01, loss_mad=0.002, rtt_loaded_s=0.5),))
     without = LinkTable(links=(record(),))
     merged = with_loss.merge(without, half_life_s=60.0).get("eu", "us")
@@ -142,7 +142,7 @@ def test_emulated_links_have_a_table_too() -> None:
 # ------------------------------------------------------------------ files
 
 
-def test_a_table_is_what_was_saved(tmp_path: Path) -> None:
+def test_a_table_is_read_as_saved(tmp_path: Path) -> None:
     table = LinkTable(links=(record(loss=0.01), record("us", "eu", goodput_mad_mbps=3.25)))
     path = tmp_path / "links.json"
     save_links(table, path)
@@ -171,7 +171,7 @@ def test_a_table_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         ('{"links": [NaN]}', "not valid"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, text: str, says: str) -> None:
+def test_problems_of_a_file_are_named(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "links.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=says):

@@ -82,7 +82,7 @@ def test_a_message_is_cut_into_a_chunk_for_each_stream(
     assert [chunk.size_bytes for chunk in found if chunk is not None] == chunks
 
 
-def test_what_a_stream_gives_back_comes_first_in_order_unless_it_was_acknowledged() -> None:
+def test_returned_chunks_are_sent_first_unless_acknowledged() -> None:
     outbox = _filled(2, 200)
     chunks = [outbox.next_chunk(ALL, 100, 0.0) for _ in range(3)]
     held = [chunk for chunk in chunks if chunk is not None]
@@ -96,7 +96,7 @@ def test_what_a_stream_gives_back_comes_first_in_order_unless_it_was_acknowledge
     ]  # fmt: skip
 
 
-def test_after_a_reconnect_only_what_was_not_acknowledged_is_sent_again() -> None:
+def test_after_a_reconnect_only_unacknowledged_data_is_resent() -> None:
     outbox = _filled(3, 200)
     for chunk in _drain(outbox)[:3]:
         outbox.acknowledge(chunk.key)
@@ -128,7 +128,7 @@ def test_late_chunks_go_out_once_more_but_not_for_ever_and_not_where_they_are() 
     assert outbox.in_flight_bytes() == 50  # three copies and two
 
 
-def test_acks_of_what_was_never_sent_are_refused() -> None:
+def test_acks_of_unsent_data_are_refused() -> None:
     outbox = _filled(3)
     outbox.next_chunk(ALL, 100, 0.0)
     with pytest.raises(FrameError, match="message 2 of lane 1, but only 1 were sent"):

@@ -27,7 +27,7 @@ def _side(sock: socket.socket, hello: dict[str, Any], key: bytes = b"k" * 32) ->
     )
 
 
-def test_handshake_tells_both_who_they_met_and_gives_a_key_per_direction() -> None:
+def test_handshake_identifies_both_ends_and_gives_a_key_per_direction() -> None:
     left, right = socket.socketpair()
     greetings: list[Greeting] = []
     with left, right:
@@ -106,14 +106,14 @@ def test_an_inbox_ignores_voided_incarnations_and_survives_handlers_that_fail() 
 
     callbacks = Callbacks(on_message, lambda *news: got.append(news))
     inbox = Inbox("us", callbacks, lambda *_: None, lambda _: None)
-    inbox.begin_anew(1)
-    inbox.tell_peer(1, is_up=True)
+    inbox.restart(1)
+    inbox.report_peer(1, is_up=True)
     inbox.add(1, [message(10), message(11)])
     worker = threading.Thread(target=inbox.run)
     worker.start()
     while inbox.delivered != [0, 2, 0]:
         time.sleep(0.001)
-    inbox.begin_anew(2)
+    inbox.restart(2)
     inbox.add(1, [message(12)])
     inbox.add(2, [message(20)])
     while inbox.delivered != [0, 1, 0]:

@@ -125,7 +125,7 @@ def test_loss_is_counted_by_a_train_from_either_end() -> None:
         assert found.loss < 0.5
 
 
-def test_without_udp_loss_is_what_tcp_sent_again_or_unknown() -> None:
+def test_without_udp_loss_is_estimated_from_tcp_retransmissions() -> None:
     plan = QUICK.model_copy(update={"udp_s": 0.3})
     nobodys = "192.0.2.1"  # cannot be bound: there is no UDP at b
     with pair(udp_host_of_b=nobodys) as (a, b):
@@ -134,7 +134,7 @@ def test_without_udp_loss_is_what_tcp_sent_again_or_unknown() -> None:
             assert found.loss is None or found.loss < 0.5
 
 
-def test_a_third_region_is_told_to_wait() -> None:
+def test_a_third_region_must_wait() -> None:
     with pair(LinkSpec(rate_mbps=20.0)) as (a, b):
         c = End("c")
         try:
@@ -178,7 +178,7 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it never came to that")
 
 
-def test_a_peer_that_says_nothing_is_an_error() -> None:
+def test_a_peer_that_sends_nothing_is_an_error() -> None:
     a = End("a")
     mute = Endpoint(EndpointIdentity("run", "b", 1, KEY), lambda peer, message: None)
     try:
@@ -221,7 +221,7 @@ NONSENSE: list[tuple[str, Meta]] = [
 ]
 
 
-def test_nonsense_is_dropped_and_the_probe_goes_on() -> None:
+def test_invalid_messages_are_dropped_and_the_probe_continues() -> None:
     with pair() as (a, b):
         for kind, meta in NONSENSE:
             a.endpoint.send("b", Message(kind, meta, b"", "probe", CONTROL))
@@ -247,7 +247,7 @@ def test_the_ramp_does_not_count() -> None:
     assert log.got_bytes == 10_000 + 201 * 125_000
 
 
-def test_a_link_slower_than_its_ramp_is_measured_with_what_there_is() -> None:
+def test_a_link_slower_than_its_ramp_is_measured_with_the_available_data() -> None:
     log = ArrivalLog(ramp_s=1.0)
     assert log.result() is None
     log.add(5.0, 1000)
@@ -297,7 +297,7 @@ def test_the_window_does_not_believe_nonsense() -> None:
     assert window.rate_mbps is None
 
 
-def test_reports_that_come_together_are_not_taken_for_a_fast_link() -> None:
+def test_simultaneous_reports_do_not_imply_a_fast_link() -> None:
     window = SendWindow(0.6)
     for _ in range(4):
         window.sent(16_384)
@@ -317,7 +317,7 @@ def test_quantiles() -> None:
 # ------------------------------------------------------------------ UDP trains
 
 
-def test_a_train_counts_what_a_relay_lets_through() -> None:
+def test_a_train_counts_the_datagrams_that_pass_a_relay() -> None:
     """A relay of real sockets drops packets that it chose by a seed."""
     random, packets, dropped = Random(7), 600, 0
     token = new_token()

@@ -42,7 +42,7 @@ def refused(match: str) -> Any:
     return pytest.raises(FrameError, match=match)
 
 
-def test_fields_stand_in_the_order_of_the_table_under_their_names_in_the_header() -> None:
+def test_fields_have_the_table_s_order_and_header_names() -> None:
     meta = MOVE.write(Move("a", 3, Place("hall", 2), 0.5, 7))
     assert list(meta.items()) == [
         *(("seq", 3), ("place", "hall"), ("floor", 2), ("price", 0.5), ("attempt", 7))
@@ -113,7 +113,7 @@ ROWS = Rows(
 )
 
 
-def test_rows_are_a_list_per_field_and_what_they_share_stands_there_once() -> None:
+def test_rows_are_a_list_per_field_with_shared_fields_once() -> None:
     moves = tuple(Move("a", seq, None, seq / 2) for seq in (1, 2))
     meta = ROWS.write(moves)
     assert meta == {"seqs": [1, 2], "costs": [0.5, 1.0], "who": "a"}

@@ -84,7 +84,7 @@ def bench() -> Iterator[Bench]:
         yield Bench(stack)
 
 
-def test_what_a_predecessor_acknowledged_does_not_count_for_its_successor(bench: Bench) -> None:
+def test_acknowledgements_of_a_predecessor_do_not_count_for_its_successor(bench: Bench) -> None:
     session, old = bench.session, bench.adopt(attempt=1)
     bench.say()
     chunk = session.next_chunk(old.greeting.link_id, ALL, 100, 0.0)
@@ -113,7 +113,7 @@ def test_a_replaced_connection_neither_takes_chunks_nor_gives_any_back(bench: Be
     assert session.straggler(new.greeting.link_id, math.inf, 9, 2.0, ()) is chunk
 
 
-def test_news_alternate_although_the_old_connection_ends_last(bench: Bench) -> None:
+def test_reports_alternate_although_the_old_connection_ends_last(bench: Bench) -> None:
     old, new = bench.adopt(), bench.adopt()
     old.end("late")
     bench.session.run(old)

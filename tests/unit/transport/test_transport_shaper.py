@@ -22,7 +22,7 @@ def test_regrouping_keeps_the_bytes() -> None:
         assert all(0 < length <= 10 for length in lengths)
 
 
-def test_a_shaped_stream_releases_frames_whole_in_order_and_not_before_the_model_says() -> None:
+def test_a_shaped_stream_releases_whole_frames_in_order_on_time() -> None:
     spec = LinkSpec(rate_mbps=100.0, delay_s=0.02, outages=((0.05, 0.1),))
     clock = SystemClock()
     run_start_s = clock.now_s()

@@ -20,7 +20,7 @@ def passed_bytes(bucket: TokenBucket, begin_s: float, end_s: float) -> int:
 
 
 @pytest.mark.parametrize("mbps", [0.2, 8.0, 900.0])
-def test_a_bucket_lets_pass_what_the_rate_says(mbps: float) -> None:
+def test_a_bucket_limits_the_rate(mbps: float) -> None:
     want = 10.0 * mbps / 8e-6
     assert passed_bytes(TokenBucket(mbps), 0.0, 10.0) == pytest.approx(want, rel=0.03)
 
@@ -120,7 +120,7 @@ def test_a_short_queue_that_overflows_shows_as_loss() -> None:
     assert path.rate.mbps < 60.0
 
 
-def test_what_is_not_used_does_not_grow() -> None:
+def test_unused_windows_do_not_grow() -> None:
     path = Path(YieldingRate(10.0), 1000.0)
     path.run(10.0, wanted_mbps=2.0)
     assert path.rate.mbps == 10.0

@@ -102,7 +102,7 @@ RACK = {"ap": HOME, "us": HOME, "me": "us", "sa": "us"}
     [({"kind": "binary"}, BINARY), ({"kind": "rack", "groups": GROUPS}, RACK)],
     ids=["binary", "rack"],
 )
-def test_a_tree_takes_what_its_pipeline_takes(
+def test_a_tree_takes_as_long_as_its_pipeline(
     simulated: Callable[..., Run], overlay: dict[str, Any], parents: dict[str, str]
 ) -> None:
     run = simulated(**sections(overlay))
@@ -198,7 +198,7 @@ def test_the_same_run_twice_is_the_same(simulated: Callable[..., Run], kind: str
     assert runs[0].events == runs[1].events and runs[0].digests() == runs[1].digests()
 
 
-def test_what_passes_which_link_is_the_overlays(simulated: Callable[..., Run]) -> None:
+def test_traffic_per_link_matches_the_overlay(simulated: Callable[..., Run]) -> None:
     run = simulated(**sections({"kind": "binary"}))
     pairs = {pair for pair, classes in run.result.sent_bytes.items() if sum(classes.values())}
     edges = set(BINARY.items())
@@ -209,7 +209,7 @@ def test_what_passes_which_link_is_the_overlays(simulated: Callable[..., Run]) -
     assert run.result.sent_bytes["ap", "sa"] == {"reply": size_bytes}
 
 
-def test_a_run_ends_with_its_last_round_and_not_with_what_links_are_measured_by(
+def test_a_run_ends_with_its_last_round_without_link_probes(
     simulated: Callable[..., Run],
 ) -> None:
     quiet, curious = (
@@ -269,7 +269,7 @@ def test_a_stop_reaches_all_regions_in_one_round(
 
 
 @pytest.mark.parametrize("kind", ["binary", "ring"])
-def test_a_checkpoint_is_whole_and_a_run_goes_on_from_it(data_dir: Path, kind: str) -> None:
+def test_a_checkpoint_is_complete_and_a_run_resumes_from_it(data_dir: Path, kind: str) -> None:
     config = experiment(**sections({"kind": kind}, train={"steps": 8, "eval_every": 0}))
     run = Run(config, data_dir)
     run.world.checkpoint_at(1.5, 1)

@@ -143,7 +143,7 @@ def test_nothing_is_rented_for_which_the_budget_has_not_the_money_to_start_and_s
     decided = scene.look()
     assert not launches(decided)
     assert any("100 x small spot in r-1a" in note for note in decided.notes)
-    assert scene.look().pace.reason == BUDGET, "and who waits for its machines knows"
+    assert scene.look().required.reason == BUDGET, "and who waits for its machines knows"
     scene.looks(20)
     assert scene.memory.ledger.paid_usd == paid_usd
     scene.target = replace(scene.target, budget_usd=first_usd + 10.0)
@@ -159,7 +159,7 @@ def test_losses_near_the_end_of_the_budget_are_not_replaced() -> None:
     decided = scene.look()
     assert not decided.actions and any("1 x small spot" in note for note in decided.notes)
     del scene.machines[lost]
-    assert scene.memory.pace.stopped_at_usd is None
+    assert scene.memory.required.stopped_at_usd is None
     scene.looks(60)
     assert not scene.machines
     assert 0.95 <= scene.memory.ledger.paid_usd <= 1.0
@@ -209,7 +209,7 @@ def test_unneeded_machines_are_charged_until_they_end() -> None:
 def test_the_budget_has_them_in_it() -> None:
     scene = refused(target=target(budget_usd=1.0))
     decided = scene.looks(400)[-1]
-    assert decided.pace.reason == BUDGET
+    assert decided.required.reason == BUDGET
     assert len(ends(decided)) == 3
 
 

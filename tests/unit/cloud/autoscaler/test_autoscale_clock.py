@@ -88,7 +88,7 @@ def test_an_iteration_with_a_clock_a_day_ahead_charges_no_day_and_ends_nothing()
     assert not head.errors
     assert head.alive() == there
     assert head.paid_usd == pytest.approx(head.cloud.bill_usd(), rel=0.05)
-    assert head.loop.journal.read().pace.stopped_at_usd is None
+    assert head.loop.journal.read().required.stopped_at_usd is None
 
 
 @pytest.mark.parametrize("set_s", [3 * 3600.0, -3 * 3600.0])

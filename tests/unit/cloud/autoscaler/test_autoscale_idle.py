@@ -58,7 +58,7 @@ def test_a_run_that_begins_soon_after_another_keeps_its_machines() -> None:
     found.left_s, found.busy = 0.0, False
     decided = found.looks(IDLE_LOOKS)
     assert not any(each.actions for each in decided), "the time begins again with each run"
-    assert {each.pace.reason for each in decided} == {HOLDS}
+    assert {each.required.reason for each in decided} == {HOLDS}
     assert set(found.machines) == before
 
 

@@ -420,7 +420,7 @@ def test_without_time_for_a_preemption_only_machines_on_demand_count() -> None:
     old = set(scene.machines)
     scene.target = target(deadline_unix_s=scene.now_s + 7250)
     decided = scene.look()
-    assert decided.pace.only_on_demand
+    assert decided.required.only_on_demand
     assert sum(launch.request.count for launch in launches(decided)) >= 3
     assert not drains(decided), "the spot machines compute until the others do"
     decided = scene.look()
@@ -432,11 +432,11 @@ def test_a_late_job_has_more_machines_up_to_a_bound() -> None:
     scene = Scene(left_s=7200.0)
     scene.target = target(deadline_unix_s=scene.now_s + 6000)
     decided = scene.look()
-    assert decided.pace.reason == LATE
-    assert 1.2 <= decided.pace.speed <= 1.3
+    assert decided.required.reason == LATE
+    assert 1.2 <= decided.required.speed <= 1.3
     assert len(scene.machines) == 4
     scene.target = target(deadline_unix_s=scene.now_s + 600)
-    assert scene.look().pace.speed == CONFIG.most_speed
+    assert scene.look().required.speed == CONFIG.most_speed
     assert len(scene.machines) == 5
 
 
@@ -447,7 +447,7 @@ def test_it_stops_while_there_is_money_to_stop() -> None:
     for _ in range(300):
         decided = scene.look()
         reasons += [d.reason for d in drains(decided)]
-        if decided.pace.saves and not reasons:
+        if decided.required.saves and not reasons:
             looks_to_save += 1
             spent_to_save = min(spent_to_save, scene.memory.ledger.paid_usd)
     assert set(reasons) == {BUDGET}
@@ -458,7 +458,7 @@ def test_it_stops_while_there_is_money_to_stop() -> None:
     assert not any(launches(decided) for decided in scene.looks(50))
     scene.target = target(budget_usd=1.0)
     raised = scene.look()
-    assert launches(raised) and not raised.pace.saves
+    assert launches(raised) and not raised.required.saves
 
 
 def test_the_speed_is_chosen_once_in_a_while_when_nothing_changes(

@@ -199,7 +199,7 @@ def test_a_budget_counts_machines_of_an_unreachable_region() -> None:
     assert {drain.reason for result in found for drain in drains(result.decided)} == {BUDGET}
     assert two.alive() == {"r-1": 2, "r-2": 0}
     # Without those of the silent region it would have lasted twice as long.
-    stopped = next(result for result in found if result.decided.pace.reason == BUDGET)
+    stopped = next(result for result in found if result.decided.required.reason == BUDGET)
     assert stopped.observed.now_unix_s - 1_000_000.0 <= 0.5 / (4 * 0.3) * 3600 + 10
 
 
@@ -218,12 +218,12 @@ def test_with_unknown_demand_only_the_budget_is_enforced() -> None:
     lost.ended_unix_s = two.clock.now_s()
     found = two.looks(100)
     assert all(not result.decided.actions and result.errors for result in found)
-    assert {result.decided.pace.reason for result in found} == {UNKNOWN}
+    assert {result.decided.required.reason for result in found} == {UNKNOWN}
     paid_usd = two.loop.journal.read().ledger.paid_usd
     assert paid_usd == pytest.approx(two.cloud.bill_usd(), rel=0.02)
     found = two.looks(500)
     assert {drain.reason for result in found for drain in drains(result.decided)} == {BUDGET}
-    assert any(r.decided.pace.saves and r.decided.pace.reason == UNKNOWN for r in found)
+    assert any(r.decided.required.saves and r.decided.required.reason == UNKNOWN for r in found)
     assert two.alive() == {"r-1": 0, "r-2": 0}
     assert 0.95 <= two.cloud.bill_usd() <= 1.0
 

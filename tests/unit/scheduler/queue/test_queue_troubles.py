@@ -43,8 +43,8 @@ def put(queue: SimQueue, text: str, id: str = "bad") -> None:
 SPEC = ("job", "spec")
 POISON: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "endless work": (SPEC, {"steps": 10**400}),
-    "endless speed": (SPEC, {"pace": {"fixed_s": 0.0, "row_s": 1e-308, "model_bytes": 0.0}}),
-    "no time at all": (SPEC, {"pace": {"fixed_s": 0.0, "row_s": 0.0, "model_bytes": 0.0}}),
+    "endless speed": (SPEC, {"speed": {"fixed_s": 0.0, "row_s": 1e-308, "model_bytes": 0.0}}),
+    "no time at all": (SPEC, {"speed": {"fixed_s": 0.0, "row_s": 0.0, "model_bytes": 0.0}}),
     "endless workers": (SPEC, {"most_workers": 10**12}),
     "endless rows": ((*SPEC, "regions", "us"), {"rows": 10**12}),
     "endless needs": ((*SPEC, "regions", "us"), {"cpus": 1e308}),

@@ -145,7 +145,7 @@ def test_a_region_that_never_comes_back_holds_the_round_and_no_memory() -> None:
     assert len(model.coordinator._rounds) <= 3
 
 
-def test_what_arrives_late_of_a_transfer_that_was_given_up_is_not_added() -> None:
+def test_late_data_of_an_abandoned_transfer_is_not_added() -> None:
     num = 4
     model = started(CHAIN, num)
     vectors = begin(model, 2)
@@ -200,7 +200,7 @@ def test_a_round_ends_though_every_link_was_misjudged_first(name: str) -> None:
     check_round(model.results[2], vectors)
 
 
-def test_whole_messages_go_round_a_broken_link_too() -> None:
+def test_whole_messages_avoid_a_broken_link_too() -> None:
     """One segment cannot be passed on early, so regions merge in pairs."""
     num, pair = 5, (1, 2)
     model = model_of(CHAIN, num, 1, hub=num - 1, stall_s=STALL_S)

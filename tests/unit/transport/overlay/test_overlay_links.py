@@ -25,7 +25,7 @@ def test_nothing_is_known_at_first_and_all_links_are_alike() -> None:
     assert (links.matrix() == UNKNOWN_MBPS).all()
 
 
-def test_a_flow_that_was_alone_is_smoothed_with_what_was_known() -> None:
+def test_a_single_flow_is_smoothed_with_earlier_measurements() -> None:
     links = Links(3, smoothing=0.25)
     links.note([flow(0, 1, 40.0)])
     assert links.mbps(0, 1) == pytest.approx(40.0)
@@ -34,7 +34,7 @@ def test_a_flow_that_was_alone_is_smoothed_with_what_was_known() -> None:
     assert not links.is_known(1, 0)
 
 
-def test_what_is_not_known_counts_as_the_middle_of_what_is() -> None:
+def test_unknown_rates_count_as_the_median() -> None:
     links = Links(4)
     links.seed({(0, 1): 10.0, (1, 2): 30.0, (2, 3): 90.0})
     assert links.mbps(3, 0) == 30.0
@@ -100,7 +100,7 @@ def test_a_trickle_beside_a_flow_leaves_it_as_good_as_alone() -> None:
     assert links.mbps(0, 1) == pytest.approx(20.0)
 
 
-def test_a_starved_flow_only_says_what_the_link_can_do_at_least() -> None:
+def test_a_starved_flow_is_a_lower_bound_of_the_link() -> None:
     links = Links(4)
     links.seed({(0, 1): 40.0, (1, 2): 40.0})
     links.note([flow(0, 1, 10.0, starved=True)])
@@ -128,7 +128,7 @@ def test_lines_are_at_least_as_fast_as_their_fastest_link() -> None:
     assert links.down_mbps()[1] == 60.0
 
 
-def test_what_was_avoided_first_is_tried_again_where_no_way_is_left() -> None:
+def test_avoided_links_are_tried_again_without_an_alternative() -> None:
     links = Links(3)
     links.break_link(0, 1)
     links.break_link(1, 2)
@@ -139,7 +139,7 @@ def test_what_was_avoided_first_is_tried_again_where_no_way_is_left() -> None:
     assert links.is_broken(2, 0)
 
 
-def test_nobody_looks_for_a_way_to_a_region_that_is_down() -> None:
+def test_no_route_to_a_region_that_is_down_is_sought() -> None:
     links = Links(3)
     links.down.add(1)
     links.break_link(0, 1)

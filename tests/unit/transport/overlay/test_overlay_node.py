@@ -75,7 +75,7 @@ def test_contributions_are_weighted_and_the_mean_divides_by_all_weights() -> Non
     np.testing.assert_allclose(vector.mean(), ramp(2.0))
 
 
-def test_what_comes_before_the_own_contribution_is_kept() -> None:
+def test_early_messages_are_stored_until_the_own_contribution() -> None:
     vector = Vector(0, 2, GRID, fused=True)
     for index in range(3):
         first, stop = GRID.bounds(index)
@@ -97,7 +97,7 @@ def test_no_contribution_is_counted_twice() -> None:
     np.testing.assert_allclose(np.frombuffer(vector.sum_of(0)[2], np.float32), ramp(2.0)[:4])
 
 
-def test_what_is_missing_is_told_in_runs() -> None:
+def test_missing_blocks_are_reported_in_ranges() -> None:
     vector = Vector(1, 2, Grid(20, 4), fused=False)
     assert vector.missing() == [(0, 5)]
     vector.put(1, np.zeros(4, np.float32).tobytes())
@@ -146,7 +146,7 @@ def test_a_leaf_sends_its_segments_in_order_once_it_is_ready() -> None:
     np.testing.assert_allclose(np.frombuffer(parts[2].data, np.float32), ramp(2.0)[8:])
 
 
-def test_a_segment_goes_on_as_soon_as_all_it_waits_for_is_in() -> None:
+def test_a_segment_is_forwarded_once_its_inputs_are_complete() -> None:
     node = node_of(1)
     node.on_message(0, Orders(1, 0, (SendOrder(1, 0, SUM, 0, 3, 0b110),)), 0.0)
     node.contribute(1, ramp(), 1.0, {}, 0.0)
@@ -157,7 +157,7 @@ def test_a_segment_goes_on_as_soon_as_all_it_waits_for_is_in() -> None:
     np.testing.assert_allclose(np.frombuffer(part.data, np.float32), ramp(3.0)[:4])
 
 
-def test_no_more_is_under_way_than_the_window() -> None:
+def test_the_window_limits_data_in_flight() -> None:
     node = node_of(2, window=2)
     node.on_message(0, Orders(1, 0, (SendOrder(2, 1, SUM, 0, 3, 0b100),)), 0.0)
     node.contribute(1, ramp(), 1.0, {}, 0.0)
@@ -167,7 +167,7 @@ def test_no_more_is_under_way_than_the_window() -> None:
     assert len(parts_to(node, 1)) == 1
 
 
-def test_an_order_that_is_carried_out_is_told_with_what_was_seen() -> None:
+def test_an_executed_order_is_reported_with_the_observed_state() -> None:
     node = node_of(2)
     send = SendOrder(2, 1, SUM, 0, 3, 0b100)
     node.on_message(0, Orders(1, 0, (send,)), 0.0)
@@ -192,7 +192,7 @@ def test_an_acknowledgement_rides_on_a_part_if_there_is_one() -> None:
     assert taken(node) == [(0, SegmentAck(1))]
 
 
-def test_a_higher_attempt_voids_what_was_summed_and_a_lower_one_is_late() -> None:
+def test_a_higher_attempt_voids_sums_and_a_lower_one_is_late() -> None:
     node = node_of(1)
     node.on_message(0, Orders(1, 0, (SendOrder(1, 0, SUM, 0, 3, 0b110),)), 0.0)
     node.contribute(1, ramp(), 1.0, {}, 0.0)
@@ -242,7 +242,7 @@ def test_results_are_forwarded_as_they_arrive_and_twice_is_once() -> None:
     np.testing.assert_allclose(np.frombuffer(part.data, np.float32), ramp()[:4])
 
 
-def test_who_is_told_to_fetch_asks_for_what_it_lacks_and_the_other_sends_that() -> None:
+def test_a_fetching_region_requests_only_missing_parts() -> None:
     orphan, holder = node_of(1), node_of(2)
     for node in (orphan, holder):
         node.contribute(1, ramp(), 1.0, {}, 0.0)
@@ -274,7 +274,7 @@ def test_probes_are_sent_between_rounds_only() -> None:
 # ------------------------------------------------------------------ trouble
 
 
-def test_a_region_that_acknowledges_nothing_is_told_of_once_per_stall() -> None:
+def test_a_region_without_acknowledgements_is_reported_once_per_stall() -> None:
     node = node_of(0, stall_s=10.0)
     node.on_message(
         0, Orders(1, 0, (SendOrder(0, 1, RESULT, 0, 3), SendOrder(0, 2, RESULT, 0, 3))), 0.0
@@ -294,7 +294,7 @@ def test_a_region_that_acknowledges_nothing_is_told_of_once_per_stall() -> None:
     assert taken(node) == []
 
 
-def test_a_round_that_was_begun_anew_often_is_given_more_time() -> None:
+def test_a_round_restarted_often_gets_more_time() -> None:
     for attempt, waits_s in ((0, 10.0), (3, 10.0), (4, 20.0), (9, 30.0)):
         node = node_of(1, stall_s=10.0)
         node.contribute(1, ramp(), 1.0, {}, 0.0)
@@ -307,7 +307,7 @@ def test_a_round_that_was_begun_anew_often_is_given_more_time() -> None:
         assert taken(node) == [(0, Stuck(1, 0))]
 
 
-def test_what_is_not_acknowledged_because_nobody_asked_is_no_stall() -> None:
+def test_unrequested_acknowledgements_are_no_stall() -> None:
     node = node_of(1, stall_s=10.0, window=32)
     node.on_message(0, Orders(1, 0, (SendOrder(1, 0, SUM, 0, 3, 0b110),)), 0.0)
     node.contribute(1, ramp(), 1.0, {}, 0.0)
@@ -319,7 +319,7 @@ def test_what_is_not_acknowledged_because_nobody_asked_is_no_stall() -> None:
     assert taken(node) == []
 
 
-def test_a_committed_result_that_does_not_come_is_told() -> None:
+def test_a_missing_committed_result_is_reported() -> None:
     node = node_of(1, stall_s=10.0)
     node.contribute(1, ramp(), 1.0, {}, 0.0)
     taken(node)
@@ -347,7 +347,7 @@ def test_memory_holds_a_few_rounds_only() -> None:
     assert node.finished == 5
 
 
-def test_nobody_contributes_twice_or_out_of_turn() -> None:
+def test_no_region_contributes_twice_or_out_of_turn() -> None:
     node = node_of(1)
     with pytest.raises(InvariantError):
         node.contribute(2, ramp(), 1.0, {}, 0.0)

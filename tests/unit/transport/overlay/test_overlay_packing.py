@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from geo_ray.transport.overlay.links import LinkFlow, Links
 from geo_ray.transport.overlay.netstorm import (
     Netstorm,
+    allocate,
     busiest_s,
     centred,
     edges_of,
     pack,
-    share_out,
 )
 from geo_ray.transport.overlay.plan import Tree
 from geo_ray.transport.overlay.tsengine import best_chain
@@ -61,7 +61,7 @@ def test_a_chain_is_near_the_best_of_all_orders() -> None:
 
 
 @pytest.mark.parametrize("num", [2, 3, 8, 9])
-def test_equal_regions_carry_no_more_than_they_must(num: int) -> None:
+def test_equal_regions_send_no_more_than_necessary(num: int) -> None:
     """2 (N - 1) / N of the vector over every line is the least there can be."""
     packed = pack(*lines(num), num)
     assert sum(share for _, share in packed) == pytest.approx(1.0)
@@ -99,7 +99,7 @@ def test_shares_are_never_worse_than_equal_ones() -> None:
     link_NN, up_N, down_N = lines(4)
     up_N[0] = 0.3
     trees = [tuple([root] * 4) for root in range(4)]
-    shared = share_out(trees, link_NN, up_N, down_N)
+    shared = allocate(trees, link_NN, up_N, down_N)
     equal = [(tree, 0.25) for tree in trees]
     assert busiest_s(shared, link_NN, up_N, down_N) < busiest_s(equal, link_NN, up_N, down_N)
 

@@ -48,7 +48,7 @@ def test_a_tree_gives_orders_up_and_down() -> None:
 
 
 @pytest.mark.parametrize("parents", [(1, 0), (0, 1), (0, 2, 1)])
-def test_what_is_no_tree_is_refused(parents: tuple[int, ...]) -> None:
+def test_an_invalid_tree_is_refused(parents: tuple[int, ...]) -> None:
     with pytest.raises(InvariantError):
         Tree(parents, 0, 1).outward()
 
@@ -75,7 +75,7 @@ def test_racks_by_default_are_about_the_root_of_the_number() -> None:
     assert square_groups(9, 4) == [[4, 0, 1], [2, 3, 5], [6, 7, 8]]
 
 
-def test_the_ring_gives_everybody_a_slice_at_the_end_of_a_chain() -> None:
+def test_the_ring_gives_every_region_a_slice_at_the_end_of_a_chain() -> None:
     trees = ring(5, 11)
     assert [tree.root for tree in trees] == [0, 1, 2, 3, 4]
     assert [tree.stop for tree in trees[:-1]] == [tree.first for tree in trees[1:]]
@@ -92,20 +92,20 @@ def test_a_tree_goes_round_a_broken_link() -> None:
     assert tree.parents == (0, 0, 0, 2)
 
 
-def test_nobody_depends_on_a_region_that_is_down() -> None:
+def test_no_region_depends_on_a_region_that_is_down() -> None:
     links = Links(4)
     links.down.add(1)
     tree = mend(Tree((0, 0, 1, 1), 0, 1), links)
     assert tree.parents == (0, 0, 0, 0)
 
 
-def test_a_region_that_reaches_its_root_no_more_goes_through_another() -> None:
+def test_a_region_that_cannot_reach_its_root_uses_another_region() -> None:
     links = Links(3)
     links.break_link(2, 0)
     assert mend(Tree((0, 0, 0), 0, 1), links).parents == (0, 0, 1)
 
 
-def test_a_region_that_reaches_nobody_stays_where_it_is() -> None:
+def test_a_region_that_reaches_no_other_keeps_its_place() -> None:
     links = Links(3)
     links.break_link(2, 0)
     links.break_link(2, 1)

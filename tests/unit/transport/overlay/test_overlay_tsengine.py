@@ -103,7 +103,7 @@ def test_rounds_and_buckets_have_queues_of_their_own() -> None:
     assert len(policy.ready(2, [2, 1, 3], 0.0)) == 6
 
 
-def test_a_round_that_begins_anew_goes_round_the_broken_link() -> None:
+def test_a_restarted_round_avoids_the_broken_link() -> None:
     links = Links(3)
     links.seed({(1, 2): 50.0, (2, 0): 50.0, (2, 1): 10.0, (1, 0): 10.0})
     policy = engine(3, links=links)
@@ -115,7 +115,7 @@ def test_a_round_that_begins_anew_goes_round_the_broken_link() -> None:
 # ------------------------------------------------------------------ results
 
 
-def test_everybody_is_served_exactly_once() -> None:
+def test_every_region_is_served_exactly_once() -> None:
     policy = engine(9)
     sends = policy.summed(1, 0.0)
     assert Counter(send.dst for send in sends) == Counter(range(1, 9))

@@ -52,7 +52,7 @@ def pace_at(run: Run, when_s: float, steps: int) -> None:
 
 
 def spacings(run: Run, region: str, from_s: float) -> list[int]:
-    """Steps of a region between what it sent from some time on, the last word left out."""
+    """Steps between a region's updates from some time on, without the final update."""
     begun_s = [e["start_s"] for e in run.of("exchange") if e["region"] == region]
     steps_s = [e.t_s for e in run.of("step") if e["region"] == region]
     marks = [sum(step_s <= at_s + 1e-9 for step_s in steps_s) for at_s in begun_s if at_s >= from_s]
@@ -84,7 +84,7 @@ def test_regions_exchange_as_often_as_they_are_told_from_then_on(data_dir: Path,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_newcomer_and_a_resumed_run_have_it(data_dir: Path, kind: str) -> None:
+def test_a_joining_region_and_a_resumed_run_have_it(data_dir: Path, kind: str) -> None:
     config = config_of(kind, absent=("d",))
     quiet = Run(config, data_dir).go()
     assert quiet.result is not None
@@ -98,7 +98,7 @@ def test_a_newcomer_and_a_resumed_run_have_it(data_dir: Path, kind: str) -> None
     assert interval_of(run.world.averager.state) == THEN
     saved = run.world.checkpoints.get(1)
     if saved is None or not saved.is_whole:
-        pytest.skip("the checkpoint met the border")
+        pytest.skip("the checkpoint met the barrier")
     resumed = Run(config_of(kind), data_dir)
     resumed.world.restore(saved)
     resumed.go()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from geo_ray.lab.relay import LEAST_PAUSE_S, RoundPace
+from geo_ray.lab.relay import LEAST_PAUSE_S, RoundTimer
 
 QUANTUM_S = 0.0005
 
@@ -14,13 +14,13 @@ class Played:
 
     def __init__(self) -> None:
         self.notes: dict[str, int | float | bool] = {}
-        self.pace = RoundPace(QUANTUM_S, self.notes, 0.0)
+        self.timer = RoundTimer(QUANTUM_S, self.notes, 0.0)
         self.now_s = self.spent_s = 0.0
 
     def round(self, held_up_s: float = 0.0, takes_s: float = 0.0) -> float:
         """Sleep, be held up, begin, compute; how late the round was."""
-        self.now_s += self.pace.pause_s(self.now_s) + held_up_s
-        late_s = self.pace.begin(self.now_s, self.spent_s)
+        self.now_s += self.timer.pause_s(self.now_s) + held_up_s
+        late_s = self.timer.begin(self.now_s, self.spent_s)
         self.now_s += takes_s
         self.spent_s += takes_s
         return late_s
@@ -53,7 +53,7 @@ def test_a_long_round_makes_the_next_late_by_its_own_fault() -> None:
     assert relay.round() == 0.0
 
 
-def test_only_what_it_computed_is_its_own() -> None:
+def test_only_its_own_computation_counts() -> None:
     relay = Played()
     relay.round(takes_s=0.002)
     late_s = relay.round(held_up_s=0.006)
@@ -63,14 +63,14 @@ def test_only_what_it_computed_is_its_own() -> None:
 
 def test_a_wait_for_a_packet_is_never_late_and_one_for_a_time_is() -> None:
     relay = Played()
-    relay.pace.woke(5.0, None)
-    assert relay.pace.begin(5.0001, 0.0) == 0.0
-    relay.pace.woke(6.0, 5.997)
-    assert relay.pace.begin(6.0001, 0.0) == pytest.approx(0.0031)
-    relay.pace.woke(6.002, 6.0)  # due before the last round began
-    assert relay.pace.begin(6.0020, 0.0) == pytest.approx(0.0019)
-    relay.pace.woke(7.0, 7.5)  # a packet came before that
-    assert relay.pace.begin(7.0, 0.0) == 0.0
+    relay.timer.woke(5.0, None)
+    assert relay.timer.begin(5.0001, 0.0) == 0.0
+    relay.timer.woke(6.0, 5.997)
+    assert relay.timer.begin(6.0001, 0.0) == pytest.approx(0.0031)
+    relay.timer.woke(6.002, 6.0)  # due before the last round began
+    assert relay.timer.begin(6.0020, 0.0) == pytest.approx(0.0019)
+    relay.timer.woke(7.0, 7.5)  # a packet came before that
+    assert relay.timer.begin(7.0, 0.0) == 0.0
 
 
 def test_others_may_reset_the_counters() -> None:

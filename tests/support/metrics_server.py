@@ -1,4 +1,4 @@
-"""Serves the metrics of a run's events as its driver does: `metrics_driver.py ADDRESS RUN`.
+"""Serves the metrics of a run's events as its driver does: `metrics_server.py ADDRESS RUN`.
 
 A process of its own, since Ray sets up its metrics once in a process. Prints where the nodes of
 the cluster serve theirs, then waits for its input to end.

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_controller_trouble import HOME, Run, _Absent
-from test_controller_trouble import log as log
+from test_controller_failures import HOME, Run, _Absent
+from test_controller_failures import log as log
 
 from geo_ray.base.errors import RegionLostError
 from geo_ray.runs.requests import MemberRequest, Verb
@@ -137,7 +137,7 @@ def test_none_waits_for_another_to_come_up_and_those_that_are_up_enter_together(
     assert not entrance.view.joining
 
 
-def test_who_never_comes_up_keeps_nobody_out(entrance: Entrance) -> None:
+def test_a_region_that_never_starts_blocks_no_other(entrance: Entrance) -> None:
     entrance.look(("add", "af"), ("add", "eu"))
     _Process.made["eu"].come_up()
     entrance.look()
@@ -152,7 +152,7 @@ def test_who_never_comes_up_keeps_nobody_out(entrance: Entrance) -> None:
     assert entrance.of("join_failed") == ["af"] and not entrance.run.told("report_dead")
 
 
-def test_who_comes_up_late_enters_at_the_next_border(entrance: Entrance) -> None:
+def test_a_late_region_enters_at_the_next_barrier(entrance: Entrance) -> None:
     entrance.look(("add", "af"), ("add", "eu"))
     _Process.made["eu"].come_up()
     entrance.look()
@@ -180,7 +180,7 @@ def test_of_two_that_enter_together_one_may_die(entrance: Entrance) -> None:
     assert entrance.view.members == ("asia", "eu", HOME) and not entrance.view.joining
 
 
-def test_what_the_averager_had_no_room_for_is_asked_again(
+def test_requests_beyond_the_averager_s_capacity_are_repeated(
     entrance: Entrance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another change was on its way; what is asked then comes to nothing."""
@@ -225,7 +225,7 @@ def test_a_bridge_that_is_replaced_as_it_hands_over_is_not_waited_for(entrance: 
     assert entrance.of("join_failed") == ["af"] and entrance.of("region_lost") == []
 
 
-def test_newcomers_dial_whoever_came_or_was_replaced_since(entrance: Entrance) -> None:
+def test_joining_regions_dial_bridges_that_came_or_were_replaced(entrance: Entrance) -> None:
     """With a standby everybody is linked to everybody, newcomers to each other, too."""
     entrance.look(("add", "af"), ("add", "eu"))
     for each in _Process.made.values():
@@ -242,7 +242,7 @@ def test_newcomers_dial_whoever_came_or_was_replaced_since(entrance: Entrance) -
     assert sorted(call[2] for call in entrance.run.told("expect")) == ["af", "eu"]
 
 
-def test_who_was_to_hand_over_is_lost_for_all_that_enter(entrance: Entrance) -> None:
+def test_a_lost_donor_ends_the_joins_of_all_that_enter(entrance: Entrance) -> None:
     entrance.look(("add", "af"), ("add", "eu"))
     for each in _Process.made.values():
         each.come_up()
@@ -255,7 +255,7 @@ def test_who_was_to_hand_over_is_lost_for_all_that_enter(entrance: Entrance) -> 
     assert entrance.of("join_failed") == ["af", "eu"] and entrance.view.members == (HOME,)
 
 
-def test_a_run_that_is_to_end_does_not_wait_for_a_copy_for_ever(
+def test_an_ending_run_does_not_wait_for_a_copy_forever(
     entrance: Entrance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No checkpoint begins while somebody is on the way in: it would end without one."""
@@ -272,7 +272,7 @@ def test_a_run_that_is_to_end_does_not_wait_for_a_copy_for_ever(
     assert entrance.of("join_failed") == ["af"] and not entrance.view.joining
 
 
-def test_who_trains_already_is_a_member_though_the_run_is_to_end(
+def test_a_training_region_is_a_member_even_if_the_run_ends(
     entrance: Entrance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joining, "_ENDING_S", -1.0)

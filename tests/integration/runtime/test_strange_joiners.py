@@ -56,10 +56,10 @@ STRANGE: dict[str, tuple[Callable[[InProcess, Path], UpdateMessage], type[GeoRay
         "update 1 of region 'eu-west'",
     ),
     "another codec": (other_codec, FrameError, "no codec was expected"),
-    "a model that carries more": (
+    "a model with more buffers": (
         lambda w, _: first(w, buffers_E=torch.zeros(3, dtype=torch.uint8)),
         GeoRayError,
-        "carr",
+        "model buffers",
     ),
     "what cannot be read": (
         lambda w, _: first(w, buffers_E=torch.zeros(3)),  # three values, and not their bytes
@@ -71,7 +71,7 @@ STRANGE: dict[str, tuple[Callable[[InProcess, Path], UpdateMessage], type[GeoRay
         NonFiniteError,
         "update 1 of region 'eu-west'",
     ),
-    "a view that is over": (lambda w, _: first(w, view=1), RegionLostError, "said this in view 1"),
+    "a view that is over": (lambda w, _: first(w, view=1), RegionLostError, "sent this in view 1"),
 }
 
 
@@ -82,7 +82,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("what", sorted(STRANGE))
-def test_what_does_not_fit_is_refused_and_changes_nothing(
+def test_invalid_input_is_refused_and_changes_nothing(
     what: str, undisturbed: list[str], tmp_path: Path
 ) -> None:
     make, kind, words = STRANGE[what]
@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
         world.check_books()
 
 
-def test_what_cannot_be_read_is_refused_where_a_region_stands_by(tmp_path: Path) -> None:
+def test_unreadable_messages_are_refused_with_a_standby(tmp_path: Path) -> None:
     third = "ap-south"
     asked = config(
         regions=[{"name": name} for name in (HOME, third, FAR)],
@@ -175,7 +175,9 @@ def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
 
 
 @pytest.mark.parametrize("wrong", ["another CA", "another region", "another key", "nothing"])
-def test_who_is_not_linked_says_why_before_it_is_let_in(wrong: str, newcomer: Newcomer) -> None:
+def test_an_unlinked_region_reports_the_reason_before_admission(
+    wrong: str, newcomer: Newcomer
+) -> None:
     leader = newcomer.bridge(HOME, newcomer.good(HOME))
     leader.expect(FAR)
     certificate, key = newcomer.good(FAR), KEY

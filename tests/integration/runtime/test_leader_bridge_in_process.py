@@ -144,7 +144,7 @@ def test_two_regions_are_enough(killers: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ROUNDS)
-def test_bridges_of_three_homes_one_after_the_other(name: str, tmp_path: Path) -> None:
+def test_bridges_of_three_leaders_in_succession(name: str, tmp_path: Path) -> None:
     """Each region gets another bridge, and may be the next to stand by: no bit is lost."""
     with InProcess(config(ROUNDS[name]), tmp_path / "quiet") as world:
         quiet = set(world.run())
@@ -207,7 +207,7 @@ def who_stands_by(world: InProcess) -> str | None:
 
 
 @pytest.mark.parametrize("name", ROUNDS)
-def test_the_averager_is_moved_while_its_bridge_lives(name: str, tmp_path: Path) -> None:
+def test_the_averager_is_moved_while_its_bridge_runs(name: str, tmp_path: Path) -> None:
     """Again and again, each time to who stands by: all stay members, and no bit is lost."""
     with InProcess(config(ROUNDS[name]), tmp_path / "quiet") as world:
         quiet = set(world.run())

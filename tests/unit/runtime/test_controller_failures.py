@@ -193,7 +193,7 @@ def test_the_averager_and_its_standby_lost_together_end_the_run(run: Run) -> Non
         run.controller._poll()
 
 
-def test_who_was_lost_is_reported_again_to_an_averager_that_has_moved(run: Run) -> None:
+def test_losses_are_reported_again_to_a_moved_averager(run: Run) -> None:
     """The old home may have been told, and not have passed it on."""
     run.polls.news = [({}, {("ps", "eu"): "killed"})]
     run.controller._poll()
@@ -240,7 +240,7 @@ def test_a_checkpoint_that_is_due_in_a_pause_is_made(paused: Run) -> None:
     assert paused.controller.quorum.is_paused
 
 
-def test_ctrl_c_in_a_pause_saves_and_lets_workers_come_to_their_end(paused: Run) -> None:
+def test_ctrl_c_in_a_pause_saves_and_lets_workers_finish(paused: Run) -> None:
     paused.calls.clear()
     paused.controller.interrupted.set()
     paused.controller._keep_time()
@@ -280,7 +280,7 @@ def _look(run: Run, view: View, *asked: tuple[Verb, str]) -> None:
     run.controller.members.tick({("bridge", HOME): {"view": view}})
 
 
-def test_a_border_that_comes_between_a_look_and_a_request_ends_nothing(run: Run) -> None:
+def test_a_barrier_between_a_poll_and_a_request_ends_nothing(run: Run) -> None:
     """A region that is to leave is asked for again and again; it may just have left."""
     before = View(("asia", "eu", HOME))
     after = before.changed((), ("eu",))
@@ -306,7 +306,7 @@ def test_two_that_are_asked_to_leave_at_once_leave_enough(tmp_path: Path, log: E
     assert [e.fields["region"] for e in run.events if e.kind == "members_refused"] == ["asia"]
 
 
-def test_who_dies_as_it_leaves_stays_away(tmp_path: Path, log: EventLog) -> None:
+def test_a_region_that_dies_while_leaving_stays_away(tmp_path: Path, log: EventLog) -> None:
     run = Run(tmp_path, log, members={})
     _look(run, View(("asia", "eu", HOME)), ("drain", "eu"))
     run.polls.news = [({}, {("ps", "eu"): "killed"})]
@@ -331,7 +331,7 @@ def test_an_answer_names_the_request_that_it_is_of(tmp_path: Path, log: EventLog
     ]
 
 
-def test_who_does_not_come_to_leave_can_be_removed(run: Run) -> None:
+def test_a_region_that_does_not_leave_can_be_removed(run: Run) -> None:
     view = View(("asia", "eu", HOME))
     _look(run, view, ("drain", "eu"))
     _look(run, view, ("drain", "eu"), ("remove", "eu"))
@@ -340,7 +340,7 @@ def test_who_does_not_come_to_leave_can_be_removed(run: Run) -> None:
     assert not run.controller.members.is_leaving and run.controller.members.regions.awaited == []
 
 
-def test_a_bridge_that_lives_but_is_not_reached_is_taken_for_dead(run: Run) -> None:
+def test_a_running_but_unreachable_bridge_counts_as_dead(run: Run) -> None:
     def reached(region: str, away_s: float | None) -> None:
         status = {"phase": "training"} | ({} if away_s is None else {"bridge_away_s": away_s})
         run.polls.news = [({("ps", region): {"status": status, "events": []}}, {})]
@@ -360,7 +360,7 @@ def test_a_bridge_that_lives_but_is_not_reached_is_taken_for_dead(run: Run) -> N
     assert "asia" in run.actors.bridges and run.kinds() == ["bridge_requested"] * 2
 
 
-def test_what_a_server_said_before_its_bridge_was_replaced_ends_no_other(run: Run) -> None:
+def test_an_outdated_report_of_a_server_ends_no_other_bridge(run: Run) -> None:
     run.controller.bridges._linked_s["eu"] = time.monotonic() - 1.0
     status = {"phase": "training", "bridge_away_s": AWAY_S + 1}
     run.polls.news = [({("ps", "eu"): {"status": status, "events": []}}, {})]
@@ -393,22 +393,22 @@ def test_workers_that_came_back_with_their_region_are_not_replaced(
     assert replaced == [gone]
 
 
-def test_another_driver_brings_back_who_was_lost_before_it_came(
+def test_another_run_actor_brings_back_regions_lost_before_it(
     tmp_path: Path, log: EventLog
 ) -> None:
     run = Run(tmp_path, log, absent=["eu"])
-    run.controller.members.go_on(GoneRegions(("eu",)), unhurried=())
+    run.controller.members.resume(GoneRegions(("eu",)), unhurried=())
     assert run.controller.members.regions.awaited == ["eu"]
     assert _is_due(run, "eu")
 
 
-def test_who_was_left_out_stays_away_and_its_rows_are_kept_until_it_joins(
+def test_an_excluded_region_stays_away_and_its_rows_are_stored(
     tmp_path: Path, log: EventLog
 ) -> None:
     run = Run(tmp_path, log, absent=["eu"])
     members = run.controller.members
     left = GoneRegions(away=("eu",), rows={"eu": {"cursor": 4}})
-    members.go_on(left, unhurried=())
+    members.resume(left, unhurried=())
     run.controller._handle_all({})
     run.controller._keep_quorum()
     assert not run.controller.quorum.is_paused and members.regions.lost == []
@@ -420,12 +420,12 @@ def test_who_was_left_out_stays_away_and_its_rows_are_kept_until_it_joins(
 
 
 @pytest.mark.parametrize(("least", "waits"), [(None, False), (None, True), (2, False), (3, False)])
-def test_a_resumed_run_waits_only_as_it_is_told(
+def test_a_resumed_run_waits_only_if_configured(
     tmp_path: Path, log: EventLog, least: int | None, waits: bool
 ) -> None:
     """For who was lost before its checkpoint; who is lost later is waited for as always."""
     run = Run(tmp_path, log, absent=["eu"], members={"min": least})
-    run.controller.members.go_on(GoneRegions(("eu",)), unhurried=() if waits else ["eu"])
+    run.controller.members.resume(GoneRegions(("eu",)), unhurried=() if waits else ["eu"])
     run.controller._keep_quorum()
     assert run.controller.quorum.is_paused is (waits or least == 3)
     _join(run, "eu")
@@ -438,7 +438,7 @@ def test_a_resumed_run_waits_only_as_it_is_told(
     assert run.controller.quorum.is_paused is (least != 2)
 
 
-def test_who_was_lost_is_told_to_every_checkpoint_but_not_who_was_sent(run: Run) -> None:
+def test_every_checkpoint_records_lost_regions_but_not_drained_ones(run: Run) -> None:
     members, view = run.controller.members, View(("asia", "eu", HOME))
     run.polls.news = [({}, {("ps", "eu"): "killed"})]
     run.controller._poll()
@@ -454,11 +454,9 @@ def test_who_was_lost_is_told_to_every_checkpoint_but_not_who_was_sent(run: Run)
     assert members.regions.away == {"eu"}
 
 
-def test_where_nobody_rejoins_who_was_lost_is_remembered_and_stays(
-    tmp_path: Path, log: EventLog
-) -> None:
+def test_without_rejoining_lost_regions_are_remembered(tmp_path: Path, log: EventLog) -> None:
     run = Run(tmp_path, log, absent=["eu"], members={"min": 1, "rejoin": False})
-    run.controller.members.go_on(GoneRegions(("eu",)), unhurried=())
+    run.controller.members.resume(GoneRegions(("eu",)), unhurried=())
     assert (
         run.controller.members.regions.lost == ["eu"]
         and run.controller.members.regions.awaited == []
@@ -488,7 +486,7 @@ def _notice(run: Run, **left_s: float) -> _Places:
     return places
 
 
-def test_who_has_a_notice_leaves_at_a_border_and_is_to_come_back(
+def test_a_region_on_notice_leaves_at_a_barrier_and_will_return(
     tmp_path: Path, log: EventLog
 ) -> None:
     run = Run(tmp_path, log, members={})
@@ -510,7 +508,7 @@ def test_who_has_a_notice_leaves_at_a_border_and_is_to_come_back(
     assert run.controller.saver._extra["lost"] == ["eu"]  # a restart brings it back, too
 
 
-def test_who_has_a_notice_and_comes_to_no_border_is_gone_without_in_time(run: Run) -> None:
+def test_a_region_on_notice_without_a_barrier_is_dropped_in_time(run: Run) -> None:
     view = View(("asia", "eu", HOME))
     _notice(run, eu=120.0)
     _look(run, view)
@@ -544,7 +542,7 @@ def test_for_a_notice_the_averager_moves_before_its_region_leaves(run: Run) -> N
         {"members": {}, "overlay": {"kind": "binary"}, "strategy": {"kind": "bsp"}},
     ],
 )
-def test_who_cannot_leave_stays_and_its_workers_go_alone(
+def test_a_needed_region_stays_and_its_workers_leave_alone(
     tmp_path: Path, log: EventLog, sections: dict[str, object]
 ) -> None:
     run = Run(tmp_path, log, **{"averager": {"region": HOME}} | sections)
@@ -565,7 +563,7 @@ def test_workers_of_a_region_that_leaves_are_not_sent_away_by_themselves(run: Ru
     assert [call[0] for call in run.told("drain_worker")] == ["asia/ps"]
 
 
-def test_a_worker_that_never_got_a_place_holds_up_nobody_who_leaves(run: Run) -> None:
+def test_an_unplaced_worker_does_not_delay_a_leaving_region(run: Run) -> None:
     _notice(run, eu=120.0)
     view = View(("asia", "eu", HOME))
     _look(run, view)
@@ -588,7 +586,7 @@ def test_a_place_on_a_machine_with_a_notice_is_given_back_before_a_return(run: R
     assert places.given_back == ["eu"] and run.kinds() == ["region_lost"]
 
 
-def test_a_user_calls_off_the_return_of_who_left_for_a_notice(run: Run) -> None:
+def test_a_user_cancels_the_return_of_a_region_that_left_on_notice(run: Run) -> None:
     view = View(("asia", "eu", HOME))
     _notice(run, eu=120.0)
     _look(run, view)
@@ -600,7 +598,7 @@ def test_a_user_calls_off_the_return_of_who_left_for_a_notice(run: Run) -> None:
     }
 
 
-def test_a_driver_that_was_overtaken_asks_nobody_and_replaces_nobody(
+def test_a_superseded_run_actor_calls_and_replaces_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def overtaken() -> None:
@@ -638,7 +636,7 @@ def _raise(error: Exception, *_: object) -> None:
     raise error
 
 
-def test_at_the_end_no_thread_calls_ray_any_more(run: Run) -> None:
+def test_at_the_end_no_thread_calls_ray(run: Run) -> None:
     """A region that is being brought back, a bridge that is replaced: both wait for Ray."""
     asked = threading.Event()
 

@@ -36,7 +36,7 @@ from geo_ray.training.replication import AveragerReplica, ReplicatedAverager
 
 MEMBERS, ALL = ("a", "b", "c"), ("a", "b", "c", "d")
 MOST = 60  # updates of a region
-KINDS = ("bsp", "asgd")  # a border at the end of a round, and one by last words
+KINDS = ("bsp", "asgd")  # a barrier at the end of a round, and one by final updates
 
 
 def averager(kind: str = "bsp") -> Averager:
@@ -46,7 +46,7 @@ def averager(kind: str = "bsp") -> Averager:
 
 
 class World:
-    """Regions that say an update after every answer, a last word where they are asked to."""
+    """Regions that send an update after every answer, and a final update when asked to."""
 
     def __init__(self, kind: str, seed: int) -> None:
         self.kind, self.random = kind, Random(seed)
@@ -95,7 +95,7 @@ class World:
         if reply.barrier is not None:
             self.barriers[name].append(reply)
             if reply.barrier.is_donor and not self.begun:
-                self.begun = True  # the newcomer begins as its copy
+                self.begun = True  # the joining region begins as its copy
                 self.seqs["d"] = reply.seq
                 self.speak("d", view=reply.view)
             if reply.barrier.leaves:
@@ -137,8 +137,8 @@ class World:
     "change", [MemberChange(joins=("d",), preferred_donor="c"), MemberChange((), ("c",))]
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_home_is_lost_at_every_point_of_a_change(kind: str, change: MemberChange) -> None:
-    """The new home has all of the change or nothing; asked again, it comes to its end once."""
+def test_the_leader_is_lost_at_every_point_of_a_change(kind: str, change: MemberChange) -> None:
+    """The new leader has all of the change or nothing; asked again, it completes it once."""
     done_before = 0
     for when in range(60):
         world = World(kind, when)
@@ -163,12 +163,12 @@ def test_the_home_is_lost_at_every_point_of_a_change(kind: str, change: MemberCh
         there = ("b", "c", "d") if change.joins else ("b",)
         assert after.members == there and not after.joining, (when, after)
         assert not world.refused
-        told = "c"  # who was to donate, or to leave, hears of the border once, whoever answers
+        told = "c"  # the donor, or the leaving region, is notified of the barrier once
         marks = [
             r.barrier.is_donor if change.joins else r.barrier.leaves for r in world.barriers[told]
         ]
         assert marks == [True]
-    assert done_before  # of some it was lost behind the border
+    assert done_before  # in some cases the leader was lost after the barrier
 
 
 def test_what_was_said_before_a_region_was_lost_never_counts_after_its_return() -> None:
@@ -176,7 +176,7 @@ def test_what_was_said_before_a_region_was_lost_never_counts_after_its_return() 
     hub.on_update(UpdateMessage("c", 1, 1, 0, 4, torch.ones(2)))
     hub.leave("c")
     late = UpdateMessage("c", 1, 2, 0, 4, torch.ones(2))
-    with pytest.raises(RegionLostError, match="takes part no more"):
+    with pytest.raises(RegionLostError, match="is no longer a member"):
         hub.on_update(late)
     hub.change(MemberChange(joins=("c",), preferred_donor="a"))
     replies = [

@@ -24,16 +24,16 @@ from geo_ray.telemetry.summary import summarise
 from tests.support.observe_support import Row, started
 
 
-def test_a_run_that_nobody_watches_for_long_enough_is_over() -> None:
+def test_a_run_without_a_watcher_ends_after_a_while() -> None:
     watched = WatcherLiveness(60.0, 100.0)
     assert not watched.is_over(159.9)
-    watched.hear(150.0)
-    watched.hear(140.0)  # told late
+    watched.saw_watcher(150.0)
+    watched.saw_watcher(140.0)  # told late
     assert not watched.is_over(209.9) and watched.is_over(210.0)
     assert not WatcherLiveness(None, 0.0).is_over(1e9)
 
 
-def test_a_head_that_is_silent_is_waited_for_and_then_given_up() -> None:
+def test_an_unresponsive_head_is_waited_for_and_then_given_up() -> None:
     watch = HeadWatch(60.0)
     assert watch.see(0.0, answers=True) is HeadState.THERE
     assert watch.see(3.0, answers=False) is HeadState.THERE  # once is nothing
@@ -43,7 +43,7 @@ def test_a_head_that_is_silent_is_waited_for_and_then_given_up() -> None:
     assert watch.see(50.0, answers=False) is HeadState.GONE  # half of what Ray waits
 
 
-def test_a_head_that_was_never_heard_is_not_given_up() -> None:
+def test_a_head_that_never_answered_is_not_given_up() -> None:
     watch = HeadWatch(60.0)
     assert watch.see(1000.0, answers=False) is HeadState.THERE
 
@@ -51,7 +51,7 @@ def test_a_head_that_was_never_heard_is_not_given_up() -> None:
 @pytest.mark.parametrize(
     ("text", "expected_s"), [(None, 60.0), ("600", 600.0), ("0", 1.0), ("long", 60.0)]
 )
-def test_rays_patience_is_what_the_node_was_told(text: str | None, expected_s: float) -> None:
+def test_rays_patience_is_the_node_s_setting(text: str | None, expected_s: float) -> None:
     told = {} if text is None else {"RAY_gcs_rpc_server_reconnect_timeout_s": text}
     assert patience_s(told) == expected_s
 
@@ -67,7 +67,7 @@ def test_a_wish_to_stop_is_taken_once_and_is_no_members_request(tmp_path: Path) 
     assert not requests.take_stop_request(tmp_path)
 
 
-def test_a_wish_that_cannot_be_left_says_so(tmp_path: Path) -> None:
+def test_an_unused_wish_is_reported(tmp_path: Path) -> None:
     (tmp_path / REQUESTS).write_text("in the way")
     with pytest.raises(RunDirectoryError):
         requests.request_stop(tmp_path)
@@ -94,7 +94,7 @@ def test_a_run_has_one_supervisor_however_its_place_is_written(tmp_path: Path) -
     assert name(tmp_path / "a", "s3://b/run") == name(tmp_path / "c", "s3://b/run")
 
 
-def test_a_driver_that_dies_is_started_again_until_it_never_trains() -> None:
+def test_a_dead_run_actor_is_restarted_until_it_never_trains() -> None:
     budget = RestartBudget()
     assert [budget.take(has_trained=True) for _ in range(20)] == [True] * 20
     assert not budget.take(has_trained=True)
@@ -135,7 +135,7 @@ def drained(cause: str, region: str = "eu") -> Row:
         ([started(regions=["us", "eu"]), drained("asked", "us")], {"us", "asia"}),
     ],
 )
-def test_another_driver_leaves_those_out_that_have_not_come_since(
+def test_another_run_actor_excludes_regions_that_have_not_joined_since(
     rows: list[Row], away: set[str], tmp_path: Path
 ) -> None:
     told = Resumption(checkpoint=3, waits=True, away=frozenset({"eu", "asia"}))
@@ -148,7 +148,7 @@ def test_another_driver_leaves_those_out_that_have_not_come_since(
 @pytest.mark.parametrize(
     "attached", [[], [("run_actor_attached", 3.0, {"token": 2, "downtime_s": 1})]]
 )
-def test_another_driver_does_as_the_one_before_was_told_that_had_not_begun(
+def test_another_run_actor_repeats_an_order_that_had_not_begun(
     attached: list[Row], tmp_path: Path
 ) -> None:
     """What the log says is of the time before the resume: who was there then says nothing."""
@@ -168,7 +168,7 @@ FAILED: Row = (
 )
 
 
-def test_a_driver_that_died_after_the_end_was_noted_does_not_begin_again(tmp_path: Path) -> None:
+def test_a_run_actor_that_died_after_recording_the_end_does_not_restart(tmp_path: Path) -> None:
     log = log_of(tmp_path, [started(regions=["us"]), FAILED])
     end = Resumption().end_noted(EventTail(log))
     assert end is not None and isinstance(end.error, RegionLostError)
