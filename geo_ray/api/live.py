@@ -83,9 +83,9 @@ class LivePage:
         page_state = PageState()
         self._name = str(run)
         self._over = threading.Event()
-        self._server = PageServer(page_state, port, on_watcher=self._somebody_came)
-        at = (page_state, lambda: self._server.watchers, self._server.changed, every_s)
         self._poller: PagePoller[QueueView] | PagePoller[RunView] | None = None
+        self._server = PageServer(page_state, port, on_watcher=self._wake_poller)
+        at = (page_state, lambda: self._server.watchers, self._server.changed, every_s)
         if names_queue(run):
             queue = QueueLiveReader(queue_location(run))
             self._poller = PagePoller(str(run), queue, *at, draw=queue_sections)
@@ -133,10 +133,9 @@ class LivePage:
     ) -> None:
         self.close()
 
-    def _somebody_came(self) -> None:
-        looking = getattr(self, "_looking", None)
-        if looking is not None:
-            looking.wake()
+    def _wake_poller(self) -> None:
+        if self._poller is not None:
+            self._poller.wake()
 
 
 def watch(

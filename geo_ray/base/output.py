@@ -109,7 +109,7 @@ class OutlivingStream:
             self.write(shown)
             return len(text)
         except (OSError, ValueError):  # the reader is gone; ValueError: the file is closed
-            self._silence()
+            self._redirect_to_null()
             return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -121,9 +121,9 @@ class OutlivingStream:
         try:
             self._stream.flush()
         except (OSError, ValueError):
-            self._silence()
+            self._redirect_to_null()
 
-    def _silence(self) -> None:
+    def _redirect_to_null(self) -> None:
         """Redirect the file descriptor to nowhere, also for C code and child processes."""
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)

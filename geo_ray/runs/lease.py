@@ -86,7 +86,7 @@ PATIENCE = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
+class Acquirable:
     """The lease can be taken.
 
     Attributes:
@@ -138,7 +138,7 @@ class Claim:
 
     def see(
         self, record: LeaseRecord | None, now_s: float, *, has_ended: bool
-    ) -> Taking | Waiting | Refused:
+    ) -> Acquirable | Waiting | Refused:
         """Judge a record that was just read.
 
         Args:
@@ -147,9 +147,9 @@ class Claim:
             has_ended: whether the holder's process is known to have ended.
         """
         if record is None:
-            return Taking(self._after(0), from_unknown=False)
+            return Acquirable(self._after(0), from_unknown=False)
         if record.released or has_ended:
-            return Taking(self._after(record.epoch), from_unknown=False)
+            return Acquirable(self._after(record.epoch), from_unknown=False)
         if self._first is None:
             self._first, self._since_s = record, now_s
         if record != self._first:
@@ -157,7 +157,7 @@ class Claim:
         left_s = self._since_s + PATIENCE * record.lives_s - now_s
         if left_s > 0:
             return Waiting(record, left_s)
-        return Taking(self._after(record.epoch), from_unknown=True)
+        return Acquirable(self._after(record.epoch), from_unknown=True)
 
     def _after(self, epoch: int) -> LeaseRecord:
         return LeaseRecord(epoch=epoch + 1, renewal=0, owner=self.owner, lives_s=self.lives_s)
@@ -551,7 +551,7 @@ class LeaseSeeker:
                 )
             # Another process was faster.
 
-    def _see(self) -> tuple[Taking | Waiting, StoredValue | None, float]:
+    def _see(self) -> tuple[Acquirable | Waiting, StoredValue | None, float]:
         found = self._store.read(LEASE_KEY)
         record = None if found is None else decode_record(found.data)
         gone = record is not None and bool(has_ended(record.owner))

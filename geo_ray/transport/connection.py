@@ -774,7 +774,7 @@ class Connection:
 
     def _check_responsive(self, now_s: float) -> None:
         if (since_received_s := now_s - self._received_s) > self._config.unresponsive_after_s:
-            raise LinkDownError(f"region {self._peer} was silent for {since_received_s:.1f} s")
+            raise LinkDownError(f"region {self._peer} sent nothing for {since_received_s:.1f} s")
         flow, streams = self._session.flow, [self._control, *self._data]
         since_s = now_s - flow.stall_limit_s
         stalled = [each for each in streams if each.chunks and each.progress_s < since_s]

@@ -13,7 +13,7 @@ key, so they serve as the nonce, and a `ReplayWindow` accepts each once. Body, b
 
 `YieldingRate` yields to other traffic on the link: it falls when datagrams queue for longer than
 `TARGET_QUEUE_S`, which is below the queue that connections aim at, or when losses exceed the
-link's usual ones. When connections are silent it grows fast up to what the link has carried, then
+link's usual ones. While connections are idle it grows fast up to what the link has carried, then
 slowly. Source: the idea of LEDBAT (RFC 6817), from one-way delays over their minimum.
 """
 

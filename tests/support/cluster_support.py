@@ -307,7 +307,7 @@ def boots(world: CloudWorld) -> list[str]:
 class ReadyNodes:
     """Nodes that join as soon as their machines run, and stay idle."""
 
-    def seen(self, machines: Sequence[Machine]) -> dict[str, ObservedNode]:
+    def observe(self, machines: Sequence[Machine]) -> dict[str, ObservedNode]:
         running = [m for m in machines if m.state is MachineState.RUNNING]
         return {machine.id: ObservedNode(is_ready=True, is_busy=False) for machine in running}
 

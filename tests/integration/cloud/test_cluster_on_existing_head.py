@@ -105,7 +105,7 @@ def serving(asked: ClusterSpec, work: Path) -> Iterator[Serving]:
 def autoscalers() -> list[str]:
     query: Any = list_named_actors
     found = [each["name"] for each in query(all_namespaces=True) if each["namespace"] == NAMESPACE]
-    return sorted(name for name in found if name.startswith(f"{NAME_PREFIX}standing"))
+    return sorted(name for name in found if name.startswith(f"{NAME_PREFIX}existing"))
 
 
 @pytest.mark.slow  # test_clusters_local.py has a head of its own
@@ -131,12 +131,12 @@ def test_clusters_come_and_go_on_an_existing_head(asked: ClusterSpec, serving: S
     with connect(ExistingClusterConfig(), [], namespace="existing"):
         nodes = [n["Labels"].get("geo-ray/machine") for n in ray.nodes() if n["Alive"]]
         assert nodes.count(first) == 1, "it joined the head that was there"
-        assert autoscalers() == [f"{NAME_PREFIX}standing#1"]
+        assert autoscalers() == [f"{NAME_PREFIX}existing#1"]
         assert down().in_order, told
         until(lambda: not autoscalers(), lambda: serving.log.read_text())
 
         assert up() != first
-        assert autoscalers() == [f"{NAME_PREFIX}standing#2"]
+        assert autoscalers() == [f"{NAME_PREFIX}existing#2"]
 
         # What serves the head dies when the cluster is taken down: its successor tidies up.
         serving.kill()

@@ -55,7 +55,7 @@ def test_a_choice_that_does_not_train_is_vetoed(tmp_path: Path) -> None:
         tried = load_text(TEXT, [f"strategy={strategy}"], Experiment, "test")
         found, note = trial.run(tried, choice)
         assert found == is_good
-        assert ("was tried and left out" in note) == (not is_good)
+        assert ("was tried and rejected" in note) == (not is_good)
 
 
 def test_what_is_not_tried_says_why(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_what_is_not_tried_says_why(tmp_path: Path) -> None:
     choice = Choice("diloco", 512, None, 0.9, 0.1, 0.05)
     plain = load_text(TEXT, ["strategy={kind: bsp}", long, wide], Experiment, "test")
     assert ChoiceTrial(plain, tmp_path).run(plain, choice) == (
-        True, "It was not tried in a simulation, which would take long for this model.",
+        True, "It was not tried in a simulation, because that would take long for this model.",
     )  # fmt: skip
 
 

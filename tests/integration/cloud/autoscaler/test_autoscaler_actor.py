@@ -92,7 +92,7 @@ def test_pending_demand_is_reported_as_requested(
     until(mine)
     (found,) = mine()
     labels = {LabelWanted(REGION_LABEL, (region,)), LabelWanted("disk", ("none", "slow"), False)}
-    assert found.way == strategy
+    assert found.strategy == strategy
     assert [dict(each.resources) for each in found.bundles] == [
         {"CPU": 2.0},
         {"CPU": 1.0, "GPU": 1.0},
@@ -122,7 +122,7 @@ def test_tasks_wait_each_for_itself_and_those_of_a_group_for_their_group(
 
     def counts() -> list[tuple[str, int]]:
         return [
-            (each.way, bundle.count)
+            (each.strategy, bundle.count)
             for each in nodes.pending()
             for bundle in each.bundles
             if bundle.regions() == {region}
@@ -146,20 +146,20 @@ def test_nodes_are_busy_while_anything_is_reserved(connected: ConnectedCluster) 
     labels = {REGION_LABEL: region}
     machine = Machine("m", "r", pool, MachineState.RUNNING, 0.0, address, labels)
     nodes = RayNodes()
-    until(lambda: not nodes.seen([machine])["m"].is_busy)
+    until(lambda: not nodes.observe([machine])["m"].is_busy)
     selector = [{REGION_LABEL: region}]
     group = placement_group([{"CPU": 1.0}], bundle_label_selector=selector)
-    until(lambda: nodes.seen([machine])["m"].is_busy)
+    until(lambda: nodes.observe([machine])["m"].is_busy)
     remove_placement_group(group)
-    until(lambda: not nodes.seen([machine])["m"].is_busy)
-    assert nodes.seen([machine])["m"].resources["CPU"] == node["Resources"]["CPU"]
+    until(lambda: not nodes.observe([machine])["m"].is_busy)
+    assert nodes.observe([machine])["m"].resources["CPU"] == node["Resources"]["CPU"]
     waiter = idler(region)
-    until(lambda: nodes.seen([machine])["m"].is_busy)
+    until(lambda: nodes.observe([machine])["m"].is_busy)
     assert not nodes.end_idle(machine, "idle")
     ray.kill(waiter)
-    until(lambda: not nodes.seen([machine])["m"].is_busy)
+    until(lambda: not nodes.observe([machine])["m"].is_busy)
     elsewhere = Machine("m", "r", pool, MachineState.RUNNING, 0.0, address, {REGION_LABEL: "venus"})
-    assert nodes.seen([elsewhere]) == {}
+    assert nodes.observe([elsewhere]) == {}
     assert nodes.end_idle(elsewhere, "it has no node")
     assert ray_internals.drain_node("ff" * 28, "nobody", 0) in (True, False)
 
