@@ -158,7 +158,7 @@ def resumed_digest(run: Run) -> Any:
     ids = [event["id"] for event in run.events("checkpoint")]
     if len(ids) < 2:
         raise RuntimeError("the run took one checkpoint only: nothing to go on from")
-    support.say(f"going on from checkpoint {ids[-2]}")
+    support.say(f"resuming from checkpoint {ids[-2]}")
     command("train", "--resume", str(run.directory), "--from", str(ids[-2]), "--plain")
     return run.summary["digest"]
 

@@ -226,7 +226,7 @@ class OwnLoader:
         missing += sorted(kind.__abstractmethods__)
         if missing:
             raise ConfigError(
-                f"{name} lacks {', '.join(missing)}",
+                f"{name} has no {', '.join(missing)}",
                 fix=f"{self.wanted.page} shows the required members.",
             )
         for key, method in asked.items():

@@ -27,11 +27,11 @@ from geo_ray.base.model import StrictModel
 _NO_PYTHON_TYPE = (pa.ArrowException, ArithmeticError, ValueError, LookupError)
 _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.0+")
 _TRUTH_TEXT = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
-_OUT_OF_RANGE = "<value out of range: "  # Arrow, of times beyond the year 32767
+_OUT_OF_RANGE = "<value out of range: "  # Arrow writes this for times beyond the year 32767
 
 
 def arrow_of(values: Sequence[Any] | np.ndarray[Any, Any]) -> pa.Array:
-    """One array of the type that the values have in common; without such a type, of text.
+    """Build one array of the values' common type, or of text if they have none.
 
     Args:
         values: one per row (N): None, numbers, text, times, lists; or an array (N,) or (N, length).
@@ -48,9 +48,9 @@ def arrow_of(values: Sequence[Any] | np.ndarray[Any, Any]) -> pa.Array:
 
 
 def python_values(array: pa.Array) -> list[Any]:
-    """The values of an array.
+    """Return the values of an array.
 
-    Those that Python has no type for, such as dates after the year 9999, are text.
+    Values that Python has no type for, such as dates after the year 9999, become text.
     """
     try:
         return array.to_pylist()  # type: ignore[no-any-return]
@@ -65,16 +65,16 @@ def _python_value(scalar: pa.Scalar) -> Any:
         pass
     try:
         text: str = scalar.cast(pa.string()).as_py()
-    except pa.ArrowException:  # a time zone that nobody knows
+    except pa.ArrowException:  # an unknown time zone
         return str(scalar.value)
     return text.removeprefix(_OUT_OF_RANGE).removesuffix(">")
 
 
 def text_of(value: Any) -> str:
-    """A value as the text that categories are compared by.
+    """Return a value as the text by which categories are compared.
 
-    One value has one text, whatever wrote it: ``1``, ``1.0`` and the number are ``1``, and ``True``
-    and ``TRUE`` are ``true``, also where they are text. All other text is taken as written.
+    Equal values give the same text regardless of the writer: ``1``, ``1.0`` and the number give
+    ``1``; ``True`` and ``TRUE`` give ``true``, also as text. All other text is unchanged.
     """
     if isinstance(value, str):
         word = value.strip()
@@ -103,7 +103,7 @@ def _in_common(values: list[Any]) -> pa.Array:
 Array = np.ndarray[Any, Any]
 
 EXACT_INTEGERS = 2**53
-"""Up to here float64 has every integer."""
+"""Up to this limit, float64 represents every integer exactly."""
 
 _INTEGER = r"^[+-]?[0-9]+$"
 _FLOAT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$|^[+-]?(?i:nan|inf|infinity)$"
@@ -119,7 +119,7 @@ _SECONDS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 
 class TimeFormat(StrictModel):
-    """How text states a time, in the codes of Python's ``strptime``."""
+    """The format of times in text, in the codes of Python's ``strptime``."""
 
     time: str = Field(description="such as %d.%m.%Y or %m/%d/%Y %H:%M; UTC unless it has %z")
 
@@ -129,7 +129,7 @@ class TimeFormat(StrictModel):
         try:
             found = datetime.strptime(sample.strftime(self.time), self.time)
         except ValueError as error:
-            raise ValueError(f"time: {self.time!r} is no format: {error}") from None
+            raise ValueError(f"time: {self.time!r} is not a valid format: {error}") from None
         if (found.year, found.month, found.day) != (sample.year, sample.month, sample.day):
             raise ValueError(f"time: {self.time!r} needs a year, a month and a day: %Y, %m and %d")
         return self
@@ -146,10 +146,10 @@ _DAYS = (
 TIME_FORMATS = tuple(
     TimeFormat(time=day + clock) for day in _DAYS for clock in ("", " %H:%M", " %H:%M:%S")
 )
-"""How text may state a time, other than by ISO 8601; the more usual ones first."""
+"""Accepted formats of times in text besides ISO 8601; the most common first."""
 
 Marks = tuple[str, str | None]
-"""The decimal mark of numbers, and the mark between groups of three digits."""
+"""The decimal mark of numbers and the thousands mark."""
 
 
 def _pattern(decimal: str, thousands: str | None) -> re.Pattern[str]:
@@ -165,13 +165,13 @@ NUMBER_MARKS: Mapping[Marks, re.Pattern[str]] = {
         *((".", "'"), (",", "'"), (".", " "), (",", " ")),
     )
 }
-"""How text may state a number, other than as Python does; the more usual ones first."""
+"""Accepted number formats besides Python's; the most common first."""
 
 
 def other_marks(decimal: str, thousands: str | None) -> tuple[Marks, ...]:
-    """The marks that text may have which these marks do not read.
+    """Return the alternative marks of a text that these marks cannot read.
 
-    A decimal comma that was chosen is not doubted, since a point is then no decimal mark.
+    If the user chose a decimal comma, it is not questioned: a point is then not a decimal mark.
     """
     found = tuple(marks for marks in NUMBER_MARKS if marks != (decimal, thousands))
     return found if decimal == "." else tuple(marks for marks in found if marks[0] == decimal)
@@ -180,7 +180,7 @@ def other_marks(decimal: str, thousands: str | None) -> tuple[Marks, ...]:
 def matching_marks(
     words: Iterable[str], among: Iterable[Marks] = tuple(NUMBER_MARKS)
 ) -> tuple[Marks, ...]:
-    """The marks with which all words are numbers."""
+    """Return the marks with which all words are numbers."""
     words = list(words)
     return tuple(m for m in among if all(NUMBER_MARKS[m].fullmatch(word) for word in words))
 
@@ -188,13 +188,13 @@ def matching_marks(
 def matching_formats(
     words: Iterable[str], among: Iterable[TimeFormat] = TIME_FORMATS
 ) -> tuple[TimeFormat, ...]:
-    """The formats with which all words are times."""
+    """Return the formats with which all words are times."""
     words = list(words)
     return tuple(f for f in among if all(parse_time(word, f) is not None for word in words))
 
 
 def marks_options(marks: Marks) -> str:
-    """The options of ``geo-ray data`` that read numbers with these marks."""
+    """Return the options of ``geo-ray data`` that read numbers with these marks."""
     decimal, thousands = marks
     named = {None: "", " ": "--thousands space", "'": '--thousands "\'"'}
     options = [named.get(thousands, f"--thousands {thousands}")]
@@ -204,14 +204,14 @@ def marks_options(marks: Marks) -> str:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What was read. Where a value is missing or bad, ``values`` holds 0.
+    """Numbers read from a column. Where a value is missing or bad, ``values`` holds 0.
 
     Attributes:
         values: (N,) int64, uint64 or float64.
-        null: (N,) there is no value.
+        null: (N,) the value is missing.
         nan: (N,) the value is "not a number".
         bad: (N,) it cannot be read as a number.
-        inexact: (N,) an integer beyond 2**53 that had to become a float64.
+        inexact: (N,) an integer beyond 2**53 that was converted to float64.
     """
 
     values: Array
@@ -222,13 +222,13 @@ class Numbers:
 
     @property
     def missing(self) -> Array:
-        """(N,) no value, or not a number."""
+        """(N,) whether the value is missing or not a number."""
         missing: Array = self.null | self.nan
         return missing
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a column has a list per row."""
+    """Whether each row of a column is a list."""
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
@@ -240,7 +240,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def decoded(array: pa.Array) -> pa.Array:
-    """The array without a dictionary (a categorical column) or runs around its values."""
+    """Return the plain array of a dictionary-encoded (categorical) or run-length-encoded one."""
     if pa.types.is_dictionary(array.type):
         return array.dictionary_decode()
     if pa.types.is_run_end_encoded(array.type):
@@ -249,13 +249,13 @@ def decoded(array: pa.Array) -> pa.Array:
 
 
 def with_points(array: pa.Array, decimal: str, thousands: str | None = None) -> pa.Array:
-    """Text with numbers as Python writes them; other text, and other columns, as they are.
+    """Rewrite numbers in text as Python writes them; leave other text and other columns unchanged.
 
     Args:
         array: (N,) of any type.
-        decimal: the decimal mark. If it is the comma, a number with a point is not read: it may be
+        decimal: the decimal mark. With a comma, a number with a point is not read: it may be
             a thousand times as large.
-        thousands: the mark between groups of three digits, if there is one.
+        thousands: the mark between groups of three digits, if any.
     """
     if not is_text(array.type) or (decimal == "." and thousands is None):
         return array
@@ -263,13 +263,13 @@ def with_points(array: pa.Array, decimal: str, thousands: str | None = None) -> 
     if thousands is not None:
         text = _without_groups(text, thousands, rf"(?:\{decimal}\d*)?")
     if decimal == ",":
-        text = pc.replace_substring_regex(text, _POINT, r"\1?\2")  # no number
+        text = pc.replace_substring_regex(text, _POINT, r"\1?\2")  # makes it not a number
         text = pc.replace_substring_regex(text, _DECIMAL_COMMA, r"\1.\2")
     return text
 
 
 def whole_words(array: pa.Array, decimal: str, thousands: str | None = None) -> pa.Array:
-    """Text whose whole numbers have only digits, as `with_points` would read; for categories."""
+    """Reduce whole numbers in text to their digits, as `with_points` reads them; for categories."""
     if not is_text(array.type) or (decimal == "." and thousands is None):
         return array
     text = array.cast(pa.string())
@@ -283,11 +283,11 @@ def to_numbers(array: pa.Array, cast: Cast = "number") -> Numbers | None:
 
     Args:
         array: (N,) numbers, booleans, decimals, times or text.
-        cast: "time" reads text as ISO 8601 times, a format as times that are written so. Times
+        cast: "time" reads text as ISO 8601 times, a format reads text in that format. Times
             become seconds since 1970 in UTC.
 
     Returns:
-        The numbers; None if values of this type are no numbers (lists, binary and so on).
+        The numbers; None if values of this type are not numbers (lists, binary and so on).
     """
     array = decoded(array)
     if isinstance(cast, TimeFormat) and pa.types.is_integer(array.type):  # 20260131
@@ -312,10 +312,10 @@ def to_numbers(array: pa.Array, cast: Cast = "number") -> Numbers | None:
 
 
 def as_times(array: pa.Array, cast: TimeFormat) -> tuple[pa.Array, Array]:
-    """Text, or whole numbers such as 20260131, as Arrow times in UTC.
+    """Parse text, or whole numbers such as 20260131, as Arrow times in UTC.
 
     Returns:
-        Times (N,), and (N,) which values are not written so; those are null.
+        Times (N,), and (N,) which values do not have the format; those are null.
     """
     text = array.cast(pa.string()) if is_text(array.type) else _padded(array, cast)
     times = _of_times_in_text(pc.utf8_trim_whitespace(text), cast)
@@ -325,12 +325,12 @@ def as_times(array: pa.Array, cast: TimeFormat) -> tuple[pa.Array, Array]:
 
 
 def parse_time(word: str, cast: Cast = "time") -> float | None:
-    """Seconds since 1970 of a time or date, taken as UTC if it names no zone.
+    """Return a time or date as seconds since 1970, in UTC if it has no time zone.
 
     Args:
         word: without spaces around it; ISO 8601, where ``UTC`` may be the zone, unless ``cast`` is
             a format.
-        cast: how it is written.
+        cast: the format.
     """
     try:
         if isinstance(cast, TimeFormat):
@@ -347,7 +347,7 @@ def parse_time(word: str, cast: Cast = "time") -> float | None:
 
 
 def _padded(array: pa.Array, cast: TimeFormat) -> pa.Array:
-    """Whole numbers as text, with the zeros in front that a format such as %d%m%Y has."""
+    """Write whole numbers as text with the leading zeros of a format such as %d%m%Y."""
     width = len(datetime(2003, 4, 5, tzinfo=UTC).strftime(cast.time))
     return pc.utf8_lpad(array.cast(pa.string()), width, padding="0")
 
@@ -376,7 +376,7 @@ def _of_floats(array: pa.Array, bad: Array | None = None, inexact: Array | None 
 
 
 def _of_text(text: pa.Array) -> Numbers:
-    """Text, trimmed: decimal digits as Python writes numbers, true and false, or nothing."""
+    """Return trimmed text: numbers as Python writes them, true and false, or an empty text."""
     null = pc.fill_null(pc.equal(text, ""), True)
     text = pc.if_else(null, pa.scalar(None, pa.string()), text)
     is_integer = pc.fill_null(pc.match_substring_regex(text, _INTEGER), False)
@@ -417,7 +417,7 @@ def _of_times_in_text(text: pa.Array, cast: Cast) -> Numbers:
 
 
 def _seconds(array: pa.Array) -> pa.Array | None:
-    """Times as float64 seconds; dates as their midnight; None for other types."""
+    """Return times as float64 seconds and dates as their midnight; None for other types."""
     kind, types = array.type, pa.types
     if types.is_date32(kind):
         return pc.multiply(array.cast(pa.int32()).cast(pa.float64()), _DAY_S)
@@ -434,7 +434,7 @@ def _seconds(array: pa.Array) -> pa.Array | None:
 
 
 def _without_groups(text: pa.Array, thousands: str, fraction: str) -> pa.Array:
-    """Numbers, and no other text, without the marks between groups of three digits."""
+    """Remove the thousands marks from numbers; other text is unchanged."""
     mark = _GROUPS[thousands]
     pattern = rf"^\s*[+-]?\d{{1,3}}(?:{mark}\d{{3}})+{fraction}\s*$"
     bare = pc.replace_substring_regex(pc.utf8_trim_whitespace(text), mark, "")
@@ -451,11 +451,11 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class WordColumn:
-    """What was read.
+    """A column read as categories.
 
     Attributes:
         words: the distinct texts, without spaces around them.
-        codes: (N,) index into ``words``, -1 where there is no value (also empty text and NaN).
+        codes: (N,) index into ``words``, -1 where the value is missing (also empty text and NaN).
     """
 
     words: tuple[str, ...]
@@ -465,14 +465,14 @@ class WordColumn:
 def to_words(array: pa.Array) -> WordColumn | None:
     """Read a column of single values.
 
-    Whole numbers are the same word whether a file has them as integers or floats. Text is taken
-    as it is written, so ``01`` and ``1`` are two words.
+    Integers and equal floats give the same word. Text is not converted, so ``01`` and ``1`` are
+    two words.
 
     Args:
         array: (N,) text, numbers, booleans, times.
 
     Returns:
-        The words; None if values of this type are no categories (lists, binary and so on).
+        The words; None if values of this type are not categories (lists, binary and so on).
     """
     array, types = decoded(array), pa.types
     kind = array.type

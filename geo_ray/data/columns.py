@@ -1,7 +1,7 @@
-"""Column types: what a shard may hold, written as ``"float32[64]"``, ``"int64"``, ``"uint8[784]"``.
+"""The allowed types of shard columns, such as ``"float32[64]"``, ``"int64"``, ``"uint8[784]"``.
 
-The list is closed on purpose: only booleans and numbers, and fixed-size lists of them. Such columns
-decode straight into NumPy arrays; nothing in them can carry code.
+Only booleans, numbers and fixed-size lists of them are allowed: they decode directly into NumPy
+arrays and cannot contain code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from geo_ray.base.errors import SchemaMismatchError
 from geo_ray.base.text import listed
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
-"""Column name -> array whose first axis is the rows (N)."""
+"""Column name -> array whose first axis has the rows (N)."""
 
 SCALARS = (
     "bool",
@@ -43,10 +43,10 @@ class ColumnType:
 
     @classmethod
     def parse(cls, text: str, column: str) -> ColumnType:
-        """Read ``"float32[64]"`` and the like; ``column`` is named in the error.
+        """Read ``"float32[64]"`` and the like; the error names ``column``.
 
         Raises:
-            SchemaMismatchError: if the text is not a type of the allow-list.
+            SchemaMismatchError: if the type is not allowed.
         """
         match = _PATTERN.fullmatch(text)
         if match is None or match[1] not in SCALARS:
@@ -68,7 +68,7 @@ class ColumnType:
 
     @property
     def in_words(self) -> str:
-        """What a row has, for messages: "one int64 number", "a list of 4 float32 numbers"."""
+        """Describe a row, for messages: "one int64 number", "a list of 4 float32 numbers"."""
         what = "true-or-false value" if self.scalar == "bool" else f"{self.scalar} number"
         if self.length is None:
             return f"one {what}"
@@ -82,7 +82,7 @@ def parse_types(types: Mapping[str, str]) -> dict[str, ColumnType]:
     """All columns of a task or manifest.
 
     Raises:
-        SchemaMismatchError: if there is no column or a type is not of the allow-list.
+        SchemaMismatchError: if there is no column or a type is not allowed.
     """
     if not types:
         raise SchemaMismatchError("no columns are declared", fix="Declare at least one column.")
@@ -90,17 +90,17 @@ def parse_types(types: Mapping[str, str]) -> dict[str, ColumnType]:
 
 
 def counts_text(rows: Mapping[str, int]) -> str:
-    """How many rows columns have, for messages: "x has 3, y has 2"."""
+    """List the row counts of columns, for messages: "x has 3, y has 2"."""
     return listed(f"{name} has {count}" for name, count in rows.items())
 
 
 def row_bytes(types: Mapping[str, ColumnType]) -> int:
-    """The size of a row in memory."""
+    """Return the size of a row in memory."""
     return sum(kind.dtype.itemsize * (kind.length or 1) for kind in types.values())
 
 
 def types_of(columns: Columns) -> dict[str, ColumnType]:
-    """The types of arrays (N,) or (N, length) whose dtypes are all allowed."""
+    """Return the types of arrays (N,) or (N, length), whose dtypes must be allowed."""
     return {
         name: ColumnType(str(array.dtype), array.shape[1] if array.ndim > 1 else None)
         for name, array in columns.items()
@@ -108,7 +108,7 @@ def types_of(columns: Columns) -> dict[str, ColumnType]:
 
 
 def _row_in_words(array: np.ndarray[Any, Any]) -> str:
-    """What a row of an array has, also of one that is not allowed."""
+    """Describe a row of an array, whose type need not be allowed."""
     if array.ndim == 1:
         return f"one {array.dtype} value"
     shape = " x ".join(str(size) for size in array.shape[1:])
@@ -116,12 +116,12 @@ def _row_in_words(array: np.ndarray[Any, Any]) -> str:
 
 
 def check_columns(columns: Columns, types: Mapping[str, ColumnType], where: str) -> int:
-    """Check that the arrays are what the types declare.
+    """Check that the arrays match the declared types.
 
     Args:
         columns: arrays with equal first axes (N).
         types: the declared columns; extra or missing ones are errors.
-        where: what is being checked, for the message.
+        where: description of the checked data, for the message.
 
     Returns:
         The number of rows N.
@@ -131,7 +131,8 @@ def check_columns(columns: Columns, types: Mapping[str, ColumnType], where: str)
     """
     if set(columns) != set(types):
         raise SchemaMismatchError(
-            f"{where}: columns are {listed(sorted(columns))}, declared are {listed(sorted(types))}"
+            f"{where}: columns are {listed(sorted(columns))}, declared columns are "
+            f"{listed(sorted(types))}"
         )
     rows = {name: len(array) if array.ndim else -1 for name, array in columns.items()}
     if len(set(rows.values())) != 1:
@@ -143,7 +144,7 @@ def check_columns(columns: Columns, types: Mapping[str, ColumnType], where: str)
         array = columns[name]
         if array.dtype != kind.dtype or array.shape != kind.shape(count):
             raise SchemaMismatchError(
-                f"{where}: column {name!r} has {_row_in_words(array)} in each row, declared is "
+                f"{where}: column {name!r} has {_row_in_words(array)} in each row, declared as "
                 f"{kind.in_words} ({kind})"
             )
     return count

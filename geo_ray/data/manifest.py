@@ -1,7 +1,7 @@
 """The manifest of a data set: its shards, their regions, sizes and content hashes.
 
-`check_residency` enforces data residency: a process in one region is refused the shards of
-another before any store is accessed.
+`check_residency` enforces data residency: it rejects a process that requests the shards of
+another region, before any store is accessed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from geo_ray.storage.store import open_store
 from geo_ray.storage.uri import is_s3, local_path, parse_s3, problem_of_path, split
 
 VERSION = 1
-"""The only version that this release writes and reads."""
+"""The only manifest version that this release writes and reads."""
 
 MANIFEST_NAME = "manifest.json"
 
@@ -40,14 +40,14 @@ _REGION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 class DataShard(StrictModel):
-    """One Parquet file and the fingerprint that it must have."""
+    """One Parquet file and its required fingerprint."""
 
     path: str = Field(description="relative path in the store of its region")
-    region: str = Field(description="home region; nobody else may read it")
-    split: SplitName = Field(description="what its rows are for")
+    region: str = Field(description="home region; other regions may not read the shard")
+    split: SplitName = Field(description="use of its rows: training or evaluation")
     rows: int = Field(ge=0, description="number of rows")
     bytes: int = Field(ge=1, description="size of the file")
-    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="of the whole file")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of the whole file")
     labels: dict[str, int] = Field(
         default_factory=dict, description="rows per label; empty if the task has no labels"
     )
@@ -60,37 +60,39 @@ class DataShard(StrictModel):
         if self.labels and (
             min(self.labels.values()) < 0 or sum(self.labels.values()) != self.rows
         ):
-            raise ManifestError(f"shard {self.path}: its labels do not add up to {self.rows} rows")
+            raise ManifestError(
+                f"shard {self.path}: its label counts do not add up to {self.rows} rows"
+            )
         return self
 
 
 class PreparationRef(StrictModel):
-    """The file beside the manifest that says how the rows were made of the user's files."""
+    """The file next to the manifest that records how the rows were made from the user's files."""
 
-    path: str = Field(description="file in the manifest's folder")
-    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="of that file")
+    path: str = Field(description="file name in the manifest's folder")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of that file")
 
     @model_validator(mode="after")
     def _is_beside(self) -> PreparationRef:
         if "/" in self.path or problem_of_path(self.path):
-            raise ManifestError(f"preparation {self.path!r} is no file name")
+            raise ManifestError(f"preparation {self.path!r} is not a file name")
         return self
 
 
 class Manifest(StrictModel):
     """All shards of one data set, in a fixed order.
 
-    Constructing one checks that it does not contradict itself (ManifestError).
+    The constructor checks that it is consistent (ManifestError).
     """
 
     version: int = Field(default=VERSION, description="version of this format")
     task: str = Field(description="the task that the data was written for")
     columns: dict[str, str] = Field(description="column -> type, e.g. float32[64]")
-    seed: int = Field(ge=0, description="seed of the split and of the rows' order in the shards")
+    seed: int = Field(ge=0, description="seed of the split and of the row order in the shards")
     stores: dict[str, str] = Field(description="region -> address of its store")
     shards: tuple[DataShard, ...] = Field(description="all shards; their order is part of the data")
     preparation: PreparationRef | None = Field(
-        default=None, description="how the rows were prepared; none if they were taken as they are"
+        default=None, description="how the rows were prepared; null if they were used unchanged"
     )
 
     @model_validator(mode="after")
@@ -113,31 +115,31 @@ class Manifest(StrictModel):
         for shard in self.shards:
             if shard.region not in self.stores:
                 raise ManifestError(
-                    f"shard {shard.path!r} is of region {shard.region!r}, which has no store; "
-                    f"known are {listed(sorted(self.stores))}"
+                    f"shard {shard.path!r} belongs to region {shard.region!r}, which has no store; "
+                    f"known regions: {listed(sorted(self.stores))}"
                 )
         return self
 
     @property
     def preparation_sha256(self) -> str | None:
-        """The fingerprint of the preparation, if there is one."""
+        """The fingerprint of the preparation, if any."""
         return None if self.preparation is None else self.preparation.sha256
 
     def regions(self) -> tuple[str, ...]:
-        """The regions, in the order of `stores`."""
+        """Return the regions in the order of `stores`."""
         return tuple(self.stores)
 
     def of(self, region: str, split: SplitName) -> tuple[DataShard, ...]:
-        """The shards of a region's split, in the order of the manifest; maybe none."""
+        """Return the shards of a region's split, in the order of the manifest; may be empty."""
         return tuple(s for s in self.shards if s.region == region and s.split == split)
 
     def rows(self, region: str, split: SplitName) -> int:
-        """The number of rows of a region's split."""
+        """Return the number of rows of a region's split."""
         return sum(shard.rows for shard in self.of(region, split))
 
 
 def is_region_name(name: str) -> bool:
-    """Whether ``name`` is fit for a node label and a directory."""
+    """Whether ``name`` is valid as a node label and a directory name."""
     return len(name) <= 63 and _REGION.fullmatch(name) is not None
 
 
@@ -145,12 +147,12 @@ def _check_version(version: object) -> None:
     if version != VERSION or isinstance(version, bool):
         raise ManifestError(
             f"manifest version {version!r} is unknown; this release reads version {VERSION}",
-            fix="Use the release that wrote it, or write it anew with `geo-ray data shard`.",
+            fix="Use the release that wrote it, or write it again with `geo-ray data shard`.",
         )
 
 
 def manifest_file(path_or_uri: str) -> str:
-    """The address of the manifest itself, where a directory that holds one is named."""
+    """Return the manifest's own address, also if given the directory that contains it."""
     if not is_s3(path_or_uri) and local_path(path_or_uri).is_dir():
         return str(local_path(path_or_uri) / MANIFEST_NAME)
     return path_or_uri
@@ -160,14 +162,14 @@ def load_manifest(path_or_uri: str) -> Manifest:
     """Read a manifest.
 
     Args:
-        path_or_uri: a file, a directory that holds ``manifest.json``, or the ``s3://`` address of
-            the file. Relative store paths in it are taken from the manifest's own directory.
+        path_or_uri: a file, a directory that contains ``manifest.json``, or the ``s3://`` address
+            of the file. Its relative store paths start at the manifest's directory.
 
     Returns:
         The manifest with absolute store addresses.
 
     Raises:
-        ManifestError: if it is missing, malformed or contradicts itself.
+        ManifestError: if it is missing, malformed or inconsistent.
         StoreError: if its store does not answer.
     """
     path_or_uri = manifest_file(path_or_uri)
@@ -196,7 +198,7 @@ def load_manifest(path_or_uri: str) -> Manifest:
 
 
 def save_manifest(manifest: Manifest, path_or_uri: str) -> None:
-    """Write a manifest atomically, the same bytes for the same manifest.
+    """Write a manifest atomically; equal manifests give equal bytes.
 
     Stores at or below the manifest's own local directory are written relative to it, so that the
     whole directory can be moved or packed into a job.
@@ -210,19 +212,19 @@ def save_manifest(manifest: Manifest, path_or_uri: str) -> None:
     )
     tree = portable.model_dump(mode="json")
     if manifest.preparation is None:
-        del tree["preparation"]  # as releases before preparations wrote it, and can read it
+        del tree["preparation"]  # the format of older releases, which cannot read the key
     open_store(uri).write(name, (json.dumps(tree, indent=1) + "\n").encode())
 
 
 def merge_manifests(manifests: Sequence[Manifest]) -> Manifest:
-    """One manifest of several that were written apart, each for its own regions.
+    """Merge manifests that were written separately, each for its own regions.
 
     Raises:
-        ManifestError: if there are none, they share a region, or differ in task, columns or
+        ManifestError: if the list is empty, or they share a region, or differ in task, columns or
             preparation.
     """
     if not manifests:
-        raise ManifestError("there is nothing to merge")
+        raise ManifestError("no manifests to merge")
     first = manifests[0]
     stores: dict[str, str] = {}
     for manifest in manifests:
@@ -234,16 +236,16 @@ def merge_manifests(manifests: Sequence[Manifest]) -> Manifest:
             )
         if manifest.preparation_sha256 != first.preparation_sha256:
             raise ManifestError(
-                f"the rows of {', '.join(manifest.stores)} and those of {', '.join(first.stores)} "
+                f"the rows of {', '.join(manifest.stores)} and of {', '.join(first.stores)} "
                 "were prepared differently",
-                fix="Shard each region anew with the same preparation file and the same merged "
+                fix="Shard each region again with the same preparation file and the same merged "
                 "statistics (`geo-ray data merge-stats`).",
             )
         shared = sorted(set(stores) & set(manifest.stores))
         if shared:
             raise ManifestError(
                 f"region {shared[0]!r} is in two of the manifests",
-                fix="Write each region's data once.",
+                fix="Write the data of each region only once.",
             )
         stores.update(manifest.stores)
     return Manifest(
@@ -261,12 +263,13 @@ def _typed(columns: Mapping[str, str]) -> str:
 
 
 def _no_manifest(path_or_uri: str) -> ManifestError:
-    """The manifest is not there; what to do depends on what is."""
+    """Build the error for a missing manifest; the advice depends on what exists."""
     write = "Write it with `geo-ray data shard`"
     if is_s3(path_or_uri):
         return ManifestError(
             f"there is no manifest {path_or_uri}",
-            fix=f"Name the file itself, s3://BUCKET/PREFIX/{MANIFEST_NAME}. {write} if need be.",
+            fix=f"Give the address of the file itself, s3://BUCKET/PREFIX/{MANIFEST_NAME}. {write} "
+            "if need be.",
         )
     path = local_path(path_or_uri)
     if not path.parent.is_dir():
@@ -278,8 +281,8 @@ def _no_manifest(path_or_uri: str) -> ManifestError:
         if (best is not None and path.name != MANIFEST_NAME) or len(near) == 1:
             hint = f"; did you mean {best or near[0]}?"
         else:
-            hint = f"; there is {listed(near)}" if near else missing_path(path)
-    fix = f"Correct the path. {write} if there is none yet." if hint else f"{write}."
+            hint = f"; found {listed(near)}" if near else missing_path(path)
+    fix = f"Correct the path. {write} if it does not exist yet." if hint else f"{write}."
     return ManifestError(f"there is no manifest {path}{hint}", fix=fix)
 
 
@@ -304,19 +307,19 @@ _log = logging.getLogger(__name__)
 
 
 def check_residency(shard: DataShard, here: str) -> None:
-    """Refuse a shard whose home is elsewhere. Called before any store is touched.
+    """Reject a shard of another region. Called before any store is accessed.
 
     Args:
-        shard: what is asked for.
-        here: the region that the asking process runs in.
+        shard: the requested shard.
+        here: the region in which the calling process runs.
 
     Raises:
-        ResidencyDeniedError: naming the shard and both regions; it is logged as well.
+        ResidencyDeniedError: naming the shard and both regions; it is also logged.
     """
     if shard.region != here:
         _log.warning(
-            "residency: %s of %s was asked for in %s; refused", shard.path, shard.region, here
+            "residency: %s of %s was requested in %s; rejected", shard.path, shard.region, here
         )
         raise ResidencyDeniedError(
-            f"shard {shard.path} lives in region {shard.region!r} and was asked for in {here!r}"
+            f"shard {shard.path} belongs to region {shard.region!r} and was requested in {here!r}"
         )

@@ -40,7 +40,7 @@ def refuse_extensions(data: bytes, where: str) -> None:
         where: the shard or file, for the message.
 
     Raises:
-        ShardCorruptError: if this is no whole Parquet file, or it is encrypted.
+        ShardCorruptError: if this is not a complete Parquet file, or it is encrypted.
         SchemaMismatchError: if it declares an Arrow extension type, or hides its schema.
     """
     refuse_extensions_in(io.BytesIO(data), where)
@@ -50,14 +50,14 @@ def refuse_extensions_in(file: BinaryIO, where: str) -> None:
     """Check the footer of an open, seekable Parquet file; see `refuse_extensions`."""
     footer = _footer(file, where)
     if _EXTENSION in footer:
-        raise SchemaMismatchError(f"{where}: carries an Arrow extension type", fix=_ADVICE)
+        raise SchemaMismatchError(f"{where}: contains an Arrow extension type", fix=_ADVICE)
     at = footer.find(_KEY)
     while at >= 0:
         schema = _value_after(footer, at + len(_KEY))
         if schema is None:
             raise SchemaMismatchError(f"{where}: its embedded schema is malformed", fix=_ADVICE)
         if _EXTENSION in schema:
-            raise SchemaMismatchError(f"{where}: carries an Arrow extension type", fix=_ADVICE)
+            raise SchemaMismatchError(f"{where}: contains an Arrow extension type", fix=_ADVICE)
         at = footer.find(_KEY, at + len(_KEY))
 
 
@@ -68,7 +68,7 @@ def _footer(file: BinaryIO, where: str) -> bytes:
     file.seek(max(0, size - _TAIL_BYTES))
     tail = file.read()
     if size < len(_MAGIC) + _TAIL_BYTES or head != _MAGIC or tail[-4:] != _MAGIC:
-        raise ShardCorruptError(f"{where}: not a whole, unencrypted Parquet file")
+        raise ShardCorruptError(f"{where}: not a complete, unencrypted Parquet file")
     length = int.from_bytes(tail[:4], "little")
     if length > size - len(_MAGIC) - _TAIL_BYTES:
         raise ShardCorruptError(f"{where}: its Parquet footer is truncated")
@@ -77,7 +77,7 @@ def _footer(file: BinaryIO, where: str) -> bytes:
 
 
 def _value_after(footer: bytes, at: int) -> bytes | None:
-    """Decode the base64 string field at ``at``; None if it is anything else."""
+    """Decode the base64 string field at ``at``; None if it is not such a field."""
     if at >= len(footer) or footer[at] != _STRING_FIELD:
         return None
     length, shift, at = 0, 0, at + 1
@@ -114,13 +114,13 @@ _ARROW = {
 
 
 def arrow_type(kind: ColumnType) -> pa.DataType:
-    """The Arrow type of a column: a number, or a fixed-size list of numbers."""
+    """Return the Arrow type of a column: a number, or a fixed-size list of numbers."""
     scalar = _ARROW[kind.scalar]
     return scalar if kind.length is None else pa.list_(scalar, kind.length)
 
 
 def encode(columns: Columns, types: Mapping[str, ColumnType]) -> bytes:
-    """One Parquet file; equal input gives equal bytes.
+    """Encode columns as one Parquet file; equal input gives equal bytes.
 
     Args:
         columns: arrays that `check_columns` accepted, first axis N.
@@ -141,16 +141,16 @@ def encode(columns: Columns, types: Mapping[str, ColumnType]) -> bytes:
 
 
 def _numbers(flat: np.ndarray[Any, Any], scalar: str) -> pa.Array:
-    """The Arrow array of such numbers.
+    """Convert numbers to an Arrow array.
 
-    Arrow's own conversions, both ways, import pandas, which takes half a second in every process.
+    Arrow's own conversions import pandas, which takes half a second in every process.
     """
     values = np.packbits(flat, bitorder="little") if scalar == "bool" else flat
     return pa.Array.from_buffers(_ARROW[scalar], flat.size, [None, pa.py_buffer(values)])
 
 
 def _values(flat: pa.Array) -> np.ndarray[Any, Any]:
-    """The numbers of an Arrow array without missing ones; see `_numbers`."""
+    """Return the numbers of an Arrow array without missing values; see `_numbers`."""
     if not len(flat):
         return np.empty(0, np.uint8)
     buffer, end = flat.buffers()[1], flat.offset + len(flat)
@@ -194,12 +194,12 @@ def decode(
 def _check_exact(schema: pa.Schema, types: Mapping[str, ColumnType], where: str) -> None:
     if sorted(schema.names) != sorted(types):
         raise SchemaMismatchError(
-            f"{where}: columns are {listed(schema.names)}, declared {listed(types)}"
+            f"{where}: columns are {listed(schema.names)}, declared columns are {listed(types)}"
         )
     for name, kind in types.items():
         found = schema.field(name).type
         if not found.equals(arrow_type(kind)):
-            raise SchemaMismatchError(f"{where}: column {name!r} is {found}, declared is {kind}")
+            raise SchemaMismatchError(f"{where}: column {name!r} is {found}, declared as {kind}")
 
 
 def _to_numpy(column: pa.ChunkedArray, kind: ColumnType, where: str) -> np.ndarray[Any, Any]:

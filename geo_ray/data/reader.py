@@ -33,23 +33,25 @@ from geo_ray.data.shards import fetch_shard
 from geo_ray.storage.store import Store, open_store
 
 WINDOW_SHARDS = 4
-"""Shards that are mixed with each other. A constant: changing it changes every training stream."""
+"""Number of shards shuffled together. Changing this constant changes every training stream."""
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-_CACHED_WINDOWS = 4  # spans of several workers lie near each other, across at most a window's edge
+_CACHED_WINDOWS = (
+    4  # the spans of several workers are close to each other and cross at most one window boundary
+)
 
 
 class StreamOrder:
-    """Position in the stream -> row.
+    """Maps positions in the stream to rows.
 
     Args:
         shard_rows: number of rows of each shard, all positive.
-        seed: fixes the order, not negative.
-        window_shards: how many shards are mixed.
+        seed: determines the order, not negative.
+        window_shards: number of shards shuffled together.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class StreamOrder:
         if seed < 0 or window_shards < 1:
             raise ConfigError(f"order: seed {seed} or window_shards {window_shards} is too small")
         if not shard_rows:
-            raise ShardEmptyError("order: there are no shards")
+            raise ShardEmptyError("order: no shards")
         self._rows = np.asarray(shard_rows, dtype=np.int64)
         if self._rows.min() < 1:
             raise ShardEmptyError(f"order: shard {int(self._rows.argmin())} has no rows")
@@ -69,7 +71,7 @@ class StreamOrder:
 
     @property
     def rows_per_epoch(self) -> int:
-        """The number of rows, and so of positions per epoch."""
+        """Return the number of rows, which is the number of positions per epoch."""
         return int(self._rows.sum())
 
     def locate(self, position: int) -> tuple[int, int, int]:
@@ -91,7 +93,7 @@ class StreamOrder:
         """Find the rows of the span [start, start + count).
 
         Returns:
-            Shard index (N,) int64 and row in the shard (N,) int64, in stream order; own arrays.
+            Shard index (N,) int64 and row in the shard (N,) int64, in stream order; new arrays.
 
         Raises:
             ValueError: if start or count is negative.
@@ -113,9 +115,9 @@ class StreamOrder:
         return np.concatenate(shard_parts + nothing), np.concatenate(row_parts + nothing)
 
     def locate_span(self, start: int, count: int) -> list[tuple[int, Ints]]:
-        """The span [start, start + count) as runs (shard index, its rows), in stream order.
+        """Split [start, start + count) into runs (shard index, its rows), in stream order.
 
-        `locate_rows` is the faster form: runs are short where shards are mixed.
+        `locate_rows` is faster, because runs are short where shards are shuffled together.
         """
         shard_N, row_N = self.locate_rows(start, count)
         cuts = np.flatnonzero(np.diff(shard_N)) + 1
@@ -125,7 +127,7 @@ class StreamOrder:
         ]
 
     def _epoch(self, epoch: int) -> tuple[Ints, Ints]:
-        """The epoch's order of shards, and the offset at which each of its windows begins."""
+        """Return the epoch's order of shards, and the offset of each of its windows."""
         if epoch not in self._epochs:
             shards = _permutation(len(self._rows), [self._seed, epoch, 0])
             starts = np.arange(0, len(shards), self._window_shards)
@@ -135,7 +137,7 @@ class StreamOrder:
         return self._epochs[epoch]
 
     def _window(self, epoch: int, window: int) -> tuple[Ints, Ints]:
-        """Shard index and row of every position of a window."""
+        """Return the shard index and row of every position of a window."""
         key = (epoch, window)
         if key in self._windows:
             self._windows.move_to_end(key)
@@ -151,7 +153,7 @@ class StreamOrder:
 
 
 def _permutation(size: int, entropy: list[int]) -> Ints:
-    """A permutation that no NumPy release may change.
+    """Compute a permutation that is independent of the NumPy release.
 
     NumPy guarantees the streams of SeedSequence and PCG64, but not of ``Generator.permutation``; a
     resumed run must not depend on it.
@@ -172,22 +174,22 @@ log = logging.getLogger(__name__)
 
 
 class RegionReader:
-    """Reads one split of one region, one process each; not for use from several threads.
+    """Reads one split of one region in one process; not thread-safe.
 
     A shard is checked (size, sha256, schema, rows) whenever it is fetched, before it is decoded;
-    the last ``cache_shards`` decoded ones are kept. All returned arrays are writable copies that
-    the caller owns.
+    the last ``cache_shards`` decoded shards stay in memory. All returned arrays are writable
+    copies that the caller owns.
 
     Args:
         manifest: the data set.
-        region: whose shards.
+        region: the region of the shards.
         split: "train" or "heldout".
-        order_seed: fixes the stream's order, together with region and split.
+        order_seed: determines the stream's order, together with region and split.
         cache_shards: decoded shards kept in memory; from 4 (one window of the order) upwards no
-            shard is fetched more than once or twice per epoch. Has no influence on the order.
-        here: the region that this process runs in, e.g. its node's label; None if that is
-            ``region`` by construction.
-        store: the region's store; None opens the one that the manifest names.
+            shard is fetched more than once or twice per epoch. It does not affect the order.
+        here: the region of this process, e.g. its node's label; None if it is always
+            ``region``.
+        store: the region's store; None opens the manifest's store.
 
     Raises:
         ResidencyDeniedError: if ``here`` is another region; before any I/O.
@@ -234,15 +236,15 @@ class RegionReader:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows of this region's split: one epoch."""
+        """Return the number of rows of this region's split, which is one epoch."""
         return self._order.rows_per_epoch
 
     def retry_for(self, seconds: float) -> None:
-        """From now on ask a store that does not answer again for so long, before a read fails."""
+        """Set for how long to retry a store that does not answer before a read fails."""
         self._retry_s = seconds
 
     def read(self, start: int, count: int) -> Columns:
-        """Rows [start, start + count) of the infinite stream.
+        """Return rows [start, start + count) of the infinite stream.
 
         Args:
             start: first position, 0 or more; ``start // num_rows`` is its epoch.
@@ -253,8 +255,8 @@ class RegionReader:
 
         Raises:
             ShardMissingError: a shard is not in its store.
-            ShardCorruptError: a shard's bytes are not those of the manifest.
-            SchemaMismatchError: a shard's columns are not those of the manifest.
+            ShardCorruptError: a shard's bytes differ from the manifest.
+            SchemaMismatchError: a shard's columns differ from the manifest.
             StoreError: the store does not answer.
         """
         shard_N, row_N = self._order.locate_rows(start, count)
@@ -270,10 +272,10 @@ class RegionReader:
         return out
 
     def scan(self, batch_rows: int) -> Iterator[Columns]:
-        """Every row once, in the order of the files; for evaluation.
+        """Read every row once, in the order of the files; for evaluation.
 
         Args:
-            batch_rows: most rows per batch; no batch spans two shards.
+            batch_rows: maximum rows per batch; a batch never spans two shards.
 
         Yields:
             Name -> (N,) or (N, length) with 1 <= N <= ``batch_rows``.
@@ -289,10 +291,10 @@ class RegionReader:
                 yield {n: array[begin : begin + batch_rows].copy() for n, array in columns.items()}
 
     def read_shard(self, path: str) -> Columns:
-        """One whole shard by its path in the manifest.
+        """Read a whole shard by its path in the manifest.
 
         Raises:
-            ResidencyDeniedError: if its home is another region; before any I/O.
+            ResidencyDeniedError: if it belongs to another region; before any I/O.
             ManifestError: if the manifest has no such shard; the others as for `read`.
         """
         for shard in self._manifest.shards:
@@ -319,13 +321,13 @@ class RegionReader:
                 left_s = ends_s - time.monotonic()
                 if left_s <= 0:
                     raise
-                log.warning("%s; it is asked again for %.0f s", error.message, left_s)
+                log.warning("%s; retrying for %.0f s", error.message, left_s)
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
 
 
 def _mix(seed: int, region: str, split: str) -> int:
-    """A seed of its own for every region and split."""
+    """Derive a separate seed for every region and split."""
     digest = hashlib.sha256(f"{seed}/{region}/{split}".encode()).digest()
     return int.from_bytes(digest[:8], "big")
 
@@ -334,15 +336,15 @@ _JOIN_S = 5.0
 
 
 class ReadAhead:
-    """Reads a worker's next rows while it computes on the present ones.
+    """Reads a worker's next rows while the worker computes on the current ones.
 
-    Which rows a worker gets is up to its region's server, so what comes next is a guess: as far on
-    as the last ones were. It is made once two assignments in a row were equally far apart. Rows
-    depend on their place in the stream alone, so a wrong guess costs a read and changes nothing.
-    All reading is on one thread, a daemon that ends with `close`.
+    The region's server assigns rows to workers, so the next assignment is a guess: the same
+    distance ahead as the last one. The guess is made after two assignments at equal distances.
+    Rows depend only on their position in the stream, so a wrong guess costs one read and changes
+    no result. A daemon thread does all the reading and ends with `close`.
 
     Args:
-        read: gives so many rows from a place of the stream.
+        read: reads a number of rows from a position of the stream.
     """
 
     def __init__(self, read: Callable[[int, int], Columns]) -> None:
@@ -355,13 +357,13 @@ class ReadAhead:
         self._threads.start("read-ahead", self._execute)
 
     def take(self, spans: Sequence[Span]) -> list[Columns]:
-        """The rows of an assignment; those of the next one are being read when it returns.
+        """Return the rows of an assignment, and start to read those of the next one.
 
         Args:
             spans: at least one; the same number every time.
 
         Raises:
-            DataError: whatever stops the reader, at these rows only.
+            DataError: an error of the reader at these rows.
         """
         known = self._ahead.keys()
         reads = [self._ahead.pop(span) if span in known else self._ask(span) for span in spans]
@@ -378,7 +380,7 @@ class ReadAhead:
         return found
 
     def close(self) -> None:
-        """End the thread; what was read ahead is dropped."""
+        """End the thread and drop the rows read ahead."""
         self._jobs.put(None)
         self._threads.join(_JOIN_S)
 
@@ -394,5 +396,5 @@ class ReadAhead:
                 continue
             try:
                 future.set_result(self._read(span.start, span.count))
-            except BaseException as error:  # it belongs to who needs these rows, if anybody does
+            except BaseException as error:  # it is raised to the caller that requests these rows
                 future.set_exception(error)

@@ -33,7 +33,7 @@ from geo_ray.storage.store import Store, open_store
 def fetch_shard(
     shard: DataShard, types: Mapping[str, ColumnType], store: Store, here: str
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Read a shard and check that it is what the manifest says.
+    """Read a shard and check it against the manifest.
 
     Args:
         shard: the manifest's record of it.
@@ -45,10 +45,11 @@ def fetch_shard(
         Name -> array (N,) or (N, length), owned by the caller.
 
     Raises:
-        ResidencyDeniedError: before any I/O, if the shard's home is elsewhere.
-        ShardMissingError: it is not in the store.
+        ResidencyDeniedError: before any I/O, if the shard belongs to another region.
+        ShardMissingError: the store does not have it.
         ShardCorruptError: size, sha256 or number of rows differ, or it cannot be decoded.
-        SchemaMismatchError: its columns or types differ, or it has extension types or gaps.
+        SchemaMismatchError: its columns or types differ, or it has extension types or missing
+            values.
         ShardEmptyError: it has no rows.
     """
     check_residency(shard, here)
@@ -74,7 +75,7 @@ def fetch_shard(
 
 
 MAX_LABELS = 1000
-"""Labels of a histogram; a shard with more (an identifier, say) gets none."""
+"""Maximum labels of a histogram; a shard with more labels (such as identifiers) gets none."""
 
 _SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 
@@ -97,23 +98,23 @@ def write_shards(
 
     Args:
         columns_by_split: "train" and, if there is any, "heldout" -> columns (N first).
-        task_name: goes into the manifest.
+        task_name: name of the task for the manifest.
         column_types: column -> type, e.g. "float32[64]".
         label_column: 1-D integer column for histograms and label splits, or None.
-        split: how to share the rows out; used for both parts alike.
+        split: how to distribute the rows; used for both parts.
         regions: the regions, in order.
-        seed: fixes the split and the rows' order.
-        out: region -> address of its store, or one address for all.
-        rows_per_shard: most rows per file.
-        on_rows: given the rows of each file once it is written, for progress.
+        seed: determines the split and the row order.
+        out: region -> address of its store, or a single address for all regions.
+        rows_per_shard: maximum rows per file.
+        on_rows: called with the number of rows of each written file, for progress.
 
     Returns:
-        The manifest, whose shards are all written.
+        The manifest; all of its shards are written.
 
     Raises:
         ConfigError: if regions, stores, split or sizes do not fit.
         SchemaMismatchError: if an array is not of its column's type.
-        ShardEmptyError: if a part is empty or a region gets none of it.
+        ShardEmptyError: if a part is empty or a region gets no rows of it.
         StoreError: if a store cannot be written.
     """
     uris = dict.fromkeys(regions, out) if isinstance(out, str) else dict(out)
@@ -121,7 +122,7 @@ def write_shards(
     types = parse_types(column_types)
     labels = _labels(columns_by_split, types, label_column)
     classes = np.unique(np.concatenate(list(labels.values()))) if labels else None
-    # All is checked before the first byte is written.
+    # Check everything before writing the first byte.
     plans = {
         part: assign(
             split,
@@ -139,7 +140,7 @@ def write_shards(
         store = open_store(uris[region])
         for part, region_N in plans.items():
             rows = np.flatnonzero(region_N == index)
-            # Neighbouring rows are often alike; only whole windows of shards are mixed later.
+            # Adjacent rows are often similar; readers shuffle only within windows of shards.
             rows = np.random.default_rng([seed, 2, index]).permutation(rows)
             for path, picked in _files(region, part, rows, rows_per_shard):
                 columns = {name: columns_by_split[part][name][picked] for name in types}
@@ -165,7 +166,7 @@ def _check(
 ) -> None:
     if "train" not in parts or not set(parts) <= set(_SPLITS):
         raise ConfigError(
-            f"data parts are {', '.join(sorted(parts))}; 'train' is needed, 'heldout' may be"
+            f"data parts are {', '.join(sorted(parts))}; 'train' is required, 'heldout' is optional"
         )
     for name, columns in parts.items():
         if not columns or not all(len(array) for array in columns.values()):
@@ -175,7 +176,8 @@ def _check(
             raise ConfigError(f"region name {region!r} is not letters, digits, '.', '_', '-'")
     if set(uris) != set(regions):
         raise ConfigError(
-            f"stores are of {listed(sorted(uris))}, the regions are {listed(sorted(regions))}"
+            f"stores are given for {listed(sorted(uris))}, the regions are "
+            f"{listed(sorted(regions))}"
         )
     if rows_per_shard < 1:
         raise ConfigError(f"rows_per_shard must be positive, is {rows_per_shard}")
@@ -234,11 +236,11 @@ def _write_one(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of one shard.
+    """The result of checking one shard.
 
     Attributes:
         shard: the manifest's record.
-        error: why it must not be used; None if it is whole.
+        error: why it must not be used; None if it is valid.
     """
 
     shard: DataShard
@@ -246,7 +248,7 @@ class Verdict:
 
 
 def shards_to_check(manifest: Manifest, region: str | None) -> tuple[DataShard, ...]:
-    """The shards of one region, or of all.
+    """Return the shards of one region, or of all regions.
 
     Raises:
         ManifestError: if the region is unknown.
@@ -260,11 +262,11 @@ def shards_to_check(manifest: Manifest, region: str | None) -> tuple[DataShard, 
 
 
 def check_shards(manifest: Manifest, region: str | None = None) -> Iterator[Verdict]:
-    """Read each shard entirely and compare it with the manifest; go on after a bad one.
+    """Read each shard entirely and compare it with the manifest; continue after errors.
 
     Args:
         manifest: the data set.
-        region: only this region's; None for all, which reads across regions.
+        region: check only this region's shards; None for all, which reads across regions.
 
     Yields:
         One verdict per shard, in the manifest's order.

@@ -1,4 +1,4 @@
-"""Who gets which rows: pure, fixed by the seed."""
+"""Distribution of rows over regions, determined by the seed."""
 
 from __future__ import annotations
 
@@ -16,43 +16,45 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class IidSplit(StrictModel):
-    """Equal shares, rows at random."""
+    """Equal parts of randomly chosen rows."""
 
     kind: Literal["iid"] = "iid"
 
 
 class RatioSplit(StrictModel):
-    """Shares in given proportions, rows at random."""
+    """Parts in given proportions, of randomly chosen rows."""
 
     kind: Literal["ratio"] = "ratio"
     ratios: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        description="region -> its share, in any unit; 2 and 1 give two thirds and one third"
+        description="region -> its relative number of rows; 2 and 1 give two thirds and one third"
     )
 
 
 class DirichletSplit(StrictModel):
-    """Label skew: each label has its own proportions, drawn from a Dirichlet distribution."""
+    """Label skew: each label has separate proportions, drawn from a Dirichlet distribution."""
 
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: float = Field(gt=0, description="0.1 is strong skew, 100 is nearly none")
 
 
 class ByLabelSplit(StrictModel):
-    """Extreme skew: each region owns whole labels, neighbouring values together."""
+    """Extreme skew: each region has all rows of its labels, which are adjacent values."""
 
     kind: Literal["by_label"] = "by_label"
 
 
 class LabelGroupsSplit(StrictModel):
-    """Groups of regions that have the same labels, each label in one group only."""
+    """Groups of regions with the same labels; each label belongs to one group."""
 
     kind: Literal["label_groups"] = "label_groups"
-    groups: int = Field(ge=1, description="groups; region number i of the file is in i % groups")
+    groups: int = Field(
+        ge=1, description="number of groups; region number i of the file is in group i % groups"
+    )
 
 
 OneSplit = IidSplit | RatioSplit | DirichletSplit | ByLabelSplit | LabelGroupsSplit
 SplitConfig = Annotated[OneSplit, Field(discriminator="kind")]
-"""One of them, told apart by `kind`."""
+"""One of the splits, distinguished by `kind`."""
 
 
 def assign(
@@ -63,16 +65,16 @@ def assign(
     seed: int,
     classes: Ints | None = None,
 ) -> Ints:
-    """Give each row a region.
+    """Assign each row to a region.
 
     Args:
-        split: how.
+        split: the kind of split.
         labels_N: integer label of each row (N,); needed by the splits by label.
         num_rows: N.
         regions: the regions, in order.
-        seed: fixes the result together with the other arguments.
-        classes: (C,) all labels there are, where several parts (training, held-out) must be skewed
-            alike; None for those in ``labels_N``.
+        seed: determines the result together with the other arguments.
+        classes: (C,) all labels, if several parts (training, held-out) must have the same skew;
+            None for those in ``labels_N``.
 
     Returns:
         (N,) int64, index into ``regions``.
@@ -85,7 +87,7 @@ def assign(
         raise ConfigError(
             f"split.regions: {listed(regions)} has a region twice"
             if regions
-            else "split.regions: there are none"
+            else "split.regions: no regions"
         )
     if seed < 0:
         raise ConfigError(f"split.seed: {seed} is negative")
@@ -125,9 +127,9 @@ def _label_shares(
     regions: Sequence[str],
     seed: int,
 ) -> np.ndarray[Any, Any]:
-    """Each region's share of each label: (C labels, R regions)."""
+    """Return the proportion of each label per region: (C labels, R regions)."""
     if isinstance(split, DirichletSplit):
-        # An own stream: the shares must not depend on how many rows are dealt.
+        # A separate random stream: proportions must not depend on the number of rows.
         rng = np.random.default_rng([seed, 1])
         return rng.dirichlet(np.full(len(regions), split.alpha), size=num_labels)
     if isinstance(split, LabelGroupsSplit):
@@ -135,7 +137,7 @@ def _label_shares(
             raise ConfigError(
                 f"split.groups: {split.groups} groups for {num_labels} labels and {len(regions)} "
                 "regions",
-                fix="Use as many groups as there are of either, or fewer.",
+                fix="Use at most as many groups as labels and regions.",
             )
         group_R = np.arange(len(regions)) % split.groups
         group_C = np.arange(num_labels) % split.groups
@@ -152,7 +154,7 @@ def _label_shares(
 
 
 def _deal(out_N: Ints, rows: Ints, shares_R: np.ndarray[Any, Any]) -> None:
-    """Cut ``rows`` into runs proportional to the shares; each cut is off by less than one row."""
+    """Cut ``rows`` into runs in the given proportions, exact to less than one row per cut."""
     edges = np.rint(np.cumsum(shares_R) / np.sum(shares_R) * len(rows)).astype(np.int64)
     out_N[rows] = np.searchsorted(edges, np.arange(len(rows)), side="right")
 
@@ -162,6 +164,6 @@ def _refuse_empty(out_N: Ints, kind: str, regions: Sequence[str]) -> None:
     empty = [region for region, count in zip(regions, counts, strict=True) if count == 0]
     if empty:
         raise ShardEmptyError(
-            f"split {kind}: region {empty[0]!r} gets none of {len(out_N)} rows",
-            fix="Use more rows, another seed, a larger alpha or a more even ratio.",
+            f"split {kind}: region {empty[0]!r} gets no row of {len(out_N)}",
+            fix="Use more rows, another seed, a larger alpha or a more balanced ratio.",
         )

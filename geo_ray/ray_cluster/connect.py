@@ -244,8 +244,8 @@ def watched_head(address: str, lost: Callable[[HeadLostError], None]) -> Iterato
                 _log.warning("the Ray head at %s answers again", address)
             elif state is HeadState.UNRESPONSIVE:
                 _log.warning(
-                    "the Ray head at %s does not answer; training goes on, and is saved and ended "
-                    "if it is not back within %.0f s",
+                    "the Ray head at %s does not answer; training continues, and is saved and "
+                    "ended if it is not back within %.0f s",
                     address,
                     watch.stops_after_s,
                 )

@@ -220,16 +220,16 @@ class Candidates:
         reports_digest = regions_agree(experiment) and len(experiment.regions) > 1
         return cls(run_dir / _DIRECTORY, frozenset(names), reports_digest)
 
-    def prepare(self, *, anew: bool = True) -> None:
+    def prepare(self, *, fresh: bool = True) -> None:
         """Create the directory.
 
         Args:
-            anew: whether to remove files of an earlier process.
+            fresh: whether to remove files of an earlier process.
 
         Raises:
             RunDirectoryError: the directory cannot be created.
         """
-        if anew:
+        if fresh:
             self.close()
         try:
             self.directory.mkdir(exist_ok=True)
@@ -374,7 +374,7 @@ class BestKeeper:
         rule, candidates = experiment.train.keep_best, Candidates.of(experiment, run.path)
         if rule is None or candidates is None:
             return None
-        candidates.prepare(anew=not attaches)
+        candidates.prepare(fresh=not attaches)
         return cls(rule, experiment, task, run, candidates)
 
     def check(self, done: Evaluation) -> None:

@@ -146,7 +146,9 @@ class EventLog:
                 with suppress(RunDirectoryError):
                     self._write_waiting()
                 if self._waiting:
-                    _log.warning("%s lacks the last %d events", self.path, len(self._waiting))
+                    _log.warning(
+                        "%s: the last %d events are missing", self.path, len(self._waiting)
+                    )
                 os.close(self._fd)
                 self._fd = -1
 

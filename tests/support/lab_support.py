@@ -1,4 +1,4 @@
-"""Fixtures' helpers for tests in a real WAN lab: sockets inside regions, and who may have a lab."""
+"""Helpers of tests in a real WAN lab: sockets inside regions, and the requirements of a lab."""
 
 from __future__ import annotations
 

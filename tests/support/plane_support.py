@@ -1,4 +1,4 @@
-"""The training plane without a clock: whoever drives it decides what happens next."""
+"""The training plane without a clock: the test decides what happens next."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Plane:
     # ---------------------------------------------------------------- life
 
     def _begin(self) -> None:
-        """All processes anew; as they were saved, if there is a whole checkpoint."""
+        """Restart all processes; as they were saved, if there is a complete checkpoint."""
         self.attempt += 1
         self.halts: list[int] = []  # checkpoints after which the regions stand still
         self.marks: list[tuple[str, int, bool]] = []  # regions that are told of checkpoints apart
@@ -343,7 +343,7 @@ class Plane:
         return began
 
     def deliver_mark(self, at: int) -> None:
-        """A region is told of a checkpoint; perhaps its next answer told it before."""
+        """Notify a region of a checkpoint; perhaps its next answer did so before."""
         name, checkpoint, halt = self.marks.pop(at)
         self._take(name, self.regions[name].server.snapshot(checkpoint, halt=halt))
 

@@ -67,7 +67,7 @@ class Echo:
 
 
 class Counter:
-    """Counts, so that a node that is made anew knows that it is."""
+    """Counts, so that a restarted node can detect the restart."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -165,13 +165,13 @@ BATTERY = {
                 "and returned [] instead of a list of as many')"] * 2,
     "raises": ["NODE_CALL near/1.broken failed: KeyError('word')",
                "NODE_CALL far.broken failed: KeyError('word')"],
-    "missing": "NODE_CALL node 'far' has no method 'sane' to be called; did you mean 'same'?",
-    "hidden": ["NODE_CALL node 'near/0' has no method 'run' to be called; valid: broken, die, "
+    "missing": "NODE_CALL node 'far' has no public method 'sane'; did you mean 'same'?",
+    "hidden": ["NODE_CALL node 'near/0' has no public method 'run'; valid: broken, die, "
                "late, named, odd, same, sizes, too_few, who",
                "NODE_CALL far.same failed: TypeError(\"Echo.same() missing 1 required positional "
                "argument: 'value'\")"],
     "result": "VALUE_UNSHIPPABLE the result of far.odd: a value cannot be sent: builtins.set is "
-              "no plain value",
+              "not a plain value",
     "argument": "VALUE_UNSHIPPABLE an argument of near/1.same: a value cannot be sent: "
                 "builtins.set is not a plain value",
     "futures": [0],

@@ -158,7 +158,7 @@ class Site:
         self.addresses = [lan.address, *[slot.address for slot in slots]]
 
     def kill_bridge(self) -> None:
-        """End the bridge as its process would end: nobody is told, sockets close."""
+        """End the bridge as its process would end: without notice, sockets close."""
         assert self.bridge is not None and self.endpoint is not None
         self.bridge_lan.close(0.0)
         self.endpoint.close(0.0)

@@ -266,7 +266,7 @@ class World:
         return max(alive, key=lambda n: n.leader.term, default=None)
 
     def successor(self) -> str | None:
-        """Who may take over from `host`."""
+        """The region that may take over from `host`."""
         host = self.host()
         if host is None:
             return None

@@ -1,4 +1,4 @@
-"""Endpoints that remember what they were told, for tests of the transport."""
+"""Endpoints that record their callbacks, for tests of the transport."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_S = 240.0  # never reached when all is well
 
 
 class Node:
-    """An endpoint, the messages it got, and what it heard of its peers."""
+    """An endpoint, its received messages and the events of its peers."""
 
     def __init__(self, region: str, attempt: int = 1, **options: Any) -> None:
         own = {name: options.pop(name) for name in ("certificate", "shaping") if name in options}
@@ -96,7 +96,7 @@ def running(*nodes: Node) -> Iterator[None]:
 
 
 def until(done: Callable[[], bool]) -> None:
-    """Wait for something that nobody tells of."""
+    """Wait for a condition that is not announced."""
     deadline_s = time.monotonic() + WAIT_S
     while not done():
         assert time.monotonic() < deadline_s, "it never came"

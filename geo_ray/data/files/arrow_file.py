@@ -1,6 +1,6 @@
 """Read rows from Parquet and Arrow (IPC, Feather) files.
 
-Files that declare Arrow extension types are refused before Arrow reads their schema; see
+Files that declare Arrow extension types are rejected before Arrow reads their schema; see
 `geo_ray.data.parquet` for the reason. An Arrow file stores its schema in the first message and
 in the footer, and both are inspected; a stream has only the message.
 """
@@ -28,17 +28,17 @@ _EXTENSION = b"ARROW:extension"
 
 
 def refuse_arrow_extensions(file: BinaryIO, where: str) -> bool:
-    """Check the schema of an Arrow file or stream; its texts are stored as they are.
+    """Check the raw schema of an Arrow file or stream, whose texts are stored uncompressed.
 
     Args:
         file: at its start, seekable.
         where: the file, for the message.
 
     Returns:
-        Whether it is a stream, without a footer.
+        Whether the file is a stream, which has no footer.
 
     Raises:
-        ShardCorruptError: if it is neither.
+        ShardCorruptError: if it is neither a file nor a stream.
         SchemaMismatchError: if it declares an extension type.
     """
     head = file.read(_HEAD_BYTES)
@@ -50,7 +50,7 @@ def refuse_arrow_extensions(file: BinaryIO, where: str) -> bool:
         schemas.append(_footer(file, where))
     if any(_EXTENSION in schema for schema in schemas):
         raise SchemaMismatchError(
-            f"{where}: carries an Arrow extension type",
+            f"{where}: contains an Arrow extension type",
             fix="Write the columns as plain numbers, text or lists, without extensions.",
         )
     return is_stream
@@ -62,8 +62,8 @@ def _first_message(file: BinaryIO, where: str) -> bytes:
     message = file.read(length) if prefix.startswith(_CONTINUATION) else b""
     if not message or len(message) < length:
         raise ShardCorruptError(
-            f"{where}: is no Arrow file or stream",
-            fix="Write it anew; Feather files must be of version 2.",
+            f"{where}: is not an Arrow file or stream",
+            fix="Write it again; Feather files must be of version 2.",
         )
     return message
 
@@ -75,19 +75,19 @@ def _footer(file: BinaryIO, where: str) -> bytes:
     tail = file.read()
     length = int.from_bytes(tail[:4], "little")
     if not tail.endswith(_MAGIC) or length > size - tail_bytes:
-        raise ShardCorruptError(f"{where}: its end is missing", fix="Write the file anew.")
+        raise ShardCorruptError(f"{where}: its end is missing", fix="Write the file again.")
     file.seek(size - tail_bytes - length)
     return file.read(length)
 
 
-_ROWS = 65_536  # decoded at a time, at most
-_BATCH_BYTES = 16 << 20  # about as much at a time, if rows are long
+_ROWS = 65_536  # maximum rows decoded at a time
+_BATCH_BYTES = 16 << 20  # approximate limit of a batch with long rows
 
 
 def parquet_pieces(
     file: BinaryIO, found: InputFile, _options: ReadOptions, wanted: Collection[str] | None
 ) -> Iterator[FilePiece]:
-    """Read a Parquet file piece by piece; see `geo_ray.data.files.csv_file.csv_pieces`.
+    """Read a Parquet file in pieces; see `geo_ray.data.files.csv_file.csv_pieces`.
 
     Raises:
         SchemaMismatchError: an extension type, or two columns of one name.
@@ -114,7 +114,7 @@ def parquet_pieces(
 def arrow_pieces(
     file: BinaryIO, found: InputFile, _options: ReadOptions, wanted: Collection[str] | None
 ) -> Iterator[FilePiece]:
-    """Read an Arrow file or stream piece by piece; see `parquet_pieces`."""
+    """Read an Arrow file or stream in pieces; see `parquet_pieces`."""
     is_stream = refuse_arrow_extensions(file, found.path)
     file.seek(0)
     try:
@@ -151,7 +151,9 @@ def _slices(
 def _piece(
     batch: pa.RecordBatch, names: tuple[str, ...], wanted: Collection[str] | None, fraction: float
 ) -> FilePiece:
-    batch.validate(full=True)  # Arrow trusts its files otherwise, also that their text is UTF-8
+    batch.validate(
+        full=True
+    )  # otherwise Arrow does not check the file, not even that its text is UTF-8
     columns = flat_columns(batch)
     chosen = {n: array for n, array in columns.items() if wanted is None or n in wanted}
     return FilePiece(names, chosen, batch.num_rows, fraction)
@@ -162,7 +164,7 @@ def _names(schema: pa.Schema, path: str) -> tuple[str, ...]:
         return tuple(flat_columns(pa.RecordBatch.from_pylist([], schema=schema)))
     except ValueError as error:
         raise SchemaMismatchError(
-            f"{path} has two columns {error}", fix="Give each column a name of its own."
+            f"{path} has two columns {error}", fix="Give each column a unique name."
         ) from None
 
 
@@ -172,5 +174,5 @@ def _is_wanted(top: str, wanted: Collection[str]) -> bool:
 
 def _corrupt(found: InputFile, error: Exception) -> ShardCorruptError:
     return ShardCorruptError(
-        f"{found.path}: cannot be decoded: {error}", fix="Write the file anew."
+        f"{found.path}: cannot be decoded: {error}", fix="Write the file again."
     )

@@ -1,6 +1,7 @@
-"""Rows of a CSV file, every value as text: what it means is decided where its column is used.
+"""Read the rows of a CSV file with every value as text; the column's user interprets the text.
 
-Arrow guesses types from a file's first block and fails when a later block differs; text never does.
+Arrow guesses types from a file's first block and fails when a later block differs; reading text
+never fails.
 """
 
 # PyArrow ships no complete types.
@@ -24,7 +25,7 @@ from geo_ray.data.files.find import Borrowed, FilePiece, InputFile, fraction_rea
 from geo_ray.data.files.options import ReadOptions
 
 BLOCK_BYTES = 8 << 20
-"""Decoded at a time; a row may have about as much."""
+"""Bytes decoded at a time, which also limits the length of a row."""
 
 _HEAD_BYTES = 1 << 20
 _MARK = "\ufeff".encode()
@@ -35,15 +36,15 @@ _OTHER_DELIMITERS = {";": "';'", "\t": "tab", "|": "'|'", ",": "','"}
 
 @dataclass(frozen=True)
 class _Layout:
-    """What stands before the rows of a file.
+    """The part of a file before its rows.
 
     Attributes:
-        names: of its columns; () if the file has neither names nor rows.
-        delimiter: between its values.
-        bytes: of UTF-8 before the first row.
-        lines: before the first row.
-        has_rows: whether anything follows them.
-        skipped: why a line that could be a row is none, if there is such a line.
+        names: column names; () if the file has neither names nor rows.
+        delimiter: the character between values.
+        bytes: size of that part as UTF-8.
+        lines: number of lines before the first row.
+        has_rows: whether any rows follow.
+        skipped: why a line that looks like a row was skipped; empty if none was.
     """
 
     names: tuple[str, ...]
@@ -55,19 +56,20 @@ class _Layout:
 
 
 class _NotTextError(UnicodeError):
-    """A byte that is not of the encoding."""
+    """The file has a byte that is invalid in its encoding."""
 
 
 class _Utf8Text:
     """The text of a file as UTF-8, without its byte order mark, as Arrow reads a Python file.
 
     Arrow drops a line feed at the start of a block if the block before it ended with a carriage
-    return, even within quotes. So no piece ends with a carriage return that something follows.
+    return, even within quotes. So a piece never ends with a carriage return unless the file ends
+    there.
 
     Args:
-        raw: has the bytes of the file.
-        encoding: of the bytes.
-        skip: bytes of UTF-8 to leave out at the beginning.
+        raw: the file's bytes.
+        encoding: encoding of the bytes.
+        skip: number of UTF-8 bytes to skip at the beginning.
     """
 
     def __init__(self, raw: Any, encoding: str, skip: int = 0) -> None:
@@ -86,7 +88,7 @@ class _Utf8Text:
         """Read at most ``size`` bytes; none at the end.
 
         Raises:
-            UnicodeError: a byte is not of the encoding.
+            UnicodeError: a byte is invalid in the encoding.
         """
         self._take(size)
         piece = self._waiting[:size]
@@ -100,7 +102,7 @@ class _Utf8Text:
         return piece
 
     def _take(self, size: int) -> None:
-        """Have ``size`` bytes waiting, or all that there are."""
+        """Fill the buffer with ``size`` bytes, or with all remaining ones."""
         while len(self._waiting) < size and not self._done:
             data = bytes(self._raw.read(size))
             self._done = not data
@@ -118,31 +120,31 @@ class _Utf8Text:
         return True
 
     def seekable(self) -> bool:
-        """It is not."""
+        """Return False."""
         return False
 
     def close(self) -> None:
-        """Leave the file to its owner."""
+        """Do nothing: the caller closes the file."""
 
 
 def csv_pieces(
     file: BinaryIO, found: InputFile, options: ReadOptions, wanted: Collection[str] | None
 ) -> Iterator[FilePiece]:
-    """Read a CSV file block by block.
+    """Read a CSV file in blocks.
 
     Args:
         file: at its start; closed by the caller.
         found: its path and compression.
-        options: delimiter, encoding and the like.
-        wanted: the columns to read, or None for all; absent ones are left out.
+        options: delimiter, encoding and so on.
+        wanted: the columns to read, or None for all; absent ones are ignored.
 
     Yields:
         Pieces whose columns are text; values that mean "no value" are nulls.
 
     Raises:
-        SchemaMismatchError: no header that can be used, or rows of another length (raised at the
-            end, after the good rows).
-        ShardCorruptError: it is not text of the encoding, or cannot be decompressed.
+        SchemaMismatchError: no usable header, or rows with a different number of values (raised at
+            the end, after the good rows).
+        ShardCorruptError: the text is invalid in the encoding, or decompression failed.
     """
     try:
         _refuse_other_formats(bytes(_decompressed(file, found).read(4)), found.path, options)
@@ -175,7 +177,7 @@ def _layout(stream: _Utf8Text, found: InputFile, options: ReadOptions) -> _Layou
     path, head = found.path, stream.read(_HEAD_BYTES)
     is_whole = len(head) < _HEAD_BYTES - 1
     text = head.decode(errors="ignore")
-    separator = _SEPARATOR_LINE.match(text)  # Excel writes such a line and reads it
+    separator = _SEPARATOR_LINE.match(text)  # Excel writes and reads such a line
     delimiter = options.delimiter or ("\t" if ".tsv" in path.lower() else ",")
     if separator is not None and options.delimiter is None:
         delimiter = separator[1]
@@ -183,7 +185,7 @@ def _layout(stream: _Utf8Text, found: InputFile, options: ReadOptions) -> _Layou
     before = 1 if separator is not None else 0
     if not text[begin:].strip(_blank(delimiter, options)):
         return _Layout((), delimiter)
-    if not options.header:  # a line of nothing has no names
+    if not options.header:  # an empty line has no names
         gap = re.match(r"(?:[ \t]*(?:\r\n|\r|\n))*", text[begin:])
         blank = gap[0] if gap is not None else ""
         if delimiter not in blank:
@@ -193,7 +195,7 @@ def _layout(stream: _Utf8Text, found: InputFile, options: ReadOptions) -> _Layou
     try:
         first = next(reader)
     except (csv.Error, StopIteration) as error:
-        raise SchemaMismatchError(f"{path}: its first line is no CSV: {error}") from None
+        raise SchemaMismatchError(f"{path}: its first line is not valid CSV: {error}") from None
     names = tuple(name.strip() for name in first)
     if options.header:
         skipped = _repeated_header(names, options.header, delimiter)
@@ -218,7 +220,7 @@ def _layout(stream: _Utf8Text, found: InputFile, options: ReadOptions) -> _Layou
 
 
 def _repeated_header(first: tuple[str, ...], given: tuple[str, ...], delimiter: str) -> str:
-    """Why the first line of a file whose columns the user names is no row; empty if it is one."""
+    """Why the first line is not a row although the user names the columns; empty if it is a row."""
     line = delimiter.join(first)[:80]
     if [name.casefold() for name in first] == [name.casefold() for name in given]:
         return f"its first line {line!r} has the names of --header"
@@ -228,7 +230,7 @@ def _repeated_header(first: tuple[str, ...], given: tuple[str, ...], delimiter: 
 
 
 def _counts(names: tuple[str, ...]) -> bool:
-    """Whether names are 0, 1, 2 and so on, as pandas writes them where it has no names."""
+    """Whether names are 0, 1, 2 and so on, as pandas writes them for columns without names."""
     return names == tuple(str(number) for number in range(len(names)))
 
 
@@ -240,7 +242,7 @@ def _refuse_header(
         if len(names) > 1 and _counts(names):
             raise SchemaMismatchError(
                 f"{path}: its first line {line!r} numbers the columns and does not name them",
-                fix="Name its columns, in order: --header NAME,NAME,... The line is then left out.",
+                fix="Name its columns, in order: --header NAME,NAME,... The line is then skipped.",
             )
         raise SchemaMismatchError(
             f"{path} has no header line: its first line is {line!r}",
@@ -257,12 +259,12 @@ def _refuse_header(
     if twice:
         raise SchemaMismatchError(
             f"{path}: its header names {twice[0] or 'nothing'!r} twice",
-            fix="Give each column a name of its own.",
+            fix="Give each column a unique name.",
         )
 
 
 def _blank(delimiter: str, options: ReadOptions) -> str:
-    """Characters that alone make no row: not the delimiter, which separates empty values."""
+    """Characters that do not form a row alone; the delimiter does, it separates empty values."""
     if options.header:
         return "\r\n" if len(options.header) > 1 else ""
     return " \t\r\n".replace(delimiter, "")
@@ -293,7 +295,7 @@ def _blocks(
         parse_options=pa_csv.ParseOptions(
             delimiter=layout.delimiter,
             newlines_in_values=True,
-            ignore_empty_lines=len(names) > 1,  # of a single column they are empty values
+            ignore_empty_lines=len(names) > 1,  # in a single column, empty lines are empty values
             invalid_row_handler=note,
         ),
         convert_options=pa_csv.ConvertOptions(
@@ -310,14 +312,14 @@ def _blocks(
             if batch.num_rows:
                 last = batch.column(names[-1])[-1].as_py()
             columns = {name: batch.column(name) for name in chosen}
-            # Arrow reads ahead of what it decodes, a block per batch.
+            # Arrow reads one block ahead of the batch that it decodes.
             decoded = min(1.0, number * BLOCK_BYTES / size)
             done = decoded if found.compression is None else fraction_read(file, size)
             yield FilePiece(names, columns, batch.num_rows, done, skipped=skipped)
             skipped = ""
     if last is not None and "\n" in last and not _ends_quoted(file, found, last):
         raise SchemaMismatchError(
-            f"{found.path}: a quote that is not closed takes in what follows it: {last[:60]!r}",
+            f"{found.path}: an unclosed quote includes the text after it: {last[:60]!r}",
             fix="Close the quote, or double a quote that is part of a value.",
         )
     if bad:
@@ -327,13 +329,13 @@ def _blocks(
             f"{first.expected_columns}: {len(bad)} of them, the first is row "
             f"{first.number + layout.lines} of the file, with {first.actual_columns}: "
             f"{first.text[:60]!r}",
-            fix="Look for a quote that is not closed, or a value that has the delimiter in it and "
-            "is not quoted.",
+            fix="Look for a quote that is not closed, or an unquoted value that contains the "
+            "delimiter.",
         )
 
 
 def _ends_quoted(file: BinaryIO, found: InputFile, last: str) -> bool:
-    """Whether the last value, which has a line end in it, is closed by a quote."""
+    """Whether the last value, which contains a line end, ends with a quote."""
     if found.compression is not None:
         return not last.endswith("\n")
     file.seek(-min(16, file.seek(0, 2)), 2)
@@ -341,7 +343,7 @@ def _ends_quoted(file: BinaryIO, found: InputFile, last: str) -> bool:
 
 
 def _null_cells(words: Sequence[str]) -> list[str]:
-    """Cells that mean that there is no value; Arrow compares them with their spaces."""
+    """Texts of missing values; Arrow compares cells including their spaces."""
     spaced = [f"{left}{word}{right}" for word in words for left in ("", " ") for right in ("", " ")]
     return ["", *spaced]
 
@@ -353,9 +355,11 @@ def _refuse_other_formats(head: bytes, path: str, options: ReadOptions) -> None:
         (b"PAR1", "a Parquet file", "Rename it, so that its name ends in .parquet."),
     ):
         if head.startswith(magic):
-            raise ShardCorruptError(f"{path} is {what}, no CSV", fix=fix)
+            raise ShardCorruptError(f"{path} is {what}, not CSV", fix=fix)
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) and "16" not in options.encoding:
-        raise _wrong_encoding(path, options.encoding, "it begins with the mark of UTF-16", "utf-16")
+        raise _wrong_encoding(
+            path, options.encoding, "it begins with the UTF-16 byte order mark", "utf-16"
+        )
 
 
 def _wrong_encoding(
@@ -363,7 +367,7 @@ def _wrong_encoding(
 ) -> ShardCorruptError:
     return ShardCorruptError(
         f"{path} is not {encoding} text: {detail}",
-        fix=f"Name its encoding, such as --encoding {better}.",
+        fix=f"Set its encoding, such as --encoding {better}.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Find the user's input files and report the ones left out, with the reason.
+"""Find the user's input files and report the skipped ones with the reasons.
 
 A reader of any format yields `FilePiece` records: some rows of a file as Arrow columns.
 """
@@ -48,12 +48,12 @@ _PACKED = _ARCHIVES | set(COMPRESSIONS)
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file.
+    """An input file.
 
     Attributes:
-        path: in its store.
+        path: path in the store.
         format: how to read it.
-        compression: Arrow's name of the codec around it, or None.
+        compression: Arrow's name of the compression codec, or None.
     """
 
     path: str
@@ -63,13 +63,13 @@ class InputFile:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something at the address that is not read.
+    """A file or folder at the address that is not read.
 
     Attributes:
-        path: of a file, or of a folder with all that it has; a folder's ends with a slash. What is
-            not printable is escaped.
-        reason: why it is left out.
-        is_marker: whether it is hidden and has no data by its name, such as ``_SUCCESS``.
+        path: of a file, or of a whole folder, which ends with a slash. Unprintable characters are
+            escaped.
+        reason: why it is not read.
+        is_marker: whether it is a hidden marker file without data, such as ``_SUCCESS``.
     """
 
     path: str
@@ -82,15 +82,15 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The files to read, in the order of their paths, and how.
+    """The files to read, in the order of their paths, and the reading options.
 
     Attributes:
-        store: has the files.
-        files: to be read.
-        options: how they are read, with what the site file says.
-        name: the address that was named.
-        left_out: what else is there.
-        site: how the site's columns become shared ones, if they differ.
+        store: the store of the files.
+        files: the files to read.
+        options: reading options, including those of the site file.
+        name: the address as given.
+        left_out: files and folders at the address that are not read.
+        site: translation of the site's columns to the shared ones, if they differ.
     """
 
     store: Store
@@ -102,18 +102,18 @@ class InputFiles:
 
 
 def find_files(uri: str, options: ReadOptions | None = None) -> InputFiles:
-    """List the readable files at an address, and what is left out there.
+    """List the readable files at an address, and the skipped files and folders.
 
-    Files and folders whose names begin with a dot or an underscore are left out, and so are links
-    to folders, which may lead into another region.
+    Files and folders whose names begin with a dot or an underscore are skipped, as are links to
+    folders, which may lead into another region.
 
     Args:
         uri: a folder (all below it), a single file, or an ``s3://`` address of either.
         options: how to read; its ``format`` chooses among several.
 
     Raises:
-        ShardMissingError: if there is nothing to read; says what is there instead.
-        ConfigError: if there are files of several formats and none is chosen, or the site file
+        ShardMissingError: if there is nothing to read; the message lists what was found.
+        ConfigError: if files have several formats and no format is chosen, or the site file
             cannot be used or contradicts the options.
         StoreError: if the store does not answer.
     """
@@ -126,7 +126,7 @@ def find_files(uri: str, options: ReadOptions | None = None) -> InputFiles:
     known = {path: found for path in paths if (found := _recognise(path)) is not None}
     if options.format is not None:
         chosen = [file for file in known.values() if file.format == options.format]
-        if not chosen:  # the names do not say it, the user does
+        if not chosen:  # the names do not show the format, so the user sets it
             chosen = [
                 InputFile(p, options.format, _compression(p)) for p in paths if p not in known
             ]
@@ -170,7 +170,7 @@ def _paths(uri: str, options: ReadOptions) -> tuple[Store, list[str], list[LeftO
 
 
 def _walk(root: Path) -> tuple[list[str], list[LeftOut]]:
-    """All files below a local folder, and what cannot be a file to read."""
+    """List the files below a local folder, and the entries that cannot be read."""
     paths: list[str] = []
     left_out: list[LeftOut] = []
 
@@ -188,20 +188,20 @@ def _walk(root: Path) -> tuple[list[str], list[LeftOut]]:
         for name in inner:
             link = Path(folder, name)
             if link.is_symlink():
-                reason = "it is a link to a folder; name that folder, or copy it here"
+                reason = "it is a link to a folder; use that folder's path, or copy it here"
                 left_out.append(LeftOut(f"{link.relative_to(root).as_posix()}/", reason))
         for name in names:
             file = Path(folder, name)
             if file.is_file():
                 paths.append(file.relative_to(root).as_posix())
             else:
-                what = "a link to nothing" if file.is_symlink() else "no regular file"
+                what = "a broken link" if file.is_symlink() else "not a regular file"
                 left_out.append(LeftOut(file.relative_to(root).as_posix(), f"it is {what}"))
     return sorted(paths), left_out
 
 
 def _hidden_part(path: str) -> str:
-    """The path down to its first part with a hidden name; empty if there is none."""
+    """Return the path up to its first hidden part; empty if no part is hidden."""
     parts = PurePosixPath(path).parts
     for number, part in enumerate(parts, start=1):
         if part.startswith((".", "_")):
@@ -212,7 +212,7 @@ def _hidden_part(path: str) -> str:
 def _unread(path: str, chosen: Format) -> LeftOut:
     known = _recognise(path)
     if known is not None:
-        return LeftOut(path, f"it is no {chosen} file; --format {known.format} reads it")
+        return LeftOut(path, f"it is not a {chosen} file; --format {known.format} reads it")
     suffix = PurePosixPath(path).suffix.lower()
     if suffix in _PACKED:
         return LeftOut(path, f"files that end in {suffix} are not unpacked here; unpack it")
@@ -235,7 +235,7 @@ def _recognise(path: str) -> InputFile | None:
 
 def _of_one_format(files: Sequence[InputFile], uri: str) -> list[InputFile]:
     kinds = Counter(file.format for file in files)
-    if len(kinds) > 1:  # tables often have descriptions beside them, such as schema.json
+    if len(kinds) > 1:  # tables often come with descriptions, such as schema.json
         files = [file for file in files if not file.path.lower().endswith(".json")]
         kinds = Counter(file.format for file in files)
     if len(kinds) > 1:
@@ -243,7 +243,8 @@ def _of_one_format(files: Sequence[InputFile], uri: str) -> list[InputFile]:
         found = ", ".join(f"{n} of {kind} ({examples[kind]})" for kind, n in sorted(kinds.items()))
         raise ConfigError(
             f"{uri} has files of several formats: {found}",
-            fix=f"Say which to read, such as --format {kinds.most_common(1)[0][0]}, or name a "
+            fix=f"Choose the format to read, such as --format {kinds.most_common(1)[0][0]}, or "
+            "name a "
             "folder with files of one format.",
         )
     return list(files)
@@ -282,12 +283,12 @@ class FilePiece:
     """Consecutive rows of one file.
 
     Attributes:
-        names: all columns that the file has, also those that were not asked for.
+        names: all columns of the file, including those that were not requested.
         columns: name -> Arrow array of ``rows`` values.
-        rows: how many rows, also if there is no column.
-        fraction: how much of the file is read, about; for progress.
-        sparse: a column that is not in ``names`` is one without values here (JSON lines).
-        skipped: why a line before these rows that could be a row is none; empty otherwise.
+        rows: number of rows, also if there are no columns.
+        fraction: approximate part of the file that was read, for progress.
+        sparse: whether a column missing from ``names`` counts as one without values (JSON lines).
+        skipped: why a line before these rows was skipped; empty otherwise.
     """
 
     names: tuple[str, ...]
@@ -299,10 +300,10 @@ class FilePiece:
 
 
 class Borrowed:
-    """A file that whoever reads it cannot close: Arrow's streams close theirs when they end.
+    """A file that its reader cannot close; Arrow's streams close their file at the end.
 
     Args:
-        file: the owner's.
+        file: the file, which the caller closes.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -310,15 +311,15 @@ class Borrowed:
         self.closed = False
 
     def read(self, size: int = -1) -> bytes:
-        """Read as the file does."""
+        """Read from the file."""
         return self._file.read(size)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Seek as the file does."""
+        """Seek in the file."""
         return self._file.seek(offset, whence)
 
     def tell(self) -> int:
-        """Where the file is."""
+        """Return the position in the file."""
         return self._file.tell()
 
     def readable(self) -> bool:
@@ -330,23 +331,23 @@ class Borrowed:
         return True
 
     def close(self) -> None:
-        """Leave the file to its owner."""
+        """Do nothing: the caller closes the file."""
 
 
 def size_of(file: BinaryIO) -> int:
-    """The size of a file that is at its start."""
+    """Return the size of a file positioned at its start."""
     size = file.seek(0, 2)
     file.seek(0)
     return size
 
 
 def fraction_read(file: BinaryIO, size: int) -> float:
-    """How far a file of ``size`` bytes that is read from front to back is read, from 0 to 1."""
+    """Return the part of a file of ``size`` bytes that was read, from 0 to 1."""
     return min(1.0, file.tell() / size) if size else 1.0
 
 
 def flat_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """The columns of a batch; those inside a struct get names such as ``address.city``.
+    """Return the columns of a batch; fields of a struct get names such as ``address.city``.
 
     Raises:
         ValueError: two columns have one name; the message is that name.

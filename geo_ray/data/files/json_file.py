@@ -1,4 +1,4 @@
-"""Rows of a file of JSON lines: one object per line; objects inside it become ``outer.inner``."""
+"""Read the rows of a JSON lines file; keys of nested objects become ``outer.inner``."""
 
 # PyArrow ships no complete types.
 # mypy: disable-error-code="attr-defined, name-defined, no-untyped-call"
@@ -18,7 +18,7 @@ from geo_ray.data.arrow_values import arrow_of
 from geo_ray.data.files.find import Borrowed, FilePiece, InputFile, fraction_read, size_of
 from geo_ray.data.files.options import ReadOptions
 
-_LINES = 16_384  # decoded at a time
+_LINES = 16_384  # lines decoded at a time
 _LINE_CHARS = 64 << 20
 
 _ONE_EACH = "Write one JSON object per line."
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Bad:
-    """A line that cannot be taken."""
+    """A line that cannot be read."""
 
     number: int
     why: str
@@ -36,20 +36,20 @@ class _Bad:
 
 
 class _TwiceError(Exception):
-    """An object has the named key twice."""
+    """The object has the named key twice."""
 
 
 def json_pieces(
     file: BinaryIO, found: InputFile, options: ReadOptions, wanted: Collection[str] | None
 ) -> Iterator[FilePiece]:
-    """Read a file of JSON lines piece by piece; see `geo_ray.data.files.csv_file.csv_pieces`.
+    """Read a JSON lines file in pieces; see `geo_ray.data.files.csv_file.csv_pieces`.
 
-    A key that a line lacks has no value there.
+    A key that is missing from a line counts as a missing value.
 
     Raises:
-        SchemaMismatchError: lines that are no JSON object, or have a key twice or half characters
-            (raised at the end, after the good ones).
-        ShardCorruptError: it is not text of the encoding, or cannot be decompressed.
+        SchemaMismatchError: lines that are not JSON objects, or have a key twice or half characters
+            (raised at the end, after the valid lines).
+        ShardCorruptError: the text is invalid in the encoding, or decompression failed.
     """
     bad: list[_Bad] = []
     size = size_of(file)
@@ -62,16 +62,16 @@ def json_pieces(
     except UnicodeError as error:
         raise ShardCorruptError(
             f"{found.path} is not {options.encoding} text: {error}",
-            fix="Name its encoding, such as --encoding latin-1.",
+            fix="Set its encoding, such as --encoding latin-1.",
         ) from None
     except (pa.ArrowException, OSError, EOFError) as error:
         raise ShardCorruptError(
-            f"{found.path}: cannot be read: {error}", fix="Write the file anew."
+            f"{found.path}: cannot be read: {error}", fix="Write the file again."
         ) from error
     if bad:
         first = bad[0]
         raise SchemaMismatchError(
-            f"{found.path} has lines that cannot be taken: {len(bad)} of them, the first is line "
+            f"{found.path} has lines that cannot be read: {len(bad)} of them, the first is line "
             f"{first.number}: {first.why}",
             fix=first.fix,
         )
@@ -120,12 +120,12 @@ def _take(line: str, number: int, rows: list[Row], bad: list[_Bad]) -> None:
         bad.append(_Bad(number, f"{line.strip()[:60]!r} is not in braces"))
     except _TwiceError as error:
         why = f"it has the key {error.args[0]!r} twice"
-        bad.append(_Bad(number, why, "Give each key a name of its own."))
+        bad.append(_Bad(number, why, "Give each key a unique name."))
     except UnicodeEncodeError as error:
         why = f"it has half a surrogate pair, {error.object[error.start]!r}"
         bad.append(_Bad(number, why, "Write the character itself, or both halves."))
     except (ValueError, RecursionError) as error:
-        bad.append(_Bad(number, f"it is no JSON object: {error}"))
+        bad.append(_Bad(number, f"it is not a JSON object: {error}"))
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Row:
@@ -137,7 +137,7 @@ def _object(pairs: list[tuple[str, Any]]) -> Row:
 
 
 def _flat(row: Row) -> Row:
-    """Nested objects as dotted names."""
+    """Flatten nested objects to dotted names."""
     flat: Row = {}
     waiting = list(row.items())[::-1]
     while waiting:

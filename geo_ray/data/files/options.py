@@ -1,4 +1,4 @@
-"""How a user's files are to be read; each field is an option of ``geo-ray data``."""
+"""Options for reading a user's files; each field is an option of ``geo-ray data``."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from geo_ray.base.errors import ConfigError
 Format = Literal["csv", "jsonl", "parquet", "arrow"]
 
 THOUSANDS = (",", ".", "'", " ")
-"""Marks between groups of three digits; a space stands for all kinds of spaces."""
+"""Allowed thousands marks; a space stands for all kinds of spaces."""
 
 CHARACTERS = {"tab": "\t", "\\t": "\t", "space": " "}
-"""Words for characters that are hard to type, or to see."""
+"""Names of characters that are hard to type or see."""
 
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 DEFAULT_NULLS = ("NULL", "null", "None", "NA", "N/A", "n/a", "#N/A")
-"""Words that, unquoted in a CSV file, mean that there is no value. Empty text always does."""
+"""Unquoted words in a CSV file that mean a missing value. Empty text always does."""
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What the files do not say themselves.
+    """Properties of the files that the files do not declare.
 
     Attributes:
-        format: read files of this format only; None for whichever the folder has.
-        delimiter: between the values of a CSV file; None for a comma, in ``.tsv`` a tab.
+        format: read files of this format only; None for the format that the folder has.
+        delimiter: the delimiter of CSV files; None for a comma, or a tab in ``.tsv`` files.
         decimal: the decimal mark of a CSV file, "." or ",".
-        thousands: the mark between groups of three digits in the numbers of a CSV file: a comma, a
-            point, an apostrophe or a space; None if there is none.
-        encoding: of text files, as Python names it.
+        thousands: the thousands mark of numbers in a CSV file: a comma, a point, an apostrophe or a
+            space; None if there is none.
+        encoding: encoding of text files, by its Python name.
         header: names of the columns of CSV files without a header line; () if they have one.
-        nulls: words that mean "no value"; those of `DEFAULT_NULLS` only in CSV files and unquoted.
-        site: a file that says how these files are read, and how their columns differ from those
-            that all regions share; see `geo_ray.data.files.site`.
-        strict: refuse files of which anything is left out: a file, a folder, or a line.
+        nulls: words that mean a missing value; those of `DEFAULT_NULLS` only unquoted in CSV files.
+        site: a site file with reading options and the differences between these files' columns and
+            the columns shared by all regions; see `geo_ray.data.files.site`.
+        strict: fail if a file, a folder or a line is skipped.
     """
 
     format: Format | None = None
@@ -60,11 +60,11 @@ class ReadOptions:
         if self.delimiter is not None and self.delimiter == self.decimal:
             raise ConfigError(
                 f"--delimiter and --decimal are both {self.delimiter!r}",
-                fix="Files with decimal commas have another delimiter, mostly --delimiter ';'.",
+                fix="Files with decimal commas use another delimiter, usually --delimiter ';'.",
             )
         if self.thousands is not None and self.thousands not in THOUSANDS:
             raise ConfigError(
-                f"--thousands: {self.thousands!r} is no mark between digits",
+                f"--thousands: {self.thousands!r} is not a valid thousands mark",
                 fix="Write a comma, a point, an apostrophe or the word space.",
             )
         if self.thousands == self.decimal:
@@ -75,12 +75,12 @@ class ReadOptions:
         if len(set(self.header)) != len(self.header) or not all(self.header):
             raise ConfigError(
                 f"--header: {','.join(self.header)!r} has an empty name, or one twice",
-                fix="Give each column a name of its own.",
+                fix="Give each column a unique name.",
             )
         try:
             codecs.lookup(self.encoding)
         except LookupError:
             raise ConfigError(
-                f"--encoding: there is no encoding {self.encoding!r}",
-                fix="Usual are utf-8, latin-1, cp1252 and utf-16.",
+                f"--encoding: unknown encoding {self.encoding!r}",
+                fix="Common encodings are utf-8, latin-1, cp1252 and utf-16.",
             ) from None

@@ -1,4 +1,4 @@
-"""All rows of the files that were found, in order, some at a time."""
+"""Read the rows of all files that were found, in order and in batches."""
 
 # PyArrow ships no complete types.
 # mypy: disable-error-code="attr-defined, no-untyped-call"
@@ -20,12 +20,12 @@ from geo_ray.data.files.options import DEFAULT_NULLS, ReadOptions
 from geo_ray.data.files.site import SiteReader
 
 Unreadable = SchemaMismatchError | ShardCorruptError
-"""What may be wrong with one file."""
+"""Errors of a single file."""
 
 ReadPieces = Callable[
     [BinaryIO, InputFile, ReadOptions, Collection[str] | None], Iterator[FilePiece]
 ]
-"""Reads a file of one format piece by piece; see `geo_ray.data.files.csv_file.csv_pieces`."""
+"""Reads a file of one format in pieces; see `geo_ray.data.files.csv_file.csv_pieces`."""
 
 READERS: Final = Plugins[ReadPieces](
     {
@@ -35,7 +35,7 @@ READERS: Final = Plugins[ReadPieces](
         "arrow": "geo_ray.data.files.arrow_file:arrow_pieces",
     }
 )
-"""What reads each format."""
+"""The reader of each format."""
 
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _MOST_NAMED = 20
@@ -46,10 +46,10 @@ class Batch:
     """A piece of a file.
 
     Attributes:
-        path: the file's.
+        path: path of the file.
         first_row: number of its first row in the file, from 1.
-        piece: the rows; their columns are the shared ones, where there is a site file.
-        files_done: files read, this one in part; for progress.
+        piece: the rows, with shared columns if there is a site file.
+        files_done: files read, including a part of this one; for progress.
     """
 
     path: str
@@ -60,12 +60,12 @@ class Batch:
 
 @dataclass
 class ReadReport:
-    """What was not read.
+    """Files and values that were not read.
 
     Attributes:
-        unreadable: what is wrong with files.
+        unreadable: errors of files.
         left_out: files, folders and lines that are not read, with the reasons.
-        untranslated: shared columns of which the site file could not translate all values.
+        untranslated: shared columns with values that the site file could not translate.
     """
 
     unreadable: list[Unreadable] = field(default_factory=list)
@@ -76,24 +76,24 @@ class ReadReport:
 def read_rows(
     found: InputFiles, wanted: Collection[str] | None, report: ReadReport
 ) -> Iterator[Batch]:
-    """Read all files; memory holds a batch at a time.
+    """Read all files, one batch in memory at a time.
 
     The folders of a path such as ``country=DE/part-0.parquet`` are columns, too, unless the file
-    has one of that name.
+    has a column of that name.
 
     Args:
         found: the files.
         wanted: the columns to read, or None for all.
-        report: notes what is wrong with a file, and reading continues with the next one; notes
-            what is left out.
+        report: receives the error of a file, after which reading continues with the next file,
+            and what was skipped.
 
     Yields:
         Batches of at least one row, in the order of the files and of their rows.
 
     Raises:
-        ShardMissingError: if a file vanished meanwhile.
+        ShardMissingError: if a file was removed in the meantime.
         StoreError: if the store does not answer.
-        DataLeftOutError: if something is left out and the options are strict.
+        DataLeftOutError: if something was skipped and the options are strict.
     """
     options = found.options
     report.left_out += found.left_out
@@ -132,7 +132,7 @@ def read_rows(
 
 
 def _own_names(found: InputFiles, wanted: Collection[str] | None) -> Collection[str] | None:
-    """The columns to read, as the files name them."""
+    """Return the columns to read, by their names in the files."""
     return wanted if wanted is None or found.site is None else found.site.own_names(wanted)
 
 
@@ -145,12 +145,12 @@ def _refuse_left_out(found: InputFiles, report: ReadReport) -> None:
         lines.append(f"and {len(serious) - _MOST_NAMED} more")
     raise DataLeftOutError(
         "\n    ".join([f"not all of {found.name} would be read:", *lines]),
-        fix="Move what is no data elsewhere and mend the rest, or leave --strict out.",
+        fix="Move files without data elsewhere and correct the others, or remove --strict.",
     )
 
 
 def _with_nulls(piece: FilePiece, options: ReadOptions) -> FilePiece:
-    """The piece without the words that the user says mean no value; they may be quoted."""
+    """Replace the user's words for missing values, quoted or not, by nulls."""
     own = [word for word in options.nulls if word not in DEFAULT_NULLS]
     if not own:
         return piece
@@ -163,7 +163,7 @@ def _with_nulls(piece: FilePiece, options: ReadOptions) -> FilePiece:
 
 
 def _with_folders(piece: FilePiece, path: str, wanted: Collection[str] | None) -> FilePiece:
-    """The piece with the columns that the folders of its path state, as Spark writes them."""
+    """Add the columns given by the folders of the path, as Spark writes them."""
     names, columns = dict.fromkeys(piece.names), dict(piece.columns)
     for part in PurePosixPath(path).parts[:-1]:
         name, equals, value = part.partition("=")

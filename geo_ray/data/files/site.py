@@ -1,9 +1,9 @@
-"""The site file: how one site's files differ from what all regions share.
+"""The site file: how one site's files differ from the format shared by all regions.
 
-A preparation is the same in all regions, and its fingerprint proves it. Sites name their columns in
-their own way, and write words, times and units in their own way. A site file translates them while
-the rows are read, so that all that follows sees the shared columns. It is not part of the
-fingerprint. It may also say how the files are read: sites use different separators and encodings.
+A preparation is the same in all regions, which its fingerprint proves. But sites have their own
+names of columns, words, time formats and units. A site file translates them while rows are read,
+so that all later steps see the shared columns. It is not part of the fingerprint. It may also set
+reading options, since sites use different separators and encodings.
 """
 
 # PyArrow ships no complete types.
@@ -54,7 +54,7 @@ class Unit(StrictModel):
     """Conversion of a column's numbers to the shared unit: value * multiply + add."""
 
     multiply: float = Field(
-        default=1.0, description="first factor, such as 0.45359237 for lb to kg"
+        default=1.0, description="factor, applied first, such as 0.45359237 for lb to kg"
     )
     add: float = Field(default=0.0, description="then added")
 
@@ -66,55 +66,53 @@ class Unit(StrictModel):
 
 
 class SiteColumn(StrictModel):
-    """How one column of the site becomes a shared one."""
+    """Translation of one column of the site to a shared one."""
 
     rename: str | None = Field(default=None, description="the shared name of the column")
     words: dict[str, bool | int | float | str | None] = Field(
         default_factory=dict,
-        description="the site's word -> the shared word; null: there is no value",
+        description="the site's word -> the shared word, or null for a missing value",
     )
     cast: TimeFormat | None = Field(
-        default=None, description="{time: FORMAT}, such as %d.%m.%Y, if the column has times"
+        default=None, description="{time: FORMAT}, such as %d.%m.%Y, if the column contains times"
     )
     unit: Unit | None = Field(
-        default=None, description="{multiply: A, add: B}, if the column has another unit"
+        default=None, description="{multiply: A, add: B}, if the column uses another unit"
     )
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> SiteColumn:
         if self.cast is not None and self.unit is not None:
-            raise ValueError("cast and unit do not go together: a time has no unit")
+            raise ValueError("cast and unit cannot be combined: a time has no unit")
         twice = [w for w, n in Counter(text_of(word) for word in self.words).items() if n > 1]
         if twice:
-            raise ValueError(f"words: {twice[0]!r} is there twice")
+            raise ValueError(f"words: {twice[0]!r} is listed twice")
         return self
 
 
 class SiteRead(StrictModel):
-    """How the files of a site are read; each key is also an option of ``geo-ray data``."""
+    """Reading options of a site's files; each key is also an option of ``geo-ray data``."""
 
-    delimiter: str | None = Field(default=None, description="between the values of CSV files")
+    delimiter: str | None = Field(default=None, description="delimiter of CSV files")
     decimal: Literal[".", ","] | None = Field(default=None, description="decimal mark")
-    thousands: str | None = Field(
-        default=None, description="mark between groups of three digits, or the word space"
-    )
-    encoding: str | None = Field(default=None, description="of text files")
+    thousands: str | None = Field(default=None, description="thousands mark, or the word `space`")
+    encoding: str | None = Field(default=None, description="encoding of text files")
     header: tuple[str, ...] | None = Field(
         default=None, description="names of the columns of CSV files without a header line"
     )
     nulls: tuple[str, ...] = Field(
-        default=(), description="words that mean that there is no value, besides the usual ones"
+        default=(), description="additional words that mean a missing value"
     )
 
     def added_to(self, options: ReadOptions, origin: str) -> ReadOptions:
-        """Options with what the site file says.
+        """Return the options combined with those of the site file.
 
         Args:
-            options: what the user said; default values count as not said.
+            options: the user's options; default values count as unset.
             origin: the name of the site file, for messages.
 
         Raises:
-            ConfigError: the two contradict each other, or the site file makes no sense.
+            ConfigError: both contradict each other, or the site file is invalid.
         """
         given: dict[str, Any] = {
             name: CHARACTERS.get(value, value) if isinstance(value, str) else value
@@ -126,8 +124,8 @@ class SiteRead(StrictModel):
             other = getattr(options, name)
             if other not in (getattr(usual, name), value):
                 raise ConfigError(
-                    f"{origin} says that {name} is {value!r}, and --{name} that it is {other!r}",
-                    fix=f"Leave --{name} out, or correct read.{name} in {origin}.",
+                    f"{origin} sets {name} to {value!r}, but --{name} is {other!r}",
+                    fix=f"Remove --{name}, or correct read.{name} in {origin}.",
                 )
         try:
             return replace(options, nulls=(*options.nulls, *self.nulls), **given)
@@ -137,15 +135,13 @@ class SiteRead(StrictModel):
 
 
 class SiteFile(StrictModel):
-    """How the files of a site are read, and its columns that differ from the shared ones."""
+    """Reading options of a site's files, and its columns that differ from the shared ones."""
 
     version: Literal[1] = Field(default=1, description="version of this format")
-    read: SiteRead = Field(
-        default_factory=SiteRead, description="how the files are read, if not as usual"
-    )
+    read: SiteRead = Field(default_factory=SiteRead, description="reading options of the files")
     columns: dict[str, SiteColumn] = Field(
         default_factory=dict,
-        description="column of the site's files -> how it becomes a shared column",
+        description="column of the site's files -> its translation to a shared column",
     )
 
     @model_validator(mode="after")
@@ -157,12 +153,12 @@ class SiteFile(StrictModel):
         return self
 
     def shared_name(self, column: str) -> str:
-        """The shared name of a column of the site."""
+        """Return the shared name of a column of the site."""
         known = self.columns.get(column)
         return column if known is None or known.rename is None else known.rename
 
     def own_names(self, shared: Collection[str]) -> set[str]:
-        """The columns of the site that may become some of the shared columns."""
+        """Return the columns of the site that may translate to the given shared columns."""
         renamed = {name for name in self.columns if self.shared_name(name) in shared}
         return renamed | {name for name in shared if self.shared_name(name) == name}
 
@@ -183,14 +179,14 @@ def load_site(path: Path) -> SiteFile:
     except ValidationError as error:
         lines = explain(error, SiteFile, tree.origins)
         raise ConfigError(
-            "\n    ".join([f"{path}: this site file makes no sense:", *lines]),
+            "\n    ".join([f"{path}: this site file is invalid:", *lines]),
             fix="Correct the keys; docs/guides/preparation.md lists them.",
         ) from None
 
 
 @dataclass
 class _Problem:
-    """Values of one column of a file that cannot be translated."""
+    """Values of one column of a file that could not be translated."""
 
     what: str
     example: object
@@ -200,13 +196,13 @@ class _Problem:
 
 
 class SiteReader:
-    """Translates columns of a site to shared ones and gathers what cannot be translated.
+    """Translates columns of a site to shared ones and collects untranslatable values.
 
     Args:
         site: the translation.
         origin: the name of the site file, for messages.
         decimal: the decimal mark of numbers that are text.
-        thousands: the mark between groups of three of their digits.
+        thousands: their thousands mark.
 
     Attributes:
         untranslated: shared columns with values that could not be translated.
@@ -223,10 +219,10 @@ class SiteReader:
         self.untranslated: set[str] = set()
 
     def names(self, own: Iterable[str], path: str) -> tuple[str, ...]:
-        """The shared names of the columns of a file.
+        """Return the shared names of the columns of a file.
 
         Raises:
-            SchemaMismatchError: two columns become one.
+            SchemaMismatchError: two columns translate to the same name.
         """
         own = tuple(own)
         self._seen.update(own)
@@ -253,7 +249,7 @@ class SiteReader:
         }
 
     def take_problem(self, path: str) -> SchemaMismatchError | None:
-        """What could not be translated since the last call, of the file at ``path``."""
+        """Return the errors since the last call, of the file at ``path``."""
         problems, self._problems = self._problems, {}
         if not problems:
             return None
@@ -265,12 +261,12 @@ class SiteReader:
         ]
         return SchemaMismatchError(
             f"{path}: " + "; ".join(lines),
-            fix=f"Correct the column in {self._origin}. A word that means that there is no value "
-            "goes there as words: {WORD: null}.",
+            fix=f"Correct the column in {self._origin}. Declare a word for missing values there as "
+            "words: {WORD: null}.",
         )
 
     def lost(self) -> SchemaMismatchError | None:
-        """Columns of the site file that no file had."""
+        """Return the columns of the site file that no file had."""
         lost = [name for name in self._site.columns if name not in self._seen]
         if not lost or not self._seen:
             return None
@@ -279,7 +275,8 @@ class SiteReader:
             close = nearest_word(name, self._seen)
             hints.append(f"{name!r}" + (f" (did you mean {close!r}?)" if close else ""))
         return SchemaMismatchError(
-            f"{self._origin} names the column {', '.join(hints)}, which no file has; they have "
+            f"{self._origin} names the column {', '.join(hints)}, which no file has; the files "
+            "have "
             f"{listed(sorted(self._seen))}",
             fix=f"Correct the name in {self._origin}, or remove the column there.",
         )
@@ -302,7 +299,7 @@ class SiteReader:
     ) -> pa.Array:
         found = to_words(array)
         if found is None:
-            self._refuse(name, "has values that are no words", array, None, first_row)
+            self._refuse(name, "has values that are not words", array, None, first_row)
             return array
         shared = {text_of(word): None if to is None else text_of(to) for word, to in words.items()}
         if not shared.keys() & set(found.words):
@@ -325,10 +322,10 @@ class SiteReader:
     def _converted(self, name: str, array: pa.Array, unit: Unit, first_row: int) -> pa.Array:
         numbers = to_numbers(with_points(array, *self._marks))
         if numbers is None:
-            self._refuse(name, "has values that are no numbers", array, None, first_row)
+            self._refuse(name, "has values that are not numbers", array, None, first_row)
             return array
         self._refuse(name, "has text where a unit needs numbers", array, numbers.bad, first_row)
-        what = "has integers beyond 2**53, which have no unit"
+        what = "has integers beyond 2**53, whose unit cannot be converted"
         self._refuse(name, what, array, numbers.inexact, first_row)
         values = numbers.values.astype(np.float64) * unit.multiply + unit.add
         values[numbers.nan] = np.nan
@@ -358,7 +355,7 @@ class SiteReader:
 
 
 def _hint(example: object, marks: Iterable[Marks]) -> str:
-    """What would read a value as a time or a number."""
+    """Suggest what would read a value as a time or a number."""
     word = str(example).strip()
     if formats := matching_formats([word]):
         return f"; {formats[0].time} fits it"

@@ -24,7 +24,7 @@ from geo_ray.base.yaml import parse_yaml, read_text
 from geo_ray.data.arrow_values import Cast, text_of
 
 MAX_WORDS = 1_000_000
-"""Most words of a vocabulary."""
+"""Maximum number of words in a vocabulary."""
 
 Word = bool | int | float | str
 
@@ -32,7 +32,7 @@ _LEAST, _GREATEST = -(2**63), 2**64 - 1
 
 
 class Fill(StrictModel):
-    """A value in the place of a missing one."""
+    """A replacement for missing values."""
 
     fill: Word = Field(description="the value: a number, or a word of the vocabulary")
 
@@ -51,28 +51,29 @@ class Linear(StrictModel):
 
 
 class Vocabulary(StrictModel):
-    """Which words a column may have, and what becomes of them."""
+    """The words allowed in a column, and their encoding."""
 
     values: tuple[Word, ...] | None = Field(default=None, description="the words, in order")
     file: str | None = Field(
-        default=None, description="a UTF-8 file with a word per line, beside the preparation file"
+        default=None,
+        description="a UTF-8 file with one word per line, in the folder of the preparation file",
     )
     counted: int | None = Field(
         default=None,
         ge=1,
-        description="the words that the statistics have counted at least this often",
+        description="use the words that the statistics counted at least this often",
     )
     hash: int | None = Field(
-        default=None, ge=1, description="no list: each word falls into one of so many buckets"
+        default=None, ge=1, description="without a list: number of hash buckets for the words"
     )
     other: Literal["bucket", "refuse"] = Field(
         default="bucket",
-        description="words not in the list: bucket (a place of their own, the last), refuse",
+        description="words not in the list: bucket (an extra last position), refuse",
     )
     encode: Literal["index", "one_hot"] | None = Field(
         default=None,
-        description="a number from 0, or as many numbers as there are places, all 0 but one; by "
-        "default index where the column has this source alone, one_hot among several",
+        description="index: a number from 0; one_hot: one number per position, 1 at the word's and "
+        "0 elsewhere; by default index if the column has only this source, else one_hot",
     )
 
     @model_validator(mode="after")
@@ -86,28 +87,29 @@ class Vocabulary(StrictModel):
         given = [key for key, value in sources.items() if value is not None]
         if len(given) != 1:
             raise ValueError(
-                f"a vocabulary needs one of {', '.join(sources)}; has {', '.join(given) or 'none'}"
+                f"a vocabulary needs exactly one of {', '.join(sources)}; found "
+                f"{', '.join(given) or 'none'}"
             )
         twice = [word for word, n in Counter(self.words).items() if n > 1]
         if twice or self.values == ():
             raise ValueError(
-                f"values: {twice[0]!r} is there twice" if twice else "values: is empty"
+                f"values: {twice[0]!r} is listed twice" if twice else "values: is empty"
             )
         return self
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words of ``values`` as columns are compared with them; () if there is no list."""
+        """Return ``values`` as texts for comparison with columns; () without a list."""
         return tuple(text_of(value) for value in self.values or ())
 
     @property
     def places(self) -> int:
-        """How many there are, with that of other words; known once ``values`` or ``hash`` is."""
+        """Return the number of positions, including other words; needs ``values`` or ``hash``."""
         return self.hash or len(self.values or ()) + (self.other == "bucket")
 
 
 class Source(StrictModel):
-    """One column of the files and its treatment."""
+    """One column of the files and its conversion."""
 
     column: str = Field(description="the column of the files; `outer.inner` inside objects")
     cast: Cast = Field(
@@ -116,26 +118,28 @@ class Source(StrictModel):
         "{time: FORMAT}: text such as %d.%m.%Y",
     )
     length: int | None = Field(
-        default=None, ge=1, description="numbers per row, if the column has a list per row"
+        default=None, ge=1, description="numbers per row, if each row of the column is a list"
     )
     missing: Literal["refuse", "drop_row", "keep", "mean", "most_frequent", "other"] | Fill = Field(
         default="refuse",
-        description="rows without a value (or with NaN): refuse, drop_row, keep (as NaN), mean, "
-        "most_frequent, other (the vocabulary's place for other words), or {fill: VALUE}",
+        description="rows with a missing value or NaN: refuse, drop_row, keep (as NaN), mean, "
+        "most_frequent, other (the vocabulary's position for other words), or {fill: VALUE}",
     )
     infinite: Literal["refuse", "missing", "keep"] = Field(
         default="refuse",
-        description="infinite numbers: refuse, missing (as if there were none), keep",
+        description="infinite numbers: refuse, missing (treated as missing values), keep",
     )
     scale: Literal["standard", "minmax"] | Linear | None = Field(
         default=None,
         description="standard: mean 0 and deviation 1; minmax: from 0 to 1; or {subtract, divide}",
     )
-    vocabulary: Vocabulary | None = Field(default=None, description="the column is a category")
+    vocabulary: Vocabulary | None = Field(
+        default=None, description="words, for a column of categories"
+    )
 
     @property
     def needs_words(self) -> bool:
-        """Whether it refers to words that statistics have counted."""
+        """Whether it refers to words counted in statistics."""
         counted = self.vocabulary is not None and self.vocabulary.counted is not None
         return counted or self.missing == "most_frequent"
 
@@ -146,7 +150,7 @@ class Source(StrictModel):
 
     @property
     def width(self) -> int:
-        """Numbers per row that it gives; known once its vocabulary is."""
+        """Return the numbers per row that it produces; needs the words of its vocabulary."""
         if self.vocabulary is None:
             return self.length or 1
         return self.vocabulary.places if self.vocabulary.encode == "one_hot" else 1
@@ -156,29 +160,29 @@ class Source(StrictModel):
         words = self.vocabulary
         if words is None:
             if self.missing == "other":
-                raise ValueError("missing: other goes with a vocabulary")
+                raise ValueError("missing: other requires a vocabulary")
             if isinstance(self.missing, Fill) and isinstance(self.missing.fill, str):
-                raise ValueError(f"fill: {self.missing.fill!r} is no number")
+                raise ValueError(f"fill: {self.missing.fill!r} is not a number")
             if isinstance(self.missing, Fill) and not _LEAST <= self.missing.fill <= _GREATEST:  # type: ignore[operator]
                 raise ValueError("fill: must be from -2**63 to 2**64 - 1")
             if self.length is not None and self.scale in ("standard", "minmax"):
-                raise ValueError("there are no statistics of lists; write {subtract, divide}")
+                raise ValueError("lists have no statistics; write {subtract, divide}")
             return self
         if self.scale is not None or self.length is not None or self.cast != "number":
-            raise ValueError("scale, length and cast do not go with a vocabulary")
+            raise ValueError("scale, length and cast cannot be combined with a vocabulary")
         if self.missing in ("keep", "mean"):
-            raise ValueError(f"missing: {self.missing} does not go with a vocabulary")
+            raise ValueError(f"missing: {self.missing} cannot be combined with a vocabulary")
         if self.missing == "other" and (words.hash is not None or words.other == "refuse"):
-            raise ValueError("missing: other needs a vocabulary with a place for other words")
+            raise ValueError("missing: other requires a vocabulary with a position for other words")
         return self
 
 
 class Preparation(StrictModel):
-    """All columns of a task and what they are made of."""
+    """All columns of a task and their sources."""
 
     version: Literal[1] = Field(default=1, description="version of this format")
     columns: dict[str, tuple[Source, ...]] = Field(
-        description="column of the task -> its sources, whose numbers are joined"
+        description="column of the task -> its sources, whose numbers are concatenated"
     )
     types: dict[str, str] = Field(
         default_factory=dict, description="column of the task -> type; written by `data shard`"
@@ -193,17 +197,17 @@ class Preparation(StrictModel):
 
 
 def load_preparation(path: Path) -> Preparation:
-    """Read a preparation file and the vocabulary files that it names, which lie relative to it.
+    """Read a preparation file and its vocabulary files, whose paths are relative to it.
 
     Returns:
-        The preparation; vocabularies from files have become ``values``.
+        The preparation, with vocabularies from files stored in ``values``.
 
     Raises:
-        ConfigError: naming the file and every key that is wrong, or the vocabulary file.
+        ConfigError: naming the file and every invalid key, or the vocabulary file.
     """
     if not path.exists():
         raise ConfigError(
-            f"there is no preparation file {path}{missing_path(path)}",
+            f"no preparation file {path}{missing_path(path)}",
             fix="Correct the path; `geo-ray data inspect FILES --task TASK --draft FILE` writes a "
             "first one.",
         )
@@ -216,14 +220,14 @@ def load_preparation(path: Path) -> Preparation:
 
 
 def parse_preparation(text: str, origin: str) -> Preparation:
-    """Read a preparation from YAML; files that it names are not read.
+    """Read a preparation from YAML without its vocabulary files.
 
     Args:
-        text: where a column has one source, that may stand without a list around it.
+        text: the YAML; a single source of a column need not be in a list.
         origin: the name of the text, for messages.
 
     Raises:
-        ConfigError: naming every key that is wrong.
+        ConfigError: naming every invalid key.
     """
     tree = parse_yaml(text, origin)
     value, origins = tree.value, dict(tree.origins)
@@ -239,7 +243,7 @@ def parse_preparation(text: str, origin: str) -> Preparation:
     except ValidationError as error:
         lines = explain(error, Preparation, origins)
         raise ConfigError(
-            "\n    ".join([f"{origin}: this preparation makes no sense:", *lines]),
+            "\n    ".join([f"{origin}: this preparation is invalid:", *lines]),
             fix="Correct the keys; docs/guides/preparation.md lists them.",
         ) from None
 
@@ -250,7 +254,7 @@ def _with_words(source: Source, path: Path) -> Source:
         return source
     file = path.parent / words.file
     try:
-        # Not splitlines(), which cuts at more than the ends of lines.
+        # Not splitlines(), which splits at more characters than line ends.
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeError) as error:
         raise _no_words(source.column, path, file, error) from None
@@ -270,13 +274,14 @@ def _no_words(column: str, path: Path, file: Path, error: OSError | UnicodeError
     where = f"{path}: the vocabulary of column {column!r}"
     if isinstance(error, FileNotFoundError):
         return ConfigError(
-            f"{where}: there is no file {file}{missing_path(file)}",
-            fix=f"Correct its name, which starts at the folder of {path.name}, or write a UTF-8 "
-            "file with a word per line there.",
+            f"{where}: no file {file}{missing_path(file)}",
+            fix=f"Correct its path, which is relative to the folder of {path.name}, or write a "
+            "UTF-8 "
+            "file with one word per line there.",
         )
     reason = "it is not UTF-8 text" if isinstance(error, UnicodeError) else error.strerror
     return ConfigError(
-        f"{where}: {file} cannot be read: {reason}", fix="Name a UTF-8 file with a word per line."
+        f"{where}: {file} cannot be read: {reason}", fix="Name a UTF-8 file with one word per line."
     )
 
 
@@ -285,7 +290,7 @@ _TAKEN = {"null", "true", "false"}
 
 
 def flow(value: Any) -> str:
-    """A value as YAML on one line; JSON where plain text would be misread."""
+    """A value as YAML on one line; as JSON if plain text would be misread."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{flow(k)}: {flow(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -296,25 +301,25 @@ def flow(value: Any) -> str:
 
 
 def source_text(source: Source, changes: Mapping[str, Any] | None = None) -> str:
-    """``{column: age, missing: mean}``: what is not the default, with some keys changed."""
+    """Return ``{column: age, missing: mean}``: the non-default keys, with some keys changed."""
     given = source.model_dump(mode="json", exclude_defaults=True)
     return flow({"column": source.column, **given, **(changes or {})})
 
 
 @dataclass(frozen=True)
 class WrittenSource:
-    """One source of a column, before statistics and words of files are put in.
+    """One source of a column as written, without statistics and vocabulary files.
 
     Attributes:
         where: file and line, such as ``prepare.yaml, line 4``.
-        keys: what the file says of it.
+        keys: its keys in the file.
     """
 
     where: str
     keys: Mapping[str, Any]
 
     def changed(self, changes: Mapping[str, Any]) -> str:
-        """The source on one line of YAML, with some keys changed or added."""
+        """Return the source on one line of YAML, with some keys changed or added."""
         return flow({**self.keys, **changes})
 
 
@@ -323,10 +328,10 @@ WrittenSources = Mapping[tuple[str, str], WrittenSource]
 
 
 def written_sources(path: Path | None) -> WrittenSources:
-    """The sources of a preparation file that `geo_ray.data.prepare.config` could read.
+    """Return the sources of a valid preparation file.
 
     Args:
-        path: the file; None, if there is none, has no sources.
+        path: the file; None gives no sources.
     """
     if path is None:
         return {}

@@ -35,16 +35,16 @@ Kind = Literal[
     "absent", "missing", "text", "infinite", "inexact", "fraction", "range", "truth", "unknown",
     "is_list", "is_single", "length", "unreadable",
 ]  # fmt: skip
-"""What may be wrong; `geo_ray.data.prepare.findings` says each in words."""
+"""Kinds of errors; `geo_ray.data.prepare.findings` has their messages."""
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """Rows that a source cannot take.
+    """Rows that a source cannot encode.
 
     Attributes:
-        kind: why.
-        rows_N: (N,) which.
+        kind: the kind of error.
+        rows_N: (N,) the rows.
     """
 
     kind: Kind
@@ -53,12 +53,12 @@ class Wrong:
 
 @dataclass
 class Part:
-    """What a source made of some rows.
+    """The encoded rows of a source.
 
     Attributes:
         values_NW: (N, W) numbers; 0 in rows that are wrong or dropped.
-        dropped_N: (N,) rows that are to be left out.
-        wrong: what is wrong, one record per kind.
+        dropped_N: (N,) rows to drop.
+        wrong: the errors, one record per kind.
         filled: rows whose missing value was replaced.
         other: words that are not in the vocabulary -> their rows.
     """
@@ -70,29 +70,29 @@ class Part:
     other: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, kind: Kind, rows_N: Array) -> None:
-        """Note rows as wrong, if there are any."""
+        """Record rows with an error, if any."""
         if rows_N.any():
             self.wrong.append(Wrong(kind, rows_N))
 
 
 def any_of(mask_NW: Array) -> Array:
-    """(N,) whether any number of the row is marked."""
+    """Return (N,) whether any number of the row is marked."""
     rows_N: Array = np.any(mask_NW, axis=1)
     return rows_N
 
 
 def unusable(kind: Kind, rows: int, width: int) -> Part:
-    """The part of a source that cannot be used at all."""
+    """Build the result of a source that cannot be used at all."""
     part = Part(np.zeros((rows, width)), np.zeros(rows, bool))
     part.refuse(kind, np.ones(rows, bool))
     return part
 
 
 def number_part(source: Source, array: pa.Array) -> Part:
-    """Read and treat a column of numbers.
+    """Read and convert a column of numbers.
 
     Args:
-        source: of a resolved preparation, so nothing in it refers to statistics.
+        source: a source of a resolved preparation, without references to statistics.
         array: (N,) numbers, or lists of ``source.length`` numbers.
     """
     table = _table(source, decoded(array))
@@ -135,9 +135,9 @@ def _fill(source: Source, part: Part, missing_NW: Array) -> None:
 
 
 def _beside(part: Part, fill: Word) -> Array:
-    """The value for missing numbers, in the type of the others; theirs is changed if need be.
+    """Return the replacement in the type of the numbers, whose type is widened if necessary.
 
-    Whole numbers stay integers, so that whether a row has a gap is nothing to its neighbours.
+    Whole numbers stay integers, so that missing values do not affect other rows.
     """
     number = float(fill)
     if part.values_NW.dtype.kind != "f" and number.is_integer():
@@ -152,7 +152,7 @@ def _beside(part: Part, fill: Word) -> Array:
 
 
 def _to_floats(part: Part) -> Array:
-    """Its numbers as float64; rows whose integers that would change are refused."""
+    """Convert numbers to float64; rows whose integers would change are errors."""
     if part.values_NW.dtype.kind in "iu":
         part.refuse("inexact", any_of(_beyond_floats(part.values_NW)))
     return part.values_NW.astype(np.float64)
@@ -164,9 +164,9 @@ def _beyond_floats(values_NW: Array) -> Array:
 
 
 def fit_dtype(values_NW: Array, dtype: np.dtype[np.generic]) -> tuple[Array, list[Wrong]]:
-    """Convert numbers to the type of the task's column, if none is lost.
+    """Convert numbers to the type of the task's column, if no value is lost.
 
-    Rounding to a shorter float is no loss; integers beyond 2**53 in a float are.
+    Rounding to a shorter float is allowed; integers beyond 2**53 in a float are a loss.
 
     Returns:
         (N, W) of the type, and the rows that do not fit it.
@@ -193,7 +193,7 @@ def fit_dtype(values_NW: Array, dtype: np.dtype[np.generic]) -> tuple[Array, lis
 
 
 def _outside(values_NW: Array, limits: np.iinfo[np.signedinteger]) -> Array:
-    """Which whole numbers an integer type cannot hold, without rounding the limits."""
+    """Mark whole numbers outside an integer type's range, without rounding the limits."""
     if values_NW.dtype.kind == "f":
         above: Array = values_NW >= float(limits.max) + (float(limits.max) < 2.0**53)
         return above | (values_NW < float(limits.min)) | ~np.isfinite(values_NW)
@@ -208,7 +208,7 @@ def _outside(values_NW: Array, limits: np.iinfo[np.signedinteger]) -> Array:
 
 @dataclass(frozen=True)
 class _Table:
-    """Numbers whose arrays are (N, W), and the rows whose list has another length than W."""
+    """Read lists as numbers (N, W), and mark rows whose list has another length than W."""
 
     numbers: Numbers
     wrong_length_N: Array
@@ -252,16 +252,16 @@ _UNKNOWN = -2
 
 
 def bucket_of(word: str, buckets: int) -> int:
-    """The hash bucket of a word; the same in every process, region and release."""
+    """Return a word's hash bucket; it is the same in every process, region and release."""
     digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % buckets
 
 
 class WordPlaces:
-    """Gives the words of a column their places.
+    """Encodes the words of a column as positions in a vocabulary.
 
     Args:
-        source: of a resolved preparation, with a vocabulary of ``values`` or ``hash``.
+        source: a source of a resolved preparation, with a vocabulary of ``values`` or ``hash``.
         vocabulary: that vocabulary.
     """
 
@@ -271,13 +271,13 @@ class WordPlaces:
         self._place = {word: place for place, word in enumerate(vocabulary.words)}
 
     def part(self, array: pa.Array) -> Part:
-        """Read and treat a column of categories (N,)."""
+        """Read and convert a column of categories (N,)."""
         rows, vocabulary = len(array), self._vocabulary
         found = to_words(array)
         if found is None:
             return unusable("unreadable", rows, self._source.width)
         place_W = np.array([self._find(word) for word in found.words] + [_UNKNOWN], np.int64)
-        place_N = place_W[found.codes]  # -1, where there is no value, takes the last
+        place_N = place_W[found.codes]  # -1 (a missing value) selects the last
         missing_N = found.codes == -1
         part = Part(place_N[:, None], np.zeros(rows, bool))
         if missing_N.any():

@@ -28,11 +28,11 @@ _NULL_WORDS = 3
 
 @dataclass(frozen=True)
 class ColumnAdvice:
-    """What to do about a column.
+    """Advice on a column.
 
     Attributes:
-        changes: keys of its treatment and their values.
-        remark: what else may be done.
+        changes: keys of its source to change, and their values.
+        remark: alternatives.
     """
 
     changes: Mapping[str, Any]
@@ -41,13 +41,13 @@ class ColumnAdvice:
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """What a column has where it is wrong.
+    """Facts about the invalid values of a column.
 
     Attributes:
         example: the first value.
-        words: distinct words, of text; at most `MOST_WORDS`.
-        whole: whether all its values are wrong.
-        marks: how its numbers may be written, other than by the marks in use.
+        words: distinct words of text values; at most `MOST_WORDS`.
+        whole: whether all its values are invalid.
+        marks: alternative decimal and thousands marks that would read its numbers.
     """
 
     example: Any
@@ -57,17 +57,17 @@ class ColumnFacts:
 
 
 MOST_WORDS = 64
-"""Words of a column that are remembered to advise about."""
+"""Maximum number of words of a column remembered for advice."""
 
 
 def shown(value: Any) -> str:
-    """A value for a message, cut short."""
+    """Return a value for a message, shortened."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def in_words(kind: Kind, example: Any, wanted: ColumnType) -> str:
-    """What is wrong; ``example`` is the first value that is."""
+    """Describe an error; ``example`` is the first invalid value."""
     has = f"such as {shown(example)}"
     match kind:
         case "absent":
@@ -77,37 +77,38 @@ def in_words(kind: Kind, example: Any, wanted: ColumnType) -> str:
                 "has no value" if example is None or example == "" else f"has no value, but {has}"
             )
         case "text":
-            return f"has text {has}, where a number is wanted"
+            return f"has text {has}, where a number is required"
         case "infinite":
             return "has infinite numbers"
         case "inexact":
             return f"has integers beyond 2**53, {has}, which a float cannot hold"
         case "fraction":
-            return f"has numbers that are not whole, {has}; the task wants {wanted.in_words}"
+            return f"has numbers that are not whole, {has}; the task requires {wanted.in_words}"
         case "range":
-            return f"has numbers {has} that do not fit; the task wants {wanted.in_words}"
+            return f"has numbers {has} that do not fit; the task requires {wanted.in_words}"
         case "truth":
             return f"has values {has} that are neither true nor false, nor 1 or 0"
         case "unknown":
             return f"has words {has} that are not in its vocabulary"
         case "is_list":
-            return f"has a list of numbers in each row, {has}, where a single number is wanted"
+            return f"has a list of numbers in each row, {has}, where a single number is required"
         case "is_single":
-            return f"has a single value in each row, {has}; the task wants {wanted.in_words}"
+            return f"has a single value in each row, {has}; the task requires {wanted.in_words}"
         case "length":
             return f"has lists of another length than {wanted.length}, {has}"
         case "unreadable":
-            return f"has values that are no numbers, no text and no times, {has}"
+            return f"has values that are not numbers, text or times, {has}"
 
 
 @dataclass(frozen=True)
 class ColumnTarget:
-    """What a column is for.
+    """The role of a column.
 
     Attributes:
         wanted: the task's column.
-        is_label: whether it has the class of each row, so that a place more were a class more.
-        has_statistics: whether its treatment takes something from statistics.
+        is_label: whether it has the class of each row, so that another position would be another
+            class.
+        has_statistics: whether its source uses statistics.
     """
 
     wanted: ColumnType
@@ -116,13 +117,13 @@ class ColumnTarget:
 
 
 def advise(kind: Kind, source: Source, role: ColumnTarget, facts: ColumnFacts) -> ColumnAdvice:
-    """A treatment that mends it.
+    """Suggest changes to a source that fix an error.
 
     Args:
-        kind: what is wrong.
-        source: the treatment so far.
-        role: what it is for.
-        facts: the values that are wrong.
+        kind: the error.
+        source: the current source.
+        role: the role of the column.
+        facts: facts about the invalid values.
     """
     wanted = role.wanted
     match kind:
@@ -136,14 +137,14 @@ def advise(kind: Kind, source: Source, role: ColumnTarget, facts: ColumnFacts) -
         case "inexact":
             return ColumnAdvice(
                 {"vocabulary": {"hash": 1024}},
-                "if it is an identifier, leave it out; if it is a time, write it as a timestamp",
+                "if it is an identifier, remove it; if it is a time, write it as a timestamp",
             )
         case "fraction":
             floats = "float32" if wanted.length is None else f"float32[{wanted.length}]"
-            return ColumnAdvice({}, f'the task could have "{floats}" for it')
+            return ColumnAdvice({}, f'declare it as "{floats}" in the task')
         case "range":
             wider = "int64 or float64" if wanted.dtype.kind in "iu" else "float64"
-            return ColumnAdvice({}, f"the task could have {wider} for it, or scale it: standard")
+            return ColumnAdvice({}, f"declare it as {wider} in the task, or add scale: standard")
         case "unknown":
             words = flow(sorted(facts.words)[:_FEW_WORDS])
             more = "" if role.is_label else ", or write other: bucket there"
@@ -161,7 +162,7 @@ def advise(kind: Kind, source: Source, role: ColumnTarget, facts: ColumnFacts) -
                 f'"{wanted.scalar}" instead of "{wanted}" in the task',
             )
         case _:
-            return ColumnAdvice({}, "leave the column out, or write it as numbers or text")
+            return ColumnAdvice({}, "remove the column, or write it as numbers or text")
 
 
 def _of_missing(source: Source, role: ColumnTarget) -> ColumnAdvice:
@@ -186,11 +187,11 @@ def _of_text(source: Source, facts: ColumnFacts, role: ColumnTarget) -> ColumnAd
         return ColumnAdvice({"cast": "time"})
     formats = matching_formats(with_digits) if with_digits else ()
     if formats:
-        site = "if only this region writes times so, put the cast into its site file (--site)"
+        site = "if only this region uses this format, put the cast into its site file (--site)"
         either = f"or {formats[1].time}; " if len(formats) > 1 else ""
         return ColumnAdvice({"cast": {"time": formats[0].time}}, either + site)
     if source.cast != "number":
-        return ColumnAdvice({}, "say how it is written: cast: {time: FORMAT}, such as %d.%m.%Y")
+        return ColumnAdvice({}, "set its format: cast: {time: FORMAT}, such as %d.%m.%Y")
     marks = matching_marks(with_digits, facts.marks) if with_digits else ()
     if marks:
         remark = f"add {marks_options(marks[0])}"
@@ -199,7 +200,7 @@ def _of_text(source: Source, facts: ColumnFacts, role: ColumnTarget) -> ColumnAd
         return ColumnAdvice({}, remark)
     if not facts.whole and len(facts.words) <= _NULL_WORDS:
         options = " ".join(f"--null {shlex.quote(word)}" for word in sorted(facts.words))
-        return ColumnAdvice({}, f"add {options} if that means that there is no value")
+        return ColumnAdvice({}, f"add {options} if that means a missing value")
     if facts.whole and len(facts.words) <= _FEW_WORDS:
         words: dict[str, Any] = {"values": sorted(facts.words)}
         if role.is_label:
@@ -217,11 +218,11 @@ _MOST_FILES = 20
 
 @dataclass(frozen=True)
 class Spot:
-    """Where some rows are from.
+    """The origin of some rows.
 
     Attributes:
         path: the file.
-        row: the number of a row in it, from 1.
+        row: number of the row in the file, from 1.
         names: all columns of the file.
     """
 
@@ -230,13 +231,13 @@ class Spot:
     names: tuple[str, ...]
 
     def at(self, offset: int) -> Spot:
-        """The same file, so many rows further."""
+        """Return a spot in the same file, the given number of rows further."""
         return replace(self, row=self.row + offset)
 
 
 @dataclass
 class _Record:
-    """One kind of trouble of one column: how often, where first, and in which files."""
+    """One kind of error of one column: its count, first place and files."""
 
     first: Spot
     example: Any
@@ -248,13 +249,13 @@ class _Record:
 
 
 class Findings:
-    """Gathers what is wrong; keyed by column of the task and column of the files.
+    """Collects errors by column of the task and column of the files.
 
     Args:
         types: the task's columns.
-        label: the task's column that has the class of each row, if that is known.
-        written: of the preparation file, if there is one.
-        ignored: kinds that are not noted: they depend on types that are not known.
+        label: the task's column that has the class of each row, if known.
+        written: sources of the preparation file, if any.
+        ignored: kinds of errors to ignore because they depend on unknown types.
     """
 
     def __init__(
@@ -278,7 +279,7 @@ class Findings:
     def add(
         self, name: str, source: Source, kind: Kind, rows: int, first: Spot, facts: ColumnFacts
     ) -> None:
-        """Note rows that a source of the task's column ``name`` cannot take."""
+        """Record rows that a source of the task's column ``name`` cannot encode."""
         if kind in self._ignored:
             return
         key = (name, source.column)
@@ -290,7 +291,7 @@ class Findings:
         record.files[first.path] = None
 
     def add_absent(self, name: str, source: Source, spot: Spot) -> None:
-        """Note that no file has the column, whatever else was said of it."""
+        """Record that no file has the column; this replaces other errors of the column."""
         key = (name, source.column)
         self._sources[key] = source
         record = _Record(spot, None, everywhere=True)
@@ -298,24 +299,24 @@ class Findings:
         self._found[key] = {"absent": record}
 
     def add_unreadable(self, error: SchemaMismatchError | ShardCorruptError) -> None:
-        """Note a file that cannot be read."""
+        """Record a file that cannot be read."""
         self._unreadable[error.message] = error
 
     def forget(self, columns: Collection[str]) -> None:
-        """Drop what was noted of columns of the files; the cause was said already."""
+        """Drop the errors of columns of the files whose cause was already reported."""
         self._found = {key: found for key, found in self._found.items() if key[1] not in columns}
 
     def raise_any(self, what: str, prepared: bool, draft: str = "") -> None:
-        """Raise one error that lists all that was noted; nothing if there is nothing.
+        """Raise one error that lists all recorded ones; do nothing if there are none.
 
         Args:
             what: the first line.
-            prepared: whether a preparation file is in use, to be changed rather than written.
-            draft: the command that writes a first preparation file.
+            prepared: whether a preparation file is in use, which the advice then changes.
+            draft: the command that writes a draft of a preparation file.
 
         Raises:
-            SchemaMismatchError: if columns or rows do not fit.
-            ShardCorruptError: if nothing but unreadable files was found.
+            SchemaMismatchError: if columns or rows do not match the task.
+            ShardCorruptError: if all errors are unreadable files.
         """
         if not self:
             return
@@ -384,7 +385,7 @@ def _places(kind: Kind, record: _Record) -> str:
 def _of_absent(column: str, record: _Record, wanted: ColumnType) -> ColumnAdvice:
     names = record.first.names
     if not record.everywhere:
-        them = "give it the column, or leave the file out"
+        them = "add the column to it, or remove the file"
         return ColumnAdvice({}, f"{record.first.path} has {listed(names)}; {them}")
     close = nearest_word(column, set(names))
     if close is not None:
@@ -394,7 +395,7 @@ def _of_absent(column: str, record: _Record, wanted: ColumnType) -> ColumnAdvice
         some = ", ".join(f"{{column: {flow(name)}}}" for name in names[:2])
         remark += f"; join some of them: [{some}, ...]"
     else:
-        remark += "; name the right one: {column: NAME}"
+        remark += "; name the correct one: {column: NAME}"
     return ColumnAdvice({}, remark)
 
 
@@ -403,9 +404,9 @@ def _fix(helped: bool, prepared: bool, draft: str) -> str:
         place = "the preparation file or in the files" if prepared else "the files or in the task"
         return f"Correct the problems above in {place}."
     if prepared:
-        return "Put the lines with braces into the preparation file, or mend the files."
-    first = f"; `{draft}` writes a first one" if draft else ""
+        return "Put the lines with braces into the preparation file, or correct the files."
+    first = f"; `{draft}` writes a draft" if draft else ""
     return (
-        "Write a preparation file, with the lines in braces below the line `columns:`, and add "
+        "Write a preparation file, with the lines in braces below `columns:`, and add "
         f"--prepare FILE{first}."
     )

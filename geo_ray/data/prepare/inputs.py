@@ -1,6 +1,6 @@
-"""Gather a user's files as the input of `geo_ray.data.write`.
+"""Read a user's files as the input of `geo_ray.data.write`.
 
-Prepared rows are spooled to unnamed temporary files instead of memory until they are written.
+Prepared rows are stored in unnamed temporary files instead of memory until they are written.
 """
 
 # PyArrow ships no complete types.
@@ -24,17 +24,17 @@ from geo_ray.data.prepare.config import Preparation, WrittenSources
 from geo_ray.data.prepare.findings import Findings, Spot
 from geo_ray.data.prepare.preparer import Counts, Preparer
 
-_COPY_BYTES = 8 << 20  # at a time
+_COPY_BYTES = 8 << 20  # copied at a time
 
 
 class RowFile:
-    """Collects rows column by column; its files vanish with the process, however that ends.
+    """Collects rows by column in temporary files, which the system deletes when the process ends.
 
     Args:
         types: the columns.
 
     Raises:
-        StoreError: if the folder for temporary files has no room.
+        StoreError: if the folder for temporary files has no space left.
     """
 
     def __init__(self, types: Mapping[str, ColumnType]) -> None:
@@ -62,7 +62,7 @@ class RowFile:
         self._rows += len(columns[next(iter(self._types))])
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        """All rows, name -> read-only array that is paged in from disk when it is looked at."""
+        """Return all rows, name -> read-only array that is paged in from disk on access."""
         found: dict[str, np.ndarray[Any, Any]] = {}
         for name, kind in self._types.items():
             if not self._rows:
@@ -78,13 +78,13 @@ class RowFile:
         return found
 
     def close(self) -> None:
-        """Give the files up; arrays of `columns` stay valid as long as they are held."""
+        """Close the files; arrays returned by `columns` stay valid while referenced."""
         for file in self._files.values():
             file.close()
 
 
 def pick(columns: Columns, types: Mapping[str, ColumnType], rows_N: Any) -> Columns:
-    """Copy rows, in the given order, into a spool of their own; memory holds a part at a time."""
+    """Copy rows in the given order into new temporary files, a part in memory at a time."""
     file = RowFile(types)
     step = max(1, _COPY_BYTES // row_bytes(types))
     for begin in range(0, len(rows_N), step):
@@ -97,12 +97,12 @@ def pick(columns: Columns, types: Mapping[str, ColumnType], rows_N: Any) -> Colu
 
 def _disk_full(error: OSError) -> StoreError:
     return StoreError(
-        f"rows cannot be kept in {tempfile.gettempdir()}: {error.strerror or error}",
+        f"rows cannot be stored in {tempfile.gettempdir()}: {error.strerror or error}",
         fix="Free space, or set TMPDIR to a folder on a larger disk.",
     )
 
 
-_PREPARED_BYTES = 32 << 20  # at a time
+_PREPARED_BYTES = 32 << 20  # prepared at a time
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Gathered:
 
     Attributes:
         columns: column of the task -> array (N,) or (N, length), backed by a file on disk.
-        counts: what preparing did.
+        counts: counts of the preparation.
         left_out: files, folders and lines that were not read.
     """
 
@@ -122,13 +122,13 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Complaint:
-    """How an error about the rows is to be worded.
+    """Context for the message of an error about the rows.
 
     Attributes:
-        prepared: whether the user has a preparation file already.
-        draft: the command that writes a first one.
+        prepared: whether the user has a preparation file.
+        draft: the command that writes a draft of one.
         label: the task's column that has the class of each row.
-        written: of the preparation file.
+        written: sources of the preparation file.
     """
 
     prepared: bool = False
@@ -143,21 +143,21 @@ def gather_rows(
     complaint: Complaint | None = None,
     on_read: Callable[[float, int], None] | None = None,
 ) -> Gathered:
-    """Read and prepare all rows of the files; memory holds a batch at a time, disk the result.
+    """Read and prepare all rows of the files, a batch in memory at a time and the result on disk.
 
-    Everything that does not fit is gathered over all files before it is said.
+    Errors of all files are collected and reported together.
 
     Args:
         found: the files.
-        preparation: a resolved one; see `geo_ray.data.prepare.resolve`.
-        complaint: how errors are worded.
+        preparation: a resolved preparation; see `geo_ray.data.prepare.resolve`.
+        complaint: context for error messages.
         on_read: called with (files read, rows of the batch), for progress.
 
     Raises:
-        SchemaMismatchError: listing all columns and files that do not fit, with what to do.
+        SchemaMismatchError: listing all columns and files with errors, with advice.
         ShardCorruptError: listing the files, if nothing else is wrong.
-        ShardEmptyError: if there are no rows, or none is left.
-        DataLeftOutError: if something is left out and the options are strict.
+        ShardEmptyError: if there are no rows, or all were dropped.
+        DataLeftOutError: if something was skipped and the options are strict.
         StoreError: if a store does not answer, or the disk is full.
     """
     complaint = complaint or Complaint()
@@ -194,7 +194,7 @@ def gather_rows(
                     if source.column not in names:
                         findings.add_absent(name, source, spot)
         findings.raise_any(
-            f"the files in {found.name} do not fit", complaint.prepared, complaint.draft
+            f"the files in {found.name} do not match the task", complaint.prepared, complaint.draft
         )
         if not len(file):
             left = f"; all {counts.rows} rows were dropped" if counts.rows else ""
@@ -210,7 +210,7 @@ def gather_rows(
 
 
 def _filled(batch: Batch, inputs: tuple[str, ...]) -> dict[str, pa.Array]:
-    """The columns; in JSON lines, a key that no line of the batch has is one without values."""
+    """Return the columns; a key absent from all JSON lines is a column of missing values."""
     arrays = dict(batch.piece.columns)
     if batch.piece.sparse:
         for name in inputs:
@@ -219,12 +219,12 @@ def _filled(batch: Batch, inputs: tuple[str, ...]) -> dict[str, pa.Array]:
 
 
 def hold_out(columns: Columns, fraction: float, seed: int) -> dict[str, Columns]:
-    """Set a random part of the rows aside for evaluation.
+    """Reserve a random part of the rows for evaluation.
 
     Args:
         columns: name -> array, first axis N.
-        fraction: 0 <= fraction < 1; 0 holds nothing out.
-        seed: fixes which rows.
+        fraction: 0 <= fraction < 1; 0 reserves no rows.
+        seed: determines the rows.
 
     Returns:
         "train" -> columns and, if ``fraction`` is positive, "heldout" -> columns (at least a row).

@@ -1,4 +1,4 @@
-"""Apply a preparation: the columns of the files in, the columns of the task out; nothing else.
+"""Apply a preparation: convert the columns of the files to the columns of the task.
 
 The same code prepares shards and, at inference, single rows:
 
@@ -46,20 +46,20 @@ from geo_ray.data.prepare.encoders import (
 from geo_ray.data.prepare.findings import ColumnFacts, Findings, Spot, shown
 
 MOST_OTHER_WORDS = 1000
-"""Words of a column that are not in its vocabulary and are remembered."""
+"""Maximum number of words outside a column's vocabulary that are remembered."""
 
 
 @dataclass
 class Counts:
-    """What preparing did, by column of the files.
+    """Counts of a preparation, by column of the files.
 
     Attributes:
-        rows: rows that came in.
-        dropped: rows left out in all; a row may be counted under several columns.
-        dropped_by: column -> rows left out because of it.
+        rows: input rows.
+        dropped: dropped rows in total.
+        dropped_by: column -> rows dropped because of it; a row may count for several columns.
         filled: column -> missing values that were replaced.
         other: column -> words that are not in its vocabulary.
-        other_words: column -> those words and their rows; at most `MOST_OTHER_WORDS` of them.
+        other_words: column -> these words and their row counts; at most `MOST_OTHER_WORDS` of them.
     """
 
     rows: int = 0
@@ -70,7 +70,7 @@ class Counts:
     other_words: dict[str, Counter[str]] = field(default_factory=dict)
 
     def add(self, more: Counts) -> None:
-        """Count further rows."""
+        """Add the counts of further rows."""
         self.rows += more.rows
         self.dropped += more.dropped
         self.dropped_by.update(more.dropped_by)
@@ -80,7 +80,7 @@ class Counts:
             self.add_other_words(column, words)
 
     def add_other_words(self, column: str, words: Mapping[str, int]) -> None:
-        """Count words that are not in a vocabulary, unless there are too many different ones."""
+        """Count words outside a vocabulary, unless there are too many different ones."""
         known = self.other_words.setdefault(column, Counter())
         for word, rows in words.items():
             if word in known or len(known) < MOST_OTHER_WORDS:
@@ -89,12 +89,12 @@ class Counts:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What became of some rows.
+    """The result of preparing some rows.
 
     Attributes:
         columns: column of the task -> (N,) or (N, length), without dropped rows.
-        is_valid: (rows that came in,) whether each is among them.
-        counts: what was done.
+        is_valid: (input rows,) whether each row was not dropped.
+        counts: counts of the preparation.
     """
 
     columns: dict[str, Array]
@@ -103,19 +103,19 @@ class Prepared:
 
 
 class Preparer:
-    """Applies one preparation; pure, it reads no file and changes none of its arguments.
+    """Applies one preparation; it reads no file and does not change its arguments.
 
     Args:
-        preparation: a resolved one, see `geo_ray.data.prepare.resolve`.
-        only: columns of the task to make; None for all. At inference there is no label column.
+        preparation: a resolved preparation, see `geo_ray.data.prepare.resolve`.
+        only: columns of the task to make; None for all. Inference has no label column.
         decimal: the decimal mark of numbers that are text, "." or ",".
-        thousands: the mark between groups of three of their digits, if there is one.
-        site: how the columns of the rows become the shared ones, if they differ; see `load_site`.
-            The marks of numbers that it names need not be given here.
+        thousands: their thousands mark, if any.
+        site: translation of the rows' columns to the shared ones, if they differ; see `load_site`.
+            Number marks that it sets need not be given here.
 
     Raises:
-        SchemaMismatchError: if the preparation is not resolved, or has no such column.
-        ConfigError: if the marks contradict each other, or those of the site.
+        SchemaMismatchError: if the preparation is not resolved, or lacks a column of ``only``.
+        ConfigError: if the marks contradict each other or those of the site.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Preparer:
             raise SchemaMismatchError(
                 f"the preparation does not make column {unknown[0]!r}; it makes "
                 f"{listed(sorted(preparation.types))}",
-                fix="Use the preparation that `geo-ray data shard` wrote beside the manifest.",
+                fix="Use the preparation that `geo-ray data shard` wrote next to the manifest.",
             )
         self._sources = {name: preparation.columns[name] for name in chosen}
         self._places = {
@@ -152,7 +152,7 @@ class Preparer:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns of the files that are needed, each once."""
+        """Return the needed columns of the files, without duplicates."""
         names = [source.column for sources in self._sources.values() for source in sources]
         return tuple(dict.fromkeys(names))
 
@@ -164,11 +164,11 @@ class Preparer:
                 a site, these are the columns of the site.
 
         Returns:
-            The task's columns. Rows that ``missing: drop_row`` leaves out are not in them; see
+            The task's columns, without the rows that ``missing: drop_row`` drops; see
             `Prepared.is_valid`.
 
         Raises:
-            SchemaMismatchError: listing everything that the preparation refuses.
+            SchemaMismatchError: listing all rows that the preparation rejects.
         """
         own = self.inputs if self._site is None else self._site.own_names(self.inputs)
         arrays = {name: _array(name, values) for name, values in rows.items() if name in own}
@@ -176,7 +176,7 @@ class Preparer:
         if len(set(lengths.values())) > 1:
             raise SchemaMismatchError(
                 f"columns differ in their number of rows: {counts_text(lengths)}",
-                fix="Give each column one value per row, None where there is none.",
+                fix="Give each column one value per row, None for a missing value.",
             )
         findings = Findings(self._types)
         names = tuple(rows)
@@ -193,19 +193,19 @@ class Preparer:
             for source in sources:
                 if source.column not in names:
                     findings.add_absent(name, source, spot)
-        findings.raise_any("the rows do not fit the preparation", prepared=True)
+        findings.raise_any("the rows do not match the preparation", prepared=True)
         return prepared
 
     def transform(
         self, arrays: Mapping[str, pa.Array], findings: Findings, spot: Spot, rows: int = 0
     ) -> Prepared:
-        """Prepare Arrow columns; what is wrong is noted and does not raise.
+        """Prepare Arrow columns; errors are recorded and not raised.
 
         Args:
             arrays: column of the files -> (N,).
-            findings: notes what cannot be taken; if it did, the result is not to be used.
-            spot: where the rows are from.
-            rows: N, if there may be no column.
+            findings: records the errors; if it records any, the result must not be used.
+            spot: the origin of the rows.
+            rows: N, needed if there may be no column.
 
         Returns:
             The task's columns.
@@ -273,12 +273,12 @@ class Preparer:
 
 
 def _array(name: str, values: Any) -> pa.Array:
-    """One array of a column's rows, which the caller gives."""
+    """Convert the caller's values of a column to one array."""
     single = isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable)
     if single or (isinstance(values, np.ndarray) and not values.ndim):
         raise SchemaMismatchError(
             f"column {name!r} is {shown(values)}; it must have one value per row",
-            fix="Give each column a list of values, also where there is a single row.",
+            fix="Give each column a list of values, also for a single row.",
         )
     try:
         return arrow_of(values)
@@ -309,7 +309,7 @@ def _note(
     spot: Spot,
     marks: tuple[Marks, ...],
 ) -> None:
-    """Rows that are dropped anyway may hold anything."""
+    """Exclude dropped rows, whose values do not matter."""
     wrong_N = wrong.rows_N & valid_N
     rows = np.flatnonzero(wrong_N)
     if not len(rows):

@@ -1,4 +1,4 @@
-"""From a preparation file to one that needs nothing else: statistics become numbers and words."""
+"""Resolve a preparation: replace references to statistics by numbers and words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from geo_ray.data.prepare.config import Fill, Linear, Preparation, Source, Vocab
 from geo_ray.data.prepare.statistics import ColumnStatistics, Statistics
 
 OptionFor: TypeAlias = Callable[[str, str], str | None]
-"""(column of the task, type) -> its option that gives it that type, such as ``features=31``."""
+"""(column of the task, type) -> the task option that gives this type, such as ``features=31``."""
 
 _STATISTICS_FIX = (
     "In each region run `geo-ray data stats FILES --region REGION --prepare PREPARATION --out "
@@ -31,8 +31,8 @@ class Resolved:
     """A preparation that can be applied.
 
     Attributes:
-        preparation: with the types of the task's columns and without words like `mean`.
-        notes: what a user should know, such as constant columns.
+        preparation: with the types of the task's columns and numbers instead of words like `mean`.
+        notes: hints for the user, such as constant columns.
     """
 
     preparation: Preparation
@@ -41,7 +41,7 @@ class Resolved:
 
 @dataclass
 class _Gathered:
-    """What was found out on the way."""
+    """Problems and hints collected while resolving."""
 
     option_for: OptionFor
     problems: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ class _Gathered:
 
 
 def no_option(column: str, wanted: str) -> None:
-    """The `OptionFor` of a task that has none."""
+    """The `OptionFor` of a task without such options."""
 
 
 def resolve(
@@ -60,18 +60,18 @@ def resolve(
     statistics: Statistics | None = None,
     option_for: OptionFor = no_option,
 ) -> Resolved:
-    """Fit a preparation to a task and to statistics; pure.
+    """Resolve a preparation for a task with statistics; has no side effects.
 
-    Columns of the task that it does not name are taken as they are, from the column of their name.
+    Columns of the task that it does not list are copied from the files' column of the same name.
 
     Args:
-        preparation: as loaded, or None to take every column as it is.
+        preparation: as loaded, or None to copy every column.
         types: the task's columns.
         statistics: of all regions, if the preparation refers to any.
-        option_for: names the option of the task that gives a column the type that is needed.
+        option_for: returns the task option that gives a column the required type.
 
     Raises:
-        ConfigError: listing everything that does not fit.
+        ConfigError: listing all problems.
         SchemaMismatchError: a type that is not allowed.
     """
     kinds = parse_types(types)
@@ -90,10 +90,13 @@ def resolve(
         columns[name] = _column(name, sources, kind, statistics, out)
     if out.without_statistics:
         lost = ", ".join(dict.fromkeys(out.without_statistics))
-        out.problems.insert(0, f"it needs statistics of {lost}")
+        out.problems.insert(0, f"the preparation needs statistics of {lost}")
     if out.problems:
         raise ConfigError(
-            "\n    ".join(["the preparation does not fit:", *out.problems]), fix=_fix(out)
+            "\n    ".join(
+                ["the preparation does not match the task or the statistics:", *out.problems]
+            ),
+            fix=_fix(out),
         )
     return Resolved(Preparation(columns=columns, types=dict(types)), tuple(out.notes))
 
@@ -149,8 +152,8 @@ def _column(
         would = f'"{type_name}" in the task' if option is None else f"the task's option {option}"
         numbers = "1 number" if width == 1 else f"{width} numbers"
         out.problems.append(
-            f"{name}: the preparation gives {numbers} per row ({parts}), the task wants "
-            f"{kind.in_words}; {would} would fit"
+            f"{name}: the preparation gives {numbers} per row ({parts}), the task requires "
+            f"{kind.in_words}; use {would}"
         )
     return tuple(done)
 
@@ -163,11 +166,11 @@ def _known(column: str, statistics: Statistics) -> ColumnStatistics | str:
         return f"has no statistics of {regions}: {statistics.left_out[column]}"
     close = nearest_word(column, statistics.columns)
     hint = f"; did you mean {close!r}?" if close else ""
-    return f"the statistics of {regions} do not have it{hint}"
+    return f"the statistics of {regions} do not include it{hint}"
 
 
 def _source(source: Source, known: ColumnStatistics | None, where: str, out: _Gathered) -> Source:
-    """The source with statistics put in; what they lack is noted as a problem."""
+    """Insert statistics into a source; missing statistics are recorded as a problem."""
     changes: dict[str, Any] = {}
     if known is None:
         return _check_fill(source, where, out)
@@ -184,14 +187,16 @@ def _source(source: Source, known: ColumnStatistics | None, where: str, out: _Ga
         if common:
             value: Any = common[0] if source.vocabulary is not None else _number(common[0], known)
             if value is None:
-                out.problems.append(f"{where}: the most frequent value {common[0]!r} is no number")
+                out.problems.append(
+                    f"{where}: the most frequent value {common[0]!r} is not a number"
+                )
             else:
                 changes["missing"] = Fill(fill=value)
         else:
             out.problems.append(f"{where}: {_no_words(source.column)}")
     if source.missing == "mean" or isinstance(source.scale, str):
         if known.mean is None or known.kind not in ("number", "time"):
-            out.problems.append(f"{where}: there is no mean, its kind is {known.kind}")
+            out.problems.append(f"{where}: it has no mean because its kind is {known.kind}")
             return source
         if source.missing == "mean":
             changes["missing"] = Fill(fill=known.mean)
@@ -207,7 +212,7 @@ def _source(source: Source, known: ColumnStatistics | None, where: str, out: _Ga
 
 
 def _linear(scale: str, known: ColumnStatistics) -> Linear | str:
-    """Deviations are those of all the numbers, not an estimate from a sample: M2 / count."""
+    """Compute the standard deviation of all the numbers, M2 / count, not a sample estimate."""
     mean, m2 = known.mean or 0.0, known.m2 or 0.0
     if scale == "standard":
         return Linear(subtract=mean, divide=math.sqrt(m2 / known.count) or 1.0)
@@ -220,7 +225,7 @@ def _linear(scale: str, known: ColumnStatistics) -> Linear | str:
 
 
 def _frequent(known: ColumnStatistics, at_least: int) -> tuple[str, ...]:
-    """Words, the most frequent first, equally frequent ones in the order of their letters."""
+    """Return words by descending frequency, equally frequent ones in alphabetical order."""
     words = known.words or {}
     ordered = sorted(sorted(words), key=words.__getitem__, reverse=True)
     return tuple(word for word in ordered if words[word] >= at_least)
@@ -231,7 +236,7 @@ def _no_words(column: str) -> str:
 
 
 def _number(word: str, known: ColumnStatistics) -> int | float | None:
-    if known.kind == "number":  # so a comma is a decimal mark
+    if known.kind == "number":  # so a comma must be a decimal mark
         word = word.replace(",", ".")
     for read in (int, float):
         try:
@@ -263,17 +268,17 @@ def _check_type(source: Source, kind: ColumnType, where: str, out: _Gathered) ->
         (source.scale is not None, "scale"),
         (source.missing == "keep", "missing: keep"),
         (source.infinite == "keep", "infinite: keep"),
-        (fraction, "the value for missing ones"),
+        (fraction, "the replacement for missing values"),
     ):
         if bad:
             out.problems.append(
                 f"{where}: {what} gives numbers that {kind.in_words} cannot hold; "
-                'have "float32" in the task'
+                'declare "float32" in the task'
             )
 
 
 def _misfit(fill: int | float, kind: ColumnType) -> str | None:
-    """Why a column cannot hold the value for missing ones, if it cannot."""
+    """Return why a column cannot hold the replacement for missing values; None if it can."""
     if kind.dtype.kind == "f":
         exact = isinstance(fill, float) or abs(fill) <= EXACT_INTEGERS
         return None if exact else f"{fill} is beyond 2**53, and a float cannot hold it"

@@ -1,4 +1,4 @@
-"""The preparation beside a manifest: how its rows were made, for regions to agree and inference."""
+"""The preparation stored with a manifest, used to compare regions and for inference."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _MOST_LINES = 20
 
 
 def preparation_bytes(preparation: Preparation) -> bytes:
-    """The bytes of a resolved preparation: the same for the same preparation."""
+    """Return the bytes of a resolved preparation; equal preparations give equal bytes."""
     tree: Any = preparation.model_dump(mode="json", exclude_defaults=True)
     tree = {"version": preparation.version, **tree}
     return (json.dumps(tree, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def save_preparation(data: bytes, manifest_uri: str) -> PreparationRef:
-    """Write a preparation beside a manifest that is to be written.
+    """Write a preparation to the folder of a manifest that will be written.
 
     Args:
-        data: of `preparation_bytes`.
-        manifest_uri: address of the manifest; ``mine.json`` has ``mine.preparation.json``.
+        data: the result of `preparation_bytes`.
+        manifest_uri: address of the manifest; ``mine.json`` gives ``mine.preparation.json``.
 
     Raises:
         StoreError: if it cannot be written.
@@ -45,23 +45,24 @@ def save_preparation(data: bytes, manifest_uri: str) -> PreparationRef:
 
 
 def read_preparation_bytes(ref: PreparationRef, manifest_uri: str) -> bytes:
-    """The preparation beside a manifest, checked.
+    """Read and check the preparation of a manifest.
 
     Raises:
-        ManifestError: it is not there, or is not the one that the manifest names.
+        ManifestError: it is missing, or its hash differs from the manifest's.
         StoreError: if the store does not answer.
     """
     folder, _ = split(manifest_uri)
-    fix = "Restore the file, or write the data anew with `geo-ray data shard`."
+    fix = "Restore the file, or write the data again with `geo-ray data shard`."
     try:
         data = open_store(folder).read(ref.path)
     except ShardMissingError:
         raise ManifestError(
-            f"the preparation {ref.path} is not beside {manifest_uri}", fix=fix
+            f"the preparation {ref.path} is missing from the folder of {manifest_uri}", fix=fix
         ) from None
     if hashlib.sha256(data).hexdigest() != ref.sha256:
         raise ManifestError(
-            f"the preparation {ref.path} beside {manifest_uri} is not the one that its rows were "
+            f"the preparation {ref.path} in the folder of {manifest_uri} is not the one that its "
+            "rows were "
             "made with",
             fix=fix,
         )
@@ -69,20 +70,21 @@ def read_preparation_bytes(ref: PreparationRef, manifest_uri: str) -> bytes:
 
 
 def load_prepared(manifest_uri: str) -> Preparation:
-    """The preparation that the rows of a manifest were made with, ready to be applied.
+    """Load the preparation that made the rows of a manifest, ready to be applied.
 
     Args:
-        manifest_uri: as `geo_ray.data.manifest.load_manifest` takes it.
+        manifest_uri: an address as for `geo_ray.data.manifest.load_manifest`.
 
     Raises:
-        ManifestError: the manifest has none, or the file is missing, changed or malformed.
+        ManifestError: the manifest has no preparation, or the file is missing, changed or
+            malformed.
         StoreError: if the store does not answer.
     """
     manifest_uri = manifest_file(manifest_uri)
     manifest = load_manifest(manifest_uri)
     if manifest.preparation is None:
         raise ManifestError(
-            f"{manifest_uri} names no preparation: its rows were taken as they are",
+            f"{manifest_uri} has no preparation: its rows were used unchanged",
             fix="Write the data with `geo-ray data shard --prepare FILE`.",
         )
     return _parsed(manifest.preparation, manifest_uri)
@@ -99,11 +101,11 @@ def _parsed(ref: PreparationRef, manifest_uri: str) -> Preparation:
 
 
 def refuse_different_preparations(manifests: Sequence[Manifest], uris: Sequence[str]) -> None:
-    """Refuse manifests whose rows were prepared differently, and say what differs.
+    """Reject manifests whose rows were prepared differently, listing the differences.
 
     Args:
-        manifests: to be merged.
-        uris: their addresses.
+        manifests: the manifests to merge.
+        uris: the addresses of the manifests.
 
     Raises:
         ManifestError: two differ, or a preparation is missing, changed or malformed.
@@ -117,7 +119,7 @@ def refuse_different_preparations(manifests: Sequence[Manifest], uris: Sequence[
         if first.preparation is None or manifest.preparation is None:
             bare, other = (here, there) if first.preparation is None else (there, here)
             raise ManifestError(
-                f"the rows of {other} were prepared, those of {bare} were taken as they are",
+                f"the rows of {other} were prepared, but those of {bare} were used unchanged",
                 fix="Shard both with the same preparation file (--prepare).",
             )
         one = _parsed(first.preparation, first_uri)
@@ -130,13 +132,13 @@ def refuse_different_preparations(manifests: Sequence[Manifest], uris: Sequence[
             "file of `geo-ray data merge-stats`."
             if numbers
             else "Run `geo-ray data shard` again in each region, with the same preparation file "
-            "and the same merged statistics. What only one site does belongs in its site file "
+            "and the same merged statistics. Put differences of a single site into its site file "
             "(--site).",
         )
 
 
 def _differences(one: Preparation, two: Preparation, here: str, there: str) -> list[str]:
-    """One line per key in which two preparations differ, at most `_MOST_LINES`."""
+    """Return a line per key in which two preparations differ, at most `_MOST_LINES`."""
     lines = []
     for name in dict.fromkeys((*one.columns, *two.columns)):
         mine, theirs = one.columns.get(name, ()), two.columns.get(name, ())
@@ -160,7 +162,7 @@ def _differences(one: Preparation, two: Preparation, here: str, there: str) -> l
 
 
 def _flat(tree: Mapping[str, Any], under: str = "") -> dict[str, Any]:
-    """The leaves of a tree by dotted keys."""
+    """Return the leaves of a tree by dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -184,20 +186,21 @@ def _leaf(value: Any) -> str:
 
 
 def label_words(manifest_uri: str) -> dict[str, str]:
-    """The words that a manifest's labels were made of, where its preparation tells them.
+    """Return the words of a manifest's labels, if its preparation determines them.
 
     Args:
-        manifest_uri: as `geo_ray.data.manifest.load_manifest` takes it.
+        manifest_uri: an address as for `geo_ray.data.manifest.load_manifest`.
 
     Returns:
-        Label, as histograms have it -> word; empty if nothing tells them.
+        Label as in histograms -> word; empty if the words are unknown.
     """
     try:
         preparation = load_prepared(manifest_uri)
     except (ManifestError, StoreError):
         return {}
     kinds = parse_types(preparation.types)
-    # A manifest does not say which column has the labels; with a single candidate it is known.
+    # A manifest does not say which column has the labels; it is known if there is a single
+    # candidate.
     whole = [n for n, kind in kinds.items() if kind.length is None and kind.dtype.kind in "iu"]
     sources = preparation.columns.get(whole[0], ()) if len(whole) == 1 else ()
     words = sources[0].vocabulary if len(sources) == 1 else None

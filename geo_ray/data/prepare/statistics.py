@@ -1,7 +1,7 @@
-"""Statistics that regions may share: of columns, never of rows; merged without seeing a row.
+"""Statistics of columns that regions may share; merging them needs no rows.
 
 Means and squared deviations are merged by the formula of Chan, Golub and LeVeque (1979), which is
-exact up to rounding. Words are counted only where somebody asks for it: they are data.
+exact up to rounding. Words are counted only on request, because they are data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ColumnKind = Literal["number", "time", "text", "list", "empty", "other"]
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean, sum of squared deviations from it (M2), least and greatest of some numbers."""
+    """Count, mean, sum of squared deviations from the mean (M2), minimum and maximum."""
 
     count: int = 0
     mean: float = 0.0
@@ -38,12 +38,12 @@ class Moments:
 
     @classmethod
     def of(cls, values: np.ndarray[Any, Any]) -> Moments:
-        """The moments of finite numbers (N,). Equal numbers have an M2 of exactly 0."""
+        """Compute the moments of finite numbers (N,). Equal numbers have an M2 of exactly 0."""
         if not len(values):
             return cls()
         with np.errstate(over="ignore", invalid="ignore"):
             floats = values.astype(np.float64)
-            shifted = floats - floats[0]  # small, whatever the numbers' offset
+            shifted = floats - floats[0]  # small even if the numbers have a large offset
             middle = shifted.mean()
             m2 = float(np.square(shifted - middle).sum())
         low, high = float(floats.min()), float(floats.max())
@@ -55,7 +55,7 @@ class Moments:
         return math.isfinite(self.mean) and math.isfinite(self.m2)
 
     def merge(self, other: Moments) -> Moments:
-        """The moments of both sets of numbers together."""
+        """Merge the moments of two sets of numbers."""
         if not self.count or not other.count:
             return self if self.count else other
         count = self.count + other.count
@@ -70,45 +70,51 @@ class Moments:
 
 
 class ColumnStatistics(StrictModel):
-    """What is known of one column."""
+    """Statistics of one column."""
 
-    kind: ColumnKind = Field(description="what its values are; time: as seconds since 1970, UTC")
-    nulls: int = Field(ge=0, description="rows without a value")
+    kind: ColumnKind = Field(description="kind of its values; time: in seconds since 1970, UTC")
+    nulls: int = Field(ge=0, description="rows with a missing value")
     nans: int = Field(default=0, ge=0, description="values that are not a number (NaN)")
-    infinite: int = Field(default=0, ge=0, description="infinite values; in none of the next keys")
+    infinite: int = Field(
+        default=0, ge=0, description="infinite values, which the following keys exclude"
+    )
     count: int = Field(default=0, ge=0, description="finite numbers")
-    mean: float | None = Field(default=None, description="of them; None if there is none")
-    m2: float | None = Field(default=None, ge=0, description="sum of squared deviations from mean")
-    min: float | None = Field(default=None, description="the least; None if it is not to be known")
+    mean: float | None = Field(
+        default=None, description="mean of these numbers; null if there are none"
+    )
+    m2: float | None = Field(
+        default=None, ge=0, description="sum of squared deviations from the mean"
+    )
+    min: float | None = Field(default=None, description="minimum; null if it is not shared")
     max: float | None = Field(default=None, description="the greatest")
     words: dict[str, int] | None = Field(
-        default=None, description="word -> rows, of the frequent ones; only where asked for"
+        default=None, description="frequent word -> rows; only on request"
     )
 
     @model_validator(mode="after")
     def _no_mean_of_nothing(self) -> ColumnStatistics:
         if (self.mean is None) != (self.m2 is None):
-            raise ValueError("mean and m2 go together")
+            raise ValueError("mean and m2 must be given together")
         if self.mean is not None and not self.count:
-            raise ValueError("there is a mean, but count is 0")
+            raise ValueError("mean is given, but count is 0")
         return self
 
 
 class Statistics(StrictModel):
-    """What is known of the columns of one region, or of several together."""
+    """Statistics of the columns of one region, or of several merged."""
 
     version: Literal[1] = Field(default=1, description="version of this format")
-    regions: tuple[str, ...] = Field(min_length=1, description="whose rows these are of")
+    regions: tuple[str, ...] = Field(min_length=1, description="regions of the rows")
     rows: int = Field(ge=0, description="how many")
     at_least: int = Field(
-        default=1, ge=1, description="a region left out words that fewer of its rows have"
+        default=1, ge=1, description="minimum number of a region's rows that a listed word has"
     )
     needed: tuple[str, ...] = Field(
-        default=(), description="columns whose numbers the preparation scales or fills by"
+        default=(), description="columns that the preparation scales or fills with statistics"
     )
-    columns: dict[str, ColumnStatistics] = Field(description="column -> what is known of it")
+    columns: dict[str, ColumnStatistics] = Field(description="column -> its statistics")
     left_out: dict[str, str] = Field(
-        default_factory=dict, description="column -> why it has no, or no complete, statistics"
+        default_factory=dict, description="column -> why its statistics are missing or incomplete"
     )
 
 
@@ -116,11 +122,11 @@ def load_statistics(path: Path) -> Statistics:
     """Read a file of statistics.
 
     Raises:
-        ConfigError: it cannot be read, or is not valid.
+        ConfigError: it cannot be read or is invalid.
     """
     fix = "Write it with `geo-ray data stats`, or `geo-ray data merge-stats` for several regions."
     if not path.exists():
-        raise ConfigError(f"there are no statistics {path}{missing_path(path)}", fix=fix)
+        raise ConfigError(f"no statistics file {path}{missing_path(path)}", fix=fix)
     return load_json(path, Statistics, "statistics", partial(ConfigError, fix=fix))
 
 
@@ -134,24 +140,24 @@ def save_statistics(statistics: Statistics, path: Path) -> None:
         path.write_text(statistics.model_dump_json(indent=1, exclude_none=True) + "\n", "utf-8")
     except OSError as error:
         raise ConfigError(
-            f"--out: {path} cannot be written: {error.strerror}", fix="Name a file elsewhere."
+            f"--out: {path} cannot be written: {error.strerror}", fix="Choose another path."
         ) from None
 
 
 def merge_statistics(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of several regions together, whatever the order of ``parts``.
+    """Merge the statistics of several regions; the order of ``parts`` does not matter.
 
     Raises:
-        ConfigError: there are none, a region is in two of them, or a column that a preparation
-            scales has no mean.
+        ConfigError: there are no parts, two parts have a region in common, or a column that a
+            preparation scales has no mean.
     """
     twice = [r for r, n in Counter(r for part in parts for r in part.regions).items() if n > 1]
     if twice or not parts:
         raise ConfigError(
             f"the statistics of region {twice[0]!r} are in two of the files"
             if twice
-            else "there are no statistics to merge",
-            fix="Name one file per region.",
+            else "no statistics to merge",
+            fix="Give one file per region.",
         )
     ordered = sorted(parts, key=attrgetter("regions"))
     left_out = {name: why for part in ordered for name, why in part.left_out.items()}
@@ -188,7 +194,7 @@ def _refuse_without_mean(
     left_out: Mapping[str, str],
     parts: Sequence[Statistics],
 ) -> None:
-    """Refuse statistics that `data shard` could not use in any region."""
+    """Reject statistics that `data shard` could not use in any region."""
     lines = []
     for name in needed:
         if name not in columns:
@@ -217,7 +223,7 @@ def _names(part: Statistics) -> str:
 
 
 def _merge_column(parts: Mapping[str, ColumnStatistics]) -> ColumnStatistics | str:
-    """The column of all regions; text says why there is none."""
+    """Merge a column of all regions; a text says why that is impossible."""
     full = {region: part for region, part in parts.items() if part.kind != "empty"}
     kinds = {region: part.kind for region, part in full.items()}
     if len(set(kinds.values())) > 1:
@@ -225,7 +231,7 @@ def _merge_column(parts: Mapping[str, ColumnStatistics]) -> ColumnStatistics | s
     moments, words = Moments(), Counter[str]()
     for part in full.values():
         if part.count and part.mean is not None and part.m2 is not None:
-            low, high = part.min or 0.0, part.max or 0.0  # used only if all are known
+            low, high = part.min or 0.0, part.max or 0.0  # used only if all parts have them
             moments = moments.merge(Moments(part.count, part.mean, part.m2, low, high))
         words.update(part.words or {})
     known = all(part.min is not None for part in full.values() if part.count)
@@ -244,7 +250,7 @@ def _merge_column(parts: Mapping[str, ColumnStatistics]) -> ColumnStatistics | s
 
 
 def column_statistics(kind: ColumnKind, moments: Moments, extremes: bool) -> ColumnStatistics:
-    """The record of a column, with its least and greatest number if they may be known."""
+    """Return the record of a column, with minimum and maximum if they may be shared."""
     if not moments.count:
         return ColumnStatistics(kind=kind, nulls=0)
     return ColumnStatistics(

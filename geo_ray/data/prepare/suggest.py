@@ -1,4 +1,4 @@
-"""Which treatment is usual for a column that looks like this; and a first preparation file."""
+"""Suggest the usual conversion of a surveyed column, and draft a preparation file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from geo_ray.data.prepare.config import Fill, Source, Vocabulary, flow, source_t
 from geo_ray.data.prepare.resolve import OptionFor, no_option
 from geo_ray.data.prepare.survey import ColumnSurvey, Survey
 
-_FEW_ROWS = 20  # too few to tell an identifier by
+_FEW_ROWS = 20  # with fewer rows an identifier cannot be detected
 _MOST_BUCKETS = 256
 _FEWEST_BUCKETS = 16
 _MOST_CLASSES = 100
@@ -26,11 +26,11 @@ _LABEL_NAMES = {"label", "target", "class", "outcome", "response", "y"}
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A treatment to begin with.
+    """A suggested source for a column.
 
     Attributes:
-        source: the treatment; None if the column is better left out.
-        remark: why, or what to look at.
+        source: the suggested source; None if the column should not be used.
+        remark: the reason, or a hint.
     """
 
     source: Source | None
@@ -38,7 +38,7 @@ class Suggestion:
 
 
 def suggest(name: str, column: ColumnSurvey) -> Suggestion:
-    """What is usual for a column that a model reads as input."""
+    """Suggest a source for an input column of a model."""
     lacking = column.nulls + column.nans
     if column.distinct is not None and len(column.distinct) == 1 and not lacking:
         return Suggestion(None, "it is constant")
@@ -46,7 +46,7 @@ def suggest(name: str, column: ColumnSurvey) -> Suggestion:
         case "empty":
             return Suggestion(None, "it has no values")
         case "other":
-            return Suggestion(None, "its values are no numbers, no text and no times")
+            return Suggestion(None, "its values are not numbers, text or times")
         case "list":
             if len(column.lengths) != 1:
                 return Suggestion(None, f"its lists have different lengths: {_lengths(column)}")
@@ -65,8 +65,9 @@ def suggest(name: str, column: ColumnSurvey) -> Suggestion:
 
 
 def _groups_remark() -> str:
-    return "each point has three digits after it; if it separates thousands, add " + marks_options(
-        _POINT_GROUPS
+    return (
+        "every point is followed by three digits; if it separates thousands, add "
+        + marks_options(_POINT_GROUPS)
     )
 
 
@@ -82,7 +83,7 @@ def _measure(name: str, column: ColumnSurvey, cast: Cast) -> Source:
 
 
 def _days_in_numbers(column: ColumnSurvey) -> TimeFormat | None:
-    """The format of whole numbers such as 20260131."""
+    """Return the date format of whole numbers such as 20260131."""
     if not 19_000_101 <= column.moments.low <= column.moments.high <= 21_001_231:
         return None
     days = TimeFormat(time="%Y%m%d")
@@ -90,7 +91,7 @@ def _days_in_numbers(column: ColumnSurvey) -> TimeFormat | None:
 
 
 def suggest_options(survey: Survey) -> tuple[str, ...]:
-    """The options of reading without which the usual treatments would be refused."""
+    """Return the reading options that the suggested sources need."""
     nulls: dict[str, None] = {}
     marks: tuple[Marks, ...] | None = None
     for name, column in survey.columns.items():
@@ -107,7 +108,7 @@ def suggest_options(survey: Survey) -> tuple[str, ...]:
 
 
 def likely_label(survey: Survey) -> str | None:
-    """The column that most likely has the class of each row; None if none looks like it."""
+    """Return the column that most likely has the class of each row; None if there is none."""
     few = {
         name: len(column.distinct)
         for name, column in survey.columns.items()
@@ -123,20 +124,20 @@ def likely_label(survey: Survey) -> str | None:
 
 
 def label_origin(label: str, survey: Survey) -> str | None:
-    """The column of the files that has, or most likely has, the task's label."""
+    """Return the column of the files with the task's label, or the most likely one."""
     if label in survey.columns:
         return label
     return nearest_word(label, survey.columns) or likely_label(survey)
 
 
 def suggest_label(name: str, column: ColumnSurvey) -> Suggestion:
-    """What is usual for a column that has the class of each row: classes numbered from 0."""
+    """Suggest a source for the column with the class of each row; classes are numbered from 0."""
     missing = _drop_if(column.nulls + column.nans)
     if column.kind in ("int", "bool", "float"):
         return Suggestion(Source(column=name, missing=missing))
     words = sorted(column.distinct or ())
     if not words or len(words) > _MOST_CLASSES:
-        return Suggestion(None, f"it has not between 1 and {_MOST_CLASSES} classes")
+        return Suggestion(None, f"it does not have 1 to {_MOST_CLASSES} classes")
     vocabulary = Vocabulary(values=tuple(words), other="refuse")
     remark = "list the words of every region here; their order numbers the classes, from 0"
     return Suggestion(Source(column=name, vocabulary=vocabulary, missing=missing), remark)
@@ -149,7 +150,7 @@ def _of_text(name: str, column: ColumnSurvey) -> Suggestion:
     if column.formats and not numbers and not column.families["time"]:
         cast, *others = column.formats
         if any(_days_first(other) != _days_first(cast) for other in others):
-            remarks.insert(0, f"or {others[0].time}: no value tells the day from the month")
+            remarks.insert(0, f"or {others[0].time}: no value distinguishes day and month")
         return Suggestion(_measure(name, column, cast), "; ".join(remarks))
     if column.marks and len(column.texts) <= _MOST_NULL_WORDS:
         options = marks_options(column.marks[0])
@@ -187,7 +188,7 @@ def _nulls_remark(column: ColumnSurvey) -> str:
     example = next(iter(column.texts))
     return (
         f"{sum(column.texts.values()):,} values are text such as {example!r}; if that means "
-        f"that there is no value, add {words}"
+        f"a missing value, add {words}"
     )
 
 
@@ -215,22 +216,22 @@ def draft_text(
     label: str | None,
     option_for: OptionFor = no_option,
 ) -> str:
-    """A preparation file to begin with, for the columns of a task.
+    """Draft a preparation file for the columns of a task.
 
-    Columns of the task that the files have too are taken from there. The first list of numbers that
-    they do not have is joined of all columns that remain.
+    Columns of the task that the files have are copied. All other columns of the files are joined
+    to the first list of numbers that the files do not have.
 
     Args:
-        survey: what the files have.
+        survey: survey of the files.
         types: the task's columns.
-        label: its label column, if there is one.
-        option_for: names the option of the task that gives a column the type that is needed.
+        label: its label column, if any.
+        option_for: returns the task option that gives a column the required type.
     """
     kinds = parse_types(types)
     direct = {name: _origin(name, survey, label) for name in kinds}
     taken = {origin for origin in direct.values() if origin is not None}
     rest = {n: suggest(n, c) for n, c in survey.columns.items() if n not in taken}
-    lines = ["# What each column of the task is made of; see docs/guides/preparation.md."]
+    lines = ["# The sources of each column of the task; see docs/guides/preparation.md."]
     if options := suggest_options(survey):
         lines.append(f"# Read the files with these options: {' '.join(options)}")
     lines.append("columns:")
@@ -243,7 +244,7 @@ def draft_text(
             lines += _joined(name, kind, rest, option_for)
             joined = True
         else:
-            lines.append(f"  {flow(name)}: {{column: NAME}}  # name the column of the files")
+            lines.append(f"  {flow(name)}: {{column: NAME}}  # set the column of the files")
     return "\n".join(lines) + "\n"
 
 
@@ -263,8 +264,8 @@ def _single(name: str, origin: str, column: ColumnSurvey, is_label: bool) -> lis
 
 
 def _untouched(name: str, column: ColumnSurvey) -> Suggestion:
-    """A column that the task names itself is scaled by nobody."""
-    if column.kind == "list":  # its length is that of the task
+    """Suggest a source for a column that the task itself declares; it is not scaled."""
+    if column.kind == "list":  # the task sets its length
         return Suggestion(Source(column=name, missing=_drop_if(column.nulls)))
     found = suggest(name, column)
     source = found.source or Source(column=name)
@@ -285,12 +286,12 @@ def _joined(
     if width != kind.length:
         option = option_for(name, f"{kind.scalar}[{width}]") if width else None
         remark += f"; the task has {kind}"
-        remark += f", and needs --task-option {option}" if option is not None else ""
+        remark += f"; set --task-option {option}" if option is not None else ""
     lines = [f"  {flow(name)}:  # {remark}"]
     for column, found in rest.items():
         remark = f"  # {found.remark}" if found.remark else ""
         if found.source is None:
-            lines.append(f"    # {flow(column)} is left out: {found.remark}")
+            lines.append(f"    # {flow(column)} is not used: {found.remark}")
         else:
             lines.append(f"    - {source_text(found.source)}{remark}")
     return lines

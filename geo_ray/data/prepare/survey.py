@@ -53,7 +53,7 @@ from geo_ray.data.prepare.statistics import (
 )
 
 MOST_DISTINCT = 1000
-"""Distinct values are counted up to here."""
+"""Maximum number of distinct values counted."""
 
 _MOST_LENGTHS = 5
 _MOST_TEXTS = 64
@@ -64,28 +64,28 @@ Family = Literal["int", "float", "bool", "time", "text", "list", "other"]
 
 @dataclass
 class ColumnSurvey:
-    """What was seen of one column.
+    """The survey of one column.
 
     Attributes:
-        words: word -> rows, if they are to be counted.
-        rows: rows that were looked at.
-        nulls: those without a value.
+        words: word -> rows, if they are counted.
+        rows: surveyed rows.
+        nulls: rows with a missing value.
         nans: values that are not a number.
         infinite: infinite numbers.
-        families: kind of value -> how many there are.
+        families: kind of value -> number of values.
         first_file: kind of value -> the first file that has it.
         moments: of its finite numbers, or of its times in seconds.
         lengths: the lengths of its lists, the first few.
         seen: its first `MOST_DISTINCT` different values as text -> their rows.
-        is_many: whether it has more different values.
-        repeats: whether a value was seen twice before there were too many to tell.
-        example: its first text that is no number and no time.
+        is_many: whether it has more distinct values.
+        repeats: whether a value occurred twice among the counted ones.
+        example: its first text that is neither a number nor a time.
         texts: its text that has no digit and is no number -> rows; the first few.
-        marks: how all its text with digits could be read as numbers, other than as Python writes
-            them; None if it has none.
-        formats: how all its text with digits could be read as times; None if it has none.
-        groups: whether all its text numbers with a point could have it between groups of three
-            digits, such as 2.281; None if it has none.
+        marks: decimal and thousands marks that read all its text with digits, other than Python's
+            own; None if it has no such text.
+        formats: formats that read all its text with digits as times; None if it has no such text.
+        groups: whether in all its text numbers with a point it could be a thousands mark, such as
+            in 2.281; None if it has no such numbers.
         files: the files that have the column.
     """
 
@@ -110,12 +110,12 @@ class ColumnSurvey:
 
     @property
     def distinct(self) -> frozenset[str] | None:
-        """Its values as text; None if there are more than `MOST_DISTINCT`."""
+        """Return its values as text; None if there are more than `MOST_DISTINCT`."""
         return None if self.is_many else frozenset(self.seen)
 
     @property
     def kind(self) -> Family | Literal["empty"]:
-        """What the column is as a whole; text, if its values have nothing else in common."""
+        """Return the kind of the whole column; text if its values have no other common kind."""
         kinds = set(self.families)
         if not kinds:
             return "empty"
@@ -130,15 +130,15 @@ class ColumnSurvey:
 
 @dataclass
 class Survey:
-    """What was seen of a folder.
+    """The survey of a folder.
 
     Attributes:
-        files: how many were read.
-        rows: how many rows they have.
-        columns: name -> what was seen, in the order of first appearance.
+        files: number of files read.
+        rows: number of their rows.
+        columns: name -> its survey, in the order of first appearance.
         rows_of: file -> its rows; files without rows are not in it.
-        names: all columns of the files, also those that were not looked at.
-        report: what is wrong with files, and what was left out.
+        names: all columns of the files, including those that were not surveyed.
+        report: errors of files, and what was skipped.
     """
 
     files: int
@@ -150,23 +150,24 @@ class Survey:
 
     @property
     def unreadable(self) -> list[Unreadable]:
-        """What is wrong with files."""
+        """Return the errors of files."""
         return self.report.unreadable
 
     @property
     def left_out(self) -> list[LeftOut]:
-        """Files, folders and lines that are not read, with the reasons."""
+        """Return the files, folders and lines that were not read, with the reasons."""
         return self.report.left_out
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A preparation that is tried on rows that are surveyed, to note what it refuses.
+    """A preparation that is applied to the surveyed rows, to record what it rejects.
 
     Attributes:
-        preparer: of a preparation without statistics, see `geo_ray.data.prepare.survey.untrained`.
-        findings: notes what it refuses.
-        formats: columns that it reads as times, and how they are written.
+        preparer: a preparer of a preparation without statistics, see
+            `geo_ray.data.prepare.survey.untrained`.
+        findings: records what it rejects.
+        formats: columns that it reads as times, and their formats.
     """
 
     preparer: Preparer
@@ -174,7 +175,7 @@ class Trial:
     formats: Mapping[str, TimeFormat] = field(default_factory=dict)
 
     def record(self, batch: Batch) -> None:
-        """Try it on some rows."""
+        """Apply it to some rows."""
         arrays = {n: a for n, a in batch.piece.columns.items() if n in self.preparer.inputs}
         if batch.piece.sparse:
             for name in self.preparer.inputs:
@@ -190,18 +191,18 @@ def survey_files(
     on_read: Callable[[float, int], None] | None = None,
     trial: Trial | None = None,
 ) -> Survey:
-    """Read all rows once and gather what the columns are.
+    """Read all rows once and survey their columns.
 
     Args:
         found: the files.
-        wanted: the columns to look at, or None for all.
-        count_words: columns whose distinct values are all counted, up to `MAX_WORDS`.
+        wanted: the columns to survey, or None for all.
+        count_words: columns whose distinct values are counted, up to `MAX_WORDS`.
         on_read: called with (files read, rows of the batch), for progress.
         trial: a preparation to try on all rows.
 
     Raises:
-        ConfigError: if a column whose words are to be counted has too many, or has no words.
-        DataLeftOutError: if something is left out and the options are strict.
+        ConfigError: if a column whose words are counted has too many words, or none.
+        DataLeftOutError: if something was skipped and the options are strict.
         StoreError: if the store does not answer.
     """
     survey = Survey(len(found.files))
@@ -233,7 +234,7 @@ def survey_files(
         if on_read is not None:
             on_read(batch.files_done, batch.piece.rows)
     if any(file.format == "jsonl" for file in found.files):
-        for column in survey.columns.values():  # a line without the key is one without a value
+        for column in survey.columns.values():  # a line without the key has a missing value
             column.nulls += survey.rows - column.rows
             column.rows = survey.rows
     return survey
@@ -271,7 +272,7 @@ def _record(column: ColumnSurvey, array: pa.Array, options: ReadOptions, path: s
 def _record_text(column: ColumnSurvey, written: pa.Array, options: ReadOptions, path: str) -> None:
     array = with_points(written, options.decimal, options.thousands)
     numbers = to_numbers(array)
-    assert numbers is not None  # noqa: S101  (text always can be looked at)
+    assert numbers is not None  # noqa: S101  (text can always be read)
     family: Family = "float" if numbers.values.dtype.kind == "f" else "int"
     good_N = ~numbers.missing & ~numbers.bad
     lower = pc.utf8_lower(pc.utf8_trim_whitespace(array.cast(pa.string())))
@@ -301,7 +302,7 @@ def _record_text(column: ColumnSurvey, written: pa.Array, options: ReadOptions, 
 
 
 def _record_groups(column: ColumnSurvey, numbers: pa.Array) -> None:
-    """Whether points in numbers could be marks between groups of three digits."""
+    """Whether points in numbers could be thousands marks."""
     text = numbers.cast(pa.string())
     points = text.filter(pc.match_substring(text, "."))
     if len(points):
@@ -309,7 +310,7 @@ def _record_groups(column: ColumnSurvey, numbers: pa.Array) -> None:
 
 
 def _record_marks(column: ColumnSurvey, text: pa.Array, options: ReadOptions) -> None:
-    """How text that is no number and no time could be read as either."""
+    """Find marks or formats that read other text as numbers or times."""
     counted = pc.value_counts(pc.utf8_trim_whitespace(text.cast(pa.string())))
     for pair in counted.to_pylist():
         word = pair["values"]
@@ -346,7 +347,7 @@ def _count_family(column: ColumnSurvey, family: Family, count: int, path: str) -
 
 
 def _distinguish(column: ColumnSurvey, array: pa.Array, name: str) -> None:
-    """Count different values: the first ones, or all where that is asked for."""
+    """Count distinct values: the first ones, or all on request."""
     if column.is_many and not column.seen and column.words is None:
         return
     found = to_words(array)
@@ -355,7 +356,7 @@ def _distinguish(column: ColumnSurvey, array: pa.Array, name: str) -> None:
         if column.words is not None:
             raise ConfigError(
                 f"--values: column {name!r} has no words to count; its type is {array.type}",
-                fix="Leave it out.",
+                fix="Remove it from --values.",
             )
         return
     rows_W = np.bincount(found.codes[found.codes >= 0], minlength=len(found.words)).tolist()
@@ -365,7 +366,7 @@ def _distinguish(column: ColumnSurvey, array: pa.Array, name: str) -> None:
         if len(column.words) > MAX_WORDS:
             raise ConfigError(
                 f"--values: column {name!r} has more than {MAX_WORDS:,} different values",
-                fix="Leave it out and write vocabulary: {hash: 1024} for it.",
+                fix="Remove it from --values and write vocabulary: {hash: 1024} for it.",
             )
     for word, rows in counts.items():
         is_known = word in column.seen
@@ -379,13 +380,13 @@ def _distinguish(column: ColumnSurvey, array: pa.Array, name: str) -> None:
 
 @dataclass(frozen=True)
 class Needs:
-    """Which statistics a preparation refers to.
+    """The statistics that a preparation refers to.
 
     Attributes:
-        columns: all columns of the files that it needs any of.
-        words: those whose words must be counted.
-        numbers: those whose mean must be known.
-        formats: those that are times, and how they are written.
+        columns: columns of the files of which it needs any statistic.
+        words: columns whose words must be counted.
+        numbers: columns whose mean it needs.
+        formats: columns of times, and their formats.
     """
 
     columns: tuple[str, ...]
@@ -395,7 +396,7 @@ class Needs:
 
 
 def needs_of(preparation: Preparation) -> Needs:
-    """What `geo_ray.data.prepare.resolve` will ask for; pure."""
+    """Return the statistics that `geo_ray.data.prepare.resolve` needs."""
     sources = [source for given in preparation.columns.values() for source in given]
     columns = dict.fromkeys(s.column for s in sources if s.needs_statistics)
     words = dict.fromkeys(s.column for s in sources if s.needs_words)
@@ -407,10 +408,10 @@ def needs_of(preparation: Preparation) -> Needs:
 
 
 def untrained(preparation: Preparation) -> Preparation:
-    """The preparation with something else for what statistics would give, to try it on rows.
+    """Replace references to statistics by placeholders, to apply a preparation before they exist.
 
-    It refuses the rows that the resolved preparation refuses, as far as that does not depend on the
-    types of the task's columns.
+    The result rejects the rows that the resolved preparation rejects, except for errors that
+    depend on the types of the task's columns.
     """
     columns = {
         name: tuple(_untrained(source) for source in sources)
@@ -442,15 +443,15 @@ def _untrained(source: Source) -> Source:
 def require_columns(
     survey: Survey, wanted: Collection[str], written: WrittenSources | None = None
 ) -> None:
-    """Refuse files that lack columns.
+    """Reject files that lack columns.
 
     Args:
         survey: of the files.
-        wanted: the columns that they must have.
-        written: of the preparation file that wants them, for messages.
+        wanted: the required columns.
+        written: sources of the preparation file that needs them, for messages.
 
     Raises:
-        ConfigError: naming all that are missing.
+        ConfigError: naming all missing columns.
     """
     lost = [name for name in wanted if name not in survey.names]
     if not lost:
@@ -479,18 +480,18 @@ def share(
     extremes: bool,
     needed: Sequence[str] = (),
 ) -> Statistics:
-    """The statistics of a region.
+    """Compute the statistics of a region.
 
     Args:
-        survey: of its files.
+        survey: survey of its files.
         region: its name.
-        wanted: columns that must be there, or None for all that the files have.
-        at_least: words that fewer rows have are left out.
-        extremes: whether least and greatest numbers, which are values of single rows, are told.
+        wanted: required columns, or None for all columns of the files.
+        at_least: minimum number of rows of a listed word.
+        extremes: whether to include minimum and maximum, which are values of single rows.
         needed: columns whose mean a preparation uses.
 
     Raises:
-        ConfigError: if a wanted column is not in the files; names all of them.
+        ConfigError: naming all required columns that are not in the files.
     """
     require_columns(survey, wanted or ())
     columns, left_out = {}, {}
@@ -512,7 +513,7 @@ def share(
 
 
 def kind_of(column: ColumnSurvey) -> ColumnKind:
-    """The kind of a column as statistics tell it."""
+    """Return the kind of a column for statistics."""
     match column.kind:
         case "int" | "float" | "bool":
             return "number"

@@ -1,4 +1,4 @@
-"""What a task is: a model, its columns, a loss and additive evaluation."""
+"""The Task protocol: a model, its columns, a loss and additive evaluation."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """Column name -> array; the first axis is rows (N), a 2-D array is a fixed-size list per row."""
 
 Batch: TypeAlias = Any
-"""Whatever a task's `collate` returns; handed back to `loss` and `evaluate` untouched."""
+"""The result of a task's `collate`, passed unchanged to `loss` and `evaluate`."""
 
 Stats: TypeAlias = dict[str, npt.NDArray[np.float64]]
-"""Additive statistics: name -> float64 (K,). Sums over rows, so they may be added over regions."""
+"""Additive statistics: name -> float64 (K,). Sums over rows, which can be added over regions."""
 
 
 @runtime_checkable
 class Task(Protocol):
-    """What to train. Any class with these members is a task; nothing is inherited.
+    """A model to train. Any class with these members is a task; no base class is needed.
 
     A task class also has a nested ``Options`` (derived from `geo_ray.Options`) and is
-    built as ``Class(Options(...))``. It may have `model_buffers`, rules for what changes in the
-    model beside its trained parameters (`geo_ray.data.tasks.model_buffers`), and `groups(model)`,
-    groups of parameters with rates and decays of their own (`geo_ray.data.tasks.groups`).
+    built as ``Class(Options(...))``. It may have `model_buffers`, rules for values of the model
+    other than trained parameters (`geo_ray.data.tasks.model_buffers`), and `groups(model)`, groups
+    of parameters with separate rates and decays (`geo_ray.data.tasks.groups`).
     """
 
     @property
@@ -57,7 +57,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows to train on and rows held out, both with the task's columns."""
+    """Training rows and held-out rows, both with the task's columns."""
 
     train: Columns
     heldout: Columns
@@ -65,12 +65,12 @@ class Dataset:
 
 @runtime_checkable
 class SelfContained(Protocol):
-    """A task that brings or generates its data, so that a run needs no prepared shards."""
+    """A task that includes or generates its data, so that a run needs no prepared shards."""
 
     def dataset(self, seed: int) -> Dataset:
-        """Return the data; the same for the same seed and options."""
+        """Return the data, which depends only on seed and options."""
 
 
 def num_rows(columns: Columns) -> int:
-    """Return N, the rows of a table of columns (0 without columns)."""
+    """Return N, the number of rows of a table of columns (0 without columns)."""
     return next((int(array.shape[0]) for array in columns.values()), 0)

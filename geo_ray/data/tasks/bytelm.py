@@ -30,18 +30,18 @@ from geo_ray.data.tasks.groups import ParameterGroup, undecayed
 _SKIPPED = frozenset(
     {"site-packages", "dist-packages", "__pycache__", "test", "tests", "encodings"}
 )
-# Tests are much and odd, encodings are tables: neither is the kind of text that the rest is.
+# Excluded because tests are large and unusual, and encodings are tables.
 _HELDOUT_ONE_IN = 10
 
 
 def stdlib_texts(max_bytes: int) -> tuple[bytes, bytes]:
     """Return (training text, held-out text) from distinct files.
 
-    Which part a file is in, and the order of the files, follow digests of their names: fixed for
-    one release of Python, and a small `max_bytes` is still a mixture of the whole library.
+    Digests of the file names determine each file's part and order. They are fixed for
+    one release of Python, and also a small `max_bytes` samples the whole library.
 
     Args:
-        max_bytes: cap of both texts together; a tenth of it is for the held-out text.
+        max_bytes: maximum size of both texts together; a tenth of it is held-out text.
 
     Raises:
         TaskLoadError: the interpreter has no library sources.
@@ -65,9 +65,10 @@ def stdlib_texts(max_bytes: int) -> tuple[bytes, bytes]:
 
 
 def cut(text: bytes, context: int) -> npt.NDArray[np.uint8]:
-    """Cut text into rows uint8 (N, context + 1); neighbours share a byte, a short tail is dropped.
+    """Cut text into rows uint8 (N, context + 1); adjacent rows share a byte.
 
-    The shared byte is input to one row and target of the other, so each byte is predicted once.
+    The shared byte is input to one row and target of the other, so each byte is predicted once. A
+    short tail is dropped.
     """
     tokens = np.frombuffer(text, np.uint8)
     rows = max(0, (len(tokens) - 1) // context)
@@ -78,7 +79,7 @@ def cut(text: bytes, context: int) -> npt.NDArray[np.uint8]:
 
 def _sources(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
-        # Skipped folders are not entered: `site-packages` may have a hundred thousand files.
+        # Do not walk skipped folders: `site-packages` may have a hundred thousand files.
         folders[:] = [name for name in folders if name not in _SKIPPED]
         yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
@@ -114,7 +115,7 @@ class ByteTransformer(nn.Module):
         nn.init.normal_(self.position, std=_INIT_STD)
         for name, parameter in self.named_parameters():
             if name.endswith("weight") and parameter.ndim == 2:
-                # What is added to the residual stream shrinks with depth, as in GPT-2.
+                # As in GPT-2, additions to the residual stream shrink with depth.
                 residual = name.endswith(("out.weight", "down.weight"))
                 scale = 1 / math.sqrt(2 * layers) if residual else 1.0
                 nn.init.normal_(parameter, std=_INIT_STD * scale)
@@ -124,7 +125,7 @@ class ByteTransformer(nn.Module):
         hidden_BTD = self.embed(tokens_BT) + self.position[: tokens_BT.shape[1]]
         for block in self.blocks:
             hidden_BTD = block(hidden_BTD)
-        # Tied by use, not by a second parameter: nothing is counted or sent twice.
+        # Uses the same parameter twice, so that it is counted and sent once.
         return F.linear(self.norm(hidden_BTD), self.embed.weight)
 
 
@@ -173,29 +174,35 @@ PRESETS: Mapping[str, Shape] = {
     "10M": Shape(dim=320, layers=8, heads=5, context=256),
     "50M": Shape(dim=640, layers=10, heads=10, context=256),
 }
-"""Named sizes, by their rough number of parameters."""
+"""Named sizes by approximate number of parameters."""
 
 
 class ByteLM:
     """Next-byte prediction with a small GPT."""
 
     class Options(StrictModel):
-        """Options of `bytelm`; a number given by itself overrides that of the preset."""
+        """Options of `bytelm`; a single number overrides that of the preset."""
 
         size: Literal["0.1M", "1M", "10M", "50M"] = Field(
-            default="1M", description="Preset by rough number of parameters."
+            default="1M", description="Preset by approximate number of parameters."
         )
         dim: int | None = Field(default=None, ge=1, description="Width of the residual stream.")
         layers: int | None = Field(default=None, ge=1, description="Transformer blocks.")
-        heads: int | None = Field(default=None, ge=1, description="Attention heads; divide dim.")
-        context: int | None = Field(default=None, ge=1, description="Bytes seen at once.")
+        heads: int | None = Field(
+            default=None, ge=1, description="Attention heads; dim must be a multiple."
+        )
+        context: int | None = Field(
+            default=None, ge=1, description="Length of the context in bytes."
+        )
         decay: Literal["all", "matrices"] = Field(
             default="all",
-            description="Which parameters `optimizer.weight_decay` is for; matrices: not biases and"
+            description="Parameters with `optimizer.weight_decay`; matrices: all except biases and"
             " norms.",
         )
         max_bytes: int = Field(
-            default=2_000_000, ge=1000, description="Cap of the text, a tenth of it held out."
+            default=2_000_000,
+            ge=1000,
+            description="Maximum size of the text, of which a tenth is held out.",
         )
 
     label_column: str | None = None
@@ -220,7 +227,7 @@ class ByteLM:
             return ByteTransformer(*self.shape)
 
     def groups(self, model: nn.Module) -> list[ParameterGroup]:
-        """Return biases and norms apart if they are to have no decay."""
+        """Return a group of biases and norms if they have no weight decay."""
         return [undecayed(model)] if self._decay == "matrices" else []
 
     def collate(self, columns: Columns, device: torch.device) -> torch.Tensor:
@@ -256,7 +263,7 @@ class ByteLM:
         }
 
     def dataset(self, seed: int) -> Dataset:
-        """Return sequences of the library's text, whatever the seed; held-out files are others.
+        """Return sequences of the library's text for any seed; held-out files are separate files.
 
         Raises:
             TaskLoadError: no library sources, or fewer bytes than one sequence.

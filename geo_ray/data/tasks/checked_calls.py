@@ -1,4 +1,4 @@
-"""Calls into a task with validated outputs, so that a wrong task fails at once, naming the method.
+"""Call a task and validate its outputs, so that an incorrect task fails early.
 
 `outlined_model` builds a model on the meta device, without storage; `SkipSampling` skips its random
 initialisation there, because PyTorch would import its compiler for the first draw, which takes
@@ -31,7 +31,7 @@ from geo_ray.data.tasks.base import Batch, Columns, Dataset, SelfContained, Stat
 
 _IN_PLACE: Final = frozenset(
     {
-        nn.init.normal_,  # modes do not see what it calls
+        nn.init.normal_,  # dispatch modes do not see its inner calls
         Tensor.normal_,
         Tensor.exponential_,
         Tensor.log_normal_,
@@ -43,7 +43,7 @@ _IN_PLACE: Final = frozenset(
 
 
 class SkipSampling(TorchFunctionMode):
-    """Within ``with torch.device("meta"), SkipSampling()``: draws without content are left out."""
+    """Within ``with torch.device("meta"), SkipSampling()``: skips draws without content."""
 
     def __torch_function__(
         self,
@@ -77,16 +77,16 @@ def checked_loss(task: Task, model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def checked_first_loss(task: Task, model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Return the loss like `checked_loss`, and refuse one that a `GradScaler` scales.
+    """Return the loss like `checked_loss`, and reject a loss scaled by a `GradScaler`.
 
-    A scaled loss gives scaled gradients, which nobody divides again. Calls of `GradScaler.scale`
-    are found with a profile function, which slows Python down, so only a first step looks for them.
+    A scaled loss gives scaled gradients, which nothing divides again. Calls of `GradScaler.scale`
+    are found with a profile function, which slows Python down, so only a first step is checked.
 
     Raises:
         TaskOutputError: as `checked_loss`; or the loss was scaled.
         NonFiniteError: as `checked_loss`.
     """
-    if sys.getprofile() is not None:  # somebody profiles this thread, and must not be disturbed
+    if sys.getprofile() is not None:  # another profiler is active in this thread
         return checked_loss(task, model, batch)
     scaled = False
 
@@ -104,8 +104,8 @@ def checked_first_loss(task: Task, model: nn.Module, batch: Batch) -> torch.Tens
     name = type(task).__name__
     if scaled:
         raise TaskOutputError(
-            f"{name}.loss scales the loss with a GradScaler: its gradients would be trained with "
-            "as they are, too large by the scale",
+            f"{name}.loss scales the loss with a GradScaler: training would use its gradients "
+            "unchanged, too large by the scale",
             fix="Return the loss itself. Use bfloat16 autocast, which needs no scaler, or float32.",
         )
     return _checked(name, loss)
@@ -181,7 +181,7 @@ def checked_metrics(task: Task, stats: Stats) -> dict[str, float]:
 
 
 def checked_dataset(task: SelfContained, seed: int) -> Dataset:
-    """Return the rows that a task brings.
+    """Return the data set of a task.
 
     Raises:
         TaskOutputError: the task raised, or returned something else.
@@ -203,7 +203,7 @@ def checked_model(task: Task, seed: int) -> nn.Module:
     seed its model itself is deterministic too.
 
     Raises:
-        TaskOutputError: not a module, nothing to train, parameters not float32, or something that
+        TaskOutputError: not a module, nothing to train, parameters not float32, or a tensor that
             cannot be trained as a part of one vector or be saved at the end.
     """
     name = type(task).__name__
@@ -251,9 +251,9 @@ def _is_savable(value: object) -> bool:
 
 
 def _separate(name: str, model: nn.Module) -> None:
-    """Give every tensor memory of its own, and refuse a model that this would change.
+    """Give every tensor separate memory, and reject a model that this would change.
 
-    Training does that to parameters, so values that are one in memory would become several; and a
+    Training separates parameters, so values shared in memory would become several values; a
     safetensors file holds whole tensors only, not parts of a larger one.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -262,19 +262,20 @@ def _separate(name: str, model: nn.Module) -> None:
         ((t.data_ptr(), _stop(t), key, t) for key, t in dense.items() if t.numel()),
         key=itemgetter(0, 1),
     )
-    reach = trained_reach = (0, "")  # how far the tensors before go, and which one it is
+    reach = trained_reach = (0, "")  # end of the preceding tensors, and the name of the last one
     for start, stop, key, tensor in pieces:
         if tensor.requires_grad and _is_expanded(tensor):
             raise TaskOutputError(
-                f"{name}.model: parameter {key!r} is expanded: several of its elements are one "
-                "value in memory, which can neither be trained as such nor be saved",
-                fix="Make the parameter of the smaller shape, and expand it in forward.",
+                f"{name}.model: parameter {key!r} is expanded: several of its elements share one "
+                "value in memory, which can be neither trained nor saved",
+                fix="Give the parameter the smaller shape, and expand it in forward.",
             )
         before, other = reach if tensor.requires_grad else trained_reach
         if start < before:
             raise TaskOutputError(
                 f"{name}.model: {other!r} and {key!r} are different tensors in the same memory",
-                fix="To tie weights, assign the same nn.Parameter to both modules; else clone one.",
+                fix="To tie weights, assign the same nn.Parameter to both modules; otherwise clone "
+                "one.",
             )
         reach = max(reach, (stop, key))
         trained_reach = max(trained_reach, (stop, key)) if tensor.requires_grad else trained_reach
@@ -284,7 +285,7 @@ def _separate(name: str, model: nn.Module) -> None:
 
 
 def _stop(tensor: Tensor) -> int:
-    """The address behind the last element."""
+    """Return the address after the last element."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((size - 1) * stride for size, stride in sizes)
     return tensor.data_ptr() + (last + 1) * tensor.element_size()
@@ -296,11 +297,11 @@ def _is_expanded(tensor: Tensor) -> bool:
 
 
 def outlined_model(task: Task, seed: int) -> nn.Module:
-    """Return the task's model for its names, shapes and types only.
+    """Return the task's model, for its names, shapes and types only.
 
     A task of the library makes it on the meta device, where tensors have no content: a model of any
-    size costs neither memory nor time. Code of the user runs on real devices only, since what it
-    keeps (a pre-trained part that is loaded once, say) is used again to train.
+    size costs neither memory nor time. User code runs on real devices only, since it may cache a
+    part for training, such as a pre-trained module.
 
     Raises:
         TaskOutputError: as `checked_model`.
@@ -311,7 +312,7 @@ def outlined_model(task: Task, seed: int) -> nn.Module:
         return checked_model(task, seed)
 
 
-_NOTHING_TO_TRAIN = "Leave requires_grad of some parameters on."
+_NOTHING_TO_TRAIN = "Keep requires_grad enabled for some parameters."
 _NUMBERS = 'Return numbers by name, e.g. {"loss": stats["loss"].item() / rows}.'
 _SCALE: Final = torch.amp.GradScaler.scale.__code__
 _SUMS = 'Return sums over the batch\'s rows, e.g. {"rows": np.array([n], np.float64), ...}.'
@@ -319,10 +320,10 @@ _SUMS = 'Return sums over the batch\'s rows, e.g. {"rows": np.array([n], np.floa
 
 @contextmanager
 def blamed(task: object, method: str) -> Iterator[None]:
-    """Name the task, the method and the line when user code raises.
+    """Convert an exception of user code to an error with its task, method and line.
 
     Raises:
-        TaskOutputError: the block raised something that is no `GeoRayError`.
+        TaskOutputError: the block raised something that is not a `GeoRayError`.
     """
     try:
         yield
@@ -338,16 +339,16 @@ def blamed(task: object, method: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Description:
-    """What a task trains.
+    """Size and schema of a task.
 
     Attributes:
-        name: class of the task.
-        parameters: trainable numbers; a tied weight counts once.
-        tensors: trainable tensors.
-        parameter_bytes: bytes of one uncompressed float32 update.
+        name: class name of the task.
+        parameters: number of trainable values; a tied weight counts once.
+        tensors: number of trainable tensors.
+        parameter_bytes: size of one uncompressed float32 update.
         columns: schema of its shards.
         label_column: integer column for histograms, or None.
-        self_contained: whether it brings its own data.
+        self_contained: whether it includes or generates its data.
     """
 
     name: str

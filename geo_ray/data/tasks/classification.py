@@ -1,10 +1,10 @@
 """Loss, statistics and metrics of classification tasks, both built-in and user-defined.
 
-Statistics are counts and sums over rows, so adding those of several regions gives exactly the
-counts of all their rows. With two classes they include score histograms, from which the AUC is
+Statistics are counts and sums over rows, so the sum over several regions equals the statistics of
+all their rows. With two classes they include score histograms, from which the AUC is
 computed. The AUC is exact except for ties: two rows with scores in one bin count as half ordered,
 so its error is at most half the sum of p * n over the bins (`auc_error_bound`), where p and n are
-the shares of positives and negatives in a bin.
+the fractions of all positives and negatives in a bin.
 
 Shape legend: N = rows, C = classes.
 """
@@ -45,7 +45,7 @@ def score_histograms(
 
     Args:
         logits_N: scores in log-odds; bins are 0.01 wide, from -10 to 10. NaN counts as 0: the loss
-            of such a row is no number either, and tells of it.
+            of such a row is NaN too, which reports the problem.
         labels_N: 0 or 1.
     """
     scaled_N = (np.clip(np.nan_to_num(logits_N), -_LIMIT, _LIMIT) + _LIMIT) * (BINS / (2 * _LIMIT))
@@ -60,7 +60,7 @@ def score_histograms(
 def auc(positives_K: Vector, negatives_K: Vector) -> float | None:
     """Return the probability that a positive scores above a negative (ties count half).
 
-    None if there are no positives or no negatives: it is not defined then.
+    None if it is undefined because there are no positives or no negatives.
     """
     total = float(positives_K.sum() * negatives_K.sum())
     if total == 0:
@@ -76,7 +76,7 @@ def auc_error_bound(positives_K: Vector, negatives_K: Vector) -> float | None:
 
 
 MOST_RECALLS: Final = 8
-"""Up to how many classes each one's recall is a metric."""
+"""Maximum number of classes for which each class's recall is a metric."""
 
 
 class Labelled(NamedTuple):
@@ -87,10 +87,10 @@ class Labelled(NamedTuple):
 
 
 def balanced_weights(rows_per_class: Sequence[int]) -> list[float]:
-    """Return class weights with which every class counts alike, and a row counts 1 on average.
+    """Return class weights that give every class equal weight, and a row the average weight 1.
 
     Args:
-        rows_per_class: of all regions together, as the manifest says.
+        rows_per_class: rows of all regions by class, as in the manifest.
 
     Raises:
         TaskOutputError: a class has no rows.
@@ -98,7 +98,7 @@ def balanced_weights(rows_per_class: Sequence[int]) -> list[float]:
     if not rows_per_class or min(rows_per_class) <= 0:
         raise TaskOutputError(
             f"balanced weights of classes with {list(rows_per_class)} rows are not defined",
-            fix="Leave classes without rows out.",
+            fix="Remove classes without rows.",
         )
     total = sum(rows_per_class)
     return [total / (len(rows_per_class) * rows) for rows in rows_per_class]
@@ -112,9 +112,9 @@ def classification_loss(
     Args:
         model: the model.
         batch: the rows.
-        class_weights: a factor per class for the losses of its rows; None: all 1. The sum is
-            divided by the number of rows, and not by the sum of their weights, so that the mean
-            over the batches of all regions is that over all rows. `balanced_weights` gives some.
+        class_weights: a factor per class for the losses of its rows; None for all 1. The sum is
+            divided by the number of rows, not by the sum of their weights, so that the mean over
+            the batches of all regions equals that over all rows. See `balanced_weights`.
     """
     logits_NC = model(batch.inputs)
     if class_weights is None:
@@ -129,20 +129,20 @@ def classification_stats(
 
     Returns:
         "rows" (1,), "loss" (1,) summed nats, "correct" (1,), "labels" (C,) rows by label, "hits"
-        (C,) those of them that are classified correctly; with two classes "positives" and
+        (C,) correctly classified rows by label; with two classes "positives" and
         "negatives", the histograms of their scores.
 
     Args:
         model: the model, in evaluation mode.
         batch: the rows.
-        class_weights: as for `classification_loss`; they count in the loss alone.
+        class_weights: as for `classification_loss`; they affect only the loss.
     """
     with torch.no_grad():
         logits_NC = model(batch.inputs)
         losses_N = _losses(logits_NC, batch.labels, class_weights)
         is_hit_N = logits_NC.argmax(dim=1) == batch.labels
     classes = logits_NC.shape[1]
-    is_label_N = (batch.labels >= 0) & (batch.labels < classes)  # others are left out of the loss
+    is_label_N = (batch.labels >= 0) & (batch.labels < classes)  # the loss ignores other labels
     labels_N = batch.labels[is_label_N]
     stats = {
         "rows": np.array([len(batch.labels)], np.float64),
@@ -163,11 +163,11 @@ def classification_metrics(stats: Stats) -> dict[str, float]:
     """Return loss, accuracy, base_rate, recalls, and with two classes auc and auc_error.
 
     - "loss": nats per row.
-    - "accuracy": share of rows that are classified correctly.
-    - "base_rate": share of the most frequent label, the accuracy of always answering it.
-    - "auc", "auc_error": see `geo_ray.data.tasks.classification`; left out where all rows have one
+    - "accuracy": fraction of rows that are classified correctly.
+    - "base_rate": fraction of the most frequent label, the accuracy of always predicting it.
+    - "auc", "auc_error": see `geo_ray.data.tasks.classification`; absent if all rows have one
       label.
-    - "recall_0", ...: share of a class's rows that are classified correctly; left out for classes
+    - "recall_0", ...: fraction of a class's rows that are classified correctly; absent for classes
       without rows. With more than `MOST_RECALLS` classes "recall_mean" and "recall_least" instead.
     """
     rows = count_of(stats, "rows")
@@ -196,12 +196,12 @@ def count_of(stats: Stats, key: str) -> float:
     """Return the count stored under `key`.
 
     Raises:
-        TaskOutputError: the count is zero, so there is nothing to take a mean of.
+        TaskOutputError: the count is zero, so that the mean is undefined.
     """
     count = float(stats[key].item())
     if count <= 0:
         raise TaskOutputError(
-            f"evaluation statistics count no {key}", fix="Give the regions held-out rows."
+            f"evaluation statistics have no {key}", fix="Give the regions held-out rows."
         )
     return count
 

@@ -1,7 +1,7 @@
 """Built-in task: click-through rate on generated clicks whose best possible AUC is known.
 
 Clicks follow a logistic model with pairwise interactions. The model is DeepFM: a factorisation
-machine and a small network that share their embeddings.
+machine and a small network with shared embeddings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from geo_ray.data.tasks.classification import (
 
 _FACTORS = 4
 _SINGLE_STD = 0.6
-_PAIR_STD = 1.2  # of the summed interactions, so that a linear model is clearly not enough
+_PAIR_STD = 1.2  # of the summed interactions; large enough that a linear model is clearly worse
 _OFFSET = -1.5  # fewer clicks than non-clicks, as in advertising
 
 
@@ -50,14 +50,14 @@ class Clicks:
 
 
 def generate_clicks(seed: int, rows: int, fields: int, vocabulary: int) -> Clicks:
-    """Draw a truth and rows from it; everything follows from the arguments.
+    """Draw a true model and rows from it, determined by the arguments.
 
-    A field's values are skewed as real ones are: value v has weight 1 / (v + 1). A click has
+    A field's values are skewed like real ones: value v has weight 1 / (v + 1). A click has
     log-odds offset + sum of the fields' own effects + sum over pairs of fields of the dot product
     of their values' hidden vectors.
 
     Args:
-        seed: of the truth and of the rows.
+        seed: seed of the true model and of the rows.
         rows: N.
         fields: F, at least 2.
         vocabulary: values 0 .. vocabulary - 1 of each field.
@@ -89,7 +89,7 @@ class DeepFM(nn.Module):
 
     def __init__(self, fields: int, vocabulary: int, dim: int, hidden: int) -> None:
         super().__init__()
-        # One table for all fields; a constant, so it is no part of the state that is trained.
+        # One table for all fields; a constant, so it is not part of the trained state.
         self.register_buffer("offsets", torch.arange(fields) * vocabulary, persistent=False)
         self.bias = nn.Parameter(torch.zeros(()))
         self.single = nn.Embedding(fields * vocabulary, 1)
@@ -170,7 +170,7 @@ class Ctr:
     def metrics(self, stats: Stats) -> dict[str, float]:
         """Return loss (nats), auc and auc_error, a bound of the auc's error by binning.
 
-        Both auc numbers are left out when all rows have the same label.
+        Both auc numbers are absent if all rows have the same label.
         """
         metrics = {"loss": stats["loss"].item() / count_of(stats, "rows")}
         area = auc(stats["positives"], stats["negatives"])
@@ -180,7 +180,7 @@ class Ctr:
         return metrics
 
     def dataset(self, seed: int) -> Dataset:
-        """Return rows drawn from the truth that `seed` fixes."""
+        """Return rows drawn from the true model of `seed`."""
         clicks, rows = self._clicks(seed), self._options.rows
         return Dataset(
             train={"fields": clicks.fields[:rows], "label": clicks.labels[:rows]},

@@ -1,4 +1,4 @@
-"""Real handwritten digits, bundled with scikit-learn: small enough for a laptop, yet not a toy.
+"""Built-in task: real handwritten digits from scikit-learn, small enough for a laptop.
 
 1797 scans of 8x8 pixels by 13 writers (UCI "Optical Recognition of Handwritten Digits").
 """
@@ -72,10 +72,10 @@ class Digits:
         return classification_metrics(stats)
 
     def dataset(self, seed: int) -> Dataset:
-        """Return 1433 rows to train on and 364 held out, whatever the seed.
+        """Return 1433 training rows and 364 held-out rows, for any seed.
 
         Every fifth scan of each class is held out, so both parts have all classes and writers, and
-        results of different seeds are about the same rows.
+        results of different seeds use the same rows.
         """
         scans = _scans()
         images_NP = (scans[:, :-1] / _GREYS).astype(np.float32)
@@ -92,7 +92,7 @@ class Digits:
 def _scans() -> NDArray[np.float64]:
     """Return the pixels of each scan, and its label in the last column.
 
-    Reads the file of scikit-learn without importing it, which takes seconds of CPU.
+    Reads scikit-learn's file without importing scikit-learn, which takes seconds of CPU.
     """
     package = find_spec("sklearn")
     assert package is not None and package.origin, "a dependency"  # noqa: S101
@@ -119,5 +119,5 @@ def _network(width: int) -> nn.Module:
         if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None:
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             nn.init.zeros_(layer.bias)
-    nn.init.normal_(last.weight, std=0.01)  # starts undecided: loss ln 10
+    nn.init.normal_(last.weight, std=0.01)  # initial predictions are uniform: loss ln 10
     return network

@@ -1,11 +1,11 @@
-"""Groups of parameters with a rate and a decay of their own, as a task names them.
+"""Groups of parameters with separate learning rates and weight decays, declared by a task.
 
 A task may have a method `groups(model)` that returns `ParameterGroup` records:
 
     def groups(self, model):
         return [undecayed(model), ParameterGroup("head.*", rate=10.0)]
 
-A parameter is in the first group that names it; all others are trained as configured.
+A parameter belongs to the first group that names it; other parameters train as configured.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from geo_ray.data.tasks.checked_calls import blamed
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters that the optimizer treats otherwise.
+    """Parameters with separate optimizer settings.
 
     Attributes:
-        names: a name or pattern (``*.bias``), or several.
-        rate: what `optimizer.lr` is multiplied by.
-        decay: what `optimizer.weight_decay` is multiplied by.
-        schedule: how much of `optimizer.schedule` counts: 1 all of it, 0 none, so that the rate
-            stays as it is.
+        names: a name or pattern (``*.bias``), or several of them.
+        rate: factor of `optimizer.lr`.
+        decay: factor of `optimizer.weight_decay`.
+        schedule: how strongly `optimizer.schedule` applies: 1 fully, 0 not at all, so that the
+            rate is constant.
     """
 
     names: str | Sequence[str]
@@ -40,22 +40,22 @@ class ParameterGroup:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """`names` as several."""
+        """Return `names` as a tuple."""
         return (self.names,) if isinstance(self.names, str) else tuple(self.names)
 
     def factors(self) -> tuple[float, float, float]:
-        """Of rate, decay and schedule."""
+        """Return the factors of rate, decay and schedule."""
         return self.rate, self.decay, self.schedule
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRun:
-    """One parameter tensor in the flat vector, and how it is trained.
+    """One parameter tensor in the flat vector, and its optimizer factors.
 
     Attributes:
-        start: its first place.
-        stop: one past its last.
-        factors: of rate, decay and schedule.
+        start: index of its first element.
+        stop: index after its last element.
+        factors: factors of rate, decay and schedule.
     """
 
     start: int
@@ -64,21 +64,22 @@ class GroupRun:
 
 
 def undecayed(model: nn.Module) -> ParameterGroup:
-    """Biases and the scales of norms without weight decay, as transformers are trained.
+    """Group biases and norm scales without weight decay, as usual for transformers.
 
     Args:
-        model: the task's; all of its trainable parameters with less than two dimensions are meant.
+        model: the task's model; the group has its trainable parameters with fewer than 2
+            dimensions.
     """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return ParameterGroup([name for name, p in trained if p.ndim < 2], decay=0.0)
 
 
 def group_runs(task: object, module: nn.Module) -> tuple[GroupRun, ...]:
-    """All trainable parameters in their order with their groups' factors; empty without groups.
+    """Return all trainable parameters in order with their factors; empty without groups.
 
     Raises:
-        TaskStateError: a group fits nothing, or is none.
-        TaskOutputError: the task's method raised.
+        TaskStateError: a group matches no parameter, or is invalid.
+        TaskOutputError: the task's method raised an exception.
     """
     groups = getattr(task, "groups", None)
     with blamed(task, "groups"):
@@ -93,7 +94,7 @@ def group_runs(task: object, module: nn.Module) -> tuple[GroupRun, ...]:
         for pattern in group.patterns:
             if not any(fnmatchcase(key, pattern) for key, _ in trained):
                 raise TaskStateError(
-                    f"{name}.groups: {pattern!r} is the name of no trained parameter",
+                    f"{name}.groups: {pattern!r} matches no trained parameter",
                     fix=f"Name some of {', '.join(key for key, _ in trained[:8])}.",
                 )
     runs, at = [], 0
@@ -116,6 +117,6 @@ def _check(group: object, name: str) -> None:
     usable = all(math.isfinite(x) and x >= 0 for x in (rate, decay)) and 0 <= schedule <= 1
     if not usable or not group.patterns:
         raise TaskStateError(
-            f"{name}.groups: {group} has no names, or factors that cannot be",
+            f"{name}.groups: {group} has no names, or invalid factors",
             fix="Name parameters; rate and decay are 0 or more, schedule is from 0 to 1.",
         )

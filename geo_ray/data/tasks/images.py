@@ -39,7 +39,7 @@ CLASSES = 10
 MNIST_SIDE = 28
 CIFAR_PIXELS = 3 * 32 * 32
 MAX_BYTES = 1 << 30
-_DEFLATE_MAX_RATIO = 1032  # no deflate stream expands further
+_DEFLATE_MAX_RATIO = 1032  # maximum expansion of a deflate stream
 _FIX = "Download the file again, and compare its size and digest with the publisher's."
 
 
@@ -48,7 +48,7 @@ def read_mnist(directory: Path, split: str) -> tuple[Bytes, Bytes]:
 
     Raises:
         TaskLoadError: a file is missing.
-        DataError: a file is not what its header says, or the two do not match.
+        DataError: a file contradicts its header, or the two files do not match.
     """
     images_path = _find(directory, f"{split}-images-idx3-ubyte")
     labels_path = _find(directory, f"{split}-labels-idx1-ubyte")
@@ -89,17 +89,17 @@ def _read_idx(path: Path, file: BinaryIO, item_shape: Sequence[int], limit_bytes
         raise DataError(f"{path} ends within its header", fix=_FIX)
     magic, count, *shape = struct.unpack(f">{1 + ndim}I", header)
     if magic != 0x0800 | ndim:
-        raise DataError(f"{path} is no IDX file of bytes in {ndim} dimensions", fix=_FIX)
+        raise DataError(f"{path} is not an IDX file of bytes in {ndim} dimensions", fix=_FIX)
     if list(shape) != list(item_shape):
         raise DataError(f"{path} has items of shape {shape}, not {list(item_shape)}", fix=_FIX)
     body_bytes = count * int(np.prod(item_shape, dtype=np.int64))
     if body_bytes > min(MAX_BYTES, limit_bytes - header_bytes):
-        raise DataError(f"{path} announces {body_bytes} bytes, more than it can hold", fix=_FIX)
+        raise DataError(f"{path} declares {body_bytes} bytes, more than it can contain", fix=_FIX)
     body = file.read(body_bytes)
     if len(body) < body_bytes:
-        raise DataError(f"{path} announces {body_bytes} bytes but has {len(body)}", fix=_FIX)
+        raise DataError(f"{path} declares {body_bytes} bytes but has {len(body)}", fix=_FIX)
     if file.read(1):
-        raise DataError(f"{path} has more than the {body_bytes} bytes it announces", fix=_FIX)
+        raise DataError(f"{path} has more than the {body_bytes} bytes that it declares", fix=_FIX)
     return np.frombuffer(body, np.uint8).reshape(count, *item_shape)
 
 
@@ -107,12 +107,12 @@ def read_cifar10(directory: Path, split: str) -> tuple[Bytes, Bytes]:
     """Return images uint8 (N, 3072), channel by channel, and labels uint8 (N,).
 
     Args:
-        directory: holds data_batch_1.bin to data_batch_5.bin and test_batch.bin.
+        directory: contains data_batch_1.bin to data_batch_5.bin and test_batch.bin.
         split: "train" or "test".
 
     Raises:
         TaskLoadError: a file is missing.
-        DataError: a file is no whole number of records, or has a label above 9.
+        DataError: a file is not a whole number of records, or has a label above 9.
     """
     names = ["test_batch.bin"] if split == "test" else [f"data_batch_{i}.bin" for i in range(1, 6)]
     records = np.concatenate([_read_records(_find(directory, name)) for name in names])
@@ -125,7 +125,7 @@ def _read_records(path: Path) -> Bytes:
         size_bytes = path.stat().st_size
         if size_bytes == 0 or size_bytes % record_bytes:
             raise DataError(
-                f"{path} has {size_bytes} bytes, no whole number of {record_bytes}-byte records",
+                f"{path} has {size_bytes} bytes, not a whole number of {record_bytes}-byte records",
                 fix=_FIX,
             )
         if size_bytes > MAX_BYTES:
@@ -160,7 +160,7 @@ _CHANNELS_PER_GROUP = 16
 def lenet(channels: int, side: int) -> nn.Module:
     """Return LeNet-5 with ReLU and max pooling: (N, channels, side, side) -> logits (N, 10).
 
-    28-pixel images are padded to the 32 that the network was made for.
+    28-pixel images are padded to the 32 that the network was designed for.
     """
     padding = 2 if side == 28 else 0
     left = ((side + 2 * padding - 4) // 2 - 4) // 2
@@ -183,8 +183,8 @@ def lenet(channels: int, side: int) -> nn.Module:
 def resnet18(channels: int, width: int) -> nn.Module:
     """Return ResNet-18 in its CIFAR shape: (N, channels, H, W) -> logits (N, 10).
 
-    A 3x3 stem without pooling, then two blocks each of width, 2, 4 and 8 times it. GroupNorm
-    stands where the original has BatchNorm, whose running statistics no update would contain.
+    A 3x3 stem without pooling, then two blocks each of 1, 2, 4 and 8 times the width. GroupNorm
+    replaces the original's BatchNorm, because updates do not contain running statistics.
     """
     layers: list[nn.Module] = [_conv3(channels, width, 1), _norm(width), nn.ReLU()]
     inputs = width
@@ -235,7 +235,7 @@ def _norm(channels: int) -> nn.GroupNorm:
 
 
 class Format(NamedTuple):
-    """A kind of image: channels, side in pixels, and the pixels' mean and deviation in [0, 1]."""
+    """An image format: channels, side in pixels, and the pixels' mean and deviation in [0, 1]."""
 
     channels: int
     side: int
@@ -267,8 +267,8 @@ class Images:
         )
         directory: str | None = Field(
             default=None,
-            description="Where the publisher's files lie, relative to the working directory; only"
-            " needed where shards are written.",
+            description="Folder of the publisher's files, relative to the working directory; only"
+            " needed to write shards.",
         )
         width: int = Field(
             default=64, ge=1, le=1024, description="Channels of ResNet-18's first stage."
@@ -311,10 +311,10 @@ class Images:
         return classification_metrics(stats)
 
     def dataset(self, seed: int) -> Dataset:
-        """Return the publisher's training and test rows, whatever the seed.
+        """Return the publisher's training and test rows, for any seed.
 
         Raises:
-            TaskLoadError: no directory was given, or a file is missing; says what to put where.
+            TaskLoadError: no directory was given, or a file is missing.
             DataError: a file is malformed.
         """
         kind, given = self._options.format, self._options.directory
@@ -326,7 +326,7 @@ class Images:
         directory = Path(given)
         if not directory.is_dir():
             raise TaskLoadError(
-                f"option 'directory' of task images: {directory.absolute()} is no directory",
+                f"option 'directory' of task images: {directory.absolute()} is not a directory",
                 fix=f"Create it and put {_WHAT_TO_PUT[kind]} there.",
             )
         if kind == "mnist":
@@ -335,7 +335,7 @@ class Images:
             train, heldout = read_cifar10(directory, "train"), read_cifar10(directory, "test")
         if not len(train[1]) or not len(heldout[1]):
             raise ShardEmptyError(
-                f"the image files in {directory} hold no rows",
+                f"the image files in {directory} have no rows",
                 fix="Download the files again; both parts must have images.",
             )
         return Dataset(train=_columns(*train), heldout=_columns(*heldout))

@@ -43,12 +43,12 @@ def parse_column_type(text: str) -> ColumnSpec:
     """Parse "uint8[784]" and the like.
 
     Raises:
-        SchemaMismatchError: the text is no column type.
+        SchemaMismatchError: the text is not a column type.
     """
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise SchemaMismatchError(
-            f"{text!r} is no column type",
+            f"{text!r} is not a column type",
             fix='Write a NumPy dtype and an optional length: "int64", "float32[64]", "uint8[784]".',
         )
     length = match.group(2)
@@ -86,7 +86,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "evaluate": ("model", "batch"),
     "metrics": ("stats",),
 }
-"""The methods that every task has, with their arguments."""
+"""The required methods of a task and their arguments."""
 
 _COLUMNS = 'Write for example columns = {"image": "float32[64]", "label": "int64"}.'
 
@@ -94,21 +94,21 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {"dataset": ("seed",), "groups": ("mo
 
 
 def check_task(task: object, name: str) -> None:
-    """Check members, signatures and the schema of a task; calls none of its methods.
+    """Check members, signatures and the schema of a task without calling its methods.
 
     Args:
-        task: the object.
-        name: how the user named it, for the message.
+        task: the task object.
+        name: the user's name for the task, for the message.
 
     Raises:
-        TaskLoadError: naming everything that is missing, or the first thing that is wrong.
+        TaskLoadError: naming all missing members, or the first error.
     """
     missing = [f"{method}({', '.join(METHODS[method])})" for method in METHODS
                if not callable(getattr(task, method, None))]  # fmt: skip
     missing += [attr for attr in ("columns", "label_column") if not hasattr(task, attr)]
     if missing:
         raise TaskLoadError(
-            f"task {name} lacks {', '.join(missing)}",
+            f"task {name} has no {', '.join(missing)}",
             fix="Define them in the class; docs/guides/tasks.md has an example of each.",
         )
     for method, arguments in {**METHODS, **_OPTIONAL}.items():
@@ -122,7 +122,7 @@ def _check_signature(task: object, method: str, arguments: tuple[str, ...], name
         return
     if not callable(function):
         raise TaskLoadError(
-            f"task {name}: {method} is no method",
+            f"task {name}: {method} is not a method",
             fix=f"Define {method}({', '.join(arguments)}), or give the attribute another name.",
         )
     try:
@@ -158,16 +158,16 @@ def _check_schema(task: object, name: str) -> None:
         return
     if label not in columns:
         raise TaskLoadError(
-            f"task {name}: label_column {label!r} is none of its columns, "
+            f"task {name}: label_column {label!r} is not one of its columns, "
             f"{', '.join(sorted(columns))}",
-            fix="Name one of the columns, or None if the data have no label.",
+            fix="Use one of the columns, or None if the data have no label.",
         )
     kind = parse_column_type(columns[label])
     if kind.dtype.kind not in "iu" or kind.length is not None:
         raise TaskLoadError(
             f"task {name}: label_column {label!r} must be one integer per row, not "
             f"{columns[label]}",
-            fix="Name a column such as int64, or None if rows are not to be told apart by it.",
+            fix="Use an integer column such as int64, or None if the rows have no labels.",
         )
 
 
@@ -186,14 +186,14 @@ _TASK: Final = UserClass("task", TaskLoadError, "docs/guides/tasks.md")
 
 
 class TaskConfig(StrictModel):
-    """Which task to train, and its options."""
+    """The task to train, and its options."""
 
     use: str = Field(
         description="A built-in task (digits, bytelm, ctr, images), `package.module:Class`, or"
         " `path/to/file.py:Class` (relative to the configuration file)."
     )
     options: dict[str, Scalar] = Field(
-        default_factory=dict, description="Options of the task: its class's `Options` fields."
+        default_factory=dict, description="Options of the task: the fields of its class `Options`."
     )
 
 
@@ -201,11 +201,11 @@ def load_task(cfg: TaskConfig, base_dir: Path) -> Task:
     """Import, build and check a task.
 
     Args:
-        cfg: what to load.
-        base_dir: where a relative path to a file starts.
+        cfg: the task's name and options.
+        base_dir: the folder of a relative file path.
 
     Raises:
-        TaskLoadError: names the file, attribute or option, and the nearest valid one.
+        TaskLoadError: naming the file, attribute or option, and the nearest valid one.
     """
     kind = find_class(cfg.use, base_dir, _TASK, BUILT_IN)
     options = _build_options(kind, cfg)
@@ -224,17 +224,17 @@ def load_task(cfg: TaskConfig, base_dir: Path) -> Task:
 
 
 def option_for(cfg: TaskConfig, base_dir: Path, column: str, wanted: str) -> str | None:
-    """Find the option of a task that decides how long the lists of a column are.
+    """Find the option of a task that determines the list length of a column.
 
     Args:
         cfg: a task that can be loaded.
         base_dir: as for `load_task`.
         column: one of its columns, whose lists have the wrong length.
-        wanted: the type that the column should have.
+        wanted: the required type of the column.
 
     Returns:
-        The option and its value, such as ``features=31``, with which the column has that type;
-        None if no option alone gives it.
+        The option and its value, such as ``features=31``, that gives the column that type;
+        None if no single option does.
     """
     spec = parse_column_type(wanted)
     width = spec.length or 1
@@ -265,11 +265,11 @@ def _options_class(kind: type, cfg: TaskConfig) -> type[StrictModel]:
 def _build_options(kind: type, cfg: TaskConfig) -> StrictModel:
     options = _options_class(kind, cfg)
     try:
-        # Through JSON, as the rest of the configuration: strict, but a path may be text.
+        # Through JSON, like the rest of the configuration: strict, but a path may be text.
         return options.model_validate_json(json.dumps(cfg.options))
     except ValidationError as error:
         wrong = explain(error, options, {}, ("task", "options"))
-        count = "1 wrong option" if len(wrong) == 1 else f"{len(wrong)} wrong options"
+        count = "1 invalid option" if len(wrong) == 1 else f"{len(wrong)} invalid options"
         raise TaskLoadError(
             "\n    ".join([f"task {cfg.use}: {count}:", *wrong]),
             fix=_options_text(cfg.use, options),
@@ -279,6 +279,6 @@ def _build_options(kind: type, cfg: TaskConfig) -> StrictModel:
 def _options_text(use: str, options: type[StrictModel]) -> str:
     fields = options.model_fields
     if not fields:
-        return f"Leave them out: {use} takes no options."
+        return f"Remove them: {use} has no options."
     lines = [line for name, info in fields.items() for line in paragraph(name, info)]
-    return "\n    ".join([f"{use} takes these options:", *lines])
+    return "\n    ".join([f"{use} has these options:", *lines])

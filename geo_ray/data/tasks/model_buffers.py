@@ -93,10 +93,10 @@ def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
         matching = [name for name in names if fnmatchcase(name, pattern)]
         if not matching and rule != "scratch":  # a scratch value may be created in the first step
             trained = [n for n, p in module.named_parameters() if fnmatchcase(n, pattern)]
-            why = f"only of what is trained ({trained[0]})" if trained else "of none"
+            why = f"only a trained parameter ({trained[0]})" if trained else "nothing else"
             raise TaskStateError(
-                f"{type(task).__name__}.model_buffers: {pattern!r} is the name of no buffer and of "
-                f"no frozen parameter, {why}",
+                f"{type(task).__name__}.model_buffers: {pattern!r} matches no buffer or "
+                f"frozen parameter, {why}",
                 fix=f"Name some of {', '.join(sorted(names)[:8]) or 'them: the model has none'}.",
             )
         found.update(dict.fromkeys(matching, rule))
@@ -125,7 +125,7 @@ def buffer_entries(task: object, module: nn.Module) -> tuple[BufferEntry, ...]:
             raise TaskStateError(
                 f"{type(task).__name__}.model_buffers: {name!r} is {tensor.dtype}, which has no "
                 "mean here",
-                fix="Make it float32, or give it the rule region.",
+                fix="Make it float32, or use the rule region.",
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
         means = _means_of(name, rules, tensors) if rule == "mean" else None

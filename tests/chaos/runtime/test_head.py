@@ -56,7 +56,7 @@ def test_training_continues_while_the_head_restarts(tmp_path: Path) -> None:
             assert front.poll() is None, log.read_text()
             cluster.kill_head()
             before = count(run_dir, "step")
-            eventually(lambda: "does not answer; training goes on" in log.read_text(), "told")
+            eventually(lambda: "does not answer; training continues" in log.read_text(), "told")
             eventually(lambda: count(run_dir, "step") > before + 60, "it needs no head")
             cluster.start_head()
             assert front.wait(200) == 0, log.read_text()

@@ -123,7 +123,7 @@ def check_resumed_without(config: Experiment, run: RunDirectory, base_dir: Path)
 def test_a_region_dies_as_it_comes_back_and_the_pause_is_saved(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    """The others wait for it; Ctrl-C then, and the resume goes on without, until it is back."""
+    """The others wait for it; Ctrl-C then, and the resume continues without it until it is back."""
     config = with_steps(experiment_of(tmp_path, **SECTIONS | {"members": {}}), 100_000)
     run = directory.create(config, tmp_path)
     killed: list[int] = []

@@ -1,4 +1,4 @@
-"""Real processes of the averager's region are killed; the run goes on with its standby."""
+"""Real processes of the averager's region are killed; the run continues with its standby."""
 
 from __future__ import annotations
 

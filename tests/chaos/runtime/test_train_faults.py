@@ -77,7 +77,7 @@ def regions_node(cluster: LocalCluster, region: str) -> int:
 
 
 def check_whole(resumed: Trained, undisturbed: Trained) -> None:
-    """A run that was cut off and resumed came to what the uninterrupted one comes to."""
+    """An interrupted and resumed run has the same result as an uninterrupted one."""
     assert resumed.summary.digest == undisturbed.summary.digest
     assert final_digests(resumed.events) == {undisturbed.summary.digest}
     assert losses(resumed.events) == losses(undisturbed.events)
@@ -304,7 +304,10 @@ def test_sma_killed_then_stopped_at_once_then_resumed(short_tmp: Path, tmp_path:
     with command(["train", "--resume", str(run_dir), "--plain"], log) as process:
         eventually(lambda: count(run_dir, "step") > before or process.poll() is not None, "resumed")
         assert process.poll() is None, said()
-        assert "the run's processes do not go on: they have ended with their supervisor" in said()
+        assert (
+            "cannot continue with the run's processes: they have ended with their supervisor"
+            in said()
+        )
         started = descendants(process.pid)
         process.send_signal(signal.SIGINT)
         eventually(lambda: count(run_dir, "stop_requested") or process.poll() is not None, "heard")

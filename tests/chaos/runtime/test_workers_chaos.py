@@ -1,4 +1,4 @@
-"""Workers of a real run are killed; their region goes on without them, and ends as if all lived."""
+"""Workers of a real run are killed; their region continues, and ends as if none had died."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ WAIT_S = 240.0  # never reached when all is well
 
 
 class Node:
-    """An endpoint that remembers what it was told, and checks that no call overlaps another."""
+    """An endpoint that records its callbacks, and checks that no call overlaps another."""
 
     def __init__(self, region: str, attempt: int = 1, **options: Any) -> None:
         self.got: list[tuple[int, int]] = []  # number, payload's checksum

@@ -220,7 +220,7 @@ def test_a_successor_at_another_port_is_dialed_when_announced(lab: Lab) -> None:
 
 @pytest.mark.skipif(not requirements.has_ipv6(), reason="this kernel has no IPv6")
 def test_the_same_endpoint_at_another_address_continues(lab: Lab) -> None:
-    """In mid-transfer its IPv4 address vanishes; the dialer is told the other one."""
+    """In mid-transfer its IPv4 address vanishes; the dialer is given the other one."""
 
     def ip4(verb: str) -> None:
         command = ["ip", "-4", "addr", verb, f"{lab.addresses['us']}/32", "dev", DEVICE]

@@ -334,6 +334,6 @@ def test_a_profile_names_an_endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert endpoint_of(bare) is None
     monkeypatch.delenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://key:secret@minio")
-    with pytest.raises(StoreError, match="carries credentials") as caught:
+    with pytest.raises(StoreError, match="contains credentials") as caught:
         endpoint_of(bare)
     assert "secret@" not in str(caught.value)

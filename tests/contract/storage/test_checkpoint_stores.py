@@ -315,7 +315,7 @@ def test_a_part_that_comes_after_the_commit_is_refused(site: Site) -> None:
     store = site.store()
     save(site, store, 0)
     before = site._read("ckpt-00000000/eu-ps0.safetensors")
-    with pytest.raises(CheckpointError, match="comes too late"):
+    with pytest.raises(CheckpointError, match="is too late"):
         write_part(site.places.folder(0), "eu-ps0", {"x": torch.zeros(1)}, {})
     assert site._read("ckpt-00000000/eu-ps0.safetensors") == before
 

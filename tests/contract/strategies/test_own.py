@@ -211,9 +211,9 @@ def test_the_command_says_what_failed_and_ends_with_1(place, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "options", "why"),
     [
-        ([("def traits", "def trait")], [], "lacks traits"),
+        ([("def traits", "def trait")], [], "has no traits"),
         ([('    kind: Literal["halfway"] = "halfway"\n', "")], [], "`kind` is ''"),
-        ([("return Traits(", "return dict(")], [], "`traits` gives dict"),
+        ([("return Traits(", "return dict(")], [], "`traits` returns dict"),
         ([("def on_reply(self, region: RegionState, reply", "def on_reply(self, reply")],
          [], r"on_reply cannot be called as on_reply\(region, reply\)"),
         ([("class Halfway(Rounds)", "class Halfway")], [], "not a class of options"),

@@ -44,7 +44,7 @@ WAIT_S = 240.0  # never reached when all is well
 
 
 class Node:
-    """An endpoint that remembers what it was told."""
+    """An endpoint that records its callbacks."""
 
     def __init__(self, region: str, attempt: int = 1, **options: Any) -> None:
         identity = {"run_id": "run", "key": KEY} | {

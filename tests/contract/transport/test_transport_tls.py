@@ -1,4 +1,4 @@
-"""Endpoints that speak TLS: who gets in, who does not and what is said about it."""
+"""Endpoints with TLS: accepted and refused peers, and the reported reasons."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class Healthy:
 
 
 def _refused(dialer: Node, peer: str, caplog: pytest.LogCaptureFixture, words: str) -> None:
-    """The dial fails until the reason was told or logged, and never succeeds."""
+    """The dial fails until the reason was reported or logged, and never succeeds."""
     until(
         lambda: (
             words in str(dialer.about(peer)["last_error"])

@@ -316,7 +316,7 @@ def test_credentials_in_an_address_are_not_repeated(tmp_path: Path) -> None:
     path.write_text(dump_yaml(experiment_of(tmp_path)))
     with pytest.raises(ConfigError) as caught:
         geo_ray.load_config(path, {"run.dir": "s3://me:canary@bucket/runs"})
-    assert "carries credentials" in str(caught.value) and "canary" not in str(caught.value)
+    assert "contains credentials" in str(caught.value) and "canary" not in str(caught.value)
 
 
 # ------------------------------------------------------------------ runs

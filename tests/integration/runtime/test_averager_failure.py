@@ -1,4 +1,4 @@
-"""Whatever fails in the averager reaches every region and the controller; nobody waits for it."""
+"""Failures in the averager reach every region and the controller, without a wait."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_an_error_in_a_strategy_ends_every_region(
 def test_an_error_in_a_handler_ends_every_region(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The update counts as received by then: nobody would ever send it again."""
+    """The update counts as received by then and would not be sent again."""
 
     def broken(meta: Any, payload: Any) -> Any:
         raise ZeroDivisionError("no such luck")
@@ -96,7 +96,7 @@ def test_an_error_in_a_thread_of_a_stage_ends_every_region(
     assert upload_scheduling.UploadCoordinator is UploadCoordinator
     config = experiment_of(**({"regions": REGIONS} | PATHS["transfers"]))
     with InProcess(config, tmp_path) as world:
-        check_failed(world, start_all(world), "failed at the transfers' time line")
+        check_failed(world, start_all(world), "failed at the upload schedule")
 
 
 def test_an_error_in_a_woken_strategy_ends_every_region(

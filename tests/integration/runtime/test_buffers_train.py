@@ -28,7 +28,7 @@ STATEFUL: dict[str, Any] = {"use": f"{TASKS}:Stateful", "options": {}}
 
 
 class CutOffError(Exception):
-    """Ends a run as a lost driver does: without a checkpoint."""
+    """Ends a run as a lost run actor does: without a checkpoint."""
 
 
 @pytest.mark.slow

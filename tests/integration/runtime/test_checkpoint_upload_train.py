@@ -1,4 +1,4 @@
-"""A run on machines that do not see its directory, which have the driver write their parts."""
+"""A run on machines without its directory, which upload their parts to the run actor."""
 
 from __future__ import annotations
 

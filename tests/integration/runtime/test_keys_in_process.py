@@ -86,7 +86,7 @@ class Processes(OwnProcesses):
 
 
 class Somewhere:
-    """A place that nobody has reserved."""
+    """A place without a reservation."""
 
     @staticmethod
     def strategy(role: str, index: int) -> None:

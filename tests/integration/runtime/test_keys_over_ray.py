@@ -1,4 +1,4 @@
-"""What the driver of a run gives to Ray, or gets from it, holds no secret: looked at as bytes."""
+"""Values that a run actor passes to Ray, or gets from it, contain no secrets, seen as bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates as large as the model: who holds them, for how long, and who waits for whom."""
+"""Updates as large as the model: where and how long they are held, and the waits for them."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_several_workers_of_one_machine_stay_together(
 
 
 def _await_nodes(number: int) -> None:
-    """Nodes that have joined are not at once in everybody's list."""
+    """Nodes that have joined are not at once in the list of every node."""
     for _ in range(200):
         typed = [n for n in ray_internals.nodes() if n["Alive"] and TYPE_LABEL in n["Labels"]]
         if len(typed) >= number:

@@ -99,7 +99,7 @@ def test_a_link_between_two_regions_that_carries_nothing_is_gone_round(
 
 
 def deaf(site: Site, to: str) -> None:
-    """Let a region hear nothing of another, as if the route was gone one hop further."""
+    """Drop all messages to a region from another, as if the route was broken one hop further."""
     assert site.bridge is not None
     for kind in (PART, CONTROL_MESSAGE):
         route = site.bridge._routes[kind]

@@ -218,7 +218,7 @@ def test_a_deadline_names_region_and_phase(tmp_path: Path) -> None:
 
 
 def test_an_averager_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    """The other region never speaks: all workers here hear which exchange it was."""
+    """The other region never sends: all workers here learn which exchange it was."""
     with InProcess(experiment_of(), tmp_path, timeout_s=0.3) as world:
         workers = [world.sites["eu-west"].start(rank) for rank in (0, 1)]
         for worker in workers:

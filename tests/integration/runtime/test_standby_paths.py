@@ -214,7 +214,7 @@ class Cut:
         return self._down.is_set() and self._name in (site.region.name, peer)
 
     def _watch(self, site: Site) -> None:
-        """While it is cut, its messages stay where they are, and nobody is seen as connected."""
+        """While it is partitioned, its messages stay queued, and no peer is seen as connected."""
         assert site.endpoint is not None
         stats, send = site.endpoint.stats, site.endpoint.send
         kept: list[tuple[str, Any]] = []
@@ -241,7 +241,7 @@ class Cut:
 
 
 def test_the_controller_may_say_that_a_region_is_dead(tmp_path: Path) -> None:
-    """With two regions nobody else can confirm it, and nobody has to wait."""
+    """With two regions no other can confirm it, and none has to wait."""
     asked = experiment(
         {"kind": "sma", "interval": 2},
         regions=[{"name": HOME}, {"name": STANDBY}],
@@ -316,7 +316,7 @@ def is_standby(world: InProcess, name: str) -> bool:
 
 @pytest.mark.parametrize("strategy", STRATEGIES[:1] + STRATEGIES[3:], ids=lambda s: s["kind"])
 def test_successive_leaders_are_lost(tmp_path: Path, strategy: dict[str, Any]) -> None:
-    """A standby is chosen anew after each takeover, as the configuration prefers."""
+    """A standby is chosen after each failover, as the configuration prefers."""
     names = (HOME, STANDBY, THIRD, FOURTH)
     asked = experiment(
         strategy,
@@ -343,7 +343,7 @@ def test_successive_leaders_are_lost(tmp_path: Path, strategy: dict[str, Any]) -
 
 
 def test_another_stands_by_when_the_standby_is_lost(tmp_path: Path) -> None:
-    """Then the home may be lost as well."""
+    """Then the leader may be lost as well."""
     names = (HOME, STANDBY, THIRD, FOURTH)
     asked = experiment(STRATEGIES[0], regions=[{"name": name} for name in names])
     gate = Gate(STEPS // 2)

@@ -1,4 +1,4 @@
-"""Newcomers that do not fit are refused by name over real sockets, and harm nobody."""
+"""Joining regions that do not fit are refused by name over real sockets, without harm."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_regions_train_over_sockets_and_end_equal(tmp_path: Path, kind: str) -> 
 def test_evaluations_within_a_round_match_the_simulator(
     tmp_path: Path, kind: str, evaluate: str
 ) -> None:
-    """The outer parameters, if the strategy has any and nobody asked for the live ones."""
+    """The outer parameters, if the strategy has any and the live ones were not requested."""
     config = of_kind(kind, train={"steps": 9, "eval_every": 3, "evaluate": evaluate})
     with InProcess(config, tmp_path) as world:
         world.run()

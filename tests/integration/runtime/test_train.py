@@ -141,7 +141,7 @@ def test_sma_equals_the_simulator_to_the_bit(rich: Trained, tmp_path: Path) -> N
 
 
 def test_other_regions_are_notified_during_a_round(rich: Trained) -> None:
-    """The curves are complete, although nobody answers where the traces go."""
+    """The curves are complete, although the trace collector does not answer."""
     values = tensorboard_values(rich.run.base_dir / "curves")
     for region in ("us-east", "eu-west", "ap-south"):
         told = [(event["step"], event["loss"]) for event in rich.of("step")

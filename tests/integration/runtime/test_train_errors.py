@@ -314,7 +314,7 @@ if b"PrimaryActor" in TITLE:  # it writes parts: meanwhile no file of its grows 
     with pytest.raises(EnoughError):
         train(experiment, tmp_path, begun=run, sink=fill_the_disk)
     assert len(failed) >= 3 and "us-east-ps0.safetensors" in failed[0]
-    assert "the run goes on, and saves again in 1 s or later" in failed[0]
+    assert "the run continues, and saves again in 1 s or later" in failed[0]
     assert store.latest().manifest.id == saved[-1]
 
 

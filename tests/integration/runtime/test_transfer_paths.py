@@ -40,7 +40,7 @@ def params_of(world: InProcess) -> dict[str, torch.Tensor]:
 
 
 def messages_of(world: InProcess) -> Counter[str]:
-    """Counts what bridges hear from now on, by kind."""
+    """Counts messages that bridges receive from now on, by kind."""
     heard: Counter[str] = Counter()
     for site in world.sites.values():
         assert site.bridge is not None
@@ -55,7 +55,7 @@ def messages_of(world: InProcess) -> Counter[str]:
 
 
 def always_ask(world: InProcess) -> None:
-    """Let nobody send before a first grant; otherwise an idle averager is not asked."""
+    """Prevent sending before a first grant; otherwise an idle averager is not asked."""
     for site in world.sites.values():
         transfers_of(site)._open = False
 

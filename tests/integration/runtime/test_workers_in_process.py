@@ -31,7 +31,7 @@ def elastic(shards: int = 1, **more: Any) -> Experiment:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of the experiment when nobody is ever missing."""
+    """The digest of the experiment without missing workers."""
     with InProcess(elastic(), tmp_path_factory.mktemp("undisturbed")) as world:
         first, second = world.run()
         assert first == second

@@ -30,7 +30,7 @@ def eventually(condition: Callable[[], Any]) -> Any:
 
 
 class Hub:
-    """The receiving end, which notes what it gets and lets a sender hear the reports."""
+    """The receiving end, which records its input and passes reports to a sender."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self.ranks: list[int] = []

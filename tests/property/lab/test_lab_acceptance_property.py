@@ -92,7 +92,7 @@ counts = st.integers(0, 5000)
 
 @st.composite
 def link_times(draw: st.DrawFn) -> LinkTimes:
-    """Counters that can be: no more late packets than packets."""
+    """Possible counters: no more late packets than packets."""
     taken, given = draw(counts), draw(counts)
     return LinkTimes(
         draw(st.floats(0.0, 1.0)),

@@ -113,7 +113,7 @@ class Book:
 
 
 class Writer:
-    """Calls without waiting, as often as it is told."""
+    """Makes a given number of calls without waiting."""
 
     def __init__(self, book: Any, calls: list[tuple[int, float]]) -> None:
         self._book, self._calls = book, calls

@@ -34,7 +34,7 @@ class Pair:
     """An outbox, wires and an assembly, moved by one drawn number at a time."""
 
     def __init__(self, wires: int) -> None:
-        # The receiver's bounds are the sender's: who keeps to them is never refused.
+        # The receiver's bounds are the sender's: a valid sender is never refused.
         self.outbox = Outbox(MAX_MESSAGES, 10_000, 60)
         self.held = HeldBytes(60 * LANES + 3 * 100)
         self.assembly = Assembly(MAX_MESSAGES, 60, 1000, self.held)
@@ -130,7 +130,7 @@ class Pair:
         return lost
 
     def finish(self) -> None:
-        """Nothing goes wrong any more: all must arrive."""
+        """Without further faults: all must arrive."""
         calm = random.Random(0)
         self.reconnect(calm)
         for _ in range(10_000):

@@ -196,7 +196,7 @@ def test_a_finished_run_goes_on_from_a_checkpoint_that_is_named(run: RunDirector
     assert isinstance(begun, errors.RayUnreachableError), begun
     missing = resumed(run, "--from", str(id + 1))
     assert isinstance(missing, errors.CheckpointMissingError)
-    assert "there is no such checkpoint" in missing.message
+    assert "no such checkpoint" in missing.message
 
 
 @pytest.mark.parametrize("more", [("--from", "0"), ()])

@@ -97,10 +97,11 @@ def test_the_four_refusals_are_one(tmp_path: Path) -> None:
         "column 'x': has no value (1 row, first in row 1 of b.csv)",
         "column 'x': has numbers that are not whole, such as '4.5'",
         "column 'y': has no value (1 row, first in row 1 of a.csv)",
-        "column 'y': has text such as 'oops', where a number is wanted (1 row, first in row 2 of b",
-        "add --null oops if that means that there is no value",
+        "column 'y': has text such as 'oops', where a number is required (1 row, first in row 2 of "
+        "b",
+        "add --null oops if that means a missing value",
         "column 'y': is missing in c.csv",
-        "column 'label': has text such as 'no', where a number is wanted (5 rows, first in row 1 "
+        "column 'label': has text such as 'no', where a number is required (5 rows, first in row 1 "
         "of a.csv; also in b.csv, c.csv)",
         "label: {column: label, vocabulary: {values: [no, yes]}}",
     ):

@@ -110,13 +110,13 @@ def test_a_column_that_the_files_lack_is_named_with_all_they_have(shop: Path) ->
 def test_the_option_of_the_task_that_fits_is_named(shop: Path) -> None:
     error = refusal(*PREPARED, error=ConfigError)
     assert "gives 2 numbers per row (age 1, visits 1)" in error.message
-    assert "the task's option features=2 would fit" in error.message
+    assert "use the task's option features=2" in error.message
     assert error.fix == "Add --task-option features=2, or correct the preparation file."
     shard(*PREPARED, "--task-option", "features=2")
     text = TASK.replace("{options.features}", "1")
     Path("shop.py").write_text(text)
     error = refusal(*PREPARED, "--force", error=ConfigError)
-    assert '"float32[2]" in the task would fit' in error.message
+    assert 'use "float32[2]" in the task' in error.message
     assert "--task-option" not in error.fix
 
 
@@ -124,7 +124,7 @@ def test_a_draft_says_which_option_the_task_needs(shop: Path) -> None:
     draft = ("inspect", "files", "--task", "shop.py:Shop", "--draft", "draft.yaml")
     run(*draft)
     text = Path("draft.yaml").read_text()
-    needs = "# 3 numbers per row; the task has float32[1], and needs --task-option features=3\n"
+    needs = "# 3 numbers per row; the task has float32[1]; set --task-option features=3\n"
     assert needs in text
     assert "# list the words of every region here; their order numbers the classes, from 0" in text
     run(*draft, "--force", "--task-option", "features=3")
@@ -174,9 +174,7 @@ def test_a_misspelt_vocabulary_file_is_guessed(shop: Path) -> None:
     Path("words.txt").write_text("low\nmid\nhigh\n")
     Path("prepare.yaml").write_text(PREPARE.replace("values: [low, mid, high]", "file: wrods.txt"))
     error = refusal(*PREPARED, *TWO, error=ConfigError)
-    assert "prepare.yaml: the vocabulary of column 'level': there is no file wrods.txt" in (
-        error.message
-    )
+    assert "prepare.yaml: the vocabulary of column 'level': no file wrods.txt" in (error.message)
     assert "did you mean words.txt?" in error.message
     assert "Errno" not in str(error)
     Path("wrods.txt").write_bytes(b"\xff")

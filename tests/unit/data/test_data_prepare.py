@@ -176,11 +176,11 @@ def test_a_constant_column_becomes_zero_and_is_mentioned(scale: str) -> None:
         ("int64", ["12345678901234567890123"], "beyond 2**53"),
         ("bool", [2], "neither true nor false"),
         ("bool", [0.5], "neither true nor false"),
-        ("float32", ["DE"], "text such as 'DE', where a number is wanted"),
+        ("float32", ["DE"], "text such as 'DE', where a number is required"),
         ("float32", ["0x10"], "text"),
         ("float32", ["1_000"], "text"),
         ("float32", ["1,5"], "text"),
-        ("float32", [b"1"], "no numbers, no text"),
+        ("float32", [b"1"], "not numbers, text or times"),
         ("float32", [[1.0, 2.0]], "a list of numbers in each row"),
         ("float32[2]", [[1.0, 2.0], [3.0]], "lists of another length than 2, such as [3.0]"),
         ("float32[2]", [[1.0, None]], "no value"),
@@ -206,7 +206,9 @@ def test_scaling_that_overflows_is_refused() -> None:
 
 def test_a_single_number_where_a_list_is_wanted_is_said_in_plain_words() -> None:
     text = refusal({"column": "hits"}, "float64[4]", 1.5, 2.5)
-    assert "has a single value in each row, such as 1.5; the task wants a list of 4 float64" in text
+    assert (
+        "has a single value in each row, such as 1.5; the task requires a list of 4 float64" in text
+    )
     assert "join 4 columns: [{column: hits}, {column: ANOTHER}, ...]" in text
     assert "float64[K]" not in text
     assert treat({"column": "hits"}, "float64[1]", 1.5, 2.5) == [[1.5], [2.5]]
@@ -277,8 +279,8 @@ def test_words_and_the_most_frequent_one_come_from_statistics() -> None:
 
 
 def test_values_that_are_no_words_are_refused() -> None:
-    assert "no text" in refusal(category(hash=4), "int64", [1, 2])
-    assert "no text" in refusal(category(hash=4), "int64", b"a")
+    assert "not numbers, text" in refusal(category(hash=4), "int64", [1, 2])
+    assert "not numbers, text" in refusal(category(hash=4), "int64", b"a")
 
 
 # ------------------------------------------------------------------ several columns
@@ -347,11 +349,12 @@ def test_everything_that_is_wrong_is_listed_at_once_with_lines_to_paste() -> Non
         "column 'age' (for 'x'): has no value (1 row, first in row 1 of the rows)",
         "column 'age' (for 'x'): has infinite numbers (1 row, first in row 2 of the rows)",
         "x: [{column: age, infinite: missing, missing: drop_row}, ...]",
-        "column 'country' (for 'x'): has text such as 'DE', where a number is wanted (2 rows",
+        "column 'country' (for 'x'): has text such as 'DE', where a number is required (2 rows",
         "x: [{column: country, vocabulary: {values: [DE, FR]}, missing: drop_row}, ...]",
         "label: {column: label, vocabulary: {values: [no, yes]}}",
         "column 'size': has numbers that are not whole, such as 2.5",
-        "column 'size': has numbers such as 999.0 that do not fit; the task wants one uint8 number",
+        "column 'size': has numbers such as 999.0 that do not fit; the task requires one uint8 "
+        "number",
         "gone: {column: Gone}",
     ):
         assert line in text
@@ -397,17 +400,26 @@ def load(tmp_path: Path, text: str) -> Preparation:
         ("columns: {x: {colum: age}}", "did you mean column?"),
         ("columns: {x: {column: age, missing: meen}}", "columns.x.0.missing (line 1)"),
         ("columns: {x: []}", "columns.x has no source"),
-        ("columns: {x: {column: age, missing: other}}", "goes with a vocabulary"),
-        ("columns: {x: {column: age, missing: {fill: none}}}", "is no number"),
+        ("columns: {x: {column: age, missing: other}}", "other requires a vocabulary"),
+        ("columns: {x: {column: age, missing: {fill: none}}}", "is not a number"),
         ("columns: {x: {column: age, scale: {subtract: 1, divide: 0}}}", "must not be 0"),
-        ("columns: {x: {column: age, length: 3, scale: standard}}", "no statistics of lists"),
-        ("columns: {x: {column: age, vocabulary: {}}}", "needs one of"),
-        ("columns: {x: {column: age, vocabulary: {hash: 4, file: a}}}", "has file, hash"),
+        ("columns: {x: {column: age, length: 3, scale: standard}}", "lists have no statistics"),
+        ("columns: {x: {column: age, vocabulary: {}}}", "needs exactly one of"),
+        ("columns: {x: {column: age, vocabulary: {hash: 4, file: a}}}", "found file, hash"),
         ("columns: {x: {column: age, vocabulary: {values: []}}}", "empty"),
-        ("columns: {x: {column: age, vocabulary: {values: [a, ' a']}}}", "'a' is there twice"),
-        ("columns: {x: {column: a, scale: minmax, vocabulary: {hash: 4}}}", "do not go with"),
-        ("columns: {x: {column: a, missing: keep, vocabulary: {hash: 4}}}", "keep does not go"),
-        ("columns: {x: {column: a, missing: other, vocabulary: {hash: 4}}}", "needs a vocabulary"),
+        ("columns: {x: {column: age, vocabulary: {values: [a, ' a']}}}", "'a' is listed twice"),
+        (
+            "columns: {x: {column: a, scale: minmax, vocabulary: {hash: 4}}}",
+            "cannot be combined with",
+        ),
+        (
+            "columns: {x: {column: a, missing: keep, vocabulary: {hash: 4}}}",
+            "keep cannot be combined",
+        ),
+        (
+            "columns: {x: {column: a, missing: other, vocabulary: {hash: 4}}}",
+            "requires a vocabulary",
+        ),
         ("columns: {x: {column: a, vocabulary: {file: none.txt}}}", "none.txt"),
         ("version: 2\ncolumns: {}", "version"),
         ("x: {column: age}", "columns"),
@@ -446,8 +458,9 @@ def test_vocabulary_files_lie_beside_the_preparation(tmp_path: Path) -> None:
         (
             {"x": [{"column": "age"}, category(values=["a", "b"])]},
             {"x": "float32[9]"},
-            "gives 4 numbers per row (age 1, word 3), the task wants a list of 9 float32 numbers; "
-            '"float32[4]" in the task would fit',
+            "gives 4 numbers per row (age 1, word 3), the task requires a list of 9 float32 "
+            "numbers; "
+            'use "float32[4]" in the task',
         ),
         (
             {"x": category(values=["a"], other="refuse") | {"missing": {"fill": "b"}}},
@@ -471,7 +484,7 @@ def test_all_that_does_not_fit_is_said_at_once_and_what_to_type() -> None:
     }
     with pytest.raises(ConfigError) as caught:
         preparer(tree, {"x": "float32[2]"}, statistics=None)
-    assert "it needs statistics of age, n" in caught.value.message
+    assert "the preparation needs statistics of age, n" in caught.value.message
     assert "w: the task has no such column" in caught.value.message
     assert "geo-ray data stats" in caught.value.fix
     assert "geo-ray data merge-stats" in caught.value.fix

@@ -145,9 +145,9 @@ def test_a_site_file_says_how_its_files_are_read(sites: Path) -> None:
     site = SITE + 'read: {delimiter: ";", decimal: ",", thousands: "."}\n'
     assert site_rows(sites / "eu", site, format="csv") == expected
     assert site_rows(sites / "eu", site, format="csv", **marks) == expected  # said twice
-    with pytest.raises(ConfigError, match=r"thousands is '\.', and --thousands") as caught:
+    with pytest.raises(ConfigError, match=r"thousands to '\.', but --thousands") as caught:
         site_rows(sites / "eu", site, format="csv", thousands=" ")
-    assert "Leave --thousands out" in caught.value.fix
+    assert "Remove --thousands" in caught.value.fix
     (sites / "site.yaml").write_text(site)
     read = ("--site", "site.yaml")
     run("inspect", "eu", *read)
@@ -242,9 +242,9 @@ def test_what_cannot_be_translated_is_said_with_its_place(
         ("columns: {a: {rename: c}, b: {rename: c}}", "two of them become 'c'"),
         ("columns: {a: {unit: {multiply: 0}}}", "multiply must not be 0"),
         ("columns: {a: {cast: {time: '%d.%m.'}}}", "needs a year, a month and a day"),
-        ("columns: {a: {cast: {time: '%Y-%Q'}}}", "is no format"),
+        ("columns: {a: {cast: {time: '%Y-%Q'}}}", "is not a valid format"),
         ("columns: {a: {cast: {time: '%Y%m%d'}, unit: {add: 1}}}", "a time has no unit"),
-        ("columns: {a: {words: {1: x, '1.0': y}}}", "'1' is there twice"),
+        ("columns: {a: {words: {1: x, '1.0': y}}}", "'1' is listed twice"),
         ("read: {delimitr: ;}", "did you mean delimiter?"),
         ("read: {decimal: ;}", "decimal"),
     ],
@@ -264,7 +264,7 @@ def test_a_site_file_that_makes_no_sense_is_refused(
     ("read", "message"),
     [
         ("{delimiter: ';;'}", "site.yaml: read: --delimiter: ';;' is not one character"),
-        ("{encoding: utf-9}", "site.yaml: read: --encoding: there is no encoding 'utf-9'"),
+        ("{encoding: utf-9}", "site.yaml: read: --encoding: unknown encoding 'utf-9'"),
         ("{decimal: ',', thousands: ','}", "site.yaml: read: --thousands and --decimal are both"),
     ],
 )
@@ -288,7 +288,7 @@ def test_stats_refuse_what_shard_would_refuse(sites: Path) -> None:
     for old, new, message in (
         (",yes\n", ",Yes\n", "column 'died' (prepare.yaml, line 6): has words such as 'Yes'"),
         (",no\n", ",\n", "column 'died' (prepare.yaml, line 6): has no value"),
-        ("2024-02-07", "7.2.2024", "has text such as '7.2.2024', where a number is wanted"),
+        ("2024-02-07", "7.2.2024", "has text such as '7.2.2024', where a number is required"),
         ("1506.25", "1506 kg", "column 'weight' (for 'x'; prepare.yaml, line 3): has text such as"),
         (",icu,", ",,", "column 'ward' (for 'x'; prepare.yaml, line 5): has no value"),
     ):

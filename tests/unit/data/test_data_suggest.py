@@ -57,7 +57,7 @@ def test_times_are_detected(tmp_path: Path, word: Callable[[int], str], expected
 def test_a_day_that_may_be_a_month_is_doubted(tmp_path: Path) -> None:
     survey = survey_of(tmp_path, "t;x", lambda n: f"0{n % 9 + 1}/05/2024;1")
     found = suggest("t", survey.columns["t"])
-    assert "or %m/%d/%Y: no value tells the day from the month" in found.remark
+    assert "or %m/%d/%Y: no value distinguishes day and month" in found.remark
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_what_inspect_proposes_is_accepted(tmp_path: Path, monkeypatch: pytest.M
     (line,) = [line for line in shown.splitlines() if line.startswith("Options for")]
     options = ["--delimiter", ";", *shlex.split(line.partition(": ")[2])]
     draft = Path("prepare.yaml").read_text()
-    assert "note is left out" in draft or "{column: note, vocabulary" in draft
+    assert "note is not used" in draft or "{column: note, vocabulary" in draft
     width = draft.partition("--task-option features=")[2].split()[0]
     assert f"Read the files with these options: {line.partition(': ')[2]}" in draft
     read = ("--prepare", "prepare.yaml", *options)

@@ -104,7 +104,7 @@ def test_without_a_directory_the_error_says_what_to_put_where(kind: str, name: s
 
 
 def test_a_directory_or_a_file_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(TaskLoadError, match="absent is no directory"):
+    with pytest.raises(TaskLoadError, match="absent is not a directory"):
         images_task(directory=str(tmp_path / "absent")).dataset(0)
     with pytest.raises(TaskLoadError, match="no file train-images-idx3-ubyte"):
         images_task(directory=str(tmp_path)).dataset(0)
@@ -123,12 +123,12 @@ HUGE = struct.pack(">4I", 0x803, 0xFFFFFFFF, 28, 28)
     [
         (b"", "ends within its header"),
         (GOOD[:15], "ends within its header"),
-        (struct.pack(">I", 0x801) + GOOD[4:], "no IDX file"),
-        (struct.pack(">I", 0xD03) + GOOD[4:], "no IDX file"),
+        (struct.pack(">I", 0x801) + GOOD[4:], "not an IDX file"),
+        (struct.pack(">I", 0xD03) + GOOD[4:], "not an IDX file"),
         (idx(np.zeros((2, 27, 28), np.uint8)), "shape [27, 28], not [28, 28]"),
         (GOOD[:-1], "1568 bytes"),
         (GOOD + b"\0", "more than the 1568 bytes"),
-        (HUGE, "more than it can hold"),
+        (HUGE, "more than it can contain"),
         (struct.pack(">4I", 0x803, 2, 0xFFFFFFFF, 0xFFFFFFFF), "shape"),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_bomb_announced_by_a_small_file_is_refused_before_memory_is_taken(
 ) -> None:
     path = tmp_path / "images.gz"
     path.write_bytes(gzip.compress(struct.pack(">4I", 0x803, 1_000_000, 28, 28)))
-    with pytest.raises(DataError, match="more than it can hold"):
+    with pytest.raises(DataError, match="more than it can contain"):
         read_idx(path, (28, 28))
 
 

@@ -167,10 +167,10 @@ def test_an_interrupt_is_not_taken_for_a_bad_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "parts"),
     [
-        ("def evaluate(", "def evaluation(", ["lacks evaluate(model, batch)"]),
+        ("def evaluate(", "def evaluation(", ["has no evaluate(model, batch)"]),
         ("def loss(self, model, batch)", "def loss(self, model)", ["loss(model, batch)"]),
-        ("def metrics(", "dataset = 3\n    def metrics(", ["dataset is no method"]),
-        ('    label_column = "label"\n', "", ["lacks label_column"]),
+        ("def metrics(", "dataset = 3\n    def metrics(", ["dataset is not a method"]),
+        ('    label_column = "label"\n', "", ["has no label_column"]),
         ('label_column = "label"', 'label_column = "lable"', ["'lable'", "label"]),
         ('label_column = "label"', 'label_column = "x"', ["'x'", "one integer per row"]),
         ('"float32[2]"', '"float[2]"', ["'x'", "'float[2]'"]),
@@ -203,7 +203,7 @@ def test_a_task_that_breaks_the_protocol(
         ({"width": 1.5}, ["task.options.width: got 1.5, expected a whole number\n"]),
         ({"width": True}, ["task.options.width: got true, expected a whole number\n"]),
         ({"width": "4"}, ["a whole number; did you mean 4?"]),
-        ({"widht": 4, "rate": "x"}, ["2 wrong options", "options.widht:", "options.rate:"]),
+        ({"widht": 4, "rate": "x"}, ["2 invalid options", "options.widht:", "options.rate:"]),
     ],
 )
 def test_options_that_do_not_fit(
@@ -212,7 +212,7 @@ def test_options_that_do_not_fit(
     error = refused(write(tmp_path, TASK), tmp_path, **options)
     assert all(part in str(error) for part in parts), str(error)
     assert error.fix == (
-        "mine.py:Small takes these options:\n    width: int, default: 3\n"
+        "mine.py:Small has these options:\n    width: int, default: 3\n"
         "    rate: float, default: 0.5\n    directory: str | null, default: null"
     )
 
@@ -223,7 +223,7 @@ def test_a_task_without_options_says_so(tmp_path: Path) -> None:
     bare = TASK[:start] + none + TASK[end:]
     error = refused(write(tmp_path, bare), tmp_path, width=3)
     assert "task.options.width: unknown key; no key is valid here" in str(error)
-    assert error.fix == "Leave them out: mine.py:Small takes no options."
+    assert error.fix == "Remove them: mine.py:Small has no options."
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Topologies: presets, files, what is refused, and what the relay is told."""
+"""Topologies: presets, files, refused input, and the plan for the relay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is started when, and when all is over."""
+"""The order of starts and restarts of instances, and the end of a program."""
 
 from __future__ import annotations
 

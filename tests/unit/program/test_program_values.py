@@ -67,7 +67,7 @@ def test_scalars_handles_and_keys() -> None:
 
 
 class Own(dict[str, int]):
-    """Of a class of somebody's own, which the receiver may not have."""
+    """Of a user's class, which the receiver may not have."""
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path, ending):
     path = tmp_path / "absent" / f"model.{ending}"
     with pytest.raises(RunDirectoryError, match="cannot be written") as caught:
         export_model(digits().model(0), path, {})
-    assert f"Make the directory {path.parent}" in caught.value.fix
+    assert f"Create the directory {path.parent}" in caught.value.fix
 
 
 @pytest.mark.parametrize("place", [-1, -1000])

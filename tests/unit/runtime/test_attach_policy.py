@@ -1,4 +1,4 @@
-"""When a new driver goes on with the processes of the one before."""
+"""When a new run actor attaches to the processes of the previous one."""
 
 from __future__ import annotations
 

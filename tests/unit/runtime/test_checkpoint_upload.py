@@ -1,4 +1,4 @@
-"""Parts that are sent to the driver's machine and read from there, over real sockets."""
+"""Parts that are uploaded to the run actor's machine and read from there, over real sockets."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FILE = "eu-ps0.safetensors"
 
 
 class Site:
-    """A driver's machine, and a process of another one in region `eu`."""
+    """A run actor's machine, and a process of another one in region `eu`."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.run = tmp_path / "run"

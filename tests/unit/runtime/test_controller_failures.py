@@ -174,7 +174,7 @@ def paused(tmp_path: Path, log: EventLog) -> Run:
 
 
 def test_of_regions_lost_together_the_averagers_goes_first(run: Run) -> None:
-    """Who is lost beside it is reported to the standby, not to a bridge that is gone."""
+    """A region lost with the leader is reported to the standby, not to a bridge that is gone."""
     run.actors.bridges[HOME].is_dead = True
     run.polls.news = [({}, {("ps", "eu"): "killed", ("ps", HOME): "killed"})]
     run.controller._poll()
@@ -194,7 +194,7 @@ def test_the_averager_and_its_standby_lost_together_end_the_run(run: Run) -> Non
 
 
 def test_losses_are_reported_again_to_a_moved_averager(run: Run) -> None:
-    """The old home may have been told, and not have passed it on."""
+    """The old leader may have received the report without forwarding it."""
     run.polls.news = [({}, {("ps", "eu"): "killed"})]
     run.controller._poll()
     assert run.told("report_dead") == [(HOME, "report_dead", "eu")]
@@ -253,7 +253,7 @@ def test_ctrl_c_in_a_pause_saves_and_lets_workers_finish(paused: Run) -> None:
 
 
 def test_a_target_that_is_reached_in_a_pause_ends_it(paused: Run) -> None:
-    """An evaluation may be complete only then; nobody waits for regions that are not needed."""
+    """An evaluation may be complete only then; regions that are not needed are not awaited."""
     paused.calls.clear()
     paused.controller._stop("accuracy has reached 0.9")
     assert paused.told("request_stop") == [(HOME, "request_stop")]
@@ -423,7 +423,7 @@ def test_an_excluded_region_stays_away_and_its_rows_are_stored(
 def test_a_resumed_run_waits_only_if_configured(
     tmp_path: Path, log: EventLog, least: int | None, waits: bool
 ) -> None:
-    """For who was lost before its checkpoint; who is lost later is waited for as always."""
+    """For regions lost before its checkpoint; those lost later are waited for as always."""
     run = Run(tmp_path, log, absent=["eu"], members={"min": least})
     run.controller.members.resume(GoneRegions(("eu",)), unhurried=() if waits else ["eu"])
     run.controller._keep_quorum()
@@ -657,7 +657,7 @@ def test_at_the_end_no_thread_calls_ray(run: Run) -> None:
 def test_all_are_lost_with_the_process_that_owns_them(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No region goes on without another then, and the error names what was killed."""
+    """No region continues without another then, and the error names what was killed."""
     monkeypatch.setattr(type(run.actors.launcher), "is_ours", lambda self: False)
     run.polls.news = [({}, {("ps", "eu"): "its owner has died"})]
     with pytest.raises(RegionLostError, match="the process that owned the run's processes"):

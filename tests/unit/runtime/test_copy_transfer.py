@@ -1,4 +1,4 @@
-"""A newcomer's copy on its way between two bridges, over real sockets."""
+"""The copy for a joining region between two bridges, over real sockets."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_missing_files_of_a_copy_are_refused_by_name() -> None:
         folder.clear()
         with pytest.raises(CheckpointCorruptError, match="it no longer exists"):
             read_part(parts, info)
-        with pytest.raises(CheckpointCorruptError, match="size is not known"):
+        with pytest.raises(CheckpointCorruptError, match="size is unknown"):
             parts.open(info.file)
         donor.close()
         newcomer.close()
@@ -97,7 +97,7 @@ def test_waiting_calls_fail_when_the_bridge_closes(monkeypatch: pytest.MonkeyPat
         with pytest.raises(LinkDownError, match="closes"):
             piece.result(10)
     monkeypatch.setattr("geo_ray.runtime.state_transfer._UNANSWERED_S", 0.05)
-    with pytest.raises(LinkDownError, match="'eu' gave nothing of eu-ps0"):
+    with pytest.raises(LinkDownError, match="'eu' sent nothing of eu-ps0"):
         newcomer.fetch("eu", "eu-ps0.safetensors", 0, 10)
 
 

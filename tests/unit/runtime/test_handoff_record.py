@@ -1,4 +1,4 @@
-"""What a driver notes of a run is enough for the next one to have the same group of processes."""
+"""A run actor's handoff record restores the same group of processes in the next one."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_only_changes_are_recorded() -> None:
 
 
 def test_an_excluded_region_is_not_brought_back() -> None:
-    """A driver is told so as it attaches: one of them was lost, another had been sent away."""
+    """A run actor learns while attaching: one worker was lost, another was asked to leave."""
     rows = {"us": {"cursor": 4}}
     before = GoneRegions(("us", "asia"), ("eu",), rows)
     assert before.but_for({"us", "eu"}) == GoneRegions(("asia",), ("eu", "us"), rows)

@@ -1,4 +1,4 @@
-"""Regions on their way in, side by side; who decides is the real one, processes are not there."""
+"""Joining regions, concurrently; decisions are the real ones, processes are missing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Process(Joining):
 
 
 class Entrance:
-    """A run whose home has a view that follows what is asked of it."""
+    """A run whose averager has a view that follows the requests to it."""
 
     def __init__(self, path: Path, log: EventLog, patch: pytest.MonkeyPatch) -> None:
         sections = {
@@ -183,7 +183,7 @@ def test_of_two_that_enter_together_one_may_die(entrance: Entrance) -> None:
 def test_requests_beyond_the_averager_s_capacity_are_repeated(
     entrance: Entrance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another change was on its way; what is asked then comes to nothing."""
+    """Another change was in progress; a request then has no effect."""
     entrance.refuses = True
     entrance.look(("add", "af"))
     _Process.made["af"].come_up()
@@ -215,7 +215,7 @@ def test_a_join_can_be_called_off(entrance: Entrance, stage: str) -> None:
 
 
 def test_a_bridge_that_is_replaced_as_it_hands_over_is_not_waited_for(entrance: Entrance) -> None:
-    """The next one lends nothing: the newcomer would hear nothing for a minute."""
+    """The next region transfers nothing: the joining one would wait for a minute."""
     entrance.look(("add", "af"))
     _Process.made["af"].come_up()
     entrance.look()
@@ -226,7 +226,7 @@ def test_a_bridge_that_is_replaced_as_it_hands_over_is_not_waited_for(entrance: 
 
 
 def test_joining_regions_dial_bridges_that_came_or_were_replaced(entrance: Entrance) -> None:
-    """With a standby everybody is linked to everybody, newcomers to each other, too."""
+    """With a standby all regions are linked to all, joining ones to each other, too."""
     entrance.look(("add", "af"), ("add", "eu"))
     for each in _Process.made.values():
         each.come_up()
@@ -258,7 +258,7 @@ def test_a_lost_donor_ends_the_joins_of_all_that_enter(entrance: Entrance) -> No
 def test_an_ending_run_does_not_wait_for_a_copy_forever(
     entrance: Entrance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No checkpoint begins while somebody is on the way in: it would end without one."""
+    """No checkpoint begins while a region is joining: it would end without one."""
     entrance.look(("add", "af"))
     _Process.made["af"].come_up()
     entrance.look()

@@ -1,4 +1,4 @@
-"""A run that follows a plan is planned anew for those who are left, with the planner itself."""
+"""A run that follows a plan is replanned for the remaining regions, by the planner itself."""
 
 from __future__ import annotations
 

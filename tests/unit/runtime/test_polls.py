@@ -1,4 +1,4 @@
-"""Who is slow to answer holds up nobody else's news, and is lost after a while."""
+"""A slow actor does not delay the answers of others, and is lost after a while."""
 
 from __future__ import annotations
 

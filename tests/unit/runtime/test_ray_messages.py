@@ -1,4 +1,4 @@
-"""What Ray tells the driver of a node that died goes to a file or the log, not to the terminal."""
+"""Ray's messages about a dead node go to a file or the log, not to the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a run is planned anew: once for a change that lasts, seldom for those that do not."""
+"""When a run is replanned: once for a change that lasts, seldom for others."""
 
 from __future__ import annotations
 

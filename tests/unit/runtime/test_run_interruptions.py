@@ -1,4 +1,4 @@
-"""What ends a run that an actor drives, and how it is asked to."""
+"""What ends a run early, and how the end is requested."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_another_run_actor_excludes_regions_that_have_not_joined_since(
 def test_another_run_actor_repeats_an_order_that_had_not_begun(
     attached: list[Row], tmp_path: Path
 ) -> None:
-    """What the log says is of the time before the resume: who was there then says nothing."""
+    """The log describes the time before the resume: its members do not matter."""
     log = log_of(tmp_path, [started(regions=["us", "eu"]), drained("asked"), *attached])
     told = Resumption(5, away=frozenset({"us"}), log_bytes=log.stat().st_size)
     assert told.again(EventTail(log)) == told

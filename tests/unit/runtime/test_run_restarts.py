@@ -40,7 +40,7 @@ LOST = RegionLostError("the averager's region is lost")
 
 
 class Driver:
-    """A driver of a run whose actors only exist by name, by a clock that is set."""
+    """A run actor of a run whose actors only exist by name, with a fake clock."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sets = [f"run.dir={directory}/runs"]
@@ -67,7 +67,7 @@ class Driver:
         return found.value
 
     def segment(self, resume: Resumption | None) -> Summary:
-        """Start the processes and train, as one driver of the run."""
+        """Start the processes and train, as one run actor of the run."""
         actors = SimpleNamespace(
             create=lambda regions: None,
             await_ready=lambda timeout_s, tell: self.start_fails(),

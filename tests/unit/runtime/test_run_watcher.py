@@ -56,7 +56,7 @@ def watch(run: RunDirectory, supervisor: Supervisor) -> Summary | None:
 
 
 def finished(run: RunDirectory) -> Summary:
-    """Write a run that has finished; its driver still holds the lease, or has given it back."""
+    """Write a run that has finished; its run actor still holds the lease, or has released it."""
     with EventLog(run.path / EVENTS_FILE) as log:
         _, _, fields = started(regions=["us"])
         log.write("run_started", 0.0, **fields)

@@ -1,4 +1,4 @@
-"""The wait for actors: who is still awaited is told all the while, and in the error at the end."""
+"""The wait for actors: awaited ones are reported during the wait, and in the final error."""
 
 from __future__ import annotations
 

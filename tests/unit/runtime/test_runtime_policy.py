@@ -108,7 +108,7 @@ def test_a_region_that_was_cut_off_is_left_behind_and_one_that_fails_by_itself_i
     gone = RegionLostError("the others went on without it")
     assert policy().regions_lost({}, {"eu": down}, PRESENT, ()) == {"eu": "cut off"}
     assert policy().regions_lost({}, {"eu": gone}, PRESENT, ()) == {"eu": gone.message}
-    # The averager has moved on: the old home's failure follows from that.
+    # The averager has moved: the failure of the former leader follows from that.
     assert policy().regions_lost({}, {"eu": wrong}, PRESENT, ("eu",)) == {"eu": wrong.message}
     with pytest.raises(TaskOutputError):
         policy().regions_lost({}, {"eu": wrong}, PRESENT, ())
@@ -194,7 +194,7 @@ def test_a_save_from_before_the_halt_does_not_count_for_it() -> None:
 
 
 def test_a_save_that_is_open_when_the_halt_comes_does_not_count_for_it() -> None:
-    """Nobody stands still after it: the run would go on to its end."""
+    """No region pauses after it: the run would continue to its end."""
     run = policy()
     assert run.due(111.0, is_open=False) == Save(halt=False)
     run.halt(InterruptedRunError("the run was interrupted"), 112.0)

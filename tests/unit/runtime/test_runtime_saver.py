@@ -124,7 +124,7 @@ def test_a_damaged_part_is_not_committed(
 
 
 class SlowStore(CheckpointStore):
-    """Reads and hashes for as long as it is told to."""
+    """Reads and hashes for a given time."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, keep=2)
@@ -253,7 +253,7 @@ def test_files_that_cannot_be_removed_are_left(
 def test_the_next_run_actor_ignores_parts_of_an_open_checkpoint(
     saver: Saver, store: CheckpointStore, tmp_path: Path
 ) -> None:
-    """Of the same parts one driver's checkpoint has some, and dies; a region is gone since."""
+    """A checkpoint of one run actor lacks parts, and the run actor dies; a region is gone since."""
     before = saver.begin()
     late = part(tmp_path, before, "eu-ps0")
     again = CheckpointStore(tmp_path, keep=2)

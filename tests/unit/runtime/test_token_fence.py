@@ -1,4 +1,4 @@
-"""A process listens to the driver with the newest lease."""
+"""A process obeys only the run actor with the newest fencing token."""
 
 from __future__ import annotations
 

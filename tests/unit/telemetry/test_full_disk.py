@@ -65,7 +65,7 @@ def test_events_that_never_find_room_are_told_of(
     with EventLog(tmp_path / "events.jsonl") as log:
         disk.error = errno.ENOSPC
         log.write("stop_requested", 0.0, cause="lost")
-    assert "lacks the last 1 events" in caplog.text and causes(log.path) == []
+    assert "the last 1 events are missing" in caplog.text and causes(log.path) == []
 
 
 def test_a_disk_that_fails_otherwise_or_for_too_long_ends_the_run(

@@ -196,7 +196,7 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     done = CliRunner().invoke(report, [str(tmp_path)])
     assert isinstance(done.exception, RunDirectoryError)
     assert f"{tmp_path} is not a run: it has no events.jsonl" in str(done.exception)
-    with pytest.raises(RunDirectoryError, match="is no directory"):
+    with pytest.raises(RunDirectoryError, match="is not a directory"):
         render_report(tmp_path / "missing")
 
 

@@ -108,8 +108,8 @@ def test_an_own_share_is_renewed_and_never_leaves_what_was_there() -> None:
 @pytest.mark.parametrize(
     ("model_buffers", "part"),
     [
-        ({"queu*": "mean"}, "'queu*' is the name of no buffer"),
-        ({"norm.weight": "mean"}, "only of what is trained (norm.weight)"),
+        ({"queu*": "mean"}, "'queu*' matches no buffer"),
+        ({"norm.weight": "mean"}, "only a trained parameter (norm.weight)"),
         ({"names": "mean"}, "torch.float64, which has no mean"),
         ({"short": "average"}, "the rule 'average'"),
     ],

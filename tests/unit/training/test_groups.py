@@ -151,9 +151,9 @@ def test_state_is_the_same_with_groups_and_without() -> None:
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ([ParameterGroup("hed.*")], "'hed.*' is the name of no trained parameter"),
-        ([ParameterGroup("head.*", rate=-1.0)], "factors that cannot be"),
-        ([ParameterGroup("head.*", schedule=2.0)], "factors that cannot be"),
+        ([ParameterGroup("hed.*")], "'hed.*' matches no trained parameter"),
+        ([ParameterGroup("head.*", rate=-1.0)], "invalid factors"),
+        ([ParameterGroup("head.*", schedule=2.0)], "invalid factors"),
         ([{"params": []}], "returned dict"),
     ],
 )

@@ -169,7 +169,7 @@ def test_there_is_always_a_way_round_the_newest_of_three_or_more(
 
 
 def reached_from_0(links: Links) -> set[int]:
-    """Return who is reached from region 0, by a search of its own."""
+    """Return the regions that region 0 reaches, by an independent search."""
     reached = {0}
     for _ in range(links.num_regions):
         reached |= {

@@ -1,4 +1,4 @@
-"""Who merges with whom, and who serves whom."""
+"""Which regions merge with each other, and which serve which."""
 
 from __future__ import annotations
 
