@@ -352,7 +352,7 @@ class UpdatePath(Protocol):
         """
 
     def submit_command(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
-        """What the controller has to tell the averager, which is here, of its members.
+        """Pass a membership command of the controller to the averager, which is here.
 
         Raises:
             InvariantError: members cannot change here (`why_fixed`, `why_no_joins`).
