@@ -351,10 +351,10 @@ class Averager:
     - exactly-once semantics: a duplicate gets the earlier answer;
     - refusal of payloads that are not finite or have the wrong size;
     - completion: all regions stop at the same exchange, also after a number of rows;
-    - checkpoints as consistent cuts that block nobody: the averager copies its state with the open
-      round and the newest answers, and marks the next answer to every region with the checkpoint's
-      id. A region copies its state before it merges a marked answer. Messages in flight need no
-      record, since a resumed region repeats its open request;
+    - checkpoints as consistent cuts that do not block training: the averager copies its state with
+      the open round and the newest answers, and marks the next answer to every region with the
+      checkpoint's id. A region copies its state before it merges a marked answer. Messages in
+      flight need no record, since a resumed region repeats its open request;
     - codecs: a strategy sees vectors only. Payloads are decoded after the check for duplicates, and
       a repeated answer is identical to the byte;
     - model buffers, which bypass strategy and codec (`AveragerBuffers`);

@@ -2,10 +2,10 @@
 
 Calls are events and return effects (`training.effects`), carried out over sockets or on a
 virtual clock. A region has at most one request open at the averager (`RegionRequests`). A
-checkpoint copies the state, its open request included, and blocks nobody. The final update pays
-what codecs owe; where rounds are blocking and codecs owe something, the last round is the final
-update (`RegionCompletion`). At a membership change all regions send an interim final update and
-then continue.
+checkpoint copies the state, its open request included, and does not block training. The final
+update pays what codecs owe; where rounds are blocking and codecs owe something, the last round is
+the final update (`RegionCompletion`). At a membership change all regions send an interim final
+update and then continue.
 """
 
 from __future__ import annotations
@@ -325,8 +325,8 @@ class Server:
         drain      -> as join; the worker exits after its next push, and nothing is lost
         snapshot   -> [Snapshot]        the present state, for a checkpoint
 
-    A checkpoint blocks nobody: the region copies its state, the open request included. A run that
-    resumes from the copy repeats that request (`Server.resume`).
+    A checkpoint does not block training: the region copies its state, the open request included. A
+    run that resumes from the copy repeats that request (`Server.resume`).
 
     Attributes:
         plan: plan.
