@@ -49,7 +49,7 @@ ACTORS = {
     "worker1": ("WorkerActor", THIRD),
     "server": ("PrimaryActor", SECOND),
     "bridge": ("BridgeActor", SECOND),
-    "home": ("PrimaryActor", HOME),
+    "leader": ("PrimaryActor", HOME),
     "host": ("BridgeActor", None),
 }
 COMMANDS = ("front", "driver", "head")
@@ -118,7 +118,7 @@ class Recovery:
     def measure(self, kills: int) -> list[float]:
         """Seconds of each recovery, of as many kills as this run is good for."""
         # Who flaps is made to wait, and a run starts anew by itself three times.
-        most = min(kills, {"server": 2, "home": 3}.get(self._role, kills))
+        most = min(kills, {"server": 2, "leader": 3}.get(self._role, kills))
         self._run.start()
         try:
             return [self._one(number) for number in range(most)]
