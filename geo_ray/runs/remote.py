@@ -142,7 +142,7 @@ class RunObjects:
 
     Of the versions of a file, the newest of the highest fencing token is valid. Late writes of a
     run actor, after another has taken over the run, are therefore ignored. Every method raises
-    `StoreError` if the bucket does.
+    `StoreError` if the bucket fails.
 
     Args:
         uri: ``s3://bucket/prefix/name?...`` of the run.
@@ -406,7 +406,7 @@ class Copy:
                 self._pull_files(models=models)
             finally:
                 self._save()
-        if not self.objects.is_there():  # or no longer
+        if not self.objects.is_there():  # it may have been removed during the pull
             shutil.rmtree(self.path, ignore_errors=True)
             raise RunDirectoryError(
                 f"no run {self.objects.name}",
@@ -566,15 +566,15 @@ def empty_copy(uri: str) -> Path:
 def driven_copy(uri: str) -> Path:
     """Return the copy of a run to resume: created again, unless this machine has as much or more.
 
-    A run actor on this machine may have lost the bucket at the end; then only the copy has the end
-    of the log, or the model.
+    A run actor on this machine may have lost its connection to the bucket before the end; then only
+    the copy has the end of the log, or the model.
 
     Raises:
         StoreError, RunDirectoryError: as for `Copy.pull`.
     """
     objects, path = RunObjects(uri), copy_path(uri, "driven")
     if is_ahead(objects, path):
-        for name, version in objects.files().items():  # an earlier copy may have ended early
+        for name, version in objects.files().items():  # a pull may have failed after the log
             if not (path / name).exists():
                 objects.get_file(version, path / name)
         Copy(objects, path).note_origin()

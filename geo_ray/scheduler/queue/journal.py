@@ -57,7 +57,7 @@ def unpack(reader: TypeAdapter[T], data: bytes, where: str) -> T:
 
 Counts = dict[str, int]
 LeaveWhy = Literal["preempted", "resized", "cancelled", "overran", "stalled"]
-Outcome = Literal["finished", "cancelled", "turned away", "overran", "stalled", "failed"]
+Outcome = Literal["finished", "cancelled", "rejected", "overran", "stalled", "failed"]
 
 
 class OpenedEntry(StrictModel):

@@ -1,8 +1,8 @@
 """The queue's reconcile loop: read requests, observe, decide, persist, act.
 
 The loop may die at any point. Decisions are written before they are executed, and each action is
-idempotent: the job server accepts a submission of a name once, a run is asked to stop or a region
-to join only while it has not, and a submission without an attempt in the journal is stopped.
+idempotent: the job server accepts a submission of a name once; a run is asked to stop, or a region
+to join, only if it has not done so yet; a submission without an attempt in the journal is stopped.
 """
 
 from __future__ import annotations
@@ -216,9 +216,9 @@ def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
 
 
 _SEEN_EVERY_S: Final = 30.0
-_GAP_S: Final = 120.0  # after a longer gap between iterations, the time between is unknown
+_GAP_S: Final = 120.0  # longest gap between iterations that still counts as observed time
 _COMPACT_AGAIN_S: Final = 600.0
-_MAX_MESSAGE: Final = 300  # characters of a job's problem
+_MAX_MESSAGE: Final = 300  # largest number of characters of a problem message
 _BACK_S: Final = 1.0  # tolerance for clock corrections
 _log = logging.getLogger(__name__)
 
@@ -484,7 +484,7 @@ class QueueLoop:
             self._add(self._decided(slot, now))
         except (LeaseLostError, RunDirectoryError):
             raise
-        except Exception as error:  # caused by a new job, since all others were decided before
+        except Exception as error:  # by a new job: the policy has decided on all others before
             culprits = self._culprits(slot, now)
             if not culprits:
                 raise
@@ -510,7 +510,7 @@ class QueueLoop:
         try:
             return begun_slot(self.state, self.config, self._slots, slot, now)
         except BaseException:
-            self._slots = None  # its memory includes a question that is not in the journal
+            self._slots = None  # its state includes an unrecorded tick: rebuild it from the journal
             raise
 
     def _culprits(self, slot: int, now: TickInputs) -> list[str]:
