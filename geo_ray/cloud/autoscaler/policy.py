@@ -494,7 +494,7 @@ class AutoscalePolicy:
         for pool, (count, reason, usd) in choice.launches.items():
             memory.launches += 1
             request = LaunchRequest(
-                f"{self.prefix}{self._made}-{memory.epoch}-{memory.launches}",
+                f"{self.prefix}{self._made}-{memory.token}-{memory.launches}",
                 self._cluster,
                 pool,
                 count,
@@ -506,7 +506,7 @@ class AutoscalePolicy:
             )
             actions.append(Launch(request, region.name, reason, choice.alternatives))
         for instance, reason in choice.drains:
-            actions.append(self._drain(instance, reason, now_s, memory.epoch))
+            actions.append(self._drain(instance, reason, now_s, memory.token))
         return actions
 
     def _leave_out_too_dear(
@@ -528,11 +528,11 @@ class AutoscalePolicy:
             )
         return notes
 
-    def _drain(self, instance: ManagedInstance, reason: str, now_s: float, epoch: int) -> Drain:
+    def _drain(self, instance: ManagedInstance, reason: str, now_s: float, token: int) -> Drain:
         until_s = now_s + self._config.drain_s
         if instance.machine.ends_unix_s is not None:
             until_s = min(until_s, instance.machine.ends_unix_s)
-        instance.drain(reason, until_s, epoch)
+        instance.drain(reason, until_s, token)
         return Drain(instance.machine.id, _place(instance.machine.labels)[0], reason, until_s)
 
     def _drains_again(self, memory: AutoscalerState, observed: Observed) -> list[Action]:
@@ -548,8 +548,8 @@ class AutoscalePolicy:
                 continue
             if not (node.is_ready and node.is_busy) or node.leaves_unix_s is not None:
                 continue
-            again = self._drain(instance, before.reason, observed.now_unix_s, memory.epoch)
-            if before.epoch == memory.epoch and before.deadline_unix_s is not None:
+            again = self._drain(instance, before.reason, observed.now_unix_s, memory.token)
+            if before.token == memory.token and before.deadline_unix_s is not None:
                 instance.termination = before
                 again = replace(again, until_unix_s=before.deadline_unix_s)
             found.append(again)
@@ -618,7 +618,7 @@ class AutoscalePolicy:
             node = observed.node(instance.machine.id)
             if is_over or instance.leaves_for in REPLACED:
                 reason = required.reason if is_over else STRANGER
-                found.append(self._drain(instance, reason, now_s, memory.epoch))
+                found.append(self._drain(instance, reason, now_s, memory.token))
                 continue
             is_of_plan = is_planned and instance.reason != WAITS
             if not is_of_plan and node.is_ready and node.is_busy:
@@ -628,7 +628,7 @@ class AutoscalePolicy:
             elif now_s - instance.idle_unix_s < self._config.calm.idle_s:
                 continue
             elif is_of_plan:
-                found.append(self._drain(instance, STRANGER, now_s, memory.epoch))
+                found.append(self._drain(instance, STRANGER, now_s, memory.token))
             else:
                 instance.release(STRANGER, now_s)
         return found

@@ -65,7 +65,7 @@ class OpenedEntry(StrictModel):
 
     kind: Literal["opened"] = "opened"
     unix_s: float
-    epoch: int
+    token: int
     queue_id: str = Field(min_length=1, description="random id, generated when first served")
     config: QueueConfig
 

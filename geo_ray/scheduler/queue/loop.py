@@ -249,7 +249,7 @@ class QueueLoop:
         config: the queue.
         store: store of the queue.
         world: the cluster.
-        epoch: fencing token of the lease.
+        token: fencing token of the lease.
         fence: fence of the lease of this process.
         new_id: id of the queue if it was never served before.
     """
@@ -257,7 +257,7 @@ class QueueLoop:
     config: QueueConfig
     store: ConditionalStore
     world: QueueWorld
-    epoch: int
+    token: int
     fence: Fence
     new_id: str = field(default_factory=partial(secrets.token_hex, 16))
     state: QueueState = field(default_factory=QueueState)
@@ -322,7 +322,7 @@ class QueueLoop:
         before = state.config
         self._journal, self.state, self._slots = journal, state, None
         entries: list[AnyEntry] = []
-        if before != self.config or state.epoch != self.epoch:
+        if before != self.config or state.token != self.token:
             entries.append(self._opened(unix_s))
         if before is None or not _same_slots(before, self.config):
             entries.append(PolicyGenerationEntry(unix_s=unix_s, number=state.generation.number + 1))
@@ -332,7 +332,7 @@ class QueueLoop:
     def _opened(self, unix_s: float) -> OpenedEntry:
         return OpenedEntry(
             unix_s=unix_s,
-            epoch=self.epoch,
+            token=self.token,
             queue_id=self.state.queue_id or self.new_id,
             config=self.config,
         )

@@ -289,7 +289,7 @@ class QueueState:
 
     Attributes:
         config: configuration as last served.
-        epoch: fencing token of the last server.
+        token: fencing token of the last server.
         queue_id: random id, generated when the queue was first served.
         taken: number of accepted jobs.
         jobs: all jobs by name, in order of arrival.
@@ -305,7 +305,7 @@ class QueueState:
     """
 
     config: QueueConfig | None = None
-    epoch: int = 0
+    token: int = 0
     queue_id: str = ""
     taken: int = 0
     jobs: dict[str, QueuedJob] = field(default_factory=dict)
@@ -352,7 +352,7 @@ class QueueState:
     def _feed(self, entry: AnyEntry) -> None:
         match entry:
             case OpenedEntry():
-                self.config, self.epoch = entry.config, entry.epoch
+                self.config, self.token = entry.config, entry.token
                 self.queue_id = entry.queue_id
             case RequestEntry():
                 self._take(entry)

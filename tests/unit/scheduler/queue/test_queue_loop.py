@@ -372,7 +372,7 @@ def test_an_overtaken_queue_does_nothing_more(tmp_path: Path) -> None:
     old, new = sim_queue(tmp_path), sim_queue(tmp_path)
     new.world = old.world
     old.tick()
-    new.epoch = 1
+    new.token = 1
     new.tick()
     new.submit("red", job("a"))
     with pytest.raises(LeaseLostError):
