@@ -75,7 +75,7 @@ def test_an_error_is_shown_with_its_code_place_reach_and_way_on(tmp_path: Path) 
         "east: step 4 of 100 at 4.0 s",
         "west: step 4 of 90 at 4.0 s",
         "worker lost: east worker 1, at 3.0 s: signal 9",
-        "no: all numbers below are those until then",
+        "no: all numbers below end there",
         f"geo-ray train --resume {tmp_path}",
         "from checkpoint 7 of step 2 at 2.0 s",
     ):
@@ -169,7 +169,7 @@ def test_a_run_that_fails_after_any_event_has_a_page(tmp_path: Path, count: int)
     path.write_bytes(path.read_bytes() + b'{"t_s":9,"ki')
     (tmp_path / "config.lock.yaml").write_text("name: trial\n")
     tag, box = told(tmp_path)
-    assert tag == ("cut off" if count else "not begun") and "started again" in box
+    assert tag == ("cut off" if count else "not begun") and "start the run again" in box
     note_failure(tmp_path, RegionLostError("region 'west' is lost"))
     tag, box = told(tmp_path)
     assert tag == "failed" and "REGION_LOST" in box
