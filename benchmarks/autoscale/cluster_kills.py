@@ -93,7 +93,7 @@ class KilledCluster:
         world: the cloud and the configuration.
         asked: what is made.
         reaper: ends who is at work.
-        epoch: how manieth autoscaler this is.
+        token: how manieth autoscaler this is.
         loop: it; None: it has died, and the next one has not begun.
         watching: what looks whether there is a head.
     """
@@ -101,7 +101,7 @@ class KilledCluster:
     world: CloudWorld
     asked: ClusterSpec
     reaper: Reaper = field(default_factory=Reaper)
-    epoch: int = 0
+    token: int = 0
     loop: Reconciler | None = None
     watching: MachineProvider | None = None
 
@@ -129,14 +129,14 @@ class KilledCluster:
             self.loop = None
             return
         if self.loop is None:
-            self.epoch += 1
+            self.token += 1
             self.loop = Reconciler(
                 AutoscalePolicy(record.autoscale, record.name, record.id, record.made),
                 record.target,
                 up.open_clouds(record, self.state, address),  # type: ignore[attr-defined]
                 ReadyNodes(),
                 Work(),
-                Journal(MortalStore(self.state.store(), self.reaper), self.epoch),  # type: ignore[arg-type]
+                Journal(MortalStore(self.state.store(), self.reaper), self.token),  # type: ignore[arg-type]
                 record.name,
                 Unfenced(),
             )

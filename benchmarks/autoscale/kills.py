@@ -1,6 +1,6 @@
 """A simulated cluster whose autoscaler dies: at any call, before it is done or after.
 
-A next one starts with the journal and the next epoch of the lease. The one before may only have
+A next one starts with the journal and the next token of the lease. The one before may only have
 stood still, and wake up in the middle of what it was doing: then the journal is not its own. Beside
 that, answers of the journal get lost, orders to nodes fail, and the target changes.
 """
@@ -210,7 +210,7 @@ class MortalCluster:
         world: the job.
         store: the journal's.
         reaper: ends the autoscaler.
-        epoch: how manieth autoscaler this is.
+        token: how manieth autoscaler this is.
         target: what should run.
         trouble: what fails.
         rude: machines that were ended in the middle of their work, without having been drained.
@@ -223,7 +223,7 @@ class MortalCluster:
     world: SimWorld
     store: MemoryStore = field(default_factory=MemoryStore)
     reaper: Reaper = field(default_factory=Reaper)
-    epoch: int = 0
+    token: int = 0
     target: ClusterTarget = TARGET
     trouble: Trouble = field(default_factory=Trouble)
     rude: list[str] = field(default_factory=list)
@@ -245,11 +245,11 @@ class MortalCluster:
 
     def next_autoscaler(self, reaper: Reaper | None = None) -> Reconciler:
         """Return another process: it knows the journal only."""
-        self.epoch += 1
+        self.token += 1
         reaper = reaper or self.reaper
         policy = AutoscalePolicy(CONFIG, CLUSTER)
         provider = MortalProvider(self.cloud, reaper, self._ending)
-        journal = Journal(MortalStore(self.store, reaper, self.trouble), self.epoch)
+        journal = Journal(MortalStore(self.store, reaper, self.trouble), self.token)
         nodes = TroubledNodes(self.world, self.trouble)
         return Reconciler(
             policy, self.target, provider, nodes, self.world, journal, CLUSTER, Unfenced()

@@ -433,7 +433,7 @@ def _copy_rest(address: str, path: Path, seeker: LeaseSeeker) -> None:
     Raises:
         RunHeldError, StoreError, RunDirectoryError: as for `driving` and `uploading`.
     """
-    with driving(seeker) as held, uploading(address, path, held.epoch, held.check):
+    with driving(seeker) as held, uploading(address, path, held.token, held.check):
         pass
 
 

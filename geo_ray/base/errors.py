@@ -1183,7 +1183,7 @@ class TenantQuotaError(QueueError):
     """A request exceeds the quota of its tenant."""
 
     code = "TENANT_QUOTA"
-    causes = "More jobs, more workers for one job, or more worth than the tenant's quota."
+    causes = "More jobs, more workers for one job, or a higher value than the tenant's quota."
     advice = "Wait for a job to end, cancel one, or ask for less."
 
 
@@ -1196,11 +1196,11 @@ class SpeedUnknownError(QueueError):
 
 
 class ValueTooLowError(QueueError):
-    """A job was turned away: what it is worth does not pay for what it takes from others."""
+    """A job was rejected because its value is lower than the price of its resources."""
 
     code = "VALUE_TOO_LOW"
-    causes = "The cluster is full of worthier jobs, or the deadline cannot be kept."
-    advice = "Submit it again later, with more worth, or with a later deadline."
+    causes = "The cluster is full of jobs with higher values, or the deadline cannot be met."
+    advice = "Submit it again later, with a higher value, or with a later deadline."
 
 
 class JobOverranError(QueueError):

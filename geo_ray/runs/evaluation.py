@@ -82,7 +82,9 @@ class EvalCollector:
     num_regions: int
     intervals: Mapping[str, int] = field(default_factory=dict)
     newest: bool = False
-    _joined: dict[str, int] = field(default_factory=dict)  # joined regions: their first interval
+    _joined: dict[str, int] = field(
+        default_factory=dict
+    )  # interval at which a region joined; later ones count
     _open: dict[tuple[int, bool], dict[str, _Reported]] = field(default_factory=dict)
 
     def add(
@@ -143,7 +145,7 @@ class EvalCollector:
                 continue
             if key[1] or not self.newest:
                 del self._open[key]
-            if group:  # else all its regions are gone
+            if group:  # empty if all its regions are gone
                 done.append(self._combined(group, final=key[1]))
         return done
 
@@ -185,7 +187,7 @@ log = logging.getLogger(__name__)
 _DIRECTORY = "candidates"
 
 Note = Callable[[int, Tensor, Tensor, bool], str | None]
-"""`Candidates.note` of one region."""
+"""`Candidates.note`, bound to one region: writes evaluated parameters to a file."""
 
 
 @dataclass(frozen=True, slots=True)

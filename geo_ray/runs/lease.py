@@ -41,7 +41,7 @@ class Owner(StrictModel):
         default="", description="boot id of the machine and namespace of its process ids"
     )
     started: str = Field(default="", description="start time of the process, in system ticks")
-    token: str = Field(description="unique id of this holder")
+    nonce: str = Field(description="unique id of this holder")
     since: str = Field(description="time at which it took the lease, by its clock")
 
     @property
@@ -53,7 +53,7 @@ class Owner(StrictModel):
 class LeaseRecord(StrictModel):
     """A record of a run's lease. Every write replaces it."""
 
-    epoch: int = Field(ge=1, description="grows by one with every holder")
+    token: int = Field(ge=1, description="fencing token; grows by one with every holder")
     renewal: int = Field(ge=0, description="grows by one with every write of the same holder")
     owner: Owner
     lives_s: float = Field(gt=0, description="seconds for which it is valid after a renewal")
@@ -149,7 +149,7 @@ class Claim:
         if record is None:
             return Acquirable(self._after(0), from_unknown=False)
         if record.released or has_ended:
-            return Acquirable(self._after(record.epoch), from_unknown=False)
+            return Acquirable(self._after(record.token), from_unknown=False)
         if self._first is None:
             self._first, self._since_s = record, now_s
         if record != self._first:
@@ -157,10 +157,10 @@ class Claim:
         left_s = self._since_s + PATIENCE * record.lives_s - now_s
         if left_s > 0:
             return Waiting(record, left_s)
-        return Acquirable(self._after(record.epoch), from_unknown=True)
+        return Acquirable(self._after(record.token), from_unknown=True)
 
-    def _after(self, epoch: int) -> LeaseRecord:
-        return LeaseRecord(epoch=epoch + 1, renewal=0, owner=self.owner, lives_s=self.lives_s)
+    def _after(self, token: int) -> LeaseRecord:
+        return LeaseRecord(token=token + 1, renewal=0, owner=self.owner, lives_s=self.lives_s)
 
 
 @dataclass(slots=True)
@@ -240,7 +240,7 @@ class Holding:
             Whether it is the own lease: an earlier write has arrived whose answer was lost.
         """
         held = self.record
-        if record.epoch == held.epoch and record.owner == held.owner:
+        if record.token == held.token and record.owner == held.owner:
             self.record = record
             return True
         self.is_lost = True
@@ -254,7 +254,7 @@ def this_process() -> Owner:
         pid=os.getpid(),
         machine=_machine(),
         started=_started(os.getpid()) or "",
-        token=secrets.token_hex(8),
+        nonce=secrets.token_hex(8),
         since=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -344,9 +344,9 @@ class LeaseKeeper:
         self._renewer = threading.Thread(target=self._renew_often, name="lease", daemon=True)
 
     @property
-    def epoch(self) -> int:
+    def token(self) -> int:
         """Number of this holder of the lease; each new holder gets the next."""
-        return self._holding.record.epoch
+        return self._holding.record.token
 
     def start(self) -> None:
         """Start renewing the lease in a background thread."""
@@ -451,9 +451,9 @@ class LeaseKeeper:
     def _lost(self, record: LeaseRecord | None = None) -> LeaseLostError:
         self._holding.is_lost = True
         if record is not None:
-            self._by = f" by {record.owner.text}, as holder {record.epoch}"
+            self._by = f" by {record.owner.text}, as holder {record.token}"
         return LeaseLostError(
-            f"{self._name} was taken over{self._by}; this process was holder {self.epoch} and "
+            f"{self._name} was taken over{self._by}; this process was holder {self.token} and "
             "no longer writes to the run"
         )
 

@@ -47,9 +47,8 @@ from geo_ray.training.parameters import check_module, count_parameters
 from geo_ray.transport.links import LinkTable
 
 _MOST_PARAMS: Final = 50_000_000  # limit for measuring a few rows
-# Of one that is rebuilt to compute them, which takes less than the 2 to 4 s in which PyTorch
-# imports
-# its compiler when a forward pass runs on the meta device.
+# Largest size of a model that is built again to measure rows. Building it takes less time than the
+# 2 to 4 s in which PyTorch imports its compiler for a forward pass on the meta device.
 _MOST_PARAMS_MADE: Final = 10_000_000
 _SCHEMA: Final = re.compile(r"(\w+?)(?:\[(\d+)\])?")
 _FEW, _MORE = 2, 4  # rows
@@ -242,9 +241,8 @@ def section_of(experiment: Experiment) -> PlanConfig:
     unknown = [name for name in plan.regions if name not in experiment.region_names]
     if missing or unknown:
         raise ConfigError(
-            f"plan.regions: they differ from those of the run; {', '.join(missing + unknown)} is "
-            "in "
-            "one only",
+            "plan.regions: these regions are only in the plan or only in the run: "
+            f"{', '.join(missing + unknown)}",
             fix=f"List the machines that can be rented in {', '.join(experiment.region_names)}.",
         )
     return plan
@@ -367,7 +365,10 @@ def _fixed_s(experiment: Experiment, measured: StepModel | None) -> float:
 
 
 def _lan_is_counted(plan: PlanConfig, measured: StepModel | None) -> bool:
-    """Return whether the cost of a region's internal network is unknown."""
+    """Return whether the time of a region's internal network must be estimated.
+
+    It must if neither the plan nor the profile gives it.
+    """
     return plan.lan_s_per_machine is None and (measured is None or measured.workers[1] == 1)
 
 
@@ -530,7 +531,8 @@ def check_strategy(experiment: Experiment) -> None:
     """Reject strategies that the model of `JobWork` does not describe.
 
     Raises:
-        ConfigError: regions take unequal numbers of steps until a total number of rows.
+        ConfigError: the run ends at a total number of rows, and its regions take unequal numbers of
+            steps.
     """
     if len(experiment.regions) > 1 and experiment.strategy.traits.region.ends_by_total_rows:
         raise ConfigError(
@@ -597,7 +599,10 @@ def _egress(
 
 
 def _intervals(experiment: Experiment, plan: PlanConfig) -> list[int]:
-    """Convert to local steps; the option counts region steps, each of which may be several."""
+    """Return the intervals in local steps.
+
+    The option counts region steps, and one region step may be several local steps.
+    """
     exchange, local = experiment.strategy.traits.exchange, max(1, experiment.worker_steps)
     present = exchange.interval
     if present is None:
@@ -611,7 +616,7 @@ def _pattern(experiment: Experiment, intervals: Sequence[int]) -> Pattern:
     strategy, local = experiment.strategy, max(1, experiment.worker_steps)
     present = strategy.traits
     every, hidden = {}, {}
-    own = present.exchange.interval  # the run may keep it, whatever a new plan may choose
+    own = present.exchange.interval  # the run may keep it, even if a new plan may not choose it
     for interval in [*intervals, *([] if own is None else [own * local])]:
         exchange = present.exchange
         if exchange.interval is not None and isinstance(strategy, BaseModel):

@@ -41,13 +41,13 @@ class Segment:
     """A segment of the log.
 
     Attributes:
-        epoch: fencing token of its writer.
+        token: fencing token of its writer.
         start: its first byte.
         end: the byte after its last.
         digest: prefix of the SHA-256 of the segment.
     """
 
-    epoch: int
+    token: int
     start: int
     end: int
     digest: str
@@ -55,7 +55,7 @@ class Segment:
     @property
     def name(self) -> str:
         """Name of its object."""
-        return f"{self.epoch:06d}-{self.start:018d}-{self.end:018d}-{self.digest}.jsonl"
+        return f"{self.token:06d}-{self.start:018d}-{self.end:018d}-{self.digest}.jsonl"
 
 
 def segment_named(name: str) -> Segment | None:
@@ -63,28 +63,28 @@ def segment_named(name: str) -> Segment | None:
     found = _NAME.fullmatch(name)
     if found is None:
         return None
-    epoch, start, end, digest = found.groups()
-    return Segment(int(epoch), int(start), int(end), digest)
+    token, start, end, digest = found.groups()
+    return Segment(int(token), int(start), int(end), digest)
 
 
 def first_bytes(segments: Iterable[Segment]) -> dict[int, int]:
     """Return the first byte of each holder, by its fencing token."""
     firsts: dict[int, int] = {}
     for each in segments:
-        firsts[each.epoch] = min(each.start, firsts.get(each.epoch, each.start))
+        firsts[each.token] = min(each.start, firsts.get(each.token, each.start))
     return firsts
 
 
 def chain(segments: Iterable[Segment]) -> list[tuple[Segment, int]]:
     """Return the segments of the log in order, each with the byte at which its validity ends."""
-    by_epoch: dict[int, dict[int, Segment]] = {}
+    by_token: dict[int, dict[int, Segment]] = {}
     for each in segments:
-        longest = by_epoch.setdefault(each.epoch, {})
+        longest = by_token.setdefault(each.token, {})
         if each.start not in longest or longest[each.start].end < each.end:
             longest[each.start] = each
     found: list[tuple[Segment, int]] = []
-    for epoch in sorted(by_epoch):
-        own: Mapping[int, Segment] = by_epoch[epoch]
+    for token in sorted(by_token):
+        own: Mapping[int, Segment] = by_token[token]
         at = min(own)
         if at > length_of(found):
             break  # an earlier segment is missing
@@ -113,13 +113,13 @@ class FileVersion:
     """One version of a file.
 
     Attributes:
-        epoch: fencing token of its writer.
+        token: fencing token of its writer.
         version: counter of its writer.
         digest: prefix of its SHA-256.
         name: path relative to the run's directory.
     """
 
-    epoch: int
+    token: int
     version: int
     digest: str
     name: str
@@ -127,7 +127,7 @@ class FileVersion:
     @property
     def key(self) -> str:
         """Name of its object, below ``files/``."""
-        return f"{self.epoch:06d}-{self.version:08d}-{self.digest}/{self.name}"
+        return f"{self.token:06d}-{self.version:08d}-{self.digest}/{self.name}"
 
 
 class RunObjects:
@@ -142,7 +142,7 @@ class RunObjects:
 
     Of the versions of a file, the newest of the highest fencing token is valid. Late writes of a
     run actor, after another has taken over the run, are therefore ignored. Every method raises
-    `StoreError` if the bucket does.
+    `StoreError` if the bucket fails.
 
     Args:
         uri: ``s3://bucket/prefix/name?...`` of the run.
@@ -191,9 +191,9 @@ class RunObjects:
         names = (key.removeprefix(folder) for key in self._bucket.sizes(folder))
         return [each for name in names if (each := segment_named(name)) is not None]
 
-    def put_segment(self, epoch: int, start: int, data: bytes) -> Segment:
+    def put_segment(self, token: int, start: int, data: bytes) -> Segment:
         """Write a segment of the log; an existing one was sent before, and the answer was lost."""
-        segment = Segment(epoch, start, start + len(data), _digest_of([data]))
+        segment = Segment(token, start, start + len(data), _digest_of([data]))
         with suppress(FileExistsError):  # its name contains its writer and its SHA-256
             upload_once(self._bucket, f"{self._prefix}events/{segment.name}", [data], len(data))
         return segment
@@ -230,17 +230,17 @@ class RunObjects:
         found: dict[str, FileVersion] = {}
         for each in self._versions():
             known = found.get(each.name)
-            if known is None or (each.epoch, each.version) > (known.epoch, known.version):
+            if known is None or (each.token, each.version) > (known.token, known.version):
                 found[each.name] = each
         return found
 
-    def put_file(self, epoch: int, version: int, name: str, path: Path) -> FileVersion:
+    def put_file(self, token: int, version: int, name: str, path: Path) -> FileVersion:
         """Write a version of a file."""
         num_bytes = path.stat().st_size
         small = num_bytes <= PIECE_BYTES  # it may be replaced during the upload
         chunks = list(_blocks(path)) if small else None
         digest = _digest_of(chunks or _blocks(path))
-        written = FileVersion(epoch, version, digest, checked_path(name, self.name))
+        written = FileVersion(token, version, digest, checked_path(name, self.name))
         self._once(f"files/{written.key}", chunks or _blocks(path), num_bytes)
         return written
 
@@ -290,8 +290,8 @@ class RunObjects:
         for key in self._bucket.sizes(folder):
             found = _FILE.fullmatch(key.removeprefix(folder))
             if found is not None and problem_of_path(found[4]) is None:
-                epoch, version, digest, name = found.groups()
-                yield FileVersion(int(epoch), int(version), digest, name)
+                token, version, digest, name = found.groups()
+                yield FileVersion(int(token), int(version), digest, name)
 
     def _once(self, key: str, chunks: Iterable[bytes], num_bytes: int) -> None:
         try:
@@ -383,7 +383,7 @@ class Copy:
 
     objects: RunObjects
     path: Path
-    _epochs: list[int] = field(default_factory=list)
+    _tokens: list[int] = field(default_factory=list)
     _files: dict[str, str] = field(default_factory=dict)
 
     def pull(self, *, models: bool) -> bool:
@@ -406,7 +406,7 @@ class Copy:
                 self._pull_files(models=models)
             finally:
                 self._save()
-        if not self.objects.is_there():  # or no longer
+        if not self.objects.is_there():  # it may have been removed during the pull
             shutil.rmtree(self.path, ignore_errors=True)
             raise RunDirectoryError(
                 f"no run {self.objects.name}",
@@ -422,7 +422,7 @@ class Copy:
             segments = self.objects.segments()
             pieces, firsts = chain(segments), first_bytes(segments)
             has = log.stat().st_size
-            keep = min([has, *(first for e, first in firsts.items() if e not in self._epochs)])
+            keep = min([has, *(first for e, first in firsts.items() if e not in self._tokens)])
             if not pieces:
                 return is_cut
             is_cut = is_cut or keep < has
@@ -438,7 +438,7 @@ class Copy:
                 continue  # merged in the meantime
             except OSError as error:
                 raise unwritable(log, error) from error
-            self._epochs = sorted(firsts)
+            self._tokens = sorted(firsts)
             return is_cut
         raise RunDirectoryError(
             f"the log of {self.objects.name} changes faster than it can be read"
@@ -470,16 +470,16 @@ class Copy:
         self._save()
 
     def _save(self) -> None:
-        index = {"uri": self.objects.uri, "epochs": self._epochs, "files": self._files}
+        index = {"uri": self.objects.uri, "tokens": self._tokens, "files": self._files}
         save_text(self.path / _INDEX, json.dumps(index))
 
     def _load(self) -> None:
         try:
             index = json.loads((self.path / _INDEX).read_text())
-            self._epochs = [int(epoch) for epoch in index["epochs"]]
+            self._tokens = [int(token) for token in index["tokens"]]
             self._files = {str(name): str(key) for name, key in index["files"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            self._epochs, self._files = [], {}
+            self._tokens, self._files = [], {}
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -566,15 +566,15 @@ def empty_copy(uri: str) -> Path:
 def driven_copy(uri: str) -> Path:
     """Return the copy of a run to resume: created again, unless this machine has as much or more.
 
-    A run actor on this machine may have lost the bucket at the end; then only the copy has the end
-    of the log, or the model.
+    A run actor on this machine may have lost its connection to the bucket before the end; then only
+    the copy has the end of the log, or the model.
 
     Raises:
         StoreError, RunDirectoryError: as for `Copy.pull`.
     """
     objects, path = RunObjects(uri), copy_path(uri, "driven")
     if is_ahead(objects, path):
-        for name, version in objects.files().items():  # an earlier copy may have ended early
+        for name, version in objects.files().items():  # a pull may have failed after the log
             if not (path / name).exists():
                 objects.get_file(version, path / name)
         Copy(objects, path).note_origin()

@@ -222,7 +222,7 @@ class StatusReader:
             host=owner.host,
             pid=owner.pid,
             since=owner.since,
-            token=record.epoch,
+            token=record.token,
             alive=alive,
             how=how,
             doing=record.doing,

@@ -49,15 +49,15 @@ class Uploader:
     Args:
         objects: objects of the run.
         path: the run's directory on this machine.
-        epoch: fencing token of the lease.
+        token: fencing token of the lease.
         check: raises if the lease is not held.
     """
 
     def __init__(
-        self, objects: RunObjects, path: Path, epoch: int, check: Callable[[], None]
+        self, objects: RunObjects, path: Path, token: int, check: Callable[[], None]
     ) -> None:
         self._objects, self._path = objects, path
-        self._epoch, self._check = epoch, check
+        self._token, self._check = token, check
         self._sent = 0
         self._version = 0
         self._stamps: dict[str, tuple[int, int]] = {}
@@ -164,7 +164,7 @@ class Uploader:
         with log.open("rb") as file:
             file.seek(self._sent)
             while data := _whole_lines(file.read(_MOST_BYTES)):
-                self._own.append(self._objects.put_segment(self._epoch, self._sent, data))
+                self._own.append(self._objects.put_segment(self._token, self._sent, data))
                 self._sent += len(data)
                 file.seek(self._sent)
         if len(self._own) >= _MERGE_AT:
@@ -175,7 +175,7 @@ class Uploader:
         with (self._path / EVENTS_FILE).open("rb") as file:
             file.seek(few[0].start)
             data = file.read(few[-1].end - few[0].start)
-        self._objects.put_segment(self._epoch, few[0].start, data)
+        self._objects.put_segment(self._token, few[0].start, data)
         self._own = []  # only now, so that a failure leaves them to be merged
         self._objects.drop_segments(few)
 
@@ -199,7 +199,7 @@ class Uploader:
         if known is not None and known.digest == digest_of_file(path):
             return
         self._version += 1
-        self._known[name] = self._objects.put_file(self._epoch, self._version, name, path)
+        self._known[name] = self._objects.put_file(self._token, self._version, name, path)
         if known is not None:
             self._objects.drop_file(known)
 
@@ -208,7 +208,7 @@ class Uploader:
 def uploading(
     address: str | None,
     path: Path,
-    epoch: int,
+    token: int,
     check: Callable[[], None],
     *,
     retry_s: float = 0.0,
@@ -219,7 +219,7 @@ def uploading(
     Args:
         address: address of a run in a bucket; None: nothing is uploaded.
         path: the run's directory on this machine.
-        epoch: fencing token of its lease.
+        token: fencing token of its lease.
         check: raises if the lease is not held.
         retry_s: as for `Uploader.close`, if the block succeeds.
         notify: as for `Uploader.close`.
@@ -230,7 +230,7 @@ def uploading(
     if address is None:
         yield
         return
-    uploader = Uploader(RunObjects(address), path, epoch, check)
+    uploader = Uploader(RunObjects(address), path, token, check)
     uploader.start()
     try:
         yield

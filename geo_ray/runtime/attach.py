@@ -185,7 +185,7 @@ def running_processes(setup: RunSetup) -> Attached | str | None:
         LeaseLostError: another run actor has attached since.
     """
     launcher, experiment, run = setup.launcher, setup.experiment, setup.run
-    token = setup.lease.epoch
+    token = setup.lease.token
     events = newest_segment(EventTail(run.path / EVENTS_FILE))
     handoff = launcher.attach(token)
     if handoff is None or handoff.record is None:
@@ -275,7 +275,7 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
         writing=lease.writing,
     )
     attempt = actors.next_attempt()
-    saver = Saver(store, experiment, digest(experiment), attempt, _health(store), lease.epoch)
+    saver = Saver(store, experiment, digest(experiment), attempt, _health(store), lease.token)
     task = load_task(experiment.task, run.base_dir)
     context = RunContext(actors, experiment, run, task, saver, reporting, lease)
     shards = {region.name: range(region.ps_shards) for region in experiment.regions}
@@ -305,7 +305,7 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
             for region in sorted(set(away).intersection(actors.primaries)):
                 requests.request_member_change(run.path, MemberRequest(verb="drain", region=region))
             downtime_s = max(0.0, now_s - found.last_s)
-            recorder.emit("run_actor_attached", now_s, token=lease.epoch, downtime_s=downtime_s)
+            recorder.emit("run_actor_attached", now_s, token=lease.token, downtime_s=downtime_s)
             reporting.status("")
             yield Training(context, controller, found.startup_s)
     except (LeaseLostError, BrokenError):

@@ -47,7 +47,7 @@ class Saver:
         config_digest: digest of the configuration.
         attempt: attempt of the run; stored so that a resume uses the next one.
         health: tracks the loss; evaluated when a checkpoint begins.
-        lease_epoch: fencing token of the run actor's lease; stored for information.
+        lease_token: fencing token of the run actor's lease; stored for information.
 
     Raises:
         StoreError: the store does not answer or refuses.
@@ -60,14 +60,14 @@ class Saver:
         config_digest: str,
         attempt: int,
         health: LossHealth,
-        lease_epoch: int = 1,
+        lease_token: int = 1,
     ) -> None:
         self._store = store
         self._expected = part_names(experiment)
         self._config_digest = config_digest
         self._extra: dict[str, JsonValue] = {
             "attempt": attempt,
-            "lease_epoch": lease_epoch,
+            "lease_token": lease_token,
             "codecs": codecs_of(experiment),
         }
         self.health = health

@@ -143,7 +143,7 @@ class RegionWriter:
             snapshot = copy.snapshot if isinstance(copy, StateTransfer) else copy
             try:
                 parts = self._write_parts(snapshot)
-            except Exception as error:  # of any class: the controller waits for the part
+            except Exception as error:  # report every class: the controller waits for the part
                 kind = "state_transfer_failed" if is_transfer else "part_failed"
                 self._event_buffer.add(kind, id=snapshot.id, error=typed(error))
                 continue
@@ -432,7 +432,7 @@ class PrimaryShard:
         """Return the final model buffers, once all regions have reported their statistics."""
         model_buffers = self.server.model_buffers
         if model_buffers is None:
-            raise InvariantError(f"the model of '{self.server.plan.region}' carries nothing")
+            raise InvariantError(f"region '{self.server.plan.region}' has no model buffers")
         with self._changed:
             if model_buffers.precise_B is None:
                 self._event_buffer.add("precise", model_buffers=own)
@@ -481,7 +481,7 @@ class PrimaryShard:
                 self._sends.put(True)
             elif isinstance(effect, StepDone):
                 self._log.step(effect)
-                self._exhausted |= self.server.exhausted  # until the controller polls
+                self._exhausted |= self.server.exhausted  # stays set until the controller polls
             elif isinstance(effect, StateTransfer):  # it refers to no payload memory
                 snapshots.append(effect)
             elif isinstance(effect, ActiveWorkersChanged):
@@ -520,10 +520,10 @@ class PrimaryShard:
         while self._sends.get():
             try:
                 self._exchange_one()
-            except Exception as error:  # of any class: the workers must receive it
+            except Exception as error:  # report every class: the workers wait
                 with self._changed:
                     if self.server.phase == "halted":
-                        return  # its request is in the checkpoint
+                        return  # the checkpoint contains the request, which a resume repeats
                     log.warning("exchange of %s failed", self.server.plan.region, exc_info=error)
                     self._failure = _typed(error)
                     self._notify()
@@ -544,7 +544,8 @@ class PrimaryShard:
             try:
                 send, answer = self._exchanged(bridge, send)
                 with self._coding:
-                    if answer.reply.checkpoint is not None:  # it has the state before the answer
+                    # The checkpoint must have the state before the answer.
+                    if answer.reply.checkpoint is not None:
                         snapshot = self._snapshot(answer.reply.checkpoint, halt=answer.reply.halt)
                         self._writer.write_in_background(snapshot)
                     if self.server.phase != "halted":  # checkpoints contain the open request

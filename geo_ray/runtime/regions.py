@@ -1,7 +1,7 @@
 """The regions of a run: a state for each, and the pure function that decides what happens next.
 
 `Regions.next` takes one event and returns the actions that follow from it; `Members` carries them
-out. It has no clock and no actors: the present is a `RunSituation`.
+out. It has no clock and no actors: `RunSituation` has the time and the state of the cluster.
 
 Rules. A request that cannot succeed is refused at once with its reason. A region whose servers get
 a termination notice drains at once, and is dropped `AT_ONCE_S` before the machine goes. A lost
@@ -23,7 +23,7 @@ from geo_ray.training.config import why_fixed, why_no_joins
 from geo_ray.training.membership import View, donor_of
 
 AT_ONCE_S: Final = 2.0
-"""Time before a machine is reclaimed at which the others continue without a region on it."""
+"""Seconds before a machine is reclaimed at which the run continues without the region on it."""
 
 QUIET_S: Final = 120.0
 FIRST_S: Final = 10.0
@@ -205,7 +205,7 @@ class RunSituation:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """A user's request; ``view`` is the averager's, if it has answered."""
+    """A user's request; ``view``: the membership view, None until the averager has reported it."""
 
     request: MemberRequest
     view: View | None = None
@@ -225,7 +225,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class AveragerSeen:
-    """The averager is where `RunSituation` says: it may have moved, or must be asked to move."""
+    """The averager's region was observed: it may have moved, or must be asked to move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +330,7 @@ class MoveAverager:
 
 @dataclass(frozen=True, slots=True)
 class ReportDead:
-    """Tell the averager that the run continues without a region."""
+    """Notify the averager that the run continues without a region."""
 
     region: str
 
@@ -345,7 +345,7 @@ class Lose:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Release the places of a region."""
+    """Release the placement groups of a region."""
 
     region: str
 
@@ -689,7 +689,7 @@ class Regions:
         leaving = self.in_state(MembershipState.DRAINING)
         answers = leave_on_notice(left_s, here, leaving, self.needed(now))
         late = [name for name, answer in answers.items() if answer == "lose"]
-        if late:  # the averager may move with one of them: the others drain afterwards
+        if late:  # one of them may host the averager: the others drain after it has moved
             cause = "received a termination notice, and reached no barrier"
             return actions + [Lose(name, f"region '{name}' {cause}") for name in late]
         for name in answers:
@@ -801,7 +801,7 @@ class Regions:
             is_on_notice = leader.is_on_notice
             leader.move("stay")
             if not is_on_notice:  # a notice is processed again
-                why = f"the averager lives in '{leader.name}' now"
+                why = f"the averager is in '{leader.name}' now"
                 actions.append(Answer("drain", leader.name, refusal=why))
         return actions
 

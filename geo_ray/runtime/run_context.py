@@ -117,7 +117,7 @@ def held(run: RunDirectory, reporting: Reporting, retry_s: float) -> Iterator[Le
     tell = reporting.observer.status
     with (
         driving(seeker_of(run.path, tell, lease_of(run))) as lease,
-        uploading(run.address, run.path, lease.epoch, lease.check, retry_s=retry_s, notify=tell),
+        uploading(run.address, run.path, lease.token, lease.check, retry_s=retry_s, notify=tell),
         reported(run.path),
     ):
         yield lease

@@ -151,7 +151,7 @@ def conclude(
         GeoRayError: the error that ended the run early.
     """
     with held(run, reporting, retry_s) as lease:
-        launcher.attach(lease.epoch)
+        launcher.attach(lease.token)
         launcher.clear()
     return end.result()
 

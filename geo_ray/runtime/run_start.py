@@ -126,9 +126,9 @@ def started(setup: RunSetup, resume: Resumption | None) -> Iterator[Training]:
         upload_server = upload_server_of(run, experiment)
         if upload_server is not None:
             write_run_marker(run.path, spec.run_id)
-        group = ActorGroup(spec, placed, launcher, launcher, lease.epoch, upload_server)
+        group = ActorGroup(spec, placed, launcher, launcher, lease.token, upload_server)
         health = LossHealth() if found is None else LossHealth.restore(found.manifest)
-        saver = Saver(store, experiment, digest(experiment), spec.attempt, health, lease.epoch)
+        saver = Saver(store, experiment, digest(experiment), spec.attempt, health, lease.token)
         context = RunContext(group, experiment, run, task, saver, reporting, lease)
         step = None if found is None else found.manifest.step
         with _training(context, gone, resume, step) as training:
@@ -168,7 +168,7 @@ def _placed(
         preflight(demands, ask_nodes=False)
     elif not launcher.has_places:
         checked = check_cluster(demands, reporting.observer.status)
-    launcher.attach(setup.lease.epoch)
+    launcher.attach(setup.lease.token)
     launcher.begin(run_id, experiment.region_names, experiment.transport)
     return checked, launcher.place(demands, _PLACE_TIMEOUT_S + checked.longest_s)
 

@@ -307,7 +307,7 @@ HEADINGS: Final = (
     "in use",
     "fairness",
     "ended",
-    "turned away",
+    "rejected",
     "USD",
     "decision",
 )

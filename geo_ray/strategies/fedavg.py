@@ -92,13 +92,13 @@ class FedAvg(LocalSteps):
 
     def on_release(self, averager: AveragerState) -> list[Reply]:
         """Close the round with the sites that have reported, and let all continue."""
-        return self._close(averager, everybody=True) if averager.waiting else []
+        return self._close(averager, all_sites=True) if averager.waiting else []
 
     def _chosen(self, averager: AveragerState) -> list[str]:
         chosen = [name for name in averager.members if averager.numbers.get(_CHOSEN + name)]
         return chosen or list(averager.members)
 
-    def _close(self, averager: AveragerState, *, everybody: bool = False) -> list[Reply]:
+    def _close(self, averager: AveragerState, *, all_sites: bool = False) -> list[Reply]:
         held = [averager.waiting[name] for name in averager.members if name in averager.waiting]
         fresh = [
             update
@@ -109,9 +109,9 @@ class FedAvg(LocalSteps):
             fractions = site_fractions(averager, fresh, self.weights)
             mean_P = mean_by([update.payload_P for update in fresh], fractions)
             global_model.publish(averager, outer_change(self.outer, averager, mean_P))
-        everybody = everybody or averager.stopping or any(update.final for update in held)
+        all_sites = all_sites or averager.stopping or any(update.final for update in held)
         count = (
-            len(averager.members) if everybody else math.ceil(self.fraction * len(averager.members))
+            len(averager.members) if all_sites else math.ceil(self.fraction * len(averager.members))
         )
         draw = random.Random(f"{self.seed}/{averager.version}").sample(averager.members, count)
         replies = []

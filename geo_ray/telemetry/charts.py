@@ -96,6 +96,7 @@ def bytes_at(wan_s_N: Floats, wan_bytes_N: Floats, t_s_M: Floats) -> Floats:
     All numbers of bytes over time come from here: the counters of `wan` events, which measure
     the traffic that left a region. Between two counts bytes are interpolated linearly.
 
+    Args:
         wan_s_N: times of the counts, rising, float64 (N,); several may be at one time.
         wan_bytes_N: total bytes of all links at those times, float64 (N,).
         t_s_M: the requested times, float64 (M,).
@@ -130,7 +131,9 @@ def _ramp(begin_N: Floats, at_B: Floats) -> Floats:
     return ramp
 
 
-AXIS_LIMIT = 1e300  # beyond it, and below its inverse, differences and ratios are no finite floats
+AXIS_LIMIT = 1e300
+"""Differences and ratios of values beyond this limit, or below its inverse, may overflow."""
+
 _LETTER_PX = 7.7  # widest usual digit of the page's letters at their size, 12 px
 
 
@@ -171,7 +174,7 @@ class Axis:
 
 
 def text_px(text: str) -> float:
-    """Estimate the width of ``text`` on the page in pixels; not too small."""
+    """Return an upper estimate of the width of ``text`` on the page in pixels."""
     return _LETTER_PX * len(text)
 
 
@@ -339,12 +342,12 @@ def _plain(text: str) -> str:
     return text.split("<")[0]
 
 
-COLOURS = 7  # of the palette in style.py
+COLOURS = 7  # number of colours of the palette in style.py
 ALL = -1  # series of an aggregate; strong and in the colour of the text
 MANY = 12  # more curves than this are drawn thin
-_HEIGHT = 232  # of a drawing of curves, in pixels
-_NARROW_PX = 340  # its width next to another one, or on a narrow page
-_MOST_POINTS = 24_000  # of all curves of a chart; each has at least 60 and at most 1,000
+_HEIGHT = 232  # height of a chart in pixels
+_NARROW_PX = 340  # width of a chart next to another one, or on a narrow page
+_MOST_POINTS = 24_000  # limit over all curves of a chart; each keeps 60 to 1,000 points
 _DASHES = ("", "6 3", "2 3", "8 3 2 3")
 
 
@@ -610,7 +613,7 @@ def chart_view(
     """Draw curves over one of the axes of `switched`.
 
     Args:
-        axis: one of `AXES`, which the curves' x is of.
+        axis: one of `AXES`, the axis of the curves' x values.
         title: what y is.
         curves: as for `curves_chart`.
         whose: behind the axis's name, such as `` of the region``.

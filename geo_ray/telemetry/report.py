@@ -108,7 +108,7 @@ def ended_note(run_dir: Path, run: RunRecord, ending: Ending) -> str:
     else:
         rows += [("when", _when(run_dir, run)), ("reached", _reached(run))]
         rows += _last_fault(run)
-        rows.append(("complete", "no: all numbers below end there"))
+        rows.append(("complete", "no: the numbers below cover the run up to this end"))
     logs = sorted((run_dir / LOGS_DIRECTORY).glob("*"))
     if logs:
         count = "1 file" if len(logs) == 1 else f"{len(logs)} files"
@@ -257,8 +257,8 @@ def _loss(run: RunRecord, so_far: _SoFar, axes: list[str], returns: _Returns) ->
             axis, "training loss", curves, whose=whose, log=True, at=_on(axis, run)
         )
     note = (
-        "Bold: moving mean; the number next to a name is its end. Faint: every step. The loss at "
-        "the end in the table is another mean: of the last 20 steps, by rows."
+        "Bold: moving mean; the number next to a name is its end. Faint: every step. The final "
+        "loss in the table is a different mean: over the rows of the last 20 steps."
     )
     if len(run.regions) > MANY:
         note = "Moving mean of each region; a line shows its name under the pointer."

@@ -52,7 +52,7 @@ class RunActorStatus(StrictModel):
     token: int = Field(description="fencing token of its lease; grows with every restart")
     alive: bool | None = Field(description="whether it is running; null if unknown")
     how: str = Field(description="evidence for `alive`, in words")
-    doing: str = Field(default="", description="what it was last doing")
+    doing: str = Field(default="", description="its current or last activity")
 
 
 class RegionStatus(StrictModel):
@@ -448,7 +448,10 @@ class StatusFold:
         return TargetStatus(**target, reached_s=self._reached_s)
 
     def _steps_of(self, name: str) -> int | None:
-        """Return its planned steps; for a region that joined later, those of all, if they agree."""
+        """Return the planned steps of a region.
+
+        For a region that joined later: those of the others, if these are equal.
+        """
         started = self.totals.started
         configured = {} if started is None else started.fields.get("steps") or {}
         same = set(configured.values())

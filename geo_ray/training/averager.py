@@ -57,7 +57,7 @@ def averager_failure(strategy: Strategy, error: Exception) -> GeoRayError:
 class AveragerClock:
     """The averager's own clock, which continues after a resume from the checkpoint's time."""
 
-    _ahead_s: float = 0.0  # of its host's clock
+    _ahead_s: float = 0.0  # lead over the host's clock
     _saved_s: float | None = None  # at the snapshot that it was restored from
 
     def own_s(self, host_s: float) -> float:
@@ -67,7 +67,7 @@ class AveragerClock:
         return host_s + self._ahead_s
 
     def host_s(self, own_s: float | None) -> float | None:
-        """A time of this clock by that of its host; None of None."""
+        """Convert a time of the averager's clock to the host's clock; None for None."""
         return None if own_s is None else own_s - self._ahead_s
 
     def restore(self, saved_s: object) -> None:
@@ -116,7 +116,7 @@ def with_interval(reply: ReplyMessage, state: AveragerState) -> ReplyMessage:
 
 
 OPEN: Final = "open/"
-"""Prefix of tensors of messages that were open or answered at a snapshot."""
+"""Prefix of the names of saved message tensors (open or answered at the snapshot)."""
 
 
 @dataclass(slots=True)
@@ -226,8 +226,8 @@ class RequestRegistry:
         """Clear the stop flag of restored answers if the run no longer stops there.
 
         Args:
-            stopping: whether it stops.
-            of_final_updates: whether it also stops for answered final updates.
+            stopping: whether the run still stops there.
+            of_final_updates: whether answers to final updates also keep the flag.
         """
         for region, reply in self.answers.items():
             stop = reply.stop and stopping and (of_final_updates or not reply.final)
@@ -238,14 +238,14 @@ class RequestRegistry:
 class AveragerCompletion:
     """Decides when the averager asks regions to finish.
 
-    The counterpart is `geo_ray.training.server`. Where codecs owe something that only a round's
-    final update pays, regions are notified one round before (`ReplyMessage.draining`). A run that
-    is resumed with another goal first completes the previous goal if some region had sent its final
-    update there.
+    The counterpart is `geo_ray.training.server`. If codecs hold coding errors that only a round's
+    final update can send, regions are notified one round before (`ReplyMessage.draining`). A run
+    that is resumed with another goal first completes the previous goal if some region had sent its
+    final update there.
 
     Attributes:
         state: strategy's state, which has the flag for stopping.
-        announces: whether the last round is announced, so that codecs pay their debt in it.
+        announces: whether the last round is announced, so that codecs send their errors in it.
         has_final_updates: whether there is always an exchange after the last step.
         goal: description of the run's goal; a run resumed with another goal continues although it
             was asked to finish.
@@ -259,7 +259,7 @@ class AveragerCompletion:
     goal: str = ""
     enough: int | None = None
     samples: int = 0
-    _first: str | None = None  # the goal before this one, to whose end regions come first
+    _first: str | None = None  # earlier goal, which regions complete first
     _draining: bool = False  # the next round is the last
 
     @property
@@ -285,7 +285,7 @@ class AveragerCompletion:
         self.state.stopping |= self._has_enough
 
     def passed(self) -> None:
-        """Record that all final updates are in; after a previous goal the run continues."""
+        """Record that all final updates are in; if they ended an earlier goal, continue."""
         if self._first is not None:
             self._first, self.state.stopping = None, self._has_enough
 
@@ -351,10 +351,10 @@ class Averager:
     - exactly-once semantics: a duplicate gets the earlier answer;
     - refusal of payloads that are not finite or have the wrong size;
     - completion: all regions stop at the same exchange, also after a number of rows;
-    - checkpoints as consistent cuts that block nobody: the averager copies its state with the open
-      round and the newest answers, and marks the next answer to every region with the checkpoint's
-      id. A region copies its state before it merges a marked answer. Messages in flight need no
-      record, since a resumed region repeats its open request;
+    - checkpoints as consistent cuts that do not block training: the averager copies its state with
+      the open round and the newest answers, and marks the next answer to every region with the
+      checkpoint's id. A region copies its state before it merges a marked answer. Messages in
+      flight need no record, since a resumed region repeats its open request;
     - codecs: a strategy sees vectors only. Payloads are decoded after the check for duplicates, and
       a repeated answer is identical to the byte;
     - model buffers, which bypass strategy and codec (`AveragerBuffers`);
@@ -393,7 +393,7 @@ class Averager:
     _completion: AveragerCompletion = field(init=False)
     _change: MemberChange | None = None  # change of members at the next barrier
     _clock: AveragerClock = field(default_factory=AveragerClock)
-    _unread: Unread = field(default_factory=Unread)  # of the newest checkpoint
+    _unread: Unread = field(default_factory=Unread)  # lazy copies of the newest checkpoint
 
     def __post_init__(self, enough: int | None, goal: str) -> None:
         traits = self.strategy.traits
@@ -433,7 +433,7 @@ class Averager:
 
     @property
     def may_begin_checkpoint(self) -> bool:
-        """Whether no region may hold an unknown answer of a lost leader."""
+        """Whether every answer of a lost leader that a region may hold is known here."""
         return self._marks.may_begin
 
     def on_update(self, update: UpdateMessage) -> list[ReplyMessage]:
@@ -544,7 +544,7 @@ class Averager:
             the run is asked to finish; `view` shows when the change is done.
 
         Raises:
-            InvariantError: a joining region is a member, or a leaving region is none.
+            InvariantError: a joining region is already a member, or a leaving region is not.
         """
         change.after(self.view)
         if self.is_changing or self.stopping:
@@ -593,7 +593,7 @@ class Averager:
         self.view = view
 
     def _at_barrier(self, replies: list[ReplyMessage]) -> list[ReplyMessage]:
-        """Answers after which all regions are equal: members may change with them."""
+        """Apply a pending membership change at this barrier; return the answers with its flags."""
         change, self._change = self._change, None
         if change is None or any(reply.stop for reply in replies):
             return replies
@@ -632,7 +632,7 @@ class Averager:
         self._clock.restore(self.state.now_s)  # time of the previous host
 
     def settle(self, region: str) -> None:
-        """A region holds no answers of an averager that is lost but those that are known here."""
+        """Record that a region holds no answers of a lost leader except those known here."""
         self._marks.settle(region)
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, object]]:

@@ -1,8 +1,8 @@
 """Parts of checkpoints: saving and loading the averager, shards and messages.
 
-A checkpoint is a consistent snapshot that blocks nobody: the averager copies its state when it
-begins and marks the next answer to every region, which copies its own state before it merges a
-marked answer. Messages are saved as plain values and tensors named ``PREFIX/payload``, or
+A checkpoint is a consistent snapshot that does not block training: the averager copies its state
+when it begins and marks the next answer to every region, which copies its own state before it
+merges a marked answer. Messages are saved as plain values and tensors named ``PREFIX/payload``, or
 ``PREFIX/data`` (with ``ids`` and ``blocks``) where coded; model buffers as ``PREFIX/buffers``.
 """
 

@@ -83,7 +83,7 @@ class ElasticConfig(StrictModel):
             return
         if self.batch == "fixed":
             raise ValueError(
-                f"{where}.rate: with batch fixed a step has always the same rows: leave it out"
+                f"{where}.rate: with batch fixed a step always has the same rows: remove the key"
             )
         inside = traits.region.rate_key == _INNER_RATE and not traits.region.worker_steps
         if len(workers) > 1 and not inside:
@@ -101,9 +101,9 @@ class TrainConfig(StrictModel):
     )
     count: Literal["each", "total"] | None = Field(
         None,
-        description="each: every region takes `steps`; total: the run ends after as many rows "
-        "over all regions; null: each, or total where regions take unequal numbers of steps "
-        "between rounds",
+        description="each: every region takes `steps`; total: the run ends once all regions "
+        "together have trained on as many rows as `steps` steps of each would take; null: each, or "
+        "total where regions take unequal numbers of steps between rounds",
     )
     mode: Literal["sync", "async"] = Field(
         "sync",
@@ -142,12 +142,12 @@ class TrainConfig(StrictModel):
         None, description="continue while workers are missing; null: a step waits for each of them"
     )
     max_worker_restarts: int = Field(
-        10, ge=0, description="replacements of workers within `restart_window_s`"
+        10, ge=0, description="largest number of worker replacements within `restart_window_s`"
     )
     restart_window_s: float | None = Field(
         3600.0,
         gt=0,
-        description="window of that limit; null: the whole run",
+        description="window in which `max_worker_restarts` counts; null: the whole run",
     )
     noise_every: int | None = Field(
         None, ge=1, description="steps between measurements of gradient noise; null: 16"
@@ -155,9 +155,9 @@ class TrainConfig(StrictModel):
     step_timeout_s: float | None = Field(
         None,
         gt=0,
-        description="longest wait for the training of others; null: unlimited while their "
-        "processes and links live; a worker that takes 20 times as long as usual, and a "
-        "minute, is replaced",
+        description="longest wait for the training of others; null: no limit while their "
+        "processes and links live, but a worker that takes more than 20 times as long as usual, "
+        "and more than a minute, is replaced",
     )
 
     def check(self, strategy: Strategy, workers: Mapping[str, int], *, even: bool) -> None:
@@ -230,8 +230,8 @@ class AveragerConfig(StrictModel):
     max_divergence: float = Field(
         0.0,
         ge=0,
-        description="norm of updates that the standby may lack; 0: it has every update that "
-        "counts; not in rounds",
+        description="largest total norm of the updates that the standby may lack; 0: it has every "
+        "update that counts; must be 0 for strategies with rounds",
     )
     failover_s: float = Field(
         5.0,
@@ -309,8 +309,8 @@ class AveragerConfig(StrictModel):
             )
         if self.max_divergence and traits.in_rounds:
             raise ValueError(
-                f"averager.max_divergence: a round of '{strategy.kind}' counts in every "
-                "region or in none, so the standby has it first: leave it at 0"
+                f"averager.max_divergence: not used by '{strategy.kind}', whose standby receives "
+                "each round before it counts: leave it at 0"
             )
 
 
@@ -320,13 +320,13 @@ class MembersConfig(StrictModel):
     min: int | None = Field(
         None,
         ge=1,
-        description="regions, the averager's among them, with which a run continues without "
-        "lost ones; null: it waits for every lost region",
+        description="smallest number of regions, the averager's included, with which a run "
+        "continues after losing others; null: it waits for every lost region",
     )
     rejoin: bool = Field(
         True,
-        description="restore lost regions automatically, as copies of others; if that is "
-        "impossible or false, a run with fewer than min regions ends",
+        description="restore lost regions automatically, as copies of others; if false, or "
+        "if that is impossible, a run with fewer than `min` regions ends",
     )
     wait_s: float = Field(
         600.0,

@@ -141,7 +141,7 @@ class AveragerLost:
 
 @dataclass(frozen=True, slots=True)
 class NewAverager:
-    """Announcement of a new leader, with the receiver's newest update that it knows."""
+    """Announcement of a new leader, with the receiver's newest update that this leader knows."""
 
     term: int
     last: tuple[int, int]
@@ -257,7 +257,7 @@ class Caller:
         if missing is not None:
             merged_P = self._vector(reply, missing.update)
             self._owe(merged_P - missing.merged_P)
-            if number > stable:  # the next standby may not know it either
+            if number > stable:  # keep it: the next standby may lack it, too
                 self._retained[reply.seq] = replace(missing, merged_P=merged_P, number=number)
             return None if self._repeated or self._open is None else TakeIn(self._open)
         if self._open is None or reply.seq != self._open.seq:
@@ -265,7 +265,7 @@ class Caller:
         return self._finish(reply, number, stable)
 
     def refused(self, seq: int) -> bool:
-        """The averager refused ``seq``; whether that concerns the open request."""
+        """Handle a refusal of update ``seq``; return whether it was the open request."""
         if self._open is None or self._open.seq != seq:
             return False
         self._open = None
@@ -403,7 +403,7 @@ class LivenessWatch:
         return self._fail_over(members) if is_standby and is_leader else []
 
     def follow(self, leader: AveragerLeader) -> bool:
-        """The averager lives at ``leader``; whether that is news."""
+        """Record that the averager lives at ``leader``; return whether this is new."""
         if leader.term <= self.leader.term:
             return False
         self._former = (self._former | {self.leader.region}) - {leader.region}
@@ -413,7 +413,7 @@ class LivenessWatch:
         return True
 
     def is_lost(self, peer: str, now_s: float, for_s: float) -> bool:
-        """Tell whether an earlier connection to ``peer`` has been missing for that long."""
+        """Tell whether ``peer``, connected before, has been unreachable for ``for_s`` seconds."""
         since_s = self._lost_s.get(peer)
         return since_s is not None and now_s - since_s >= for_s
 
@@ -572,7 +572,7 @@ class StandbyNode:
         if primary is None:
             return []
         if isinstance(op, BeginCheckpoint) and not primary.averager.may_begin_checkpoint:
-            refused = LogOutcome([], done=False)  # only here it is known that it may not
+            refused = LogOutcome([], done=False)  # only the leader knows that it must wait
             return [EntryDone(EntryCommitted(op, refused, primary.number, primary.stable))]
         return self._effects_of(primary.offer(op, self._now_s if now_s is None else now_s))
 
@@ -725,7 +725,7 @@ class StandbyNode:
         return [] if self.primary is None else self._effects_of(self.primary.release())
 
     def _settle(self, reply: ReplyMessage) -> None:
-        """Whose open request is answered has repeated all that the averager did not know."""
+        """Settle a region when its open request is answered: it has repeated all that was lost."""
         if self.primary is not None and (reply.to, reply.seq) not in self._repeated:
             self.primary.averager.settle(reply.to)
 

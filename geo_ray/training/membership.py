@@ -120,8 +120,8 @@ class View:
         stay = [name for name in self.members if name not in leaves]
         if set(joins) & set(self.members) or set(leaves) - set(self.members) or not stay:
             raise InvariantError(
-                f"{', '.join(self.members)} are members: {', '.join(joins) or 'nobody'} cannot "
-                f"join and {', '.join(leaves) or 'nobody'} leave"
+                f"{', '.join(self.members)} are members: {', '.join(joins) or 'no region'} cannot "
+                f"join and {', '.join(leaves) or 'no region'} leave"
             )
         then = self._of([*stay, *joins])
         return replace(

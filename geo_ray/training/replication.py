@@ -224,7 +224,7 @@ class ReplicatedAverager:
 
 @dataclass(slots=True)
 class AveragerReplica:
-    """Standby's end: an averager that executes the same entries and answers nobody.
+    """Standby's end: an averager that executes the same entries and sends no answers.
 
     Attributes:
         averager: averager with the leader's state at the start.

@@ -1,11 +1,11 @@
 """A region's parameter server as a state machine: completes steps, sends updates and ends the run.
 
-Calls are events and return effects (`training.effects`), carried out over sockets or on a
-virtual clock. A region has at most one request open at the averager (`RegionRequests`). A
-checkpoint copies the state, its open request included, and blocks nobody. The final update pays
-what codecs owe; where rounds are blocking and codecs owe something, the last round is the final
-update (`RegionCompletion`). At a membership change all regions send an interim final update and
-then continue.
+Calls are events and return effects (`training.effects`), carried out over sockets or on a virtual
+clock. A region has at most one request open at the averager (`RegionRequests`). A checkpoint copies
+the state, its open request included, and does not block training. The final update includes the
+remaining coding errors; with blocking rounds and lossy codecs, the last round is the final update
+(`RegionCompletion`). At a membership change all regions send an interim final update and then
+continue.
 """
 
 from __future__ import annotations
@@ -173,9 +173,10 @@ def load_request(tensors: Mapping[str, Tensor], request: Mapping[str, object]) -
 class RegionCompletion:
     """Decides when a region's run ends, and which of its requests is the final update.
 
-    The final update contains everything that is left, and pays what codecs owe. A request shortly
-    before it would only delay it, so at the last step the due request is merged into the final
-    update. For strategies that never block, so is any request that would still be in flight.
+    The final update contains everything that is left, including the remaining coding errors. A
+    request shortly before it would only delay it, so at the last step the due request is merged
+    into the final update. With strategies that never block, a request that would still be in flight
+    then is also merged into it.
 
     A blocking round that ends with the last step needs no further exchange: its update is the final
     update if codecs owe something. Regions that do not know their last step (they end together, or
@@ -196,8 +197,8 @@ class RegionCompletion:
     plan: ServerPlan
     stopped: bool = False
     draining: bool = False
-    _ends: list[float] = field(init=False)  # steps: of goals before this one, then of this one
-    _continues: bool = False  # the end it is asked for may be that of a previous goal
+    _ends: list[float] = field(init=False)  # last steps: of earlier goals, then of this one
+    _continues: bool = False  # the requested end may be that of an earlier goal
 
     def __post_init__(self) -> None:
         self._ends = [self._own_end]
@@ -213,7 +214,7 @@ class RegionCompletion:
         return math.inf if steps is None else steps * self.plan.steps_per_round
 
     def is_over(self, version: int) -> bool:
-        """Tell whether ``version`` steps are all."""
+        """Tell whether ``version`` steps complete the present goal."""
         return version >= self.total_steps
 
     def stop(self, version: int, *, computing: bool) -> None:
@@ -325,8 +326,8 @@ class Server:
         drain      -> as join; the worker exits after its next push, and nothing is lost
         snapshot   -> [Snapshot]        the present state, for a checkpoint
 
-    A checkpoint blocks nobody: the region copies its state, the open request included. A run that
-    resumes from the copy repeats that request (`Server.resume`).
+    A checkpoint does not block training: the region copies its state, the open request included. A
+    run that resumes from the copy repeats that request (`Server.resume`).
 
     Attributes:
         plan: plan.
@@ -394,7 +395,7 @@ class Server:
         return self._advance()
 
     def partition_of(self, worker: int) -> int:
-        """Return the partition of ``worker``'s next push, by which shards store it."""
+        """Return the partition under which the shards store the next push of ``worker``."""
         return self.work.partition_of(worker)
 
     def leave(self, worker: int) -> list[Effect]:
@@ -414,7 +415,7 @@ class Server:
             reply: the answer, decoded by `wire`.
             took_s: seconds since the request.
         """
-        if self.phase == "halted":  # the checkpoint has the request open
+        if self.phase == "halted":  # the checkpoint contains the open request: ignore
             return []
         if reply.seq != self.seq or not self.link_busy:
             raise InvariantError(f"{self.plan.region} got answer {reply.seq}, awaits {self.seq}")
@@ -435,7 +436,7 @@ class Server:
         if self.phase == "waiting":
             self.phase = "training"
         elif self.phase == "finishing":
-            # Not final: others waited for this region, the final update is sent again.
+            # If the answer is not final, others waited for this region: send the update again.
             self.phase = "training"
             if reply.final:
                 self._pass_end(still_stopping=still_stopping, at_barrier=reply.barrier is not None)
@@ -456,8 +457,8 @@ class Server:
     def stop(self) -> None:
         """Finish after the step in progress, if any.
 
-        A region that waits for an answer finishes with it: a further step in one region would wait
-        for the others forever.
+        A region that waits for an answer finishes with it: if one region took a further step, it
+        would wait for the others forever.
         """
         self._completion.stop(self.version, computing=self._is_computing)
 
@@ -468,9 +469,9 @@ class Server:
     def snapshot(self, checkpoint: int, *, halt: bool) -> list[Effect]:
         """Copy the present state for a checkpoint.
 
-        Must be called before an answer is decoded that the averager gave after the checkpoint
-        began. A region may be notified twice; the second call has no effect. A paused region copies
-        its state again, since the earlier checkpoint may have failed.
+        Call it before decoding any answer that the averager gave after the checkpoint began. A
+        region may be notified twice; the second call has no effect. A paused region copies its
+        state again, since the earlier checkpoint may have failed.
 
         Args:
             checkpoint: id, larger than all before.
@@ -515,7 +516,7 @@ class Server:
 
     @property
     def blocked_on(self) -> int | None:
-        """The number of the request without whose answer nothing happens here; None: something may.
+        """Number of the open request that blocks this region; None: it can still make progress.
 
         All workers are here and wait, and so does the region.
         """
@@ -702,7 +703,7 @@ class Server:
         return found | self.requests.export_request(self.wire.open_update)[0]
 
     def _reopen(self, data: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
-        """Phase and open request as they were saved, by the steps that the present plan has."""
+        """Restore phase and open request, adjusted to the number of steps in the present plan."""
         self.phase = "must_send" if data["must_speak"] else "training"
         phase = str(data.get("phase", self.phase))
         self._completion.restore(data, self.version, done=phase == "done")
@@ -717,7 +718,7 @@ class Server:
             self.phase = "training"
             return
         update = load_request(tensors, request)
-        if phase == "finishing":  # of a run that was closing, it may be an ordinary one by now
+        if phase == "finishing":  # was final in the saved run
             self.phase = "waiting" if has_more else "finishing"
         if update.final and has_more:
             update = replace(update, final=False)

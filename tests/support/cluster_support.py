@@ -375,7 +375,7 @@ def _serve(state: ClusterState, stop: threading.Event, ahead_s: float) -> None:
             RemoteProvider(state, record.made),
             ReadyNodes(),
             work,
-            Journal(RemoteStore(state), keeper.epoch),
+            Journal(RemoteStore(state), keeper.token),
             record.name,
             keeper,
         )

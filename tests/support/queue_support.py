@@ -307,7 +307,7 @@ class SimQueue:
     root: Path
     config: QueueConfig
     world: SimWorld
-    epoch: int = 0
+    token: int = 0
     asked: int = 0
     loop: QueueLoop | None = None
     queue_id: str = "queue-of-tests"
@@ -317,9 +317,9 @@ class SimQueue:
         return LocalConditionalStore(self.root)
 
     def open(self) -> QueueLoop:
-        self.epoch += 1
+        self.token += 1
         self.loop = QueueLoop(
-            self.config, self.store, self.world, self.epoch, Unfenced(), self.queue_id
+            self.config, self.store, self.world, self.token, Unfenced(), self.queue_id
         )
         return self.loop
 

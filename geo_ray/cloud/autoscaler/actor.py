@@ -333,7 +333,7 @@ class AutoscalerActor:
             order.provider,
             nodes,
             self._work,
-            Journal(order.store, keeper.epoch),
+            Journal(order.store, keeper.token),
             order.cluster,
             keeper,
         )

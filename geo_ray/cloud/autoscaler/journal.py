@@ -37,11 +37,11 @@ class Journal:
 
     Args:
         store: the store.
-        epoch: fencing token of the lease; part of request ids.
+        token: fencing token of the lease; part of request ids.
     """
 
-    def __init__(self, store: ConditionalStore, epoch: int) -> None:
-        self._store, self._epoch = store, epoch
+    def __init__(self, store: ConditionalStore, token: int) -> None:
+        self._store, self._token = store, token
         self._tag: str | None = None
         self._memory: AutoscalerState | None = None
 
@@ -56,7 +56,7 @@ class Journal:
             if found is not None:
                 self._tag = found.tag
             self._memory = AutoscalerState() if found is None else decode_memory(found.data)
-            self._memory.epoch = self._epoch
+            self._memory.token = self._token
         return self._memory
 
     def write(self, memory: AutoscalerState) -> None:

@@ -206,7 +206,9 @@ class Observed:
 
 
 _ALIVE = (MachineState.PENDING, MachineState.RUNNING)
-_NOTICE_S = 900.0  # clouds announce a reclaim later than that; an earlier end was set by a user
+_NOTICE_S = 900.0
+"""Longest notice of a reclaim: an end that is set earlier than that was set by a user."""
+
 NOTICE = "the cloud reclaims it"
 DRAINED = "its node is being drained"
 LIFE = "its maximum life ends soon"
@@ -385,10 +387,10 @@ class StateUpdater:
         instance.observed_unix_s = self._now_s
 
     def _counted(self, machine: Machine) -> Machine:
-        """Return a machine with the pool that it counts to.
+        """Return a machine with the pool that it counts towards.
 
         If the target names no zones, the cloud has chosen one. Prices, refusals and preemptions
-        count to the requested pool in all its zones.
+        count towards the requested pool, in all its zones.
         """
         known = self._memory.instances.get(machine.id)
         pending_launch = self._memory.pending_launches.get(machine.request_id or "")
@@ -496,7 +498,9 @@ class StateUpdater:
         if before_s is not None and machine.ends_unix_s < before_s and left_s <= _NOTICE_S:
             return True
         own_s = machine.launched_unix_s + self._config.life_h * 3600
-        own_s -= self._config.retry.give_up_s  # the request may have been sent that much later
+        own_s -= (
+            self._config.retry.give_up_s
+        )  # the request may have been sent that long after it was recorded
         return left_s <= self._config.lead_s and machine.ends_unix_s < own_s
 
     def _is_gone(self, instance: ManagedInstance, when_unix_s: float) -> None:

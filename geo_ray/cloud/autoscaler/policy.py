@@ -1,11 +1,11 @@
 """The autoscaler's policy: from observations and state to actions. Pure.
 
-Order: the observations update the state; deadline and budget set the required speed; each region
-gets its server machine and its workers; machines leave; surplus machines end. An unreachable
-region is skipped. The deadline rule is that of Can't Be Late (NSDI 2024): use spot machines
-while the slack exceeds the time of a change, then only on-demand machines. The budget rule
-stops all machines while the rest of the budget still covers stopping them.
-costs until machines have left.
+Order: the observations update the state; deadline and budget set the required speed; in each
+region the server machine and the workers are adjusted; surplus machines are drained; drained
+machines end. An unreachable region is skipped. The deadline rule is that of Can't Be Late (NSDI
+2024): use spot machines while the slack exceeds the time of a change, then only on-demand machines.
+The budget rule stops all machines while the rest of the budget still covers stopping them, that is
+their cost until they have ended.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def required_speed(
 ) -> RequiredSpeed:
     """Return the required speed. Records in the state whether spot machines are allowed.
 
-    If the demand is unknown, only the budget counts: nothing is needed because the budget is used
-    up (`BUDGET`), or because the demand is unknown (`UNKNOWN`).
+    If the demand is unknown, only the budget is checked: the speed is 0, with the reason `BUDGET`
+    if the budget is used up and `UNKNOWN` otherwise.
 
     Machines stay for `calm.idle_s` after a job (`HOLDS`) unless the cluster is released.
     """
@@ -170,7 +170,7 @@ def change_s(config: AutoscaleConfig) -> float:
 
 
 TOLD_UNJOINED: Final = 3
-"""Consecutive launches whose nodes did not join, before the status reports it."""
+"""Consecutive launches without a joined node after which the status shows a note."""
 
 
 def unjoined_notes(memory: AutoscalerState) -> list[str]:
@@ -291,7 +291,7 @@ class AutoscalePolicy:
         for region in target.regions:
             is_planned = region.rows_per_s > 0 or required.speed <= 0
             if region.at in observed.unreachable or required.reason == HOLDS or not is_planned:
-                for place in ("worker", "server"):  # what is not checked is not a surplus
+                for place in ("worker", "server"):  # skipped: its surplus timer restarts
                     memory.region(f"{region.name}/{place}").surplus_unix_s = None
                 continue
             for node_group in self._node_groups(region, required):
@@ -494,7 +494,7 @@ class AutoscalePolicy:
         for pool, (count, reason, usd) in choice.launches.items():
             memory.launches += 1
             request = LaunchRequest(
-                f"{self.prefix}{self._made}-{memory.epoch}-{memory.launches}",
+                f"{self.prefix}{self._made}-{memory.token}-{memory.launches}",
                 self._cluster,
                 pool,
                 count,
@@ -506,7 +506,7 @@ class AutoscalePolicy:
             )
             actions.append(Launch(request, region.name, reason, choice.alternatives))
         for instance, reason in choice.drains:
-            actions.append(self._drain(instance, reason, now_s, memory.epoch))
+            actions.append(self._drain(instance, reason, now_s, memory.token))
         return actions
 
     def _leave_out_too_dear(
@@ -528,11 +528,11 @@ class AutoscalePolicy:
             )
         return notes
 
-    def _drain(self, instance: ManagedInstance, reason: str, now_s: float, epoch: int) -> Drain:
+    def _drain(self, instance: ManagedInstance, reason: str, now_s: float, token: int) -> Drain:
         until_s = now_s + self._config.drain_s
         if instance.machine.ends_unix_s is not None:
             until_s = min(until_s, instance.machine.ends_unix_s)
-        instance.drain(reason, until_s, epoch)
+        instance.drain(reason, until_s, token)
         return Drain(instance.machine.id, _place(instance.machine.labels)[0], reason, until_s)
 
     def _drains_again(self, memory: AutoscalerState, observed: Observed) -> list[Action]:
@@ -548,15 +548,15 @@ class AutoscalePolicy:
                 continue
             if not (node.is_ready and node.is_busy) or node.leaves_unix_s is not None:
                 continue
-            again = self._drain(instance, before.reason, observed.now_unix_s, memory.epoch)
-            if before.epoch == memory.epoch and before.deadline_unix_s is not None:
+            again = self._drain(instance, before.reason, observed.now_unix_s, memory.token)
+            if before.token == memory.token and before.deadline_unix_s is not None:
                 instance.termination = before
                 again = replace(again, until_unix_s=before.deadline_unix_s)
             found.append(again)
         return found
 
     def _withdraw(self, memory: AutoscalerState, pending_launches: Sequence[PendingLaunch]) -> None:
-        """Forget requests that are no longer needed; machines that still come of them are ended."""
+        """Forget requests that are no longer needed; machines that they still deliver are ended."""
         for pending_launch in pending_launches:
             if outstanding(memory, pending_launch) > 0:
                 memory.withdrawn[pending_launch.request.request_id] = pending_launch.sent_unix_s
@@ -618,7 +618,7 @@ class AutoscalePolicy:
             node = observed.node(instance.machine.id)
             if is_over or instance.leaves_for in REPLACED:
                 reason = required.reason if is_over else STRANGER
-                found.append(self._drain(instance, reason, now_s, memory.epoch))
+                found.append(self._drain(instance, reason, now_s, memory.token))
                 continue
             is_of_plan = is_planned and instance.reason != WAITS
             if not is_of_plan and node.is_ready and node.is_busy:
@@ -628,13 +628,13 @@ class AutoscalePolicy:
             elif now_s - instance.idle_unix_s < self._config.calm.idle_s:
                 continue
             elif is_of_plan:
-                found.append(self._drain(instance, STRANGER, now_s, memory.epoch))
+                found.append(self._drain(instance, STRANGER, now_s, memory.token))
             else:
                 instance.release(STRANGER, now_s)
         return found
 
     def _keep_busy(self, memory: AutoscalerState, observed: Observed) -> None:
-        """Keep machines that were to leave as idle and are busy again."""
+        """Keep idle machines that were going to leave but are busy again."""
         for instance in memory.instances.values():
             node = observed.node(instance.machine.id)
             is_at_work = node.is_ready and node.is_busy
@@ -648,7 +648,7 @@ class AutoscalePolicy:
         for instance in memory.instances.values():
             termination = instance.termination
             if termination is None or termination.deadline_unix_s is None:
-                continue  # it stays, or is replaced first
+                continue  # the machine stays, or its replacement comes first
             if instance.machine.pool.region in observed.unreachable:
                 continue
             node = observed.node(instance.machine.id)

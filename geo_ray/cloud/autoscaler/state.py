@@ -201,14 +201,14 @@ class PendingTermination:
     Attributes:
         reason: why it leaves.
         deadline_unix_s: when it is ended at the latest; None while it waits for a replacement.
-        epoch: fencing token of the autoscaler that drains it.
+        token: fencing token of the autoscaler that drains it.
         successor: id of the machine that replaces it, where no plan sets the number of machines;
             None: none yet.
     """
 
     reason: str
     deadline_unix_s: float | None = None
-    epoch: int = 0
+    token: int = 0
     successor: str | None = None
 
 
@@ -294,11 +294,11 @@ class ManagedInstance:
         self.apply("leave")
         self.termination = PendingTermination(reason)
 
-    def drain(self, reason: str, deadline_unix_s: float, epoch: int) -> None:
+    def drain(self, reason: str, deadline_unix_s: float, token: int) -> None:
         """Mark it as drained, to be ended at a deadline at the latest."""
         self.apply("drain")
         successor = None if self.termination is None else self.termination.successor
-        self.termination = PendingTermination(reason, deadline_unix_s, epoch, successor)
+        self.termination = PendingTermination(reason, deadline_unix_s, token, successor)
 
     def release(self, reason: str, unix_s: float) -> None:
         """Mark it to end if nothing runs there."""
@@ -384,7 +384,7 @@ class AutoscalerState:
     It is written before any action and survives the process.
 
     Attributes:
-        epoch: fencing token of the writer's lease.
+        token: fencing token of the writer's lease.
         launches: number of requests ever made; part of their ids.
         pending_launches: by request id.
         instances: by machine id.
@@ -402,7 +402,7 @@ class AutoscalerState:
             the ledger as one sum.
     """
 
-    epoch: int = 0
+    token: int = 0
     launches: int = 0
     pending_launches: dict[str, PendingLaunch] = field(default_factory=dict)
     instances: dict[str, ManagedInstance] = field(default_factory=dict)

@@ -61,8 +61,8 @@ class _Part:
 class RegionProviders:
     """Combines the providers of several regions; see `MachineProvider`.
 
-    Machines are terminated in the cloud that has listed them; unknown ids are sent to all clouds. A
-    failure in some regions only raises ``RegionsUnreachableError``, with the answers of the others.
+    Machines are terminated in the cloud that has listed them; unknown ids are sent to all clouds.
+    If some regions fail, ``RegionsUnreachableError`` is raised with the answers of the others.
 
     Args:
         providers: providers by cloud region; several regions may share one.
@@ -364,7 +364,9 @@ def secrets_of(record: ClusterRecord, state: ClusterState) -> list[SecretStore]:
 
 
 def key_of_own_role(record: ClusterRecord) -> str | None:
-    """Return the configuration key for a separate role of the head; None: not needed or set.
+    """Return the configuration key for a separate role of the head.
+
+    None: the role is not needed, or is already configured.
 
     The head may launch machines and write the cluster's state; nodes need neither permission.
     """

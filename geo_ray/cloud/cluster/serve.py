@@ -75,14 +75,14 @@ class RunStops:
         asked = []
         for path in self._there():
             try:
-                epoch = self._going(path)
-                if epoch is None or self._asked.get(path) == epoch:
+                token = self._going(path)
+                if token is None or self._asked.get(path) == token:
                     continue
                 requests.request_stop(path)
             except Exception as error:  # an error concerns this run only
                 _log.warning("the run in %s cannot be stopped: %s", path, error)
                 continue
-            self._asked[path] = epoch
+            self._asked[path] = token
             asked.append(path)
         return asked
 

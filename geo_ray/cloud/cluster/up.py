@@ -223,7 +223,7 @@ def _forget(state: ClusterState, notify: Notify) -> None:
     found = store.read(JOURNAL_KEY)
     if found is not None:
         before = read_journal(store).memory
-        memory = AutoscalerState(before.epoch, before.launches, pools=before.pools)
+        memory = AutoscalerState(before.token, before.launches, pools=before.pools)
         data = encode_memory(memory)
         if data != found.data:
             store.write(JOURNAL_KEY, data, found.tag)

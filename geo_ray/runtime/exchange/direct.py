@@ -321,7 +321,7 @@ class UpdatePath(Protocol):
 
     @property
     def stage(self) -> UpdateStage:
-        """Its stage; the bridge forwards messages, addresses and the end to it."""
+        """The path's stage; the bridge forwards messages and addresses to it, and closes it."""
 
     def exchange(self, update: UpdateMessage) -> ReplyMessage:
         """Send an update of the own region to the averager; blocks until it is answered.
@@ -334,7 +334,7 @@ class UpdatePath(Protocol):
         """
 
     def routes(self) -> Routes:
-        """Handlers of its own messages."""
+        """Return the handlers of the path's messages."""
 
     def request_stop(self) -> None:
         """Let the averager, which is here, ask all regions to finish."""
@@ -352,7 +352,7 @@ class UpdatePath(Protocol):
         """
 
     def submit_command(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
-        """What the controller has to tell the averager, which is here, of its members.
+        """Submit a command of the controller to the averager, which is in this region.
 
         Raises:
             InvariantError: members cannot change here (`why_fixed`, `why_no_joins`).
@@ -488,10 +488,11 @@ class AveragerOutput:
     def collect(self, averager: Averager, path: Staged | None = None) -> None:
         """Process the outputs of ``averager``; call under the lock that guards it."""
         snapshots, averager.snapshots = averager.snapshots, []
-        for snapshot in snapshots:  # disks are slow, and this may be the link's receiving thread
+        # Write in another thread: disks are slow, and this may be the link's receiving thread.
+        for snapshot in snapshots:
             snapshot.control["attach"] = {} if path is None else path.stage.export(averager)
             threading.Thread(target=self._write, args=(snapshot,), daemon=True).start()
-        for reading in averager.noise.news():  # over all regions
+        for reading in averager.noise.news():  # totals over all regions
             self._event_buffer.add("noise", **{**reading.fields(), "region": None})
         if averager.failure is not None:
             self.failure.note(averager.failure, "the averager")
@@ -499,7 +500,7 @@ class AveragerOutput:
     def _write(self, snapshot: AveragerSnapshot) -> None:
         try:
             part = write_averager_part(self._places, snapshot)
-        except Exception as error:  # of any class: the controller waits for the part
+        except Exception as error:  # report every class: the controller waits for the part
             self._event_buffer.add("part_failed", id=snapshot.id, error=typed(error))
         else:
             self._event_buffer.add("parts", id=snapshot.id, step=0, parts=[part])
@@ -538,7 +539,7 @@ class LocalAverager:
 
     @property
     def interval(self) -> int | None:
-        """Steps between exchanges that it asks for; None: it asks for none."""
+        """Requested steps between exchanges; None: not requested."""
         return interval_of(self._averager.state)
 
     @property

@@ -33,7 +33,8 @@ from geo_ray.scheduler.pricing import (
 )
 from geo_ray.scheduler.schedule import Admission
 
-_RECENT: Final = 200  # bounds the decision time; the load changes
+_RECENT: Final = 200
+"""Number of newest jobs that count: bounds the decision time, and forgets old load."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +222,7 @@ class PriceTable:
 
 Locality = Literal["any", "separate"]
 _MOST_PARTS: Final = 60  # parts of a long job's work
-_FEWER: Final = 4  # reduction factor of workers between tries
+_FEWER: Final = 4  # factor by which each further try reduces the number of workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +247,9 @@ class PdOrsPolicy:
     jobs do not fill an empty cluster. When: demand exceeds capacity and arrivals continue; with few
     arrivals it rejects some jobs that would have fit. Source: ours.
 
-    OASiS is the same without locality: workers and parameter servers use separate sites. Rule: the
-    first sites, as a fraction given by the demand of all parameter servers, host parameter servers
-    only. Source: OASiS, the online scheduler that PD-ORS is compared with; reconstructed.
+    OASiS is the same without locality: workers and parameter servers use separate sites. Rule: in
+    each region the first sites host parameter servers only, the others workers only. Source: OASiS,
+    the online scheduler that PD-ORS is compared with; reconstructed.
 
     Attributes:
         search: rule of the schedule search.
@@ -257,9 +258,11 @@ class PdOrsPolicy:
         span: see `PriceTable`.
         load_fraction: see `PriceTable`.
         locality: ``separate``: no site hosts both workers and parameter servers, as in OASiS.
-        server_fraction: fraction of sites with parameter servers if apart.
-        fine: whether work is divided into as many parts as the job takes slots at full speed, or a
-            multiple of it; otherwise jobs are planned longer than they take. Not in the paper.
+        server_fraction: fraction of sites reserved for parameter servers if ``locality`` is
+            ``separate``.
+        fine: divide the work of a job into as many parts as it needs slots at full speed, or a
+            multiple of that number; otherwise rounding makes plans longer than the job. Not in the
+            paper.
         endless: whether the cluster continues after its last slot; a longer job is then planned in
             part. Not in the paper.
         change_s: zero: planned changes use membership changes instead of restarts.
@@ -478,7 +481,7 @@ class _PdOrs:
             rows: its remaining rows.
             offers: all known slots.
             patterns: placement patterns.
-            slots: number of slots of the whole work with the workers of a part.
+            slots: number of slots for the whole work if each slot has the workers of one part.
             fraction: fraction of the work to plan; None: what fits into half of the slots.
         """
         known = len(offers.price_NSR)

@@ -123,7 +123,7 @@ class QueueActor:
         order = self.order
         server = QueueJobServer(order.job_server, order.config.patience.save_s)
         world = RayQueueWorld(order.config, server)
-        loop = QueueLoop(order.config, location.store(), world, keeper.epoch, keeper)
+        loop = QueueLoop(order.config, location.store(), world, keeper.token, keeper)
         look_s = _REMOTE_POLL_S if location.is_remote else _LOCAL_POLL_S
         while not self._ends:
             self._wake.clear()
@@ -135,7 +135,7 @@ class QueueActor:
             except Exception as error:  # the loop continues: jobs are running
                 _log.exception("queue: an iteration failed")
                 errors = (f"an iteration failed: {error}",)
-                loop = QueueLoop(order.config, location.store(), world, keeper.epoch, keeper)
+                loop = QueueLoop(order.config, location.store(), world, keeper.token, keeper)
             self._served = QueueServed(True, iterations, errors)
             keeper.note(f"{len(loop.state.living())} jobs")
             self._wake.wait(look_s)

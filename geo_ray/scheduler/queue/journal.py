@@ -57,7 +57,7 @@ def unpack(reader: TypeAdapter[T], data: bytes, where: str) -> T:
 
 Counts = dict[str, int]
 LeaveWhy = Literal["preempted", "resized", "cancelled", "overran", "stalled"]
-Outcome = Literal["finished", "cancelled", "turned away", "overran", "stalled", "failed"]
+Outcome = Literal["finished", "cancelled", "rejected", "overran", "stalled", "failed"]
 
 
 class OpenedEntry(StrictModel):
@@ -65,7 +65,7 @@ class OpenedEntry(StrictModel):
 
     kind: Literal["opened"] = "opened"
     unix_s: float
-    epoch: int
+    token: int
     queue_id: str = Field(min_length=1, description="random id, generated when first served")
     config: QueueConfig
 

@@ -1,8 +1,8 @@
 """The queue's reconcile loop: read requests, observe, decide, persist, act.
 
 The loop may die at any point. Decisions are written before they are executed, and each action is
-idempotent: the job server accepts a submission of a name once, a run is asked to stop or a region
-to join only while it has not, and a submission without an attempt in the journal is stopped.
+idempotent: the job server accepts a submission of a name once; a run is asked to stop, or a region
+to join, only if it has not done so yet; a submission without an attempt in the journal is stopped.
 """
 
 from __future__ import annotations
@@ -216,9 +216,9 @@ def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
 
 
 _SEEN_EVERY_S: Final = 30.0
-_GAP_S: Final = 120.0  # after a longer gap between iterations, the time between is unknown
+_GAP_S: Final = 120.0  # longest gap between iterations that still counts as observed time
 _COMPACT_AGAIN_S: Final = 600.0
-_MAX_MESSAGE: Final = 300  # characters of a job's problem
+_MAX_MESSAGE: Final = 300  # largest number of characters of a problem message
 _BACK_S: Final = 1.0  # tolerance for clock corrections
 _log = logging.getLogger(__name__)
 
@@ -249,7 +249,7 @@ class QueueLoop:
         config: the queue.
         store: store of the queue.
         world: the cluster.
-        epoch: fencing token of the lease.
+        token: fencing token of the lease.
         fence: fence of the lease of this process.
         new_id: id of the queue if it was never served before.
     """
@@ -257,7 +257,7 @@ class QueueLoop:
     config: QueueConfig
     store: ConditionalStore
     world: QueueWorld
-    epoch: int
+    token: int
     fence: Fence
     new_id: str = field(default_factory=partial(secrets.token_hex, 16))
     state: QueueState = field(default_factory=QueueState)
@@ -322,7 +322,7 @@ class QueueLoop:
         before = state.config
         self._journal, self.state, self._slots = journal, state, None
         entries: list[AnyEntry] = []
-        if before != self.config or state.epoch != self.epoch:
+        if before != self.config or state.token != self.token:
             entries.append(self._opened(unix_s))
         if before is None or not _same_slots(before, self.config):
             entries.append(PolicyGenerationEntry(unix_s=unix_s, number=state.generation.number + 1))
@@ -332,7 +332,7 @@ class QueueLoop:
     def _opened(self, unix_s: float) -> OpenedEntry:
         return OpenedEntry(
             unix_s=unix_s,
-            epoch=self.epoch,
+            token=self.token,
             queue_id=self.state.queue_id or self.new_id,
             config=self.config,
         )
@@ -484,7 +484,7 @@ class QueueLoop:
             self._add(self._decided(slot, now))
         except (LeaseLostError, RunDirectoryError):
             raise
-        except Exception as error:  # caused by a new job, since all others were decided before
+        except Exception as error:  # by a new job: the policy has decided on all others before
             culprits = self._culprits(slot, now)
             if not culprits:
                 raise
@@ -510,7 +510,7 @@ class QueueLoop:
         try:
             return begun_slot(self.state, self.config, self._slots, slot, now)
         except BaseException:
-            self._slots = None  # its memory includes a question that is not in the journal
+            self._slots = None  # its state includes an unrecorded tick: rebuild it from the journal
             raise
 
     def _culprits(self, slot: int, now: TickInputs) -> list[str]:

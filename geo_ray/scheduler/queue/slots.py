@@ -485,7 +485,7 @@ def begun_slot(
                 EndedEntry(
                     unix_s=now.unix_s,
                     job=name,
-                    outcome="turned away",
+                    outcome="rejected",
                     code=ValueTooLowError.code,
                     message=f"its value is {-surplus:.4g} less than the price of its resources",
                 )

@@ -75,7 +75,7 @@ JOB: Final[StateTable[JobState, JobEvent]] = StateTable(
         (_S.RUNNING, "reshape"): _S.RUNNING,
         (_S.STARTING, "leave"): _S.LEAVING,
         (_S.RUNNING, "leave"): _S.LEAVING,
-        (_S.LEAVING, "leave"): _S.LEAVING,  # for another reason: it is cancelled
+        (_S.LEAVING, "leave"): _S.LEAVING,  # with another reason, for example a cancellation
         (_S.LEAVING, "step"): _S.LEAVING,
         (_S.STARTING, "gone"): _S.WAITING,
         (_S.RUNNING, "gone"): _S.WAITING,
@@ -94,8 +94,9 @@ KEPT_ENDED: Final = 500
 KEPT_ANSWERS: Final = 200
 """Maximum number of answers per tenant that are retained."""
 _KEPT_SEGMENTS: Final = 200  # per job
-_AT_ONCE: Final = 50  # answers in a part of a snapshot
-_UNSEEN_S: Final = 60.0  # without an entry; running jobs write one every 30 s
+_AT_ONCE: Final = 50  # largest number of answers per snapshot entry
+_UNSEEN_S: Final = 60.0
+"""Seconds without an entry after which progress is unknown; running jobs write one every 30 s."""
 
 
 @dataclass(slots=True)
@@ -138,7 +139,7 @@ class QueuedJobProgress:
         moved_unix_s: when its work last grew, or an attempt began.
         failures: failed attempts, in order.
         ran_s: training time of ended attempts.
-        waited: slots without an allocation since the last one.
+        waited: number of slots without an allocation since the last slot with one.
         service_s: attained worker seconds.
         segments: allocations over time.
         expected: fraction of its work expected by the declared speed.
@@ -288,7 +289,7 @@ class QueueState:
 
     Attributes:
         config: configuration as last served.
-        epoch: fencing token of the last server.
+        token: fencing token of the last server.
         queue_id: random id, generated when the queue was first served.
         taken: number of accepted jobs.
         jobs: all jobs by name, in order of arrival.
@@ -299,11 +300,12 @@ class QueueState:
         generation: current policy generation.
         written_unix_s: time of the newest entry.
         observed_unix_s: time of the last recorded observation.
-        start_s: average seconds of attempts to the first step, weighted by age; None: unknown.
+        start_s: average seconds from the start of an attempt to its first step; newer attempts
+            count more. None: unknown.
     """
 
     config: QueueConfig | None = None
-    epoch: int = 0
+    token: int = 0
     queue_id: str = ""
     taken: int = 0
     jobs: dict[str, QueuedJob] = field(default_factory=dict)
@@ -341,7 +343,7 @@ class QueueState:
         if isinstance(entry, SnapshotEntry):
             self._restore(entry)
             return
-        self._parts.clear()  # of a snapshot whose writer died
+        self._parts.clear()  # discard an incomplete snapshot: its writer died
         if isinstance(entry, OpenedEntry):
             self._resume(entry.unix_s)
         self.written_unix_s = max(self.written_unix_s, entry.unix_s)
@@ -350,7 +352,7 @@ class QueueState:
     def _feed(self, entry: AnyEntry) -> None:
         match entry:
             case OpenedEntry():
-                self.config, self.epoch = entry.config, entry.epoch
+                self.config, self.token = entry.config, entry.token
                 self.queue_id = entry.queue_id
             case RequestEntry():
                 self._take(entry)
@@ -424,7 +426,7 @@ class QueueState:
         if entry.part == 0:
             self._parts.clear()
         if entry.part != len(self._parts):
-            self._parts.clear()  # its beginning is missing: the entries before it count
+            self._parts.clear()  # incomplete snapshot: keep the state before it
             return
         self._parts.append(entry)
         if not entry.is_last:
@@ -443,7 +445,7 @@ class QueueState:
             if part.slot is not None:
                 found.generation.slots.append(part.slot)
             found.answers |= _ANSWERS.validate_json(json.dumps(part.answers))
-        jobs = self.jobs  # the policy's state refers to it
+        jobs = self.jobs  # keep this dict object: the policy refers to it
         for each in fields(self):
             setattr(self, each.name, getattr(found, each.name))
         jobs.clear()

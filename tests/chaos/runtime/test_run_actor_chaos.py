@@ -52,7 +52,7 @@ def check_undisturbed(experiment: Experiment, run_dir: Path, base_dir: Path) -> 
     for region in experiment.region_names:
         steps = [e["step"] for e in events if e.kind == "step" and e["region"] == region]
         assert steps == list(range(1, experiment.train.steps + 1)), "no step was lost or done twice"
-    assert lease(run_dir).epoch == 2
+    assert lease(run_dir).token == 2
     check_result(experiment, run_dir, base_dir)
 
 
@@ -192,5 +192,5 @@ def test_the_supervisor_is_killed_and_the_run_is_resumed(
     begun = [event for event in events_of(run_dir) if event.kind == "run_started"]
     assert begun[-1]["cause"] == "they have ended with their supervisor"
     check_result(experiment, run_dir, tmp_path)
-    assert lease(run_dir).epoch == 2
+    assert lease(run_dir).token == 2
     check_nothing_left(ray_cluster)

@@ -42,7 +42,7 @@ def test_a_run_outlives_its_starter_and_is_watched_again(
     for region in experiment.region_names:
         steps = [e["step"] for e in events if e.kind == "step" and e["region"] == region]
         assert steps == list(range(1, STEPS + 1)), "no step was lost or done twice"
-    assert (lease(run_dir).epoch, lease(run_dir).released) == (1, True)
+    assert (lease(run_dir).token, lease(run_dir).released) == (1, True)
     summary, undisturbed = load_summary(run_dir), simulate(experiment, tmp_path)
     assert summary is not None and summary.digest == undisturbed.summary.digest
     assert losses(events) == pytest.approx(losses(undisturbed.events))
@@ -138,7 +138,7 @@ def test_a_second_command_watches_the_run_and_may_stop_it(
     assert f"[{RunHeldError.code}]" in third.read_text() and "Traceback" not in third.read_text()
     kinds = [event.kind for event in events_of(run_dir)]
     assert (kinds.count("run_started"), kinds.count("run_failed")) == (1, 1)
-    assert (lease(run_dir).epoch, lease(run_dir).released) == (1, True)
+    assert (lease(run_dir).token, lease(run_dir).released) == (1, True)
     check_nothing_left(ray_cluster)
 
 

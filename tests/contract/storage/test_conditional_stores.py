@@ -134,7 +134,7 @@ def test_a_lease_goes_from_one_to_the_next(make: Make) -> None:
     waiting = third.try_acquire()
     assert isinstance(waiting, Waiting)
     clock.advance_to_s(clock.now_s() + waiting.left_s + 0.1)  # the first one stands still
-    assert taken(third).epoch == 2
+    assert taken(third).token == 2
     with pytest.raises(LeaseLostError):
         first.renew()
     with pytest.raises(LeaseLostError), first.writing():

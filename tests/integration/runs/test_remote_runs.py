@@ -68,10 +68,10 @@ def uri(endpoint: str) -> str:
 class Driver:
     """Writes to a run's directory on one machine, and copies it."""
 
-    def __init__(self, uri: str, path: Path, epoch: int, holds: bool = True) -> None:
+    def __init__(self, uri: str, path: Path, token: int, holds: bool = True) -> None:
         self.path, self.holds = path, holds
         path.mkdir(parents=True, exist_ok=True)
-        self.uploader = Uploader(RunObjects(uri), path, epoch, self._check)
+        self.uploader = Uploader(RunObjects(uri), path, token, self._check)
 
     def _check(self) -> None:
         if not self.holds:

@@ -91,7 +91,7 @@ class Drivers:
         self._other.try_acquire()
         self.clock.sleep_s(1.5 * LEASE_S)
         found = self._other.try_acquire()
-        assert isinstance(found, LeaseKeeper) and found.epoch == 2
+        assert isinstance(found, LeaseKeeper) and found.token == 2
         return found
 
 
@@ -116,7 +116,7 @@ def test_a_lease_that_cannot_be_renewed_holds_for_its_life_and_then_stops_writes
     drivers.first.check_known()  # its own log goes on meanwhile
     proxy.trouble = lambda _: None
     drivers.first.check()
-    assert drivers.first.may_write() and drivers.first.epoch == 1
+    assert drivers.first.may_write() and drivers.first.token == 1
 
 
 @pytest.mark.parametrize("kind", FAILS)
@@ -179,7 +179,7 @@ def test_a_lease_that_expires_in_mid_write_is_the_next_ones(
     (second,) = taken
     second.renew()
     found = drivers.proxied.read(LEASE_KEY)
-    assert found is not None and decode_record(found.data).epoch == 2
+    assert found is not None and decode_record(found.data).token == 2
 
 
 def test_a_renewal_whose_answer_was_lost_is_the_own_one(drivers: Drivers, proxy: Proxy) -> None:
@@ -187,7 +187,7 @@ def test_a_renewal_whose_answer_was_lost_is_the_own_one(drivers: Drivers, proxy:
     drivers.first.renew()
     puts = [request for request in proxy.seen if request.method == "PUT"]
     assert len(puts) > 1, "the renewal is sent again, and meets itself"
-    assert drivers.first.may_write() and drivers.first.epoch == 1
+    assert drivers.first.may_write() and drivers.first.token == 1
 
 
 # ------------------------------------------------------------------ what the driver writes

@@ -29,7 +29,7 @@ class Store:
         self.fault: str | None = None
         self.is_held = False
         self.pause: Callable[[], None] | None = None  # between a decision and what comes of it
-        self.epochs: list[int] = []
+        self.tokens: list[int] = []
 
     def read(self, key: str) -> StoredValue | None:
         return self.value
@@ -41,7 +41,7 @@ class Store:
         if (None if self.value is None else self.value.tag) != expected:
             return None
         self.value = StoredValue(data, data.decode())
-        self.epochs.append(decode_record(data).epoch)
+        self.tokens.append(decode_record(data).token)
         if self.fault == NEW:
             raise RunDirectoryError("written, and the answer got lost")
         return self.value.tag
@@ -104,7 +104,7 @@ class Drivers(RuleBasedStateMachine):
         self.world = World()
         self.store = Store()
         self.drivers: list[Driver] = []
-        self.log: list[int] = []  # epochs of the events that count
+        self.log: list[int] = []  # tokens of the events that count
         self.commits: list[int] = []
         self.patched = lease.has_ended
         lease.has_ended = self.has_ended
@@ -113,13 +113,13 @@ class Drivers(RuleBasedStateMachine):
         """Whatever has happened: when nobody is heard any more, the next one gets the run."""
         try:
             self.store.fault = None
-            before = 0 if self.store.value is None else decode_record(self.store.value.data).epoch
+            before = 0 if self.store.value is None else decode_record(self.store.value.data).token
             last = self.driver(0.0, 1.0, is_near=False)
             self.look(last)
             if last.keeper is None:
                 self.world.now_s += PATIENCE * LEASE_S
                 self.look(last)
-            assert last.keeper is not None and last.keeper.epoch == before + 1
+            assert last.keeper is not None and last.keeper.token == before + 1
         finally:
             lease.has_ended = self.patched
 
@@ -229,7 +229,7 @@ class Drivers(RuleBasedStateMachine):
         """However late after it was judged."""
         driver = self.some(data, holds=True, is_judged=True)
         if driver is not None and driver.keeper is not None and driver.log is not None:
-            driver.log.append(driver.keeper.epoch)
+            driver.log.append(driver.keeper.token)
             driver.is_judged = False
 
     @rule(data=st.data())
@@ -238,7 +238,7 @@ class Drivers(RuleBasedStateMachine):
         if driver is not None and driver.keeper is not None and driver.log is not None:
             try:
                 driver.keeper.check()
-                driver.log.append(driver.keeper.epoch)
+                driver.log.append(driver.keeper.token)
             except LeaseLostError:
                 self.lost(driver)
 
@@ -250,7 +250,7 @@ class Drivers(RuleBasedStateMachine):
         self.store.pause = (lambda: self.take_over(14.0, 1.0)) if pauses else None
         try:
             with driver.keeper.writing():
-                self.commits.append(driver.keeper.epoch)
+                self.commits.append(driver.keeper.token)
                 assert self.store.value is not None
                 assert decode_record(self.store.value.data).owner == driver.seeker.claim.owner
                 if len(self.drivers) < MOST_DRIVERS:  # somebody wants it just now
@@ -281,12 +281,12 @@ class Drivers(RuleBasedStateMachine):
     def what_counts_is_in_the_order_of_holders(self) -> None:
         assert self.log == sorted(self.log)
         assert self.commits == sorted(self.commits)
-        assert self.store.epochs == sorted(self.store.epochs)
+        assert self.store.tokens == sorted(self.store.tokens)
 
     @invariant()
-    def every_holder_has_an_epoch_of_its_own(self) -> None:
-        epochs = [d.keeper.epoch for d in self.drivers if d.keeper is not None]
-        assert len(epochs) == len(set(epochs))
+    def every_holder_has_its_own_token(self) -> None:
+        tokens = [d.keeper.token for d in self.drivers if d.keeper is not None]
+        assert len(tokens) == len(set(tokens))
 
 
 TestDrivers = Drivers.TestCase

@@ -152,7 +152,7 @@ def save_checkpoint(run: RunDirectory) -> None:
     store.commit(
         0,
         CheckpointManifest(
-            id=0, step=5, created="-", config_digest="ab" * 32, parts=(part,), extra={"epoch": 1}
+            id=0, step=5, created="-", config_digest="ab" * 32, parts=(part,), extra={"attempt": 1}
         ),
     )
 
@@ -274,13 +274,13 @@ def test_a_run_that_ended_early_is_started_again(run: RunDirectory) -> None:
     assert "geo-ray train CONFIG" in error.fix and "--resume" not in error.fix
 
 
-def test_the_processes_of_a_driver_that_was_killed_are_looked_for_without_a_checkpoint(
+def test_processes_of_a_killed_run_actor_are_sought_without_a_checkpoint(
     run: RunDirectory,
 ) -> None:
     """It has not given its lease back; here the cluster cannot be asked."""
     write(run.path / "events.jsonl", [started()])
-    owner = Owner(host="h", pid=2**22, token="t", since="2026-11-25T10:00:00+00:00")
-    killed = LeaseRecord(epoch=1, renewal=3, owner=owner, lives_s=0.01)
+    owner = Owner(host="h", pid=2**22, nonce="t", since="2026-11-25T10:00:00+00:00")
+    killed = LeaseRecord(token=1, renewal=3, owner=owner, lives_s=0.01)
     (run.path / LEASE_KEY).write_bytes(encode_record(killed))
     assert isinstance(resumed(run, "--plain"), errors.RayUnreachableError)
     ended = killed.model_copy(update={"released": True})

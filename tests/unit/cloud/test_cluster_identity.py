@@ -73,7 +73,7 @@ def test_requests_say_which_cluster_and_how_manieth(world: CloudWorld) -> None:
         policy = AutoscalePolicy(each.autoscale, each.name, each.id, each.made)
         availabilities = {pool: Availability(pool, 1.0) for pool in each.target.pools()}
         seen = Observed(time.time(), (), availabilities=availabilities, left_s=5000.0)
-        decided = policy.decide(each.target, AutoscalerState(epoch=1), seen)
+        decided = policy.decide(each.target, AutoscalerState(token=1), seen)
         ids = set(decided.memory.pending_launches)
         assert ids and all(name.startswith(policy.prefix) and len(name) <= 64 for name in ids)
         assert not ids & requests, "a machine that has ended would come back in its place"

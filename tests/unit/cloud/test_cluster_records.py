@@ -511,7 +511,7 @@ def test_a_recreated_cluster_keeps_pool_statistics_but_not_costs(
 ) -> None:
     state = ClusterState.at(str(tmp_path / "c"))
     state.make()
-    memory = AutoscalerState(epoch=3, launches=7)
+    memory = AutoscalerState(token=3, launches=7)
     memory.ledger.add("eu", "the plan", 2.0, 1.0, 1.5)
     memory.pool(Pool("eu-central-1", None, "small", Market.SPOT)).preemptions = 2.0
     memory.required.stopped_at_usd = 1.0

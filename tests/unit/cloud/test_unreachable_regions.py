@@ -146,7 +146,7 @@ def test_what_is_called_off_is_remembered_for_as_long_as_a_cloud_may_hide_it() -
     policy = AutoscalePolicy(config, "demo")
     availabilities = {NEAR: Availability(NEAR, 0.3)}
     seen = Observed(1000.0, (), availabilities=availabilities, left_s=5000.0)
-    decided = policy.decide(target, AutoscalerState(epoch=1), seen)
+    decided = policy.decide(target, AutoscalerState(token=1), seen)
     (asked,) = decided.memory.pending_launches
     over = replace(seen, now_unix_s=1010.0, left_s=0.0, is_released=True)
     decided = policy.decide(target, decided.memory, over)

@@ -91,8 +91,8 @@ def begin(log: EventLog) -> None:
 
 
 def lease_of_another_machine(run: RunDirectory, renewal: int = 0) -> None:
-    owner = this_process().model_copy(update={"host": "far", "machine": "m", "token": "t"})
-    record = LeaseRecord(epoch=2, renewal=renewal, owner=owner, lives_s=10.0, doing="training")
+    owner = this_process().model_copy(update={"host": "far", "machine": "m", "nonce": "t"})
+    record = LeaseRecord(token=2, renewal=renewal, owner=owner, lives_s=10.0, doing="training")
     (run.path / LEASE_KEY).write_bytes(encode_record(record))
 
 
@@ -136,7 +136,7 @@ def test_a_run_in_progress(run: RunDirectory) -> None:
 
 def test_the_driver_was_killed(run: RunDirectory) -> None:
     owner = this_process().model_copy(update={"started": "1"})  # its number is another's by now
-    record = LeaseRecord(epoch=1, renewal=7, owner=owner, lives_s=1e9, doing="training")
+    record = LeaseRecord(token=1, renewal=7, owner=owner, lives_s=1e9, doing="training")
     (run.path / LEASE_KEY).write_bytes(encode_record(record))
     with EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
@@ -152,7 +152,7 @@ def test_the_driver_was_killed(run: RunDirectory) -> None:
 def killed(run: RunDirectory, ago_s: float, *more: tuple[str, str]) -> None:
     """A run whose driver was killed so long ago; ``more`` are kinds and causes of its events."""
     owner = this_process().model_copy(update={"started": "1"})
-    record = LeaseRecord(epoch=1, renewal=7, owner=owner, lives_s=10.0, doing="training")
+    record = LeaseRecord(token=1, renewal=7, owner=owner, lives_s=10.0, doing="training")
     with EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
         write_steps(log, first=1, last=4)

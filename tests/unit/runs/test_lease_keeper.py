@@ -44,7 +44,7 @@ from geo_ray.storage.conditional_store import LocalConditionalStore
 from geo_ray.runs.lease import LeaseSeeker
 store = LocalConditionalStore(Path(sys.argv[1]))
 keeper = LeaseSeeker(store, "run", lambda text: None, lives_s=float(sys.argv[2])).take()
-print(keeper.epoch, flush=True)
+print(keeper.token, flush=True)
 sys.stdin.readline()
 keeper.close()
 """
@@ -65,7 +65,7 @@ def record_of(root: Path) -> LeaseRecord:
 def stranger(root: Path, **changes: object) -> LeaseRecord:
     """The lease of a process on another machine, which is not heard."""
     owner = this_process().model_copy(update={"host": "far", "machine": "another", "pid": 7})
-    record = LeaseRecord(epoch=4, renewal=0, owner=owner, lives_s=SHORT_S)
+    record = LeaseRecord(token=4, renewal=0, owner=owner, lives_s=SHORT_S)
     record = record.model_copy(update=changes)
     (root / LEASE_KEY).write_bytes(encode_record(record))
     return record
@@ -88,9 +88,9 @@ def other_driver(root: Path, lives_s: float) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_every_holder_has_the_next_epoch(tmp_path: Path) -> None:
-    for epoch in (1, 2, 3):
+    for token in (1, 2, 3):
         with driving(seeker_of(tmp_path, quiet)) as keeper:
-            assert keeper.epoch == epoch
+            assert keeper.token == token
             assert not keeper.from_unknown
         assert record_of(tmp_path).released
 
@@ -118,9 +118,9 @@ def test_a_lease_of_a_silent_machine_runs_out(tmp_path: Path) -> None:
     told: list[str] = []
     seeker = LeaseSeeker(LocalConditionalStore(tmp_path), "run", told.append)
     seeker.wait()
-    assert record_of(tmp_path).epoch == 4
+    assert record_of(tmp_path).token == 4
     keeper = seeker.take()
-    assert (keeper.epoch, keeper.from_unknown) == (5, True)
+    assert (keeper.token, keeper.from_unknown) == (5, True)
     assert len(told) == 1
     assert "run is held by host far, process 7" in told[0]
     keeper.close()
@@ -132,7 +132,7 @@ def test_a_lease_that_no_process_of_this_machine_can_have_is_taken_at_once(tmp_p
         process.kill()
         process.wait()
         keeper = taken(tmp_path)
-    assert (keeper.epoch, keeper.from_unknown) == (2, False)
+    assert (keeper.token, keeper.from_unknown) == (2, False)
     keeper.close()
 
 
@@ -150,7 +150,7 @@ def test_a_process_that_stood_still_loses_its_lease(tmp_path: Path) -> None:
     with other_driver(tmp_path, SHORT_S) as process:
         process.send_signal(signal.SIGSTOP)
         keeper = taken(tmp_path)
-        assert (keeper.epoch, keeper.from_unknown) == (2, True)
+        assert (keeper.token, keeper.from_unknown) == (2, True)
         process.send_signal(signal.SIGCONT)
         time.sleep(2 * SHORT_S)  # it tries to renew, and to give back
         assert process.stdin is not None
@@ -158,7 +158,7 @@ def test_a_process_that_stood_still_loses_its_lease(tmp_path: Path) -> None:
         process.stdin.flush()
         assert process.wait(60) == 0
         keeper.renew()
-    assert (record_of(tmp_path).epoch, record_of(tmp_path).released) == (2, False)
+    assert (record_of(tmp_path).token, record_of(tmp_path).released) == (2, False)
     keeper.close()
 
 
@@ -171,7 +171,7 @@ def test_a_process_that_nobody_followed_goes_on(tmp_path: Path) -> None:
         with pytest.raises(RunHeldError):
             while True:  # its renewal comes within a life, but perhaps not before the first look
                 taken(tmp_path).close()
-        assert record_of(tmp_path).epoch == before.epoch
+        assert record_of(tmp_path).token == before.token
 
 
 def overtaken(root: Path) -> LeaseKeeper:
@@ -252,7 +252,7 @@ def test_nobody_takes_the_lease_while_something_is_written(tmp_path: Path) -> No
         LeaseSeeker(store, "run", quiet).take()
     may_end.set()
     writer.join()
-    assert record_of(tmp_path).epoch == 1
+    assert record_of(tmp_path).token == 1
     keeper.close()
 
 
@@ -274,7 +274,7 @@ def test_two_that_want_it_at_once(tmp_path: Path) -> None:
         thread.join()
     held = [each for each in found if isinstance(each, LeaseKeeper)]
     assert len(found) == 6
-    assert [keeper.epoch for keeper in held] == [5]
+    assert [keeper.token for keeper in held] == [5]
     held[0].close()
 
 
@@ -347,7 +347,7 @@ def test_what_is_not_known_to_be_lost_goes_on_while_the_store_is_out_of_reach(
     (tmp_path / "away").rename(root)
     keeper.renew()
     keeper.check()
-    stranger(root, epoch=9)  # somebody has it
+    stranger(root, token=9)  # somebody has it
     with pytest.raises(LeaseLostError):
         keeper.check_known() or keeper.renew()
     with pytest.raises(LeaseLostError):

@@ -189,7 +189,7 @@ def test_a_run_in_a_bucket_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert view.status.round == 9
         assert view.status.run == address
         assert view.machines is not None
-        memory = AutoscalerState(epoch=1)
+        memory = AutoscalerState(token=1)
         memory.instances = {"i-1": instance(1)}
         elsewhere = tmp_path / "journal"
         elsewhere.mkdir()

@@ -19,33 +19,33 @@ class Bucket:
         self.there: dict[Segment, bytes] = {}
         self.log = b""
         self.late: list[tuple[Segment, bytes]] = []
-        self.epoch, self.own, self.base = 1, list[Segment](), 0
+        self.token, self.own, self.base = 1, list[Segment](), 0
 
-    def put(self, epoch: int, start: int, data: bytes) -> Segment:
-        segment = Segment(epoch, start, start + len(data), DIGEST)
+    def put(self, token: int, start: int, data: bytes) -> Segment:
+        segment = Segment(token, start, start + len(data), DIGEST)
         self.there[segment] = data
         return segment
 
     def write(self) -> None:
         data = bytes(self.random.randrange(256) for _ in range(self.random.randint(1, 9)))
         if self.random.random() < 0.1:  # it stands still with that, and is overtaken
-            stale = Segment(self.epoch, len(self.log), len(self.log) + len(data), DIGEST)
+            stale = Segment(self.token, len(self.log), len(self.log) + len(data), DIGEST)
             self.late.append((stale, data))
             self.overtake()
             return
-        self.own.append(self.put(self.epoch, len(self.log), data))
+        self.own.append(self.put(self.token, len(self.log), data))
         self.log += data
 
     def overtake(self) -> None:
-        self.epoch, self.own = self.epoch + 1, []
+        self.token, self.own = self.token + 1, []
         data = b"taken over"
-        self.own.append(self.put(self.epoch, len(self.log), data))
+        self.own.append(self.put(self.token, len(self.log), data))
         self.log += data
 
     def put_together(self) -> None:
         segments, self.own = self.own, []
         if len(segments) > 1:
-            self.put(self.epoch, segments[0].start, self.log[segments[0].start : segments[-1].end])
+            self.put(self.token, segments[0].start, self.log[segments[0].start : segments[-1].end])
             for each in segments:
                 if self.random.random() < 0.8:  # it may die on the way
                     del self.there[each]

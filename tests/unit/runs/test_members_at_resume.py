@@ -137,7 +137,7 @@ def test_a_checkpoint_tells_who_was_lost_and_not_asked_to_leave(tmp_path: Path) 
     assert missing == ("eu", "asia") and lost_before(manifest, left) == ("eu",)
     assert lost_before(manifest, whole) == ()  # it is there
     assert lost_before(lost(), left) == ()
-    older = manifest.model_copy(update={"extra": {"epoch": 1}})
+    older = manifest.model_copy(update={"extra": {"token": 1}})
     assert lost_before(older, left) == ()
 
 

@@ -75,7 +75,7 @@ def test_an_error_is_shown_with_its_code_place_reach_and_way_on(tmp_path: Path) 
         "east: step 4 of 100 at 4.0 s",
         "west: step 4 of 90 at 4.0 s",
         "worker lost: east worker 1, at 3.0 s: signal 9",
-        "no: all numbers below end there",
+        "no: the numbers below cover the run up to this end",
         f"geo-ray train --resume {tmp_path}",
         "from checkpoint 7 of step 2 at 2.0 s",
     ):

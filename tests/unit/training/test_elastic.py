@@ -198,7 +198,7 @@ REFUSED = [
     ({"elastic": {"min_workers": 4}}, "no region has more than 3"),
     ({"elastic": {}, "stragglers": {"kind": "backup_workers"}}, "one of the two"),
     ({"elastic": {"batch": "follows"}, "mode": "async"}, "each push is a separate step"),
-    ({"elastic": {"rate": "linear"}}, "always the same rows"),
+    ({"elastic": {"rate": "linear"}}, "always has the same rows"),
     ({"elastic": {"batch": "follows", "rate": "linear"}, "strategy": "dc_asgd"}, "use same"),
     ({"elastic": {"batch": "follows", "rate": "linear"}, "strategy": "hfa"}, "use same"),
 ]

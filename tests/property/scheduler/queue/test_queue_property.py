@@ -207,7 +207,7 @@ class QueueHistory(RuleBasedStateMachine):
                 if each.end.outcome == "finished":
                     assert done is not None
                     assert done.done == pytest.approx(1.0)
-                elif each.end.outcome == "turned away":
+                elif each.end.outcome == "rejected":
                     assert self.policy == "pd_ors"
                     assert done is None
                     assert each.name not in queue.state.generation.admitted
@@ -271,7 +271,7 @@ def test_who_is_killed_comes_before_all_that_have_not_begun(
                     queue.world.kill(name)
                     behind[name] = behind.get(name, set()) | waiting
         ends = {each.name: each.end and each.end.outcome for each in queue.state.jobs.values()}
-        assert set(ends.values()) <= {"finished", "turned away"}
+        assert set(ends.values()) <= {"finished", "rejected"}
         assert all(ends[name] == "finished" for name in behind)
 
 

@@ -45,7 +45,7 @@ class Head:
         self.store = MemoryStore()
         self.begin(1)
 
-    def begin(self, epoch: int) -> None:
+    def begin(self, token: int) -> None:
         """Start another process."""
         self.loop = Reconciler(
             AutoscalePolicy(CONFIG, "c"),
@@ -53,7 +53,7 @@ class Head:
             self.cloud,
             self.world,
             self.world,
-            Journal(self.store, epoch),
+            Journal(self.store, token),
             "c",
             Unfenced(),
         )

@@ -103,7 +103,7 @@ def test_the_idle_time_after_a_run_survives_restarts_and_clock_changes() -> None
     found.left_s, found.busy = 0.0, False
     found.looks(IDLE_LOOKS - 2)
     found.memory = decode_memory(encode_memory(set_with_clock(found.memory, 3600.0)))
-    found.memory.epoch += 1
+    found.memory.token += 1
     found.now_s += 3600.0
     for name, machine in found.machines.items():
         ends_s = (machine.ends_unix_s or 0.0) + 3600.0

@@ -128,7 +128,7 @@ def test_a_machine_whose_successor_is_at_work_is_not_replaced_again(anew: bool) 
     found.busy = {busy, new}
     if anew:
         found.memory = decode_memory(encode_memory(found.memory))
-        found.memory.epoch += 1
+        found.memory.token += 1
         found.leaves.clear()
         assert [drain.machine_id for drain in drains(found.look())] == [busy]
     assert rented(found, 2) == 0

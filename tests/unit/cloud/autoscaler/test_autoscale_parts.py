@@ -163,13 +163,13 @@ def test_only_one_of_two_writes_the_journal(tmp_path: Path) -> None:
     store = LocalConditionalStore(tmp_path)
     first, second = Journal(store, 1), Journal(store, 2)
     memory = first.read()
-    assert second.read().epoch == 2
+    assert second.read().token == 2
     memory.launches = 7
     first.write(memory)
     with pytest.raises(LeaseLostError, match="another autoscaler"):
-        second.write(AutoscalerState(epoch=2))
+        second.write(AutoscalerState(token=2))
     third = Journal(store, 3)
-    assert (third.read().launches, third.read().epoch) == (7, 3)
+    assert (third.read().launches, third.read().token) == (7, 3)
     third.write(third.read())
     with pytest.raises(LeaseLostError):
         first.write(memory)

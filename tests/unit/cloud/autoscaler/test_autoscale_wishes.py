@@ -65,7 +65,7 @@ def test_a_drain_that_did_not_come_is_repeated_and_takes_no_longer() -> None:
 
 def test_the_next_autoscaler_drains_what_the_one_before_was_to_and_lets_it_end_its_work() -> None:
     scene = leaving()
-    scene.memory.epoch += 1
+    scene.memory.token += 1
     decided = scene.look(after_s=1000.0)  # nobody looked for long
     assert len(drains(decided)) == 3
     assert {each.until_unix_s for each in drains(decided)} == {scene.now_s + CONFIG.drain_s}

@@ -44,7 +44,7 @@ DAMAGED = {
     "torn": GOOD[:-4],
     "empty": b"",
     "no journal": b"{",
-    "another release": zlib.compress(b'{"epoch": 2, "duties": {}}'),
+    "another release": zlib.compress(b'{"token": 2, "duties": {}}'),
 }
 
 
@@ -68,7 +68,7 @@ def test_it_is_kept_aside_and_another_one_begins(tmp_path: Path, data: bytes) ->
     store.write(JOURNAL_KEY, data, read_tag(store))  # once more
     again = put_aside(store)
     assert again is not None and (tmp_path / again).read_bytes() == data
-    assert Journal(store, 4).read().epoch == 4
+    assert Journal(store, 4).read().token == 4
 
 
 def test_a_journal_of_another_format_is_rejected_by_name() -> None:
@@ -96,7 +96,7 @@ def test_existing_machines_continue_and_are_charged_from_their_launch() -> None:
     assert there
     prefix = AutoscalePolicy(CONFIG, "c").prefix
     scene.memory = memory_of(list(scene.machines.values()), prefix, scene.now_s)
-    scene.memory.epoch = 7
+    scene.memory.token = 7
     for _ in range(3):
         decided = scene.look()
         assert launches(decided) == [] and ends(decided) == []
@@ -137,7 +137,7 @@ class Cluster:
         markets = {pool: forever(0.3) for pool in wanted.pools()}
         self.cloud = SimulatedCloud(markets, self.clock.now_s, SimCloudBehavior(10.0, 60.0))
         self.world = SimWorld(wanted, SimJob(1e9, join_s=5.0), self.cloud, self.clock)
-        self.epoch = 0
+        self.token = 0
         self.begin()
 
     def begin(self) -> None:
@@ -146,14 +146,14 @@ class Cluster:
             AutoscaleOrder("c", self.cloud, self.store, CONFIG, self.wanted)
         )
         self.actor._mend_journal(PREFIX)
-        self.epoch += 1
+        self.token += 1
         self.loop = Reconciler(
             AutoscalePolicy(CONFIG, "c"),
             self.wanted,
             self.cloud,
             self.world,
             self.world,
-            Journal(self.store, self.epoch),
+            Journal(self.store, self.token),
             "c",
             Unfenced(),
         )

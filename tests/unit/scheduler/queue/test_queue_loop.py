@@ -249,7 +249,7 @@ def test_prices_reject_jobs_that_cannot_be_in_time(tmp_path: Path) -> None:
     queue.submit("red", job("a", seconds=100.0, deadline_s=20.0, urgency=6.0))
     queue.submit("red", job("b", seconds=20.0, deadline_s=100.0))
     queue.run(60.0)
-    assert outcome(queue, "a") == ("turned away", "VALUE_TOO_LOW")
+    assert outcome(queue, "a") == ("rejected", "VALUE_TOO_LOW")
     assert outcome(queue, "b") == ("finished", None)
     assert utility_of_end(queue.state.jobs["a"]) == 0.0
 
@@ -372,7 +372,7 @@ def test_an_overtaken_queue_does_nothing_more(tmp_path: Path) -> None:
     old, new = sim_queue(tmp_path), sim_queue(tmp_path)
     new.world = old.world
     old.tick()
-    new.epoch = 1
+    new.token = 1
     new.tick()
     new.submit("red", job("a"))
     with pytest.raises(LeaseLostError):

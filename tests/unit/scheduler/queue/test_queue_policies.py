@@ -41,7 +41,7 @@ def test_what_was_promised_to_a_job_that_is_gone_is_given_to_others(tmp_path: Pa
         end = queue.state.jobs["next"].end
         return None if end is None else end.outcome
 
-    assert ends(tmp_path / "kept", cancelled=False) == "turned away"
+    assert ends(tmp_path / "kept", cancelled=False) == "rejected"
     assert ends(tmp_path / "gone", cancelled=True) == "finished"
 
 

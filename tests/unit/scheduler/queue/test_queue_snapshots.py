@@ -240,7 +240,7 @@ def test_who_was_overtaken_by_a_snapshot_writes_nothing(
     late.read()
     full.read()
     compacted(queue)
-    entry = OpenedEntry(unix_s=9.0, epoch=9, queue_id="x", config=queue.config)
+    entry = OpenedEntry(unix_s=9.0, token=9, queue_id="x", config=queue.config)
     for journal in (late, full):
         with pytest.raises(LeaseLostError):
             for _ in range(3):
@@ -279,7 +279,7 @@ CONTRADICTIONS: dict[str, AnyEntry] = {
     "a slot": SlotEntry(unix_s=5.0, slot=1, capacity={}, arrived=(NOBODY,)),
     "a payoff": SlotEntry(unix_s=5.0, slot=1, capacity={}, surpluses={NOBODY: 1.0}),
     "a snapshot of nothing": SnapshotEntry(
-        unix_s=5.0, part=0, is_last=True, head={"format": SNAPSHOT_FORMAT, "epoch": "x"}
+        unix_s=5.0, part=0, is_last=True, head={"format": SNAPSHOT_FORMAT, "token": "x"}
     ),
     "a headless snapshot": SnapshotEntry(unix_s=5.0, part=0, is_last=True),
 }
@@ -287,7 +287,7 @@ CONTRADICTIONS: dict[str, AnyEntry] = {
 
 def test_a_snapshot_of_another_format_is_rejected_by_name() -> None:
     with pytest.raises(QueueJournalError, match="snapshot of an earlier release"):
-        state_of([SnapshotEntry(unix_s=5.0, part=0, is_last=True, head={"epoch": 1})])
+        state_of([SnapshotEntry(unix_s=5.0, part=0, is_last=True, head={"token": 1})])
 
 
 @pytest.mark.parametrize("what", CONTRADICTIONS)

@@ -298,7 +298,7 @@ def test_who_was_overtaken_does_not_write_on_in_the_next_piece(
     old, new = (QueueJournal(LocalConditionalStore(tmp_path)) for _ in range(2))
     old.add([entry(1)])
     new.read()
-    new.add([OpenedEntry(unix_s=2.0, epoch=2, queue_id="x", config=queue_config())])
+    new.add([OpenedEntry(unix_s=2.0, token=2, queue_id="x", config=queue_config())])
     with pytest.raises(LeaseLostError):
         old.add([entry(2, 6000)])
     new.add([entry(3)])
