@@ -91,7 +91,7 @@ def experiment_of(case: Case, steps: int, *, evaluate: bool, emulated: bool) -> 
     """
     rate_mbps = RATE_MBPS / len(CLIENTS)
     link = {"link": {"rate_mbps": rate_mbps, "delay_s": DELAY_S, "loss": case.loss}}
-    codec = CODEC | {"share": SHARE[case.shape]} | VARIANTS[case.variant]
+    codec = CODEC | {"reliable_fraction": SHARE[case.shape]} | VARIANTS[case.variant]
     return {
         "name": "dgt",
         "seed": case.seed,

@@ -86,7 +86,7 @@ def kill_run_actor(run_dir: Path, number: signal.Signals = signal.SIGKILL) -> in
 def actors_of_runs(cluster: LocalCluster) -> list[str]:
     """Command lines of all actors of runs that the cluster has."""
     found = []
-    for pid in descendants(cluster._kept._supervisor.pid):
+    for pid in descendants(cluster._processes._supervisor.pid):
         try:
             title = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:

@@ -72,8 +72,8 @@ def alive(pids: set[int]) -> set[int]:
 
 def regions_node(cluster: LocalCluster, region: str) -> int:
     """Process id of the node of a region; its actors are below it."""
-    cluster._kept.poll()
-    return cluster._kept.pids[str(cluster.regions.index(region))]
+    cluster._processes.poll()
+    return cluster._processes.pids[str(cluster.regions.index(region))]
 
 
 def check_whole(resumed: Trained, undisturbed: Trained) -> None:
@@ -260,7 +260,7 @@ def test_bsp_interrupted_then_killed_then_resumed(
         assert process.poll() is None, said()
         process.kill()
         process.wait(60)
-    supervisor = ray_cluster._kept._supervisor.pid
+    supervisor = ray_cluster._processes._supervisor.pid
     for pid in actors(supervisor, "Supervisor"):  # the run would go on without the command
         os.kill(pid, signal.SIGKILL)
     kinds = ("WorkerActor", "PrimaryActor", "BridgeActor", "ShardServerActor")

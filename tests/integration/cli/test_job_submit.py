@@ -142,7 +142,7 @@ def test_stop_saves_and_leaves_nothing_running(
 def actors_of_runs(cluster: LocalCluster) -> list[bytes]:
     """Command lines of all actors of geo_ray that the cluster runs."""
     found = []
-    for pid in descendants(cluster._kept._supervisor.pid):
+    for pid in descendants(cluster._processes._supervisor.pid):
         try:
             title = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:

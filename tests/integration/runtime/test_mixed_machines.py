@@ -74,7 +74,7 @@ def machines(ray_cluster: LocalCluster) -> Iterator[None]:
         )
     yield
     for name in NODES:
-        ray_cluster._kept.kill(name)
+        ray_cluster._processes.kill(name)
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_a_standby_changes_nothing_without_a_loss(
         eventually(
             lambda: replica.averager.state.version == averager.state.version, "the last entry"
         )
-        assert replica.averager._books.last == averager._books.last
+        assert replica.averager._registry.last == averager._registry.last
         assert replica.averager.state.memory.keys() == averager.state.memory.keys()
         for name, tensor in averager.state.memory.items():
             assert torch.equal(tensor, replica.averager.state.memory[name])

@@ -324,5 +324,5 @@ def test_nothing_is_left_in_the_cluster(
     """After all these failures: no reservation and no actor."""
     states: Any = placement_group_table()
     assert {group["state"] for group in states.values()} <= {"REMOVED"}
-    for pid in descendants(ray_cluster._kept._supervisor.pid):
+    for pid in descendants(ray_cluster._processes._supervisor.pid):
         assert b"Actor" not in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -96,7 +96,7 @@ def test_the_share_follows_the_loss(simulated) -> None:
         "optimizer": {"kind": "momentum", "lr": 0.05},
         "train": TRAIN | {"steps": 60},
     }
-    run = simulated(**(sections(adaptive=True, share_min=0.1) | learning))
+    run = simulated(**(sections(adaptive=True, reliable_fraction_min=0.1) | learning))
     memory = run.world.regions["b"].server.wire._encoder.memory
     codec = run.config.codec.up
     assert 0.1 <= codec.present_fraction(memory) < 0.35
