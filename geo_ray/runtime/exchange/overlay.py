@@ -497,7 +497,7 @@ class OverlayPath:
 
     def submit_command(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
         """Members do not change here."""
-        raise InvariantError(f"nobody can join or leave here: {op}")
+        raise InvariantError(f"members cannot change here: {op}")
 
     def status(self) -> dict[str, Any]:
         """See `UpdatePath`."""
