@@ -149,7 +149,7 @@ class Bridge:
                 self._failure.note(error, f"'{message.kind}' of region '{peer}'")
 
     def _report_failure(self, error: GeoRayError) -> None:
-        """Report the failure to all regions, if the averager is here: none is answered any more."""
+        """Report the failure to all regions, if the averager is here."""
         if self.path.leader.region != self._region:
             return
         for peer in self.endpoint.stats():

@@ -226,7 +226,7 @@ class BridgeActor(PartActor[_LoadedBridge, _ServingBridge]):
         self._bridge.path.submit_command(ChangeMembers(change))
 
     def set_interval(self, steps: int) -> None:
-        """Ask regions to exchange after so many steps from now on."""
+        """Set the number of steps between exchanges for all regions."""
         self._bridge.path.submit_command(ChangeInterval(steps))
 
     def begun(self, region: str) -> None:

@@ -154,7 +154,7 @@ class CheckpointUploadServer:
         self._crossed: Counter[tuple[str, str]] = Counter()
         self._reported: Counter[tuple[str, str]] = Counter()
 
-    # -------------------------------------------------------------- who is let in
+    # -------------------------------------------------------------- access
 
     def admit(
         self,

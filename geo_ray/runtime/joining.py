@@ -29,9 +29,7 @@ T = TypeVar("T")
 _PLACE_S: Final = 120.0
 _START_S: Final = 300.0
 _LINK_S: Final = 30.0
-_STATE_TRANSFER_S: Final = (
-    86400.0  # it is given up when nothing comes any more, not when it is slow
-)
+_STATE_TRANSFER_S: Final = 86400.0  # a transfer fails when no data arrives, not when it is slow
 _IDLE_S: Final = 5.0  # for a worker to notice that its server has died
 
 

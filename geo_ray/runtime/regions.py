@@ -330,7 +330,7 @@ class MoveAverager:
 
 @dataclass(frozen=True, slots=True)
 class ReportDead:
-    """Tell the averager that the run continues without a region."""
+    """Notify the averager that the run continues without a region."""
 
     region: str
 
@@ -801,7 +801,7 @@ class Regions:
             is_on_notice = leader.is_on_notice
             leader.move("stay")
             if not is_on_notice:  # a notice is processed again
-                why = f"the averager lives in '{leader.name}' now"
+                why = f"the averager is in '{leader.name}' now"
                 actions.append(Answer("drain", leader.name, refusal=why))
         return actions
 

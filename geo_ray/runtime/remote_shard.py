@@ -396,16 +396,16 @@ class ShardLinks:
         self._pool = pool
 
     def ask(self, meta: Meta, *, push: bool, partition: int | None = None) -> Meta:
-        """One request that may push the gradient, and always brings the parameters.
+        """Send a request that may push the gradient, and receive the parameters.
 
         Args:
-            meta: what is asked.
-            push: whether it pushes.
+            meta: the request.
+            push: whether it pushes the gradient.
             partition: the part of the step; None: the worker's own.
         """
         if len(self._links) == 1:
             return self.primary.exchange(meta, push=push)
-        if push:  # the primary shard may apply it at once, so all have it before
+        if push:  # the primary shard may apply it at once, so all shards get it first
             self._pool([partial(link.put, partition) for link in self._links])
         reply, _ = self.primary.request(meta, push=False)
         pull = read_pull(self._rank, reply)

@@ -267,7 +267,7 @@ class DifferentialReceiver:
             apply(update)
 
     def attach(self, reply: ReplyMessage) -> ReplyMessage:
-        """The reply with the lossy blocks that were taken in."""
+        """Attach a report of the received lossy blocks to the reply."""
         with self._lock:
             received = self._of(reply.to)
             if reply.dropped:

@@ -496,8 +496,8 @@ class OverlayPath:
         """Do nothing: an overlay has no failover."""
 
     def submit_command(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
-        """Members do not change here."""
-        raise InvariantError(f"nobody can join or leave here: {op}")
+        """Refuse: members cannot change with an overlay."""
+        raise InvariantError(f"members cannot change with an overlay: {op}")
 
     def status(self) -> dict[str, Any]:
         """See `UpdatePath`."""

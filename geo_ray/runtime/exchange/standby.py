@@ -398,7 +398,7 @@ class StandbyPath:
             self._execute(self._node.on_report_dead(region, comes_back=comes_back))
 
     def submit_command(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
-        """See `UpdatePath`; it is carried out once the standby has it."""
+        """See `UpdatePath`; executed once the standby has it."""
         with self._changed:
             averager = self._node.averager
             if averager is None:

@@ -120,7 +120,7 @@ def test_the_averager_moves_before_its_region_leaves(regions: Regions) -> None:
     assert after(regions, AveragerSeen(), now_s=11.0) == [], "it is not asked each time"
     assert after(regions, AveragerSeen(), leader="eu") == [AskToLeave("us")]
     assert after(regions, AveragerMoved(), leader="us") == [
-        Answer("drain", "us", refusal="the averager lives in 'us' now")
+        Answer("drain", "us", refusal="the averager is in 'us' now")
     ]
     assert regions["us"].state is MembershipState.MEMBER
 

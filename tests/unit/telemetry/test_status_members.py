@@ -77,10 +77,10 @@ def test_who_was_let_go_and_stays_after_all_is_a_member() -> None:
     found = fold(
         started("eu", "us"),
         asked("members_accepted", "drain", "us"),
-        asked("members_refused", "drain", "us", "", cause="the averager lives in 'us' now"),
+        asked("members_refused", "drain", "us", "", cause="the averager is in 'us' now"),
     )
     assert states(found, "us") == [("member", 0)]
-    assert found.refused == "drain us: the averager lives in 'us' now" == found.of("us").refused
+    assert found.refused == "drain us: the averager is in 'us' now" == found.of("us").refused
 
 
 def test_the_newest_refusal_counts_until_another_request_is_accepted() -> None:
