@@ -49,10 +49,10 @@ def offer_table(offer: ClusterOffer) -> FittedTable:
 
 def offer_lines(offer: ClusterOffer) -> list[str]:
     """Return the lines about the cost, and about the budget."""
-    meanwhile = f", {offer.head_usd:.4g} USD of the head meanwhile" if offer.head_usd else ""
+    head_cost = f", {offer.head_usd:.4g} USD for the head" if offer.head_usd else ""
     lines = [
         f"{offer.usd_per_hour:.4g} USD/h for machines; the run: {offer.total_usd:.4g} USD as "
-        f"planned{meanwhile}"
+        f"planned{head_cost}"
     ]
     all_usd = offer.total_usd + offer.head_usd
     if offer.budget_usd is not None and all_usd > offer.budget_usd:

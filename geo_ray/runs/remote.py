@@ -435,7 +435,7 @@ class Copy:
                             file.flush()
                             keep = stop
             except FileNotFoundError:
-                continue  # it was merged meanwhile
+                continue  # merged in the meantime
             except OSError as error:
                 raise unwritable(log, error) from error
             self._tokens = sorted(firsts)

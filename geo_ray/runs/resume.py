@@ -263,7 +263,7 @@ def left_out(
         return out
     if not asked:
         return ()
-    names, left = ", ".join(before), ", ".join(there) or "nobody"
+    names, left = ", ".join(before), ", ".join(there) or "no region"
     raise ConfigError(
         f"members.absent: checkpoint {manifest.id} has the state of {names}: {left} would remain, "
         f"but at least {least} are required",

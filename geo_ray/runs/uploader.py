@@ -187,7 +187,7 @@ class Uploader:
             )
             if is_excluded or not path.is_file():
                 continue
-            with suppress(FileNotFoundError):  # removed or renamed meanwhile
+            with suppress(FileNotFoundError):  # removed or renamed in the meantime
                 about = path.stat()
                 stamp = (about.st_mtime_ns, about.st_size)
                 if self._stamps.get(name.as_posix()) != stamp:

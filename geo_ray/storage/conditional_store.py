@@ -243,7 +243,7 @@ class S3ConditionalStore:
             try:
                 return self._value(key, newest, asked)
             except FileNotFoundError:
-                continue  # several were written meanwhile
+                continue  # several were written in the meantime
         raise RunDirectoryError(f"{key} in {self._bucket.place} changes faster than it can be read")
 
     def write(self, key: str, data: bytes, expected: str | None) -> str | None:

@@ -257,14 +257,17 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "cause": _text,
         "gain": _number,
     },
-    "averager_moves": {  # it is told to, because others take part
+    "averager_moves": {  # a request: the set of regions changed
         "regions": _texts,
         "before": _text,
         "averager": _text,
         "cause": _text,
         "gain": _number,
     },
-    "region_left": {"region": _text, "name": _text},  # who goes on, without whom
+    "region_left": {
+        "region": _text,
+        "name": _text,
+    },  # the remaining region, and the region that left
     "averager_moved": {"region": _text, "term": _whole},  # the averager lives there now
     "standby_ready": {"region": _text, "name": _text, "term": _whole},  # it may take over
     "stop_requested": {"cause": _text},

@@ -53,7 +53,7 @@ class ClusterOffer(ShownModel):
     total_s: float = Field(description="planned duration of the run")
     total_usd: float = Field(description="planned cost of the run without the head")
     head_usd: float = Field(
-        0.0, description="cost of the head meanwhile; 0: not part of the cluster, or unknown"
+        0.0, description="cost of the head in the same time; 0: not part of the cluster, or unknown"
     )
     budget_usd: float | None = Field(
         None, description="maximum cost of all machines, including the head"

@@ -50,9 +50,7 @@ def test_a_budget_that_has_not_the_head_in_it_is_told_before_anything_is_rented(
         )
 
     assert told(None) == told(8.0)
-    assert told(None) == [
-        "4 USD/h for machines; the run: 6 USD as planned, 2 USD of the head meanwhile"
-    ]
+    assert told(None) == ["4 USD/h for machines; the run: 6 USD as planned, 2 USD for the head"]
     assert "plan.budget_usd is 7.9" in told(7.9)[1]
     head = json.loads(said("up", CONFIG, "--provider", "local", "--dry-run", "--json").stdout)
     assert head["head_usd"] == pytest.approx(0.384 * head["total_s"] / 3600)

@@ -45,8 +45,9 @@ TWO = (
         ),
         (
             (ONE,),
-            "links emulated in 1 of 2 directions: no limit, 20 ms one way, 1 % loss; the others as "
-            "they are",
+            "links emulated in 1 of 2 directions: no limit, 20 ms one way, 1 % loss; the others "
+            "are "
+            "real",
             "links assumed in 1 of 2 directions: no limit, 20 ms one way, 1 % loss; the others "
             "without delay and limit; steps as measured on this machine",
         ),

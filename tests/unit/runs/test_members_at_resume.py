@@ -85,7 +85,7 @@ def test_who_is_away_leaves_there_and_is_not_lost() -> None:
         ("2", "us eu", ("asia",), "eu", ("eu",)),  # the run pauses until the lost one is back
         ("2", "us eu", (), "eu", "us would remain, but at least 2"),
         ("2", "us eu", ("asia",), "eu asia", "us would remain, but at least 2"),
-        ("1", "eu", (), "eu", "nobody would remain, but at least 1"),
+        ("1", "eu", (), "eu", "no region would remain, but at least 1"),
         ("3", "us eu asia", (), "eu", "us, asia would remain, but at least 3"),
     ],
 )

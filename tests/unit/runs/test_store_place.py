@@ -41,5 +41,5 @@ def test_in_a_bucket(uri: str, below: str, lies: str) -> None:
 
 
 def test_what_is_no_address_is_told() -> None:
-    with pytest.raises(StoreError, match="not understood"):
+    with pytest.raises(StoreError, match="is invalid"):
         StoreLocation("s3://b/c?nonsense=1").store()

@@ -186,16 +186,16 @@ def test_directories_are_readable_and_never_shared() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"strategies": "sma,bsp,sma"}, "strategies: sma is there twice"),
+        ({"strategies": "sma,bsp,sma"}, "strategies: sma is listed twice"),
         ({"strategies": ()}, "strategies: empty"),
         ({"strategies": "smma"}, "strategies: smma: no strategy 'smma'"),
         ({"rates": (0.5, math.nan)}, "rates: nan is not a factor"),
         ({"rates": (math.inf,)}, "rates: inf is not a factor"),
         ({"rates": (0.5, 0.0)}, "rates: 0.0 is not a factor"),
-        ({"rates": (0.5, 1.0, 0.5)}, "rates: 0.5 is there twice"),
+        ({"rates": (0.5, 1.0, 0.5)}, "rates: 0.5 is listed twice"),
         ({"rates": ()}, "rates: empty"),
         ({"seeds": 0}, "seeds: 0 runs"),
-        ({"jobs": 0}, "jobs: 0 runs"),
+        ({"jobs": 0}, "jobs: 0 parallel runs"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(arguments, why, tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_the_page_has_all_trials_and_fetches_nothing(tmp_path: Path) -> None:
     assert "1.80 times faster to the target than the base" in page
     table = tuning_table(found, "search")
     assert table.row_count == len(rows)
-    assert "1 ended early, 1 failed" in summary_text(found)
+    assert "1 stopped early, 1 failed" in summary_text(found)
 
 
 def test_the_file_for_programs_is_json_that_others_read(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_errors_are_told_once_and_others_go_on() -> None:
         exports.feed(event)
     exports.close()
     assert told == [
-        "observe.export: bad fails, the run goes on without it: OSError: no route to host"
+        "observe.export: bad fails, the run continues without it: OSError: no route to host"
     ]
     assert good.events == EVENTS
 
@@ -218,7 +218,7 @@ def test_tensorboard_has_every_curve(made: MadeRun) -> None:
     ran = CliRunner().invoke(
         command, [str(made.path), "--export", "{kind: tensorboard, every_s: 0}"]
     )
-    assert (ran.exit_code, ran.output) == (0, f"handed on {1 + 8 * 19 + 2} events\n")
+    assert (ran.exit_code, ran.output) == (0, f"exported {1 + 8 * 19 + 2} events\n")
     values = tensorboard_values(made.path / "tensorboard")
     wanted = losses_of(made, "eu-west")
     assert [step for step, _ in values["loss/eu-west"]] == [step for step, _ in wanted]

@@ -76,8 +76,8 @@ def test_one_worker_takes_part_and_two_take_part() -> None:
     lines = plain_lines([started(), *teams], VirtualClock())
     told = [line for line in lines if line.startswith("workers of")]
     assert told == [
-        "workers of eu after step 1: 1 takes part, 1 row a step",
-        "workers of eu after step 1: 2 take part, 16 rows a step",
+        "workers of eu after step 1: 1 takes part, 1 row per step",
+        "workers of eu after step 1: 2 take part, 16 rows per step",
     ]
 
 
@@ -149,7 +149,7 @@ def test_who_leaves_where_the_averager_goes_and_who_stands_by_is_told() -> None:
         progress.feed(event)
     assert stream.getvalue().splitlines() == [
         "the averager moved to west",
-        "east stands by for the averager",
+        "east is the averager's standby",
         "east has left",
         "west has left: its machine will be terminated; it will rejoin",
         "going on",
