@@ -26,7 +26,7 @@ from geo_ray.base.errors import (
 
 
 class Market(StrEnum):
-    """How a machine is charged; only spot machines may be preempted."""
+    """Market of a machine, which sets its price; only spot machines may be preempted."""
 
     ON_DEMAND = "on_demand"
     SPOT = "spot"

@@ -225,7 +225,7 @@ def patience_s(environ: Mapping[str, str] | None = None) -> float:
 
 @contextmanager
 def watched_head(address: str, lost: Callable[[HeadLostError], None]) -> Iterator[None]:
-    """Look at the head of a run's cluster for as long as the run goes on, in a thread.
+    """Look at the head of a run's cluster in a thread, as long as the run lasts.
 
     Args:
         address: host:port of the head.

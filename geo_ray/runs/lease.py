@@ -100,7 +100,7 @@ class Acquirable:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """It is not known yet whether the holder is alive.
+    """The lease may be held: whether its holder is alive is not known yet.
 
     Attributes:
         record: current record of the lease.

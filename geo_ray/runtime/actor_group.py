@@ -157,7 +157,7 @@ class GroupWorker:
 
     @property
     def is_out(self) -> bool:
-        """Whether it works, or will as soon as it is placed."""
+        """Whether the actor works, or will as soon as it is placed."""
         return self.steps is None and self.ref is not None
 
     @property

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # these import PyTorch
 
 @dataclass(frozen=True, slots=True)
 class RunEndpoints:
-    """Where the averager is and was, and where servers and bridges listen.
+    """Present and former regions of the averager, and addresses of servers and bridges.
 
     Attributes:
         leader: region of the averager.
@@ -100,7 +100,7 @@ class HandoffRecord:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """What a supervisor gives to a new run actor.
+    """State that a supervisor gives to a new run actor.
 
     Attributes:
         record: last record of the previous run actor; None: it had not begun to train.

@@ -28,7 +28,7 @@ class RunServices(Protocol):
 
     @property
     def is_ending(self) -> bool:
-        """Whether the run was told to finish or to halt."""
+        """Whether the run was asked to finish or to halt."""
         ...
 
     def now_s(self) -> float:

@@ -33,7 +33,7 @@ class RunClock:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """How a run continues.
+    """Settings with which a run continues.
 
     Attributes:
         checkpoint: id of the checkpoint to continue from; None: the newest intact and healthy one.
@@ -163,7 +163,7 @@ class UserRequests:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run has ended: with a summary, or early with an error."""
+    """Result of a run: its summary, or the error that ended it early."""
 
     summary: Summary | None
     error: BaseException | None = None

@@ -6,7 +6,7 @@ them on arrival. It is `asgd_ga` with an interval of 1, and the baseline of the 
 Rule: ``w_i <- w_i - u`` in the own region, ``w_j <- w_j - u`` (or ``u / M``) in all others.
 
 When: as a baseline; on links that carry a message per step without effort.
-``wait: always`` (the default) pays for each transfer in full, as a blocking sender does;
+``wait: always`` (the default) waits for each transfer, as a blocking sender does;
 ``when_busy`` overlaps one transfer with one step.
 
 Source: asynchronous SGD over parameter servers in its plainest form; with plain SGD and all

@@ -103,9 +103,8 @@ def plan(caches: Sequence[Collection[int]], needs: Sequence[Collection[int]]) ->
         left &= ~sum(1 << place for place in members)
         groups.append(Multicast(tuple(sorted(wishes[place] for place in members))))
     blocks = sorted({block for _, block in wishes})
-    if len(blocks) < len(
-        groups
-    ):  # many needs are for the same block, and the greedy choice did not pay
+    # Many needs are for the same block: one message per block is shorter than the greedy choice.
+    if len(blocks) < len(groups):
         return [Multicast(tuple(wish for wish in wishes if wish[1] == block)) for block in blocks]
     return groups
 

@@ -73,8 +73,8 @@ class CodecConfig(StrictModel):
         None,
         ge=0.0,
         lt=1.0,
-        description="largest relative error of the final exchange, which pays all residuals; 0: "
-        "full precision; null: 0.03 in rounds, else 0.0001",
+        description="largest relative error of the final exchange, which sends all remaining "
+        "coding errors; 0: full precision; null: 0.03 in rounds, else 0.0001",
     )
 
     def last_error_of(self, strategy: Strategy) -> float:

@@ -193,7 +193,7 @@ def steps_by_speed(averager: AveragerState, region: str, steps: int) -> int:
 
 
 SiteWeights = Literal["data", "samples", "uniform"]
-"""How sites are weighted in a mean: ``data`` by the rows of their data sets, ``samples`` by the
+"""Weights of sites in a mean: ``data`` by the rows of their data sets, ``samples`` by the
 rows behind the updates, ``uniform`` alike."""
 
 

@@ -264,10 +264,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "cause": _text,
         "gain": _number,
     },
-    "region_left": {
-        "region": _text,
-        "name": _text,
-    },  # the remaining region, and the region that left
+    "region_left": {"region": _text, "name": _text},  # the averager's region; the region that left
     "averager_moved": {"region": _text, "term": _whole},  # the averager lives there now
     "standby_ready": {"region": _text, "name": _text, "term": _whole},  # it may take over
     "stop_requested": {"cause": _text},

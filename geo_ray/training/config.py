@@ -337,7 +337,7 @@ class MembersConfig(StrictModel):
     follow_plan: bool = Field(
         True,
         description="let a run that follows a plan adapt its interval when the regions change "
-        "and it pays; false: only report it",
+        "and the change saves more than it costs; false: only report it",
     )
     absent: tuple[str, ...] = Field(
         (), description="regions that do not take part from the start and may join later"

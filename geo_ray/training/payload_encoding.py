@@ -2,7 +2,7 @@
 
 A change is encoded directly. A model is encoded as its difference from a reference: the payload of
 the last reply that the region merged, which the averager knows to the bit. The first message is
-sent in full, and the last one pays all residuals. In rounds one answer is encoded once for all
+sent in full, and the last one contains all residuals. In rounds one answer is encoded once for all
 regions; otherwise each region has its own reference and residual.
 
 Shape legend: P = parameters of the model.
@@ -85,7 +85,7 @@ class WirePlan:
 
     @property
     def owes(self) -> bool:
-        """Whether something may be owed after the last round, unless it is the final update."""
+        """Whether coding errors may remain after the last round, unless it is the final update."""
         codecs = [codec for codec in (self.up, self.down) if codec is not None]
         return any(codec.traits.lossy and not codec.traits.feeds_back for codec in codecs)
 
@@ -135,8 +135,8 @@ class RegionWire:
 
     A strategy that sends changes has them coded as they are. One that sends its model has the
     difference from its *reference* coded: the payload of the last reply that this region merged,
-    which the averager knows to the bit. The first message goes in full: it has no reference. The
-    last one pays all that is owed, as exactly as is wanted, so that regions end equal.
+    which the averager knows to the bit. The first message is sent in full: it has no reference. The
+    last one contains all that is owed, to the configured error, so that regions end equal.
 
     Shape legend: P = parameters of the model.
 

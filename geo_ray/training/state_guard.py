@@ -5,8 +5,8 @@ and no checkpoint. Their digests are compared between processes at the start, an
 worker's first steps, after steps whose number is a power of two, and before every evaluation. A
 change in the first steps ends the run, before it has cost anything. A change that begins later (an
 average from step 100 on, a queue that fills at an epoch's end), or is found by a worker that joined
-late, is reported once, and the run continues. A check reads all of that state once, so a run of N
-steps pays for log2(N) checks and one per evaluation.
+late, is reported once, and the run continues. A check reads all of that state once; a run of N
+steps makes log2(N) checks and one per evaluation.
 """
 
 from __future__ import annotations

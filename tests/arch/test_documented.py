@@ -298,3 +298,35 @@ def test_files_that_documents_name_exist() -> None:
             if not exists and ("/" in name or name not in known):
                 gone.append(f"{document.relative_to(ROOT)}: {name}")
     assert not gone
+
+
+# ------------------------------------------------------------------ size of documents
+
+MOST_WORDS = 2000
+MOST_COLUMNS = 120
+
+
+def written_pages() -> list[Path]:
+    """Pages that people write and maintain: no generated and no archived ones."""
+    return [
+        page
+        for page in pages()
+        if page.name == "README.md" or "docs" in page.parts
+        if not {"generated", "archive"} & set(page.parts)
+    ]
+
+
+def long_lines(page: Path) -> list[str]:
+    """Lines of prose that are too long; code, tables and lines with a link may be."""
+    text = re.sub(r"^( *)```.*?^ *```", "", page.read_text(), flags=re.M | re.S)
+    lines = (line for line in text.splitlines() if not line.startswith("|"))
+    return [line for line in lines if len(line) > MOST_COLUMNS and not re.search(r"\]\(|//", line)]
+
+
+def test_a_page_is_short() -> None:
+    words = {page.name: len(page.read_text().split()) for page in written_pages()}
+    assert {name: count for name, count in words.items() if count > MOST_WORDS} == {}
+
+
+def test_lines_of_pages_are_wrapped() -> None:
+    assert {page.name: found for page in written_pages() if (found := long_lines(page))} == {}

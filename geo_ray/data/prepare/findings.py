@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from geo_ray.base.errors import GeoRayError, SchemaMismatchError, ShardCorruptError
 from geo_ray.base.text import listed, nearest_word
@@ -256,6 +256,7 @@ class Findings:
         label: the task's column that has the class of each row, if known.
         written: sources of the preparation file, if any.
         ignored: kinds of errors to ignore because they depend on unknown types.
+        in_use: columns that other sources read, which are not suggested for a missing one.
     """
 
     def __init__(
@@ -264,8 +265,10 @@ class Findings:
         label: str | None = None,
         written: WrittenSources | None = None,
         ignored: Collection[Kind] = (),
+        in_use: Collection[str] = (),
     ) -> None:
         self._ignored = ignored
+        self._in_use = frozenset(in_use)
         self._types = types
         self._label = label
         self._written = written or {}
@@ -306,13 +309,17 @@ class Findings:
         """Drop the errors of columns of the files whose cause was already reported."""
         self._found = {key: found for key, found in self._found.items() if key[1] not in columns}
 
-    def raise_any(self, what: str, prepared: bool, draft: str = "") -> None:
+    def raise_any(
+        self, what: str, prepared: bool, draft: str = "", *, is_sealed: bool = False
+    ) -> None:
         """Raise one error that lists all recorded ones; do nothing if there are none.
 
         Args:
             what: the first line.
             prepared: whether a preparation file is in use, which the advice then changes.
             draft: the command that writes a draft of a preparation file.
+            is_sealed: whether a model was trained with the preparation, so that only the rows can
+                be corrected.
 
         Raises:
             SchemaMismatchError: if columns or rows do not match the task.
@@ -334,7 +341,8 @@ class Findings:
             wrong_rows = any(isinstance(e, SchemaMismatchError) for e in self._unreadable.values())
             error_class = SchemaMismatchError if wrong_rows else ShardCorruptError
             raise error_class("\n  ".join(lines), fix="Add these options, or correct the files.")
-        raise SchemaMismatchError("\n  ".join(lines), fix=_fix(helped, prepared, draft))
+        fix = _SEALED if is_sealed else _fix(helped, prepared, draft)
+        raise SchemaMismatchError("\n  ".join(lines), fix=fix)
 
     def _say(self, key: tuple[str, str], records: Mapping[Kind, _Record]) -> tuple[list[str], bool]:
         name, column = key
@@ -353,7 +361,7 @@ class Findings:
             )
             advice = advise(kind, source, role, _facts(record))
             if kind == "absent":
-                advice = _of_absent(column, record, wanted)
+                advice = _of_absent(column, record, wanted, self._in_use)
             changes |= advice.changes
             if advice.remark:
                 remarks.append(advice.remark)
@@ -382,12 +390,13 @@ def _places(kind: Kind, record: _Record) -> str:
     return f" ({rows}, first in {first}{also})"
 
 
-def _of_absent(column: str, record: _Record, wanted: ColumnType) -> ColumnAdvice:
+def _of_absent(column: str, record: _Record, wanted: ColumnType, in_use: Set[str]) -> ColumnAdvice:
+    """Advice for a column that is not there; columns ``in_use`` are not suggested."""
     names = record.first.names
     if not record.everywhere:
         them = "add the column to it, or remove the file"
         return ColumnAdvice({}, f"{record.first.path} has {listed(names)}; {them}")
-    close = nearest_word(column, set(names))
+    close = nearest_word(column, set(names) - in_use)
     if close is not None:
         return ColumnAdvice({"column": close})
     remark = f"the files have {listed(names) if names else 'no columns'}"
@@ -397,6 +406,12 @@ def _of_absent(column: str, record: _Record, wanted: ColumnType) -> ColumnAdvice
     else:
         remark += "; name the correct one: {column: NAME}"
     return ColumnAdvice({}, remark)
+
+
+_SEALED: Final = (
+    "Correct the rows: add the missing columns, and pass `decimal` or `thousands` if numbers are "
+    "text. Change the preparation file (lines with braces) only to train again with new shards."
+)
 
 
 def _fix(helped: bool, prepared: bool, draft: str) -> str:

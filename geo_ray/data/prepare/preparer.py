@@ -178,7 +178,7 @@ class Preparer:
                 f"columns differ in their number of rows: {counts_text(lengths)}",
                 fix="Give each column one value per row, None for a missing value.",
             )
-        findings = Findings(self._types)
+        findings = Findings(self._types, in_use=self.inputs)
         names = tuple(rows)
         if self._site is not None:
             reader = SiteReader(self._site, "the site file", self._decimal, self._thousands)
@@ -193,7 +193,7 @@ class Preparer:
             for source in sources:
                 if source.column not in names:
                     findings.add_absent(name, source, spot)
-        findings.raise_any("the rows do not match the preparation", prepared=True)
+        findings.raise_any("the rows do not match the preparation", prepared=True, is_sealed=True)
         return prepared
 
     def transform(

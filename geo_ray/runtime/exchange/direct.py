@@ -367,7 +367,7 @@ class UpdatePath(Protocol):
 
 
 class StagedPath(Protocol):
-    """What a stage uses of its path; all but the first three only at the averager's leader."""
+    """The part of a path that its stage uses; all but the first three only at the leader."""
 
     @property
     def leader(self) -> AveragerLeader:

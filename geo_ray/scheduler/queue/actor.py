@@ -49,7 +49,7 @@ class QueueOrder:
 
 @dataclass(frozen=True, slots=True)
 class QueueServed:
-    """How a queue is served.
+    """State of serving a queue.
 
     Attributes:
         is_acting: whether this process serves it.
@@ -83,7 +83,7 @@ class QueueActor:
         self._thread.start()
 
     def served(self) -> QueueServed:
-        """How the queue is served."""
+        """Return the state of serving the queue."""
         return self._served
 
     def wake(self) -> None:

@@ -95,7 +95,7 @@ def save(world: InProcess, saver: Saver) -> int:
             assert site.bridge is not None
             assert site.bridge.path.request_checkpoint(checkpoint, halt=False)
     for site in world.sites.values():
-        site.primary.cut(checkpoint, halt=False)
+        site.primary.snapshot(checkpoint, halt=False)
 
     def told() -> int | None:
         for site in world.sites.values():

@@ -86,7 +86,7 @@ def test_a_checkpoint_holds_an_update_whose_place_its_answer_takes(
     with InProcess(experiment_of(strategy=DILOCO), tmp_path) as world:
         workers = start(world, region)
         site = await_update(world, region)
-        (snapshot,) = site.primary._cut(1, halt=False)  # and its writer is slow
+        (snapshot,) = site.primary._snapshot(1, halt=False)  # and its writer is slow
         request = site.server.open_request
         assert request is not None
         live_P = request.update.payload_P

@@ -70,7 +70,9 @@ def machines(ray_cluster: LocalCluster) -> Iterator[None]:
         ray_cluster._start_node(name, f"127.0.0.{40 + number}", flags)
     for name in NODES:
         ray_cluster._wait(
-            (ray_cluster._leader(name) / "ray_current_cluster").is_file, name, time.monotonic() + 90
+            (ray_cluster._directory(name) / "ray_current_cluster").is_file,
+            name,
+            time.monotonic() + 90,
         )
     yield
     for name in NODES:

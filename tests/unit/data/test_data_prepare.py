@@ -361,6 +361,15 @@ def test_everything_that_is_wrong_is_listed_at_once_with_lines_to_paste() -> Non
     assert "preparation file" in caught.value.fix
 
 
+def test_a_column_that_another_source_uses_is_not_suggested_for_a_missing_one() -> None:
+    types = {"x": "float32[2]", "label": "int64"}
+    made = preparer({"x": [{"column": "area"}, {"column": "areas"}]}, types)
+    with pytest.raises(SchemaMismatchError) as caught:
+        made.apply({"areas": [1.0], "label": [0]})
+    assert "x: [{column: areas" not in caught.value.message
+    assert "add the missing columns" in caught.value.fix
+
+
 def test_advice_can_be_followed_to_the_letter(tmp_path: Path) -> None:
     rows = {"x": [1.0, None, float("inf")], "y": ["no", None, "yes"]}
     types = {"x": "float32", "y": "int64"}

@@ -215,7 +215,7 @@ def test_a_last_checkpoint_that_the_averager_does_not_begin_is_begun_again(run: 
     def request(checkpoint: int, halt: bool) -> bool:
         return refusals.pop() if refusals else True
 
-    def cut(names: list[str], checkpoint: int, halt: bool) -> None:
+    def snapshot(names: list[str], checkpoint: int, halt: bool) -> None:
         folder = directory_of(run.checkpoints, checkpoint)
         parts = [write_part(folder, name, {"x": torch.ones(2)}, {}) for name in names]
         run.controller.checkpoints.add({"id": checkpoint, "parts": parts, "step": 1})
@@ -223,7 +223,7 @@ def test_a_last_checkpoint_that_the_averager_does_not_begin_is_begun_again(run: 
     asked.answers["request_checkpoint"] = request
     for name, primary in run.actors.primaries.items():
         names = [shard_part_name(name, 0)] + ([AVERAGER_PART] if name == HOME else [])
-        primary.answers["cut"] = partial(cut, names)
+        primary.answers["snapshot"] = partial(snapshot, names)
     run.controller._save_end()
     run.controller.saver.close()
     assert len(run.told("request_checkpoint")) == 3

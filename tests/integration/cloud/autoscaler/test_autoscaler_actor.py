@@ -229,7 +229,7 @@ def test_machines_come_are_replaced_and_end_whatever_becomes_of_the_autoscaler(
     )
     actor: Any = started(order, connected.namespace)
     assert find_autoscaler("actor", connected.namespace) == actor
-    with pytest.raises(ValueError, match="no autoscaler of other"):
+    with pytest.raises(ValueError, match="other has no autoscaler"):
         find_autoscaler("other", connected.namespace)
 
     def status() -> Any:
