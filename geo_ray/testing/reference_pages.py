@@ -394,7 +394,7 @@ EXAMPLE: Final = ConfigError(
     "job.yaml: 2 problems:\n"
     '    train.steps (line 6): got "many", expected a whole number from 1 to 1000000000000\n'
     "    train.eval_evry (line 7): unknown key; did you mean eval_every?",
-    fix="Correct them all. `geo-ray config schema train` shows what belongs there.",
+    fix="Correct all of them. `geo-ray config schema train` shows the valid keys and values.",
 )
 """What `geo-ray train` says of a file with two mistakes; a test makes the mistakes."""
 

@@ -80,8 +80,8 @@ def test_a_missing_run_is_answered_with_the_near_one(words, here):
     ("change", "said", "fix"),
     [
         ("trainsteps=5", "trainsteps (--set): unknown key; did you mean train.steps?", "schema`"),
-        ("train.checkpoint.every=40", "train.checkpoint (--set): unknown key; checkpoint is a key "
-         "of the whole file", "schema train"),
+        ("train.checkpoint.every=40", "train.checkpoint (--set): unknown key; checkpoint is a "
+         "top-level key", "schema train"),
         ("codec=topk", "did you mean {up: {kind: topk}}?", "schema codec"),
         ("strategy=sma", "did you mean {kind: sma}?", "schema strategy"),
         ("train.eval_evry=3", "did you mean eval_every?", "schema train"),
@@ -203,5 +203,5 @@ def test_a_misspelt_strategy_is_answered_with_the_near_one(here: Path) -> None:
 
 
 def test_a_run_that_is_not_there_has_no_file_that_cannot_be_read(here: Path) -> None:
-    with pytest.raises(RunDirectoryError, match=r"there is no run \S+/none\n"):
+    with pytest.raises(RunDirectoryError, match=r"no run \S+/none\n"):
         geo_ray.open_run("runs/none")
