@@ -140,12 +140,12 @@ def serve(parent: Connection, num_params: int, count: int, index: int, key: byte
     ports = [shard, *[RemoteShard(client, TIMEOUT_S) for client in clients]]
     plan = ServerPlan("here", num_workers=2, batch_size=1, steps=NEVER, mode="async")
     server = Server.over(ports, num_params, plan, WirePlan(), pool)
-    shard = PrimaryShard(server, held, (), None, EventBuffer("here", time.time()), TIMEOUT_S)
-    lan = LanServer("127.0.0.1", key, shard.handle, on_close=shard.on_close)
+    primary = PrimaryShard(server, held, (), None, EventBuffer("here", time.time()), TIMEOUT_S)
+    lan = LanServer("127.0.0.1", key, primary.handle, on_close=primary.on_close)
     parent.send(lan.address)
     parent.recv()
     lan.close()
-    shard.close()
+    primary.close()
     for client in clients:
         client.close()
     pool.close()

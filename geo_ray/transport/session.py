@@ -326,7 +326,7 @@ class Inbox:
         """Queue complete messages, in the order of their lane."""
         self._append([_News(attempt, message) for message in messages])
 
-    def tell_peer(self, attempt: int, *, is_up: bool) -> None:
+    def report_peer(self, attempt: int, *, is_up: bool) -> None:
         """Queue the notification that the peer is connected or disconnected."""
         self._append([_News(attempt, is_up=is_up)])
 
@@ -680,11 +680,11 @@ class Session:
             self._outbox.rewind(delivered)
             if old is not None:
                 # Reported here: the old connection's thread may be later than the new one's.
-                self.inbox.tell_peer(count(old.greeting.hello, "attempt"), is_up=False)
+                self.inbox.report_peer(count(old.greeting.hello, "attempt"), is_up=False)
                 old.end("replaced by a newer connection")
             self._connection, self.is_forgotten = connection, False
             self._peer_serials, self.is_revoked = connection.peer_serials, False
-            self.inbox.tell_peer(self._incarnation.attempt, is_up=True)
+            self.inbox.report_peer(self._incarnation.attempt, is_up=True)
             self._peer_delivered = []
             self._counters.open(connection)
             self._changed.notify_all()
@@ -750,7 +750,7 @@ class Session:
             if connection is None or connection.stuck_s() <= limit_s:
                 return False
             self._connection = None
-            self.inbox.tell_peer(self._incarnation.attempt, is_up=False)
+            self.inbox.report_peer(self._incarnation.attempt, is_up=False)
             self._changed.notify_all()
         _LOGGER.error("the loop of the connection to region %s is stuck", self.peer)
         connection.end("its loop is stuck")
@@ -761,7 +761,7 @@ class Session:
         with self._changed:
             if self._connection is connection:
                 self._connection = None
-                self.inbox.tell_peer(self._incarnation.attempt, is_up=False)
+                self.inbox.report_peer(self._incarnation.attempt, is_up=False)
             self._counters.last_error = str(connection.cause)
             self._counters.close(connection)
             is_last = self._closed and self._connection is None

@@ -13,7 +13,7 @@ from geo_ray.base.errors import LeaseLostError, RunDirectoryError, StoreError
 from geo_ray.runs import remote, uploader
 from geo_ray.runs.lease import LEASE_KEY, LeaseKeeper, LeaseSeeker, decode_record
 from geo_ray.runs.remote import RunObjects, driven_copy, is_ahead, view_copy
-from geo_ray.runs.uploader import Uploader, uploading
+from geo_ray.runs.uploader import _MERGE_AT, Uploader, uploading
 from geo_ray.storage.bucket import Bucket, RequestLimits
 from geo_ray.storage.conditional_store import S3ConditionalStore
 from geo_ray.storage.uri import parse_s3
@@ -232,7 +232,7 @@ def test_trouble_to_the_end_is_told_and_nothing_is_lost(
     proxy.trouble = lambda _: kind
     with EventLog(path / EVENTS_FILE) as log:
         log.write("stop_requested", 0.0, cause="said late")
-    with pytest.raises(StoreError, match=r"is in .* only") as told:
+    with pytest.raises(StoreError, match=r"is only in ") as told:
         uploader.close()
     assert "--resume" in str(told.value.fix)
     proxy.trouble = lambda _: None
@@ -303,7 +303,7 @@ def test_pieces_that_could_not_be_put_together_are_later(
                 file.write(line)
             uploader.tick()
 
-    write(uploader._MERGE_AT - 1)
+    write(_MERGE_AT - 1)
     puts: list[None] = []
 
     def second(request: Request) -> str | None:
@@ -316,4 +316,4 @@ def test_pieces_that_could_not_be_put_together_are_later(
     proxy.trouble = lambda _: None
     write(1)
     assert len(objects.segments()) == 1
-    assert (view_copy(uri) / EVENTS_FILE).read_bytes() == line * (uploader._MERGE_AT + 1)
+    assert (view_copy(uri) / EVENTS_FILE).read_bytes() == line * (_MERGE_AT + 1)

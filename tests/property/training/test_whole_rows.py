@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_ray.planner.cover import most_rows, shares, slowest_s
+from geo_ray.planner.cover import most_rows, slowest_s, split_rows
 
 SPEEDS = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0, 7.5]), min_size=1, max_size=4)
 
@@ -27,7 +27,7 @@ def test_no_split_is_done_earlier(speeds: list[float], more: int, rooms: list[in
     if sum(rooms) < rows:
         assert slowest_s(rows, [1] * len(speeds), speeds, rooms) == float("inf")
         return
-    mine = shares(rows, speeds, rooms)
+    mine = split_rows(rows, speeds, rooms)
     assert all(n <= room for n, room in zip(mine, rooms, strict=True))
     assert sum(mine) == rows and min(mine) >= 1
     every = (
@@ -53,7 +53,7 @@ def test_many_rows_take_as_long_as_if_they_could_be_cut() -> None:
 
 
 def test_the_fast_give_way_to_those_that_need_a_row() -> None:
-    assert shares(3, [100.0, 1.0, 1.0], [9] * 3) == [1, 1, 1]
-    assert shares(4, [30.0, 10.0], [9] * 2) == [3, 1]
-    assert shares(30, [30.0, 30.0, 10.0, 10.0], [30] * 4) in ([11, 11, 4, 4], [12, 12, 3, 3])
-    assert shares(7, [3.0], [7]) == [7]
+    assert split_rows(3, [100.0, 1.0, 1.0], [9] * 3) == [1, 1, 1]
+    assert split_rows(4, [30.0, 10.0], [9] * 2) == [3, 1]
+    assert split_rows(30, [30.0, 30.0, 10.0, 10.0], [30] * 4) in ([11, 11, 4, 4], [12, 12, 3, 3])
+    assert split_rows(7, [3.0], [7]) == [7]
