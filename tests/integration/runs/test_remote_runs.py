@@ -283,7 +283,7 @@ def test_a_damaged_object_is_told(uri: str, tmp_path: Path) -> None:
 
 def test_a_run_that_is_not_there_is_told(uri: str) -> None:
     wrong = uri.replace("/run?", "/rum?")
-    with pytest.raises(RunDirectoryError, match=r"there is no run s3://.*rum"):
+    with pytest.raises(RunDirectoryError, match=r"no run s3://.*rum"):
         geo_ray.status(wrong)
     assert not copy_path(wrong, "seen").exists()
 
@@ -294,7 +294,7 @@ def test_a_run_that_was_removed_is_told_although_there_is_a_copy(uri: str, tmp_p
     driver.uploader.tick()
     assert (view_copy(uri) / "summary.json").exists()
     RunObjects(uri).discard()
-    with pytest.raises(RunDirectoryError, match="there is no run"):
+    with pytest.raises(RunDirectoryError, match="no run"):
         view_copy(uri)
     assert not copy_path(uri, "seen").exists()
 

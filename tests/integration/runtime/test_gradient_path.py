@@ -76,7 +76,7 @@ def in_threads(trace: Any) -> Iterator[None]:
 def test_a_gradient_passes_the_files_that_the_page_names(tmp_path: Path) -> None:
     text = PAGE.read_text()
     section = text[text.index("A gradient passes these") : text.index("A message counts as")]
-    table, others = section.split("The way back passes no others")
+    table, others = section.split("The reply passes through the same files")
     passed, looked_at = (set(re.findall(r"`([\w/]+\.py)`", part)) for part in (table, others))
     assert f"these {len(passed)} files" in section
     experiment = experiment_of(
