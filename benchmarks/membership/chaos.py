@@ -71,7 +71,7 @@ train:
   eval_every: {steps}
   elastic: {{min_workers: 1, batch: fixed}}
   max_worker_restarts: 1000
-averager: {{region: {HOME}, standby: auto, takeover_s: 1.0}}
+averager: {{region: {HOME}, standby: auto, failover_s: 1.0}}
 members: {{min: 1}}
 emulate:
   link: {{rate_mbps: 100, delay_s: 0.02, outages: [{outages}]}}

@@ -59,7 +59,7 @@ STEP_S = 0.25
 
 def config(role: str) -> str:
     """The run that a role's process is killed of."""
-    standby = f", standby: {SECOND}, takeover_s: 1.0" if role == "host" else ""
+    standby = f", standby: {SECOND}, failover_s: 1.0" if role == "host" else ""
     return f"""
 name: recovery
 task: {{use: digits}}

@@ -32,7 +32,7 @@ def region_of(part: str) -> str | None:
     return None if match is None else match[1]
 
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_MANIFEST_BYTES = 16_000_000
 PartName = Annotated[
     str,

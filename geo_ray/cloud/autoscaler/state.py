@@ -523,7 +523,7 @@ class _Stored:
     memory: AutoscalerState
 
 
-_FORMAT: Final = "autoscaler-journal-2"
+_FORMAT: Final = "autoscaler-journal-3"
 _READER: Final = TypeAdapter(_Stored)
 
 

@@ -87,7 +87,7 @@ JOB: Final[StateTable[JobState, JobEvent]] = StateTable(
     },
 )
 
-SNAPSHOT_FORMAT: Final = "queue-snapshot-2"
+SNAPSHOT_FORMAT: Final = "queue-snapshot-3"
 
 KEPT_ENDED: Final = 500
 """Maximum number of ended jobs that are retained."""

@@ -118,7 +118,7 @@ def _cipher(head_digest: bytes, key: bytes) -> Cipher[modes.GCM]:
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 HEADER: Final = struct.Struct("!4sBBHIQ16s")
 DIGEST_BYTES: Final = 16
 PIECE_BYTES: Final = (

@@ -107,9 +107,9 @@ def test_no_run_outlives_its_codec_and_a_refusal_changes_nothing(allow, place):
     path = interrupted(place)
     edited(place / "own_codec.py")
     before = everything_in(path)
-    with pytest.raises(ConfigChangedError, match="the file is not the one") as caught:
+    with pytest.raises(ConfigChangedError, match="the file differs from") as caught:
         geo_ray.train(resume=path, allow_changes=allow)
-    assert "begin a new run" in caught.value.fix and "--allow-change" not in caught.value.fix
+    assert "start a new run" in caught.value.fix and "--allow-change" not in caught.value.fix
     assert everything_in(path) == before
 
 
@@ -119,7 +119,7 @@ def test_other_options_of_a_codec_are_named(place):
     with pytest.raises(ConfigChangedError, match=r"levels: 7\).*levels: 127\)"):
         geo_ray.train(resume=path, overrides={"codec.up.levels": 7})
     with pytest.raises(
-        ConfigChangedError, match=r"codec\.down is int8 \(block: 256\), .*with none"
+        ConfigChangedError, match=r"codec\.down is int8 \(block: 256\), .*is none"
     ):
         geo_ray.train(resume=path, overrides={"codec.down": {"kind": "int8"}})
     assert everything_in(path) == before
@@ -129,7 +129,7 @@ def test_what_refuses_a_resume_later_changes_nothing_either(place):
     path = interrupted(place)
     edited(place / "own_strategy.py")
     before = everything_in(path)
-    with pytest.raises(ConfigChangedError, match="not the one") as caught:
+    with pytest.raises(ConfigChangedError, match="differs from") as caught:
         geo_ray.train(resume=path)
     assert "--allow-change own_strategy.py" in caught.value.fix
     changes = {"task.options": {"width": "broad"}}  # told when the task is made

@@ -249,7 +249,7 @@ def test_another_key_version_or_missing_digest_is_refused() -> None:
         _receive(_raw(frame), SEALED)
     other_version = bytearray(_raw(frame))
     other_version[4] = 9
-    with pytest.raises(PeerRefusedError, match=r"version 9, this side version 4"):
+    with pytest.raises(PeerRefusedError, match=r"version 9, this side version 5"):
         _receive(bytes(other_version))
 
 

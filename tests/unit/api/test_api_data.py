@@ -107,7 +107,7 @@ def test_an_inspection_says_what_is_there_and_drafts_a_preparation(
     task = {"use": "toy.py:Toy", "options": {"features": 2}}
     with pytest.raises(errors.ConfigError, match="exists already"):
         inspect_data("us", READ, task=task, draft="prepare.yaml")
-    with pytest.raises(errors.ConfigError, match="none is named"):
+    with pytest.raises(errors.ConfigError, match="requires a task"):
         inspect_data("us", READ, draft="new.yaml")
     found = inspect_data("us", READ, task=task, draft="new.yaml")
     found.raise_if_bad()

@@ -90,7 +90,7 @@ def test_the_model_is_the_trained_one(run: geo_ray.Run, tmp_path: Path) -> None:
         run.export(tmp_path / "m.onnx")
     with pytest.raises(errors.CheckpointMissingError) as missing:
         run.model(checkpoint=3)
-    assert "saved none" in missing.value.fix and "--resume" not in missing.value.fix
+    assert "saved no checkpoint" in missing.value.fix and "--resume" not in missing.value.fix
     with pytest.raises(errors.RunDirectoryError, match="no best model") as caught:
         run.model(best=True)
     assert "train.keep_best" in caught.value.fix

@@ -275,10 +275,10 @@ def test_a_newer_format_is_refused_with_advice_and_not_passed_over(
 ) -> None:
     for id in range(2):
         save(store, id)
-    body = manifest(1).model_dump(mode="json") | {"version": 2, "new": True}
+    body = manifest(1).model_dump(mode="json") | {"version": 3, "new": True}
     data = canonical_json({"manifest": body, "sha256": sha256_hex(canonical_json(body))})
     (tmp_path / "checkpoints" / "ckpt-00000001" / "manifest.json").write_bytes(data)
-    with pytest.raises(CheckpointError, match="format version 2") as caught:
+    with pytest.raises(CheckpointError, match="format version 3") as caught:
         store.latest()
     assert "release" in caught.value.fix
 

@@ -403,7 +403,7 @@ def test_an_older_release_is_refused_and_reads_that_it_is() -> None:
         sock.sendall(hello[:4] + b"\x03" + hello[5:])
         refused = recv_frame(sock, b"geo_ray hello", FrameLimits())
         assert refused.kind is FrameKind.REFUSED
-        assert "version 3, this side version 4" in str(refused.meta["reason"])
+        assert "version 3, this side version 5" in str(refused.meta["reason"])
 
 
 def test_an_answer_that_stops_in_the_middle_ends_at_the_timeout() -> None:

@@ -72,7 +72,7 @@ def test_it_is_kept_aside_and_another_one_begins(tmp_path: Path, data: bytes) ->
 
 
 def test_a_journal_of_another_format_is_rejected_by_name() -> None:
-    with pytest.raises(RunDirectoryError, match=r"autoscaler-journal-1, and this .*-journal-2"):
+    with pytest.raises(RunDirectoryError, match=r"autoscaler-journal-1, and this .*-journal-3"):
         decode_memory(DAMAGED["another release"])
 
 
