@@ -69,7 +69,7 @@ def host() -> Iterator[NodeHost]:
         ("says_no_text", [[], {}], "a file named "),
         ("says_nothing", [[], {}], r"odd\.says_nothing failed: UnreadableError\n"),
         ("broken", [[], {}], r"odd\.broken failed: ValueError\('a property'\)"),
-        ("borken", [[], {}], "no public method 'borken'.* there is: batch, leaves, says_no_text"),
+        ("borken", [[], {}], "no public method 'borken'.* valid: batch, leaves, says_no_text"),
         ("batch", [[0], {}], r"odd\.batch failed: SystemExit\(4\)"),
         ("batch", [[1, 2], {}], "takes one positional argument of each call"),
         ("batch", [[], {"requests": 1}], "takes one positional argument of each call"),
