@@ -118,9 +118,7 @@ def test_other_options_of_a_codec_are_named(place):
     before = everything_in(path)
     with pytest.raises(ConfigChangedError, match=r"levels: 7\).*levels: 127\)"):
         geo_ray.train(resume=path, overrides={"codec.up.levels": 7})
-    with pytest.raises(
-        ConfigChangedError, match=r"codec\.down is int8 \(block: 256\), .*is none"
-    ):
+    with pytest.raises(ConfigChangedError, match=r"codec\.down is int8 \(block: 256\), .*is none"):
         geo_ray.train(resume=path, overrides={"codec.down": {"kind": "int8"}})
     assert everything_in(path) == before
 
