@@ -126,8 +126,8 @@ def test_a_rate_empties_the_queue_at_that_rate(lab: Lab, send: Send) -> None:
     until(lambda: lab.stats().links["A", "B"].queue_bytes < 400_000)
     second = lab.stats()
     served = first.links["A", "B"].queue_bytes - second.links["A", "B"].queue_bytes
-    # two requests pass between a stats' clock and its queue; hence the slack of 20 ms
-    assert served * 8 == pytest.approx((second.seconds - first.seconds) * 2e6, abs=0.02 * 2e6)
+    # Time passes between a request's clock and its queue, more on a busy machine.
+    assert served * 8 == pytest.approx((second.seconds - first.seconds) * 2e6, rel=0.2)
     assert first.links["A", "B"].queue_peak_bytes > 400_000
 
 
@@ -171,7 +171,8 @@ def test_links_of_a_region_share_its_uplink(lab: Lab, send: Send) -> None:
     until(lambda: lab.stats().up["A"].queue_bytes < 300_000)
     second = lab.stats()
     served = first.up["A"].queue_bytes - second.up["A"].queue_bytes
-    assert served * 8 == pytest.approx((second.seconds - first.seconds) * 2e6, abs=0.02 * 2e6)
+    # Time passes between a request's clock and its queue. Two separate caps would serve twice.
+    assert served * 8 == pytest.approx((second.seconds - first.seconds) * 2e6, rel=0.2)
 
 
 def test_links_to_a_region_share_its_downlink(lab: Lab, send: Send) -> None:
