@@ -36,7 +36,7 @@ from geo_ray.telemetry.columns import RunRecord
 from geo_ray.telemetry.event_log import EVENTS_FILE, has_begun, read_events
 from geo_ray.telemetry.events import EVENT_FIELDS, Event
 from geo_ray.telemetry.report import REPORT_FILE, load_record
-from geo_ray.telemetry.summary import Summary, Summing, load_summary
+from geo_ray.telemetry.summary import REGION_HEADINGS, Summary, Summing, load_summary
 from geo_ray.telemetry.totals import LinkTotals
 from geo_ray.training.checkpoint_parts import wire_tensors
 from geo_ray.training.model_buffers import stored_buffers
@@ -241,16 +241,6 @@ class Run:
         return f"<Run {self.name}: {summary.strategy}, {', '.join(facts)}>"
 
     def _repr_html_(self) -> str:
-        headings = (
-            "region",
-            "steps",
-            "samples",
-            "loss",
-            "compute",
-            "waiting",
-            "WAN sent",
-            "received",
-        )
         rows = [
             (
                 row["region"],
@@ -264,7 +254,7 @@ class Run:
             )
             for row in self.table().to_pylist()
         ]
-        return html_view(repr(self)[1:-1], headings, rows)
+        return html_view(repr(self)[1:-1], REGION_HEADINGS, rows)
 
 
 def open_run(path: FilePath | Run, *, base_dir: FilePath | None = None) -> Run:

@@ -32,6 +32,18 @@ from geo_ray.base.text import (
 from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.totals import RegionTotals, RunTotals, newest_noise
 
+REGION_HEADINGS: Final = (
+    "region",
+    "steps",
+    "samples",
+    "loss",
+    "compute",
+    "waiting",
+    "WAN sent",
+    "received",
+)
+"""Columns of the table of regions, in the terminal and in a notebook."""
+
 
 class Best(StrictModel):
     """The best evaluated model of a run."""
@@ -368,16 +380,7 @@ def final_table(summary: Summary, totals: RunTotals) -> FittedTable:
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    for heading in (
-        "region",
-        "steps",
-        "samples",
-        "loss",
-        "compute",
-        "waiting",
-        "WAN sent",
-        "received",
-    ):
+    for heading in REGION_HEADINGS:
         table.add_column(
             heading, justify="left" if heading == "region" else "right", overflow="fold"
         )

@@ -53,7 +53,6 @@ RULES: Final[list[tuple[str, str | None, str]]] = [
     (r"(\w+=\S+ )?scripts/(quickstart|test)\b.*", None, "makes the environment of a bare clone"),
     (r"(source|export|cd|cp|for|done|PORTS=|--).*", None, "sets up a shell or copies files"),
     (r"(git clone|pip install|pre-commit) .*", None, "downloads"),
-    (r"mkdocs .*", None, "scripts/test builds the site"),
     (r"(terraform|aws|tccli|wg|scp|ssh|cloud-init|/opt/geo_ray\S*) .*", None, CLOUD),
     (r"python3? -(m venv|c) .*", None, "makes an image or a secret"),
     (r"ray (start|job) .*", None, f"{CLUSTER}test_job_submit.py, tests/chaos/runtime"),
@@ -73,7 +72,6 @@ RULES: Final[list[tuple[str, str | None, str]]] = [
         None,
         "needs a run of a plan; tests/sim/planner",
     ),
-    (r"geo-ray probe .*", None, "needs two hosts; tests/integration/transport"),
     (r"geo-ray prices refresh .*", None, f"{CLOUD}tests/contract/cloud"),
     (r"geo-ray schedule cluster_job_log .*", None, "needs a published trace; tests/unit/scheduler"),
     (r"(geo-ray .*) --(open|follow)", r"\1", "opens a browser, or follows a run"),
@@ -145,6 +143,16 @@ def instead(command: str) -> str | None:
         if match := re.fullmatch(pattern, command):
             return other if other is None else match.expand(other)
     return command
+
+
+def test_each_rule_is_needed() -> None:
+    """A rule without a command on a page could hide a later one."""
+    every = [command for page in PAGES for command in commands(page)]
+    found = [
+        next((pattern for pattern, _, _ in RULES if re.fullmatch(pattern, command)), "")
+        for command in every
+    ]
+    assert [pattern for pattern, _, _ in RULES if pattern not in found] == []
 
 
 @pytest.fixture(scope="module")
