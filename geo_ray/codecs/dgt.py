@@ -15,8 +15,8 @@ how many blocks of each kind there are and which are reliable. An update is comp
 has arrived; with ``grace_s`` it then waits for its lossy blocks at most that long. Missing blocks
 count as zero. A later block is added to the region's next update, once: blocks are identified by
 attempt, update and rank; second copies are counted and dropped. ``late: put_back`` accepts blocks
-until the next update is complete, ``late: merge`` for ``late_max`` updates; ``late_scaled`` weighs a
-block that is d updates late by 1/(d+1). With ``put_back``, blocks not reported as applied return to
+until the next update is complete, ``late: merge`` for ``late_max`` updates; ``late_scaled`` weighs
+a block that is d updates late by 1/(d+1). With ``put_back``, blocks not reported as applied return to
 the sender's residual: every block is applied or owed, exactly once, and the final update carries
 all of it reliably. With ``merge`` they are lost. Memory c is kept at the sender and in checkpoints.
 

@@ -41,8 +41,8 @@ class Update:
 
     Attributes:
         region: the sender.
-        payload_P: fp32 vector, decoded; its meaning is the strategy's. It is valid until the update is
-            answered, so keep a copy.
+        payload_P: fp32 vector, decoded; its meaning is the strategy's. It is valid until the update
+            is answered, so keep a copy.
         num_samples: rows behind this update; its weight in a mean by samples.
         lag: versions that the averager has committed since the one that the sender knew.
         final: the sender has finished training; all regions must be equal after this update.
