@@ -16,8 +16,8 @@ has arrived; with ``grace_s`` it then waits for its lossy blocks at most that lo
 count as zero. A later block is added to the region's next update, once: blocks are identified by
 attempt, update and rank; second copies are counted and dropped. ``late: put_back`` accepts blocks
 until the next update is complete, ``late: merge`` for ``late_max`` updates; ``late_scaled`` weighs
-a block that is d updates late by 1/(d+1). With ``put_back``, blocks not reported as applied return to
-the sender's residual: every block is applied or owed, exactly once, and the final update carries
+a block that is d updates late by 1/(d+1). With ``put_back``, blocks not reported as applied return
+to the sender's residual: every block is applied or owed, exactly once, and the final update carries
 all of it reliably. With ``merge`` they are lost. Memory c is kept at the sender and in checkpoints.
 
 Layout: i64 format of values, format of lossy blocks, elements of a block E, reliable blocks R,
