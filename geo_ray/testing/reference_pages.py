@@ -35,6 +35,8 @@ from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.scheduler.queue.state import JOB
 from geo_ray.sweep.search_config import TuningConfig
 from geo_ray.telemetry.events import EVENT_FIELDS, OPTIONAL_FIELDS
+from geo_ray.telemetry.metrics import METRICS
+from geo_ray.telemetry.summary import Summary
 
 _WRITTEN: Final = "<!-- Written by geo_ray/testing/reference_pages.py. -->"
 
@@ -611,12 +613,33 @@ def _python() -> str:
     return "\n".join(parts)
 
 
+_OUTPUTS_HEAD: Final = """\
+# Summary and metrics
+
+The content of `summary.json`, and the metrics that a run exports through Ray. [Watch a
+run](../../operations/monitoring.md) and [Export metrics](../../operations/dashboards.md) show how
+to read them.
+"""
+
+
+def _outputs() -> str:
+    parts = [_WRITTEN, "", _OUTPUTS_HEAD, "## Summary", "", "| key | meaning |", "|---|---|"]
+    parts += [f"| `{name}` | {key.description} |" for name, key in Summary.model_fields.items()]
+    parts += ["", "## Metrics", "", "Ray adds the prefix `ray_` and, to counters, `_total`.", ""]
+    parts += ["| name | kind | labels | meaning |", "|---|---|---|---|"]
+    for spec in METRICS:
+        labels = ", ".join(f"`{key}`" for key in spec.tag_keys)
+        parts.append(f"| `{spec.name}` | {spec.kind} | {labels} | {spec.description} |")
+    return "\n".join([*parts, ""])
+
+
 def pages() -> dict[str, str]:
     """Give the text of each generated page by its file name."""
     return {
         "configuration.md": _configuration(),
         "errors.md": errors_page(),
         "events.md": _events(),
+        "outputs.md": _outputs(),
         "python.md": _python(),
         "states.md": _states(),
     }
