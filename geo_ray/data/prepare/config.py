@@ -135,8 +135,8 @@ class Source(StrictModel):
     )
     scale: Literal["standard", "minmax"] | Linear | None = Field(
         default=None,
-        description="standard: mean 0 and deviation 1, where deviation = sqrt(M2 / count) with M2 = "
-        "sum of squared deviations from the mean; minmax: from 0 to 1; or {subtract, divide}",
+        description="standard: mean 0 and deviation 1, where deviation = sqrt(M2 / count) and M2 is "
+        "the sum of squared deviations from the mean; minmax: from 0 to 1; or {subtract, divide}",
     )
     vocabulary: Vocabulary | None = Field(
         default=None, description="words, for a column of categories"
