@@ -135,7 +135,7 @@ class Source(StrictModel):
     )
     scale: Literal["standard", "minmax"] | Linear | None = Field(
         default=None,
-        description="standard: mean 0 and deviation 1, where deviation = sqrt(M2 / count) and M2 is "
+        description="standard: mean 0 and deviation 1, with deviation = sqrt(M2 / count) and M2 = "
         "the sum of squared deviations from the mean; minmax: from 0 to 1; or {subtract, divide}",
     )
     vocabulary: Vocabulary | None = Field(
