@@ -2,7 +2,8 @@
 
 The names listed here are the public interface; docs/guides/python.md describes them, and
 docs/reference/generated/python.md lists the other public modules. Each name is imported on first
-use, so that ``import geo_ray`` stays fast. ``__init__.pyi`` declares the same names for type checkers.
+use, so that ``import geo_ray`` stays fast. ``__init__.pyi`` declares the same names
+for type checkers.
 """
 
 from __future__ import annotations
