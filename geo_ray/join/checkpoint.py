@@ -18,7 +18,6 @@ all other values. Without a manifest a checkpoint does not exist.
 
 from __future__ import annotations
 
-import io
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
@@ -493,15 +492,6 @@ class CheckedLoadPlanner(DefaultLoadPlanner):
             self._check(self.metadata)
         return super().create_local_plan()
 
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Set a value in the state; keys of dicts keep their types."""
-        key = read_item.dest_index.fqn
-        *parents, last = self.mappings[key]
-        at: Any = self.original_state_dict
-        for step in parents:
-            at = at[_real_key(at, step)]
-        at[_real_key(at, last)] = _from_bytes(value)
-
     def _check(self, metadata: Metadata) -> None:
         saved = metadata.state_dict_metadata
         optional: frozenset[str] = getattr(metadata, "optional", frozenset())
@@ -539,23 +529,35 @@ def _type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _set_value(planner: LoadPlanner, key: str, value: object) -> None:
+    """Set a value in the state of a planner, whose own method would unpickle it.
+
+    Raises:
+        CheckpointError: the planner has its own way to set values.
+    """
+    if (
+        not isinstance(planner, DefaultLoadPlanner)
+        or type(planner).load_bytes is not DefaultLoadPlanner.load_bytes
+    ):
+        raise CheckpointError(
+            f"the planner {type(planner).__name__} cannot be used",
+            fix="Derive the planner from DefaultLoadPlanner, without a `load_bytes` of its own.",
+        )
+    if not planner.flatten_state_dict:
+        planner.state_dict[key] = value
+        return
+    *parents, last = planner.mappings[key]
+    at: Any = planner.original_state_dict
+    for step in parents:
+        at = at[_real_key(at, step)]
+    at[_real_key(at, last)] = value
+
+
 def _real_key(container: Any, step: str | int) -> Any:
     """Return the key of a dict that the planner has converted to text."""
     if isinstance(container, MutableMapping) and step not in container:
         return next((key for key in container if str(key) == step), step)
     return step
-
-
-def _to_bytes(value: object) -> io.BytesIO:
-    """Return a value as planners expect it. Nothing of this is stored."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    buffer.seek(0)
-    return buffer
-
-
-def _from_bytes(data: io.BytesIO) -> Any:
-    return torch.load(data, weights_only=True)
 
 
 # ------------------------------------------------------------------ torch.distributed.checkpoint
@@ -717,7 +719,7 @@ class SafetensorsReader(StorageReader):
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
                 value = decode_value(manifest.values[item.storage_index.fqn].value)
-                planner.load_bytes(item, _to_bytes(value))
+                _set_value(planner, item.dest_index.fqn, value)
             else:
                 chunk = self._where[item.storage_index]
                 by_file[chunk.file].append((chunk, item))

@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -342,6 +342,49 @@ def test_what_a_planner_returns_is_stored(tmp_path: Path) -> None:
         planner=Halving(),
     )
     assert oracle(tmp_path)["t"].dtype == torch.float16
+
+
+class Unflat(DefaultSavePlanner):
+    """Saves the top level of a state only."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False)
+
+
+def test_a_flat_state_needs_no_flattening(tmp_path: Path) -> None:
+    state = {"t": torch.ones(3), "n": {"k": [1, (2,)]}}
+    dcp.save(state, storage_writer=SafetensorsWriter(tmp_path), planner=Unflat())
+    back: dict[str, Any] = {"t": torch.zeros(3), "n": {}}
+    planner = DefaultLoadPlanner(flatten_state_dict=False)
+    dcp.load(back, storage_reader=SafetensorsReader(tmp_path), planner=planner)
+    assert (back["t"].tolist(), back["n"]) == ([1, 1, 1], {"k": [1, (2,)]})
+
+
+def test_planners_that_pickle_values_are_refused(tmp_path: Path) -> None:
+    class Renaming(DefaultLoadPlanner):
+        def load_bytes(self, read_item: Any, value: Any) -> None:
+            raise AssertionError("never called")
+
+    save({"n": 1}, tmp_path)
+    with pytest.raises(CheckpointException) as failed:
+        dcp.load({"n": 0}, storage_reader=SafetensorsReader(tmp_path), planner=Renaming())
+    error = failed.value.failures[0][0]
+    assert isinstance(error, CheckpointError)
+    assert "the planner Renaming cannot be used" in error.message
+
+
+def test_torchs_own_planner_loads_values_too(tmp_path: Path) -> None:
+    first, second = Loop("adamw"), Loop("adamw")
+    first.step(3)
+    save(first.state(), tmp_path)
+    state = second.state()
+    dcp.load(state, storage_reader=SafetensorsReader(tmp_path))
+    second.restore(state)
+    assert second.schedule.state_dict() == first.schedule.state_dict()
+    assert (
+        second.optimizer.state_dict()["param_groups"]
+        == first.optimizer.state_dict()["param_groups"]
+    )
 
 
 def test_saving_without_the_group_is_refused(tmp_path: Path) -> None:
