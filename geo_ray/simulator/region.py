@@ -280,7 +280,7 @@ class SimRegion:
         self.name = region.name
         params_P = start.params_P
         self._shards = [
-            build_shard(experiment, region, i, params_P, start.groups)
+            build_shard(experiment, region, i, params_P, start.runs_for(experiment.optimizer))
             for i in range(region.ps_shards)
         ]
         self._slices = split_sizes(params_P.numel(), region.ps_shards)

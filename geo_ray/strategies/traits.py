@@ -117,6 +117,7 @@ class RegionTraits:
             knows); None: the region's own parameters.
         rate_key: configuration key of the learning rate that the strategy uses.
         needs_codec: kind of codec for updates that the strategy requires; None: any or none.
+        needs_optimizer: kind of inner optimizer that the strategy requires; None: any.
         unsent: tensors of `RegionState.memory` with content that a region has yet to send, even
             when all regions are equal; a joining region clears its copies.
     """
@@ -127,6 +128,7 @@ class RegionTraits:
     eval_params: str | None = None
     rate_key: str = "optimizer.lr"
     needs_codec: str | None = None
+    needs_optimizer: str | None = None
     unsent: tuple[str, ...] = ()
 
 

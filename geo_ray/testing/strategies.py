@@ -20,7 +20,7 @@ from geo_ray.strategies.state import AveragerState, Outgoing, Reply, Update, Wai
 from geo_ray.testing.checks import Checks, check_options, expect
 from geo_ray.training.averager import Averager
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
-from geo_ray.training.optimizers import AdamW, Momentum, Sgd
+from geo_ray.training.optimizers import AdamW, Momentum, OneOptimizer, Sgd
 from geo_ray.training.parameters import digest, fragment_bounds, split_sizes
 from geo_ray.training.shard import Contribution, RegionModel, Shard
 
@@ -36,7 +36,6 @@ DATA_ROWS: Mapping[str, float] = {"a": 100.0, "b": 300.0, "c": 200.0}
 LAG = 2
 """Steps until an answer arrives that no region is blocked by."""
 
-AnyOptimizer = Sgd | Momentum | AdamW
 PLAIN = Sgd(lr=0.1)
 
 
@@ -107,7 +106,7 @@ class Fleet:
     def __init__(
         self,
         strategy: Strategy,
-        optimizer: AnyOptimizer = PLAIN,
+        optimizer: OneOptimizer = PLAIN,
         num_shards: int = 1,
         *,
         names: Sequence[str] = "ab",
