@@ -84,6 +84,7 @@ class Reply:
         dropped: the update was discarded: its content is sent again with the next one.
         continues: training continues after this answer to a final update, because only the members
             change; another final update follows. Set by the averager.
+        next_fragment: fragment of the receiver's next update, if the strategy chooses it here.
     """
 
     to: str
@@ -96,6 +97,7 @@ class Reply:
     reliable: float | None = None
     dropped: bool = False
     continues: bool = False
+    next_fragment: int = 0
 
     @classmethod
     def answering(cls, update: Update, payload_P: Tensor) -> Reply:

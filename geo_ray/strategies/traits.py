@@ -52,6 +52,7 @@ class ExchangeTraits:
         every: steps between exchanges when nothing is late. A slow link, or a request of the
             averager, may increase them. Not an integer if rounded from exchange to exchange.
         fragments: number of parts of the model that are sent one at a time.
+        in_turn: whether the parts are sent in turn; if false, a payload is as large as its part.
         last: see `LastExchange`. The last exchange has the whole model.
         hidden_steps: steps that hide an exchange where training waits only for a late one; None:
             those until the next one.
@@ -68,6 +69,7 @@ class ExchangeTraits:
     every: float
     last: LastExchange
     fragments: int = 1
+    in_turn: bool = True
     hidden_steps: float | None = None
     by_speed: bool = False
     interval: int | None = None
