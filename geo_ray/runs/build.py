@@ -200,13 +200,12 @@ def build_shard(
     experiment: Experiment,
     region: RegionConfig,
     index: int,
-    params_P: Tensor,
-    groups: Sequence[GroupRun] = (),
+    start: ModelStart,
     *,
     given: bool = False,
 ) -> Shard:
-    """Return shard ``index`` of ``region``, over its slice of ``params_P``; see `Shard.cut`."""
-    train = experiment.train
+    """Return shard ``index`` of ``region``, over its slice of the model; see `Shard.from_slice`."""
+    train, params_P = experiment.train, start.params_P
     steps = train.steps * (region.workers if train.mode == "async" else 1)
     return Shard.from_slice(
         params_P,
@@ -214,7 +213,7 @@ def build_shard(
         lasting(experiment.optimizer, steps),
         experiment.strategy,
         alone=len(experiment.regions) == 1,
-        groups=groups,
+        groups=start.runs_for(experiment.optimizer),
         given=given,
     )
 

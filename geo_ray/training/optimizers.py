@@ -354,7 +354,9 @@ class Adafactor(Optimizer):
         None, gt=0, description="least second moment, as its root; null: that of the number format"
     )
     eps2: float = Field(1e-3, ge=0, description="least size of a parameter, for the step")
-    clip: float = Field(1.0, ge=1, description="largest root mean square of a step before the rate")
+    clip_rms: float = Field(
+        1.0, ge=1, description="largest root mean square of a step before the rate"
+    )
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
     schedule: RateSchedule | None = Field(
         None, description="learning rate over time; null: constant"
@@ -385,7 +387,7 @@ class Adafactor(Optimizer):
             [state.get("variance") for state in group.states],
             [state["step"] for state in group.states],
             foreach=False,
-            d=self.clip,
+            d=self.clip_rms,
             lr=group.lr,
             beta2_decay=self.beta2_decay,
             weight_decay=group.weight_decay,

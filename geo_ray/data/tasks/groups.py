@@ -139,7 +139,8 @@ def _runs(groups: Sequence[ParameterGroup], module: nn.Module) -> tuple[GroupRun
 
 def _outer_parameters(module: nn.Module) -> set[int]:
     """Return the identities of the parameters of embeddings and of the output layer."""
-    found, last = set(), []
+    found: set[int] = set()
+    last: list[int] = []
     for part in module.modules():
         own = [p for p in part.parameters(recurse=False) if p.requires_grad]
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):

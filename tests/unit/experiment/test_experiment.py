@@ -103,7 +103,7 @@ def test_every_strategy_can_be_named(kind):
         ("strategy.kind=smaa", "strategy.kind.*did you mean sma"),
         ("strategy.alpha=0.5", r"strategy.alpha.*unknown key"),
         ("optimizer.momentum=0.9", "this kind has no such key; it is a key of another kind"),
-        ("optimizer.clip=2", "this kind has no such key; it is a key of adafactor only"),
+        ("optimizer.clip_rms=2", "this kind has no such key; it is a key of adafactor only"),
         ("strategy=smaa", r"got \"smaa\", did you mean {kind: sma}\?$"),
         ("strategy=sma", r"got \"sma\", did you mean {kind: sma}\?$"),
         ("regions.0.wrokers=3", r"regions.0.wrokers.*did you mean workers"),

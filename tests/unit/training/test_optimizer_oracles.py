@@ -256,7 +256,7 @@ def test_hidden_matrices_are_neither_embeddings_nor_the_output() -> None:
     "config",
     [
         Adafactor(lr=0.05, weight_decay=0.1),
-        Adafactor(lr=0.02, clip=2.0, beta2_decay=-0.5, eps1=1e-8, eps2=1e-2, schedule=WSD),
+        Adafactor(lr=0.02, clip_rms=2.0, beta2_decay=-0.5, eps1=1e-8, eps2=1e-2, schedule=WSD),
     ],
     ids=["defaults", "scheduled"],
 )
@@ -268,7 +268,7 @@ def test_adafactor_is_that_of_torch(config: Adafactor) -> None:
                 lr=config.lr,
                 beta2_decay=config.beta2_decay,
                 eps=(config.eps1, config.eps2),
-                d=config.clip,
+                d=config.clip_rms,
                 weight_decay=config.weight_decay,
             )
         ]
