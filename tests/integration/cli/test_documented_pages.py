@@ -72,6 +72,7 @@ RULES: Final[list[tuple[str, str | None, str]]] = [
         None,
         "needs a run of a plan; tests/sim/planner",
     ),
+    (r"geo-ray export .*--format (hf|adapter) .*", None, "slow; runs/test_export_formats.py"),
     (r"geo-ray prices refresh .*", None, f"{CLOUD}tests/contract/cloud"),
     (r"geo-ray schedule cluster_job_log .*", None, "needs a published trace; tests/unit/scheduler"),
     (r"(geo-ray .*) --(open|follow)", r"\1", "opens a browser, or follows a run"),

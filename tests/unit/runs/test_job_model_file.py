@@ -9,9 +9,9 @@ from torch import nn
 
 from geo_ray.base.errors import RunDirectoryError
 from geo_ray.runs.build import ModelStart, build_shard, initial_parameters
+from geo_ray.runs.model_export import export_model
 from geo_ray.runs.model_file import (
     about_model,
-    export_model,
     keep_longer,
     load_trained,
     save_trained,
@@ -99,7 +99,7 @@ def test_a_model_of_more_steps_is_put_aside_and_another_is_replaced(tmp_path):
 def test_a_folder_that_is_not_there_is_named(tmp_path, ending):
     path = tmp_path / "absent" / f"model.{ending}"
     with pytest.raises(RunDirectoryError, match="cannot be written") as caught:
-        export_model(digits().model(0), path, {})
+        export_model(digits(), digits().model(0), path, {})
     assert f"Create the directory {path.parent}" in caught.value.fix
 
 
