@@ -31,7 +31,7 @@ Ints = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedRows:
     """Rows of tokens, all int32 (R, length).
 
     Attributes:
@@ -58,10 +58,10 @@ class Packed:
 
 def packed_types(length: int) -> dict[str, str]:
     """Return the types of the columns of packed rows, for the ``columns`` of a task."""
-    return {field.name: f"int32[{length}]" for field in fields(Packed)}
+    return {field.name: f"int32[{length}]" for field in fields(PackedRows)}
 
 
-def pack(documents: Ragged, length: int, *, whole: bool = False) -> Packed:
+def pack(documents: Ragged, length: int, *, whole: bool = False) -> PackedRows:
     """Pack documents into rows.
 
     Args:
@@ -80,10 +80,12 @@ def pack(documents: Ragged, length: int, *, whole: bool = False) -> Packed:
     if whole:
         return _packed_whole(documents, length)
     blocks = list(pack_stream([documents], length))
-    return Packed(*(np.concatenate(parts) for parts in zip(*map(_arrays, blocks), strict=True)))
+    return PackedRows(*(np.concatenate(parts) for parts in zip(*map(_arrays, blocks), strict=True)))
 
 
-def pack_stream(batches: Iterable[Ragged], length: int, *, whole: bool = False) -> Iterator[Packed]:
+def pack_stream(
+    batches: Iterable[Ragged], length: int, *, whole: bool = False
+) -> Iterator[PackedRows]:
     """Pack documents that arrive in batches, in memory for one batch.
 
     Args:
@@ -108,7 +110,7 @@ def pack_stream(batches: Iterable[Ragged], length: int, *, whole: bool = False) 
     yield waiting.rows(len(waiting.tokens), length)
 
 
-def write_packed(blocks: Iterable[Packed], path: str | Path) -> int:
+def write_packed(blocks: Iterable[PackedRows], path: str | Path) -> int:
     """Write packed rows as a Parquet file for ``geo-ray data shard``.
 
     Args:
@@ -173,7 +175,7 @@ class _Tokens:
     def after(self, count: int) -> _Tokens:
         return _Tokens(self.tokens[count:], self.labels[count:], self.starts[count:])
 
-    def rows(self, count: int, length: int) -> Packed:
+    def rows(self, count: int, length: int) -> PackedRows:
         """Return the first tokens as rows, the last one filled up."""
         total = -(-count // length) * length
         tokens, labels = np.zeros(total, np.int32), np.full(total, IGNORE, np.int32)
@@ -190,12 +192,12 @@ def _numbered(
     starts: np.ndarray[Any, np.dtype[np.bool_]],
     used: np.ndarray[Any, np.dtype[np.bool_]],
     length: int,
-) -> Packed:
+) -> PackedRows:
     """Number the documents of each row; every row starts with a document."""
     starts_RL, used_RL = starts.reshape(-1, length), used.reshape(-1, length)
     column_L = np.arange(length, dtype=np.int32)
     begin_RL = np.maximum.accumulate(np.where(starts_RL, column_L, 0), axis=1)
-    return Packed(
+    return PackedRows(
         tokens.reshape(-1, length),
         labels.reshape(-1, length),
         np.where(used_RL, column_L - begin_RL, 0).astype(np.int32),
@@ -203,7 +205,7 @@ def _numbered(
     )
 
 
-def _packed_whole(documents: Ragged, length: int) -> Packed:
+def _packed_whole(documents: Ragged, length: int) -> PackedRows:
     given = _Tokens.of(documents, length)
     begins: list[int] = []
     sizes: list[int] = []
@@ -249,5 +251,5 @@ def _best_fit(sizes: list[int], length: int) -> tuple[list[int], int]:
     return places, rows
 
 
-def _arrays(block: Packed) -> tuple[Ints, ...]:
+def _arrays(block: PackedRows) -> tuple[Ints, ...]:
     return (block.tokens, block.labels, block.positions, block.documents)

@@ -1,4 +1,4 @@
-"""Packed rows hold each token once; a second program that knows only lists gives the same rows."""
+"""PackedRows rows hold each token once; a second program that knows only lists gives the same rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from geo_ray.base.errors import ConfigError, SchemaMismatchError
 from geo_ray.data.columns import Ragged
 from geo_ray.data.packing import (
     IGNORE,
-    Packed,
+    PackedRows,
     pack,
     pack_stream,
     packed_types,
@@ -37,7 +37,7 @@ def ragged(rows: list[list[int]]) -> Ragged:
     return Ragged.of("list<int32>", rows)
 
 
-def rows_of(packed: Packed) -> Rows:
+def rows_of(packed: PackedRows) -> Rows:
     """The used places of each row: (token, label, position, document)."""
     found: Rows = []
     for row in range(len(packed)):
