@@ -1,4 +1,4 @@
-"""PackedRows rows hold each token once; a second program that knows only lists gives the same rows."""
+"""Packed rows hold each token once; a second program that knows only lists gives the same rows."""
 
 from __future__ import annotations
 
