@@ -543,10 +543,7 @@ def _set_value(planner: LoadPlanner, key: str, value: object) -> None:
             f"the planner {type(planner).__name__} cannot be used",
             fix="Derive the planner from DefaultLoadPlanner, without a `load_bytes` of its own.",
         )
-    if not planner.flatten_state_dict:
-        planner.state_dict[key] = value
-        return
-    *parents, last = planner.mappings[key]
+    *parents, last = planner.mappings[key] if planner.flatten_state_dict else (key,)
     at: Any = planner.original_state_dict
     for step in parents:
         at = at[_real_key(at, step)]
