@@ -84,13 +84,9 @@ class Reply:
             differential transmission; None: as configured.
         dropped: the update was discarded: its content is sent again with the next one.
         continues: training continues after this answer to a final update, because only the members
-<<<<<<< HEAD
-            change; another final update follows. Set by the averager.
-        next_fragment: fragment of the receiver's next update, if the strategy chooses it here.
-=======
             change; another final update follows. Clear what a final update leaves behind. Set by
             the averager.
->>>>>>> main
+        next_fragment: fragment of the receiver's next update, if the strategy chooses it here.
     """
 
     to: str
