@@ -133,7 +133,7 @@ def encode(columns: Columns, types: Mapping[str, ColumnType]) -> bytes:
     Raises:
         SchemaMismatchError: text that is not UTF-8.
     """
-    arrays = [_to_arrow(name, columns[name], kind) for name, kind in types.items()]
+    arrays = [to_arrow(name, columns[name], kind) for name, kind in types.items()]
     sink = pa.BufferOutputStream()
     table = pa.Table.from_arrays(arrays, names=list(types))
     # Statistics would copy rows into the footer, in which `refuse_extensions` searches.
@@ -143,7 +143,17 @@ def encode(columns: Columns, types: Mapping[str, ColumnType]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _to_arrow(name: str, column: Column, kind: ColumnType) -> pa.Array:
+def to_arrow(name: str, column: Column, kind: ColumnType) -> pa.Array:
+    """Return a column as an Arrow array that shares its memory.
+
+    Args:
+        name: its name, for messages.
+        column: (N,), (N, length) or ragged.
+        kind: its type.
+
+    Raises:
+        SchemaMismatchError: text that is not UTF-8.
+    """
     if not isinstance(column, Ragged):
         flat = _numbers(np.ascontiguousarray(column).reshape(-1), kind.scalar)
         if kind.length is None:
