@@ -78,6 +78,7 @@ RULES: Final[list[tuple[str, str | None, str]]] = [
         None,
         "needs a run of a plan; tests/sim/planner",
     ),
+    (r"geo-ray export .*--format (hf|adapter) .*", None, "slow; runs/test_export_formats.py"),
 ]
 
 
@@ -269,7 +270,6 @@ def test_the_yaml_of_a_page_is_valid(page: str, workspace: Path) -> None:
 
 PYTHON_TESTS: Final = {
     "docs/guides/python.md": "tests/unit/api/test_api_documents.py",
-    "docs/design/transport.md": "shows signatures; tests/contract/transport",
 }
 
 

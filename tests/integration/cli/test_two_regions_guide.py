@@ -74,7 +74,7 @@ def test_the_guide_works_to_the_letter(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_ported_script_trains_as_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All but `geo-ray train`, torchrun (below) and Flower, which is not a dependency."""
+    """All but `geo-ray train` and torchrun (below)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names, commands = [], []
@@ -87,8 +87,7 @@ def test_a_ported_script_trains_as_the_page_says(
         if name.endswith(".py"):
             compile(lines[0], name, "exec")
     assert names == [
-        "make_data.py", "train_ddp.py", "digits_task.py", "ddp.yaml",
-        "server.py", "client.py", "flower.yaml",
+        "make_data.py", "train_ddp.py", "digits_task.py", "ddp.yaml", "flower.yaml",
     ]  # fmt: skip
     skipped = [c for c in commands if c.startswith(("export ", "torchrun ", "geo-ray train "))]
     assert len(skipped) == 4
