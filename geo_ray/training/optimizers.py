@@ -206,6 +206,7 @@ class InnerOptimizer:
     Attributes:
         taken: steps so far; counted only for a schedule.
         rate: factor on the learning rate in the next steps.
+        lr: learning rate of the last step, without the factors of groups; None before it.
 
     Args:
         config: optimizer; its schedule has a length (`lasting`).
@@ -238,6 +239,7 @@ class InnerOptimizer:
         self._schedule = config.schedule
         self.taken = 0
         self.rate = 1.0
+        self.lr: float | None = None
 
     def apply(self, grad_S: Tensor) -> None:
         """Make one step with ``grad_S`` (S,), which is read-only."""
@@ -245,6 +247,7 @@ class InnerOptimizer:
         if self._schedule is not None:
             factor = self._schedule.factor(self.taken)
             self.taken += 1
+        self.lr = self._config.lr * factor * self.rate
         for (group, _), (lr, fraction) in zip(self._groups, self._rates, strict=True):
             group.lr = (
                 lr * (factor if fraction == 1.0 else 1.0 + fraction * (factor - 1.0)) * self.rate
