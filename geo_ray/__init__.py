@@ -35,6 +35,7 @@ _WHERE: Final = {
     "Experiment": "experiment.experiment",
     "Task": "data.tasks.base",
     "Dataset": "data.tasks.base",
+    "Ragged": "data.columns",
     "Options": "base.model:StrictModel",
     "Strategy": "strategies.base",
     "Codec": "codecs.base",

@@ -60,6 +60,7 @@ from geo_ray.data.prepare.suggest import (
 from geo_ray.data.prepare.survey import (
     Survey,
     Trial,
+    copied_columns,
     needs_of,
     require_columns,
     share,
@@ -658,10 +659,12 @@ def data_stats(
     found = find_files(place, read)
     findings, trial = Findings({}), None
     needed: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
     if prepare is not None:
         preparation = load_preparation(prepare)
         needs = needs_of(preparation)
         needed = needs.numbers
+        copied = copied_columns(preparation)
         tried = untrained(preparation)
         findings = Findings(parse_types(tried.types), written=written, ignored=_UNKNOWABLE)
         options = found.options
@@ -670,6 +673,7 @@ def data_stats(
     with reading_files(len(found.files), progress) as on_read:
         survey = survey_files(found, names, tuple(wanted.words), on_read, trial)
     findings.forget(survey.report.untranslated)
+    findings.forget_copies(copied, survey.rows)
     for error in survey.unreadable:
         findings.add_unreadable(error)
     if trial is not None and not survey.unreadable:

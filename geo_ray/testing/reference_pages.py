@@ -572,6 +572,7 @@ MODULES: Final[tuple[tuple[str, str, str], ...]] = (
     ("geo_ray.api.program", "training_program price_program TrainingNode", "geo-ray program"),
     ("geo_ray.api.display", "Table", ""),
     ("geo_ray.data.tasks.groups", "ParameterGroup undecayed", ""),
+    ("geo_ray.data.packing", "pack pack_stream write_packed packed_types PackedRows IGNORE", ""),
     ("geo_ray.data.files.options", "ReadOptions", ""),
     (
         "geo_ray.program.graph",

@@ -26,7 +26,7 @@ from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.state import Outgoing, RegionState, Wait
 from geo_ray.training.lazy_copy import LazyCopy, Unread
 from geo_ray.training.messages import ReplyMessage
-from geo_ray.training.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
+from geo_ray.training.optimizers import InnerOptimizer, OneOptimizer
 from geo_ray.training.parameters import (
     GroupPiece,
     exact_square_norm,
@@ -176,7 +176,7 @@ class Shard:
     def __init__(
         self,
         params_S: Tensor,
-        optimizer: Sgd | Momentum | AdamW,
+        optimizer: OneOptimizer,
         strategy: Strategy,
         *,
         alone: bool = False,
@@ -202,7 +202,7 @@ class Shard:
         cls,
         params_P: Tensor,
         piece: tuple[int, int],
-        optimizer: Sgd | Momentum | AdamW,
+        optimizer: OneOptimizer,
         strategy: Strategy,
         *,
         alone: bool = False,

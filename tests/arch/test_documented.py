@@ -270,11 +270,9 @@ def test_links_between_documents_lead_somewhere() -> None:
 # Files of examples that a guide has its reader write.
 OF_EXAMPLES = {
     "churn.py",
-    "client.py",
     "digits_task.py",
     "make_data.py",
     "make_files.py",
-    "server.py",
     "train_ddp.py",
     "waves.py",
 }

@@ -17,8 +17,8 @@ import geo_ray
 # From the bottom up: a package imports only those before it.
 PACKAGES = (
     *("base", "codecs", "strategies", "storage", "telemetry", "prices", "data", "transport"),
-    *("training", "planner", "experiment", "runs", "ray_cluster", "simulator", "runtime", "cloud"),
-    *("scheduler", "program", "sweep", "lab", "testing", "api", "cli"),
+    *("training", "join", "planner", "experiment", "runs", "ray_cluster", "simulator", "runtime"),
+    *("cloud", "scheduler", "program", "sweep", "lab", "testing", "api", "cli"),
 )
 
 # Third-party package -> modules below geo_ray that may import it.

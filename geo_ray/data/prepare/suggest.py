@@ -238,7 +238,10 @@ def draft_text(
     joined = False
     for name, kind in kinds.items():
         origin = direct[name]
-        if origin is not None:
+        if origin is not None and kind.ragged is not None:
+            source = Source(column=origin, missing=_drop_if(survey.columns[origin].nulls))
+            lines.append(f"  {flow(name)}: {source_text(source)}")
+        elif origin is not None:
             lines += _single(name, origin, survey.columns[origin], name == label)
         elif kind.length is not None and not joined:
             lines += _joined(name, kind, rest, option_for)

@@ -407,6 +407,13 @@ def needs_of(preparation: Preparation) -> Needs:
     return Needs(tuple(columns), tuple(words), tuple(numbers), formats)
 
 
+def copied_columns(preparation: Preparation) -> tuple[str, ...]:
+    """Return columns of the files that are the only source of a column and are not converted."""
+    alone = [sources[0] for sources in preparation.columns.values() if len(sources) == 1]
+    keys = {"column", "missing"}
+    return tuple(s.column for s in alone if not s.model_dump(exclude_defaults=True, exclude=keys))
+
+
 def untrained(preparation: Preparation) -> Preparation:
     """Replace references to statistics by placeholders, to apply a preparation before they exist.
 

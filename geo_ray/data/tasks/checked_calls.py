@@ -16,7 +16,7 @@ from numbers import Real
 from operator import itemgetter
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from geo_ray.base.errors import GeoRayError, NonFiniteError, TaskOutputError
 from geo_ray.base.random_state import seeded
 from geo_ray.base.user_code import error_place, error_summary, source_of
+from geo_ray.data.columns import Ragged
 from geo_ray.data.tasks.base import Batch, Columns, Dataset, SelfContained, Stats, Task
 
 _IN_PLACE: Final = frozenset(
@@ -181,7 +182,7 @@ def checked_metrics(task: Task, stats: Stats) -> dict[str, float]:
 
 
 def checked_dataset(task: SelfContained, seed: int) -> Dataset:
-    """Return the data set of a task.
+    """Return the data set of a task; lists of texts, bytes or numbers become ragged columns.
 
     Raises:
         TaskOutputError: the task raised, or returned something else.
@@ -193,7 +194,17 @@ def checked_dataset(task: SelfContained, seed: int) -> Dataset:
             f"{type(task).__name__}.dataset returned {type(made).__name__}, not a geo_ray.Dataset",
             fix="Return geo_ray.Dataset(train, heldout), two dicts of NumPy arrays by column.",
         )
-    return made
+    types = cast(Task, task).columns
+    return Dataset(_with_ragged(made.train, types), _with_ragged(made.heldout, types))
+
+
+def _with_ragged(columns: Columns, types: Mapping[str, str]) -> Columns:
+    return {
+        name: Ragged.of(types[name], column)
+        if isinstance(column, list | tuple) and name in types
+        else column
+        for name, column in columns.items()
+    }
 
 
 def checked_model(task: Task, seed: int) -> nn.Module:

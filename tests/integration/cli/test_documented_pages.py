@@ -262,7 +262,6 @@ def test_the_yaml_of_a_page_is_valid(page: str, workspace: Path) -> None:
 
 PYTHON_TESTS: Final = {
     "docs/guides/python.md": "tests/unit/api/test_api_documents.py",
-    "docs/design/transport.md": "shows signatures; tests/contract/transport",
 }
 
 

@@ -102,7 +102,7 @@ def test_the_guide_works_to_the_letter(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_ported_script_trains_as_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All but `geo-ray train`, torchrun (below) and Flower, which is not a dependency."""
+    """All but `geo-ray train` and torchrun (below)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names, commands = [], []
@@ -115,8 +115,7 @@ def test_a_ported_script_trains_as_the_page_says(
             continue
         commands += [shlex.split(line) for line in body.splitlines()]
     assert names == [
-        "make_data.py", "train_ddp.py", "digits_task.py", "ddp.yaml",
-        "server.py", "client.py", "flower.yaml",
+        "make_data.py", "train_ddp.py", "digits_task.py", "ddp.yaml", "flower.yaml",
     ]  # fmt: skip
     skipped = [each for each in commands if each[0] in ("export", "torchrun") or "train" in each]
     assert len(skipped) == 4
