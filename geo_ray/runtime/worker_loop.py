@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Final
+
+import torch
 
 from geo_ray.base.threads import ThreadPoolMap
 from geo_ray.base.types import Span, StepReport
@@ -22,6 +25,41 @@ from geo_ray.training.stragglers import READING
 from geo_ray.training.worker import LocalStepsWorker, StepResult, StepTime, Worker, coded_step
 from geo_ray.transport.wire.fields import Meta
 
+_DEVICE_EVERY_S: Final = 10.0
+
+
+class DeviceReport:
+    """Memory of a worker's GPU; a worker on the CPU has nothing to report.
+
+    Args:
+        device: device of the worker.
+        share: fraction of the GPU that the worker has.
+    """
+
+    def __init__(self, device: str, share: float = 1.0) -> None:
+        self._device = torch.device(device) if device.startswith("cuda") else None
+        self._share = share
+        self._peak_bytes = 0
+        self._next_s = 0.0
+
+    def due(self, now_s: float) -> Meta | None:
+        """Return a message for the parameter server; None if there is nothing new."""
+        if self._device is None or now_s < self._next_s:
+            return None
+        self._next_s = now_s + _DEVICE_EVERY_S
+        peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        if peak_bytes <= self._peak_bytes:
+            return None
+        self._peak_bytes = peak_bytes
+        about = torch.cuda.get_device_properties(self._device)
+        return {
+            "op": "device",
+            "device": about.name,
+            "share": self._share,
+            "peak_bytes": peak_bytes,
+            "total_bytes": about.total_memory,
+        }
+
 
 class WorkerLoop:
     """Computes the steps that the parameter server assigns.
@@ -34,6 +72,7 @@ class WorkerLoop:
         rank: this worker's rank.
         evals: evaluation settings.
         step_s: minimum duration of a step; None: no padding.
+        device: reports the memory of the worker's GPU; None: it has none.
 
     Attributes:
         doing: current activity, reported to a waiting run actor; any thread may read it.
@@ -49,6 +88,7 @@ class WorkerLoop:
         rank: int,
         evals: EvalSetting,
         step_s: StepTime | None,
+        device: DeviceReport | None = None,
     ) -> None:
         self._worker = worker
         self._pool = ThreadPoolMap(len(links), "shard-links")
@@ -58,6 +98,7 @@ class WorkerLoop:
         self._rank = rank
         self._evals = evals
         self._step_s = step_s
+        self._device = device
         self.doing = "starting"
 
     def run(self) -> int:
@@ -81,6 +122,7 @@ class WorkerLoop:
                 took_s, steps = time.monotonic() - began_s, steps + 1
                 found = (result.refused, result.grad_sq)
                 work = self._push(work, StepReport(work.span, result.loss, took_s, *found))
+                self._report_device()
         finally:
             self._pool.close()
             self._ahead.close()
@@ -135,6 +177,12 @@ class WorkerLoop:
                 about = {"version": work.version, "how": change.how, "names": change.names}
                 meta: Meta = {"op": "state_changed", **about}
                 self._links.primary.client.request(meta, None, timeout_s=60.0)
+
+    def _report_device(self) -> None:
+        """Report the GPU after the first step, and later if more of its memory was used."""
+        about = None if self._device is None else self._device.due(time.monotonic())
+        if about is not None:
+            self._links.primary.client.request(about, None, timeout_s=60.0)
 
     def _pad(self, work: Assignment, span: Span, began_s: float) -> None:
         """Sleep until the step has taken its minimum duration."""
