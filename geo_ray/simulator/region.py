@@ -279,10 +279,7 @@ class SimRegion:
     ) -> None:
         self.name = region.name
         params_P = start.params_P
-        self._shards = [
-            build_shard(experiment, region, i, params_P, start.groups)
-            for i in range(region.ps_shards)
-        ]
+        self._shards = [build_shard(experiment, region, i, start) for i in range(region.ps_shards)]
         self._slices = split_sizes(params_P.numel(), region.ps_shards)
         self.server = build_server(experiment, region, self._shards, params_P.numel(), start=start)
         self._train, self._heldout = open_readers(experiment, manifest, region.name)

@@ -86,6 +86,7 @@ class Reply:
         continues: training continues after this answer to a final update, because only the members
             change; another final update follows. Clear what a final update leaves behind. Set by
             the averager.
+        next_fragment: fragment of the receiver's next update, if the strategy chooses it here.
     """
 
     to: str
@@ -98,6 +99,7 @@ class Reply:
     reliable: float | None = None
     dropped: bool = False
     continues: bool = False
+    next_fragment: int = 0
 
     @classmethod
     def answering(cls, update: Update, payload_P: Tensor) -> Reply:

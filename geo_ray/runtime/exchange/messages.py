@@ -233,6 +233,7 @@ REPLY: Final = Record(
     Field("barrier", Record(Barrier, "view=barrier is_donor leaves"), default=None),
     Field("view", count, default=0),
     Field("lossy", LOSSY, default=None),
+    Field("next_fragment", count, default=0),
     Field("", _Payload()),
 )
 ERROR: Final = Field("error", Record(from_code, "code message", Field("fix", text)))

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 from geo_ray.base.errors import RunDirectoryError
-from geo_ray.runs.build import build_shard, initial_parameters
+from geo_ray.runs.build import ModelStart, build_shard, initial_parameters
 from geo_ray.runs.model_export import export_model
 from geo_ray.runs.model_file import (
     about_model,
@@ -70,7 +70,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
 def test_shards_begin_with_their_slices_and_own_them():
     config, params_P = experiment(), initial_parameters(digits(), 0)
     us = config.regions[1]
-    shards = [build_shard(config, us, i, params_P) for i in range(us.ps_shards)]
+    shards = [build_shard(config, us, i, ModelStart(params_P)) for i in range(us.ps_shards)]
     assert torch.equal(torch.cat([s.params_S for s in shards]), params_P)
     shards[0].params_S.zero_()
     assert not torch.equal(params_P[: shards[0].params_S.numel()], shards[0].params_S)
