@@ -34,6 +34,8 @@ OWN_TESTS: Final = {
     "docs/start/quickstart.md": f"{CLI}/test_page_commands.py",
     "docs/guides/tasks.md": f"{CLI}/test_page_commands.py",
     "docs/guides/data.md": f"{CLI}/test_page_commands.py",
+    "docs/guides/data.md#Recipe: text for a language model": f"{CLI}/test_data_recipes.py",
+    "docs/guides/data.md#Recipe: folders of images": f"{CLI}/test_data_recipes.py",
     "docs/guides/preparation.md": f"{CLI}/test_page_commands.py",
     "docs/guides/custom-strategies.md": f"{CLI}/test_page_commands.py",
     "docs/guides/prices.md": f"{CLI}/test_cloud_pages.py",
