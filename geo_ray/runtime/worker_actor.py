@@ -30,7 +30,7 @@ from geo_ray.runs.start_checks import metrics_there
 from geo_ray.runtime.actor import ActorState, RunActor
 from geo_ray.runtime.remote_shard import dial_shards, links_over
 from geo_ray.runtime.spec import RunSpec
-from geo_ray.runtime.worker_loop import DeviceReport, WorkerLoop
+from geo_ray.runtime.worker_loop import WorkerLoop
 from geo_ray.training.config import wait_limit_s
 from geo_ray.training.state_guard import check_constants
 from geo_ray.transport.lan import LanClient

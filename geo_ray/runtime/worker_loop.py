@@ -9,56 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final
-
-import torch
 
 from geo_ray.base.threads import ThreadPoolMap
 from geo_ray.base.types import Span, StepReport
 from geo_ray.data.reader import ReadAhead, RegionReader
 from geo_ray.data.tasks.base import Columns
 from geo_ray.runs.evaluation import EvalSetting
+from geo_ray.runtime.device import DeviceReport
 from geo_ray.runtime.exchange.messages import read_answer, report_meta, stats_message
 from geo_ray.runtime.remote_shard import ShardLink, ShardLinks
 from geo_ray.training.effects import Assignment
 from geo_ray.training.stragglers import READING
 from geo_ray.training.worker import LocalStepsWorker, StepResult, StepTime, Worker, coded_step
 from geo_ray.transport.wire.fields import Meta
-
-_DEVICE_EVERY_S: Final = 10.0
-
-
-class DeviceReport:
-    """Memory of a worker's GPU; a worker on the CPU has nothing to report.
-
-    Args:
-        device: device of the worker.
-        share: fraction of the GPU that the worker has.
-    """
-
-    def __init__(self, device: str, share: float = 1.0) -> None:
-        self._device = torch.device(device) if device.startswith("cuda") else None
-        self._share = share
-        self._peak_bytes = 0
-        self._next_s = 0.0
-
-    def due(self, now_s: float) -> Meta | None:
-        """Return a message for the parameter server; None if there is nothing new."""
-        if self._device is None or now_s < self._next_s:
-            return None
-        self._next_s = now_s + _DEVICE_EVERY_S
-        peak_bytes = torch.cuda.max_memory_allocated(self._device)
-        if peak_bytes <= self._peak_bytes:
-            return None
-        self._peak_bytes = peak_bytes
-        about = torch.cuda.get_device_properties(self._device)
-        return {
-            "op": "device",
-            "device": about.name,
-            "share": self._share,
-            "peak_bytes": peak_bytes,
-            "total_bytes": about.total_memory,
-        }
 
 
 class WorkerLoop:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from geo_ray.runtime.worker_loop import DeviceReport
+from geo_ray.runtime.device import DeviceReport
 from geo_ray.telemetry.events import conform
 from tests.support.region_support import InProcess, WorkerThread, experiment_of
 
