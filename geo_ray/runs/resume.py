@@ -124,9 +124,10 @@ def _check_regions(saved: Experiment, wanted: Experiment) -> None:
 
 
 def _check_optimizer(saved: Experiment, wanted: Experiment) -> None:
-    """Reject another kind of optimizer, because moments cannot be converted; `sgd` has none."""
+    """Reject another kind of optimizer, because its state cannot be converted; `sgd` has none."""
     before, now = saved.optimizer.kind, wanted.optimizer.kind
-    if before != now and "sgd" not in {before, now}:
+    unused = now == "sgd" and not saved.optimizer.needs_whole_parameters
+    if before not in {now, "sgd"} and not unused:
         raise ConfigChangedError(
             f"optimizer.kind is {now}, but the checkpoint has the state of {before}, which cannot "
             "be converted",

@@ -101,6 +101,7 @@ def test_a_configuration_that_is_not_the_one_of_the_checkpoint_is_warned_of(
         ("momentum", "adamw", True),
         ("sgd", "muon", False),
         ("adamw", "sgd", False),
+        ("muon", "sgd", True),
         ("muon", "muon", False),
     ],
 )
