@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _READ = (
     click.option(
         "--format",
-        type=click.Choice(["csv", "jsonl", "parquet", "arrow"]),
+        type=click.Choice(["csv", "jsonl", "parquet", "arrow", "webdataset", "mds", "images"]),
         help="Format of the files.  [default: by their names]",
     ),
     click.option("--delimiter", help="Delimiter of CSV files: ';', tab, ...  [default: comma]"),

@@ -282,6 +282,7 @@ OPTIONAL_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "startup_s": _number,
         "cause": _or_null(_text),
     },
+    "step": {"learning_rate": _number},  # of the inner optimizer; null: it made no step
     "exchange": {"bytes_before": _or_null(_whole), "held_s": _number},
     "eval": {"final": _flag},
 }

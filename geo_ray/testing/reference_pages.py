@@ -85,6 +85,7 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "compute_s": "seconds of computing",
             "wait_s": "seconds of waiting",
             "start_s": "when computing began",
+            "learning_rate": "of the inner optimizer's newest step; null: it made none",
         },
     ),
     "exchange": (

@@ -491,6 +491,7 @@ class InnerOptimizer:
     Attributes:
         taken: steps so far; counted only for a schedule.
         rate: factor on the learning rate in the next steps.
+        lr: learning rate of the last step, without the factors of groups; None before it.
 
     Args:
         config: optimizer; its schedule has a length (`lasting`).
@@ -525,6 +526,7 @@ class InnerOptimizer:
         self._schedule = config.schedule
         self.taken = 0
         self.rate = 1.0
+        self.lr: float | None = None
 
     def apply(self, grad_S: Tensor) -> None:
         """Make one step with ``grad_S`` (S,), which is read-only."""
@@ -532,6 +534,7 @@ class InnerOptimizer:
         if self._schedule is not None:
             factor = self._schedule.factor(self.taken)
             self.taken += 1
+        self.lr = self._config.lr * factor * self.rate
         for (group, _), (rate, fraction) in zip(self._groups, self._rates, strict=True):
             scheduled = factor if fraction == 1.0 else 1.0 + fraction * (factor - 1.0)
             group.lr = self._config.lr * rate * scheduled * self.rate

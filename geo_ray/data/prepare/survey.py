@@ -233,8 +233,8 @@ def survey_files(
             _distinguish(column, words, name)
         if on_read is not None:
             on_read(batch.files_done, batch.piece.rows)
-    if any(file.format == "jsonl" for file in found.files):
-        for column in survey.columns.values():  # a line without the key has a missing value
+    if any(file.format in ("jsonl", "webdataset") for file in found.files):
+        for column in survey.columns.values():  # a row without the key has a missing value
             column.nulls += survey.rows - column.rows
             column.rows = survey.rows
     return survey

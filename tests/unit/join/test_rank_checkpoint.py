@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from geo_ray.base.canonical import canonical_json
@@ -46,7 +47,10 @@ from geo_ray.storage.manifest import seal
 from geo_ray.storage.parts import MAX_TENSORS
 from tests.support.rank_checkpoint_support import TiedModel, as_rank, oracle, sharded
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is unavailable"),
+]
 
 
 def save(state: dict[str, Any], folder: Path, **options: Any) -> None:
@@ -208,6 +212,58 @@ def test_objects_with_a_state_are_asked_for_it_and_get_it_back(tmp_path: Path) -
     load(state, tmp_path)
     assert state["model"] is second
     assert torch.equal(first.weight, second.weight)
+
+
+def test_an_optimizer_with_numbered_parameters_comes_back(tmp_path: Path) -> None:
+    first, second = (torch.optim.AdamW(nn.Linear(2, 2).parameters(), lr=lr) for lr in (0.1, 0.2))
+    for optimizer in (first, second):
+        for param in optimizer.param_groups[0]["params"]:
+            param.grad = torch.full_like(param, optimizer.param_groups[0]["lr"])
+        optimizer.step()
+    save({"optimizer": first}, tmp_path)
+    load({"optimizer": second}, tmp_path)
+    assert str(second.state_dict()) == str(first.state_dict())
+
+
+def test_a_whole_state_is_rebuilt_from_the_checkpoint_alone(tmp_path: Path) -> None:
+    loop = Loop("adamw")
+    loop.step(2)
+    state = {**loop.state(), "list": [{"x": 1}, {"y": [2, (3,)]}]}
+    save(state, tmp_path)
+    found = _load_state_dict_from_keys(storage_reader=SafetensorsReader(tmp_path))
+    found["schedule"]["milestones"] = Counter({2: 1, 5: 1})  # torch turns keys into text
+    assert str(by_key(found)) == str(by_key(state))
+
+
+def by_key(value: Any) -> Any:
+    """A state with all keys in order."""
+    if isinstance(value, list):
+        return [by_key(each) for each in value]
+    if isinstance(value, dict):
+        return {key: by_key(value[key]) for key in sorted(value)}
+    return value
+
+
+def test_a_folder_may_be_named_in_the_call(tmp_path: Path) -> None:
+    writer, reader = SafetensorsWriter("nowhere"), SafetensorsReader("nowhere")
+    for number in range(2):
+        folder = tmp_path / str(number)
+        dcp.save({"n": number}, checkpoint_id=folder, storage_writer=writer)
+        state = {"n": None}
+        dcp.load(state, checkpoint_id=folder, storage_reader=reader)
+        assert state == {"n": number}
+    assert SafetensorsWriter.validate_checkpoint_id("s3://bucket/prefix")
+    assert not SafetensorsReader.validate_checkpoint_id("gs://bucket/prefix")
+
+
+def test_plans_may_be_cached(tmp_path: Path) -> None:
+    for number in range(3):
+        dcp.save(
+            {"t": torch.full((2,), float(number))},
+            storage_writer=SafetensorsWriter(tmp_path / str(number)),
+            planner=DefaultSavePlanner(enable_plan_caching=True),
+        )
+        assert oracle(tmp_path / str(number))["t"].tolist() == [number, number]
 
 
 def test_a_part_of_the_state_is_loaded_on_request(tmp_path: Path) -> None:
@@ -621,6 +677,22 @@ def test_a_part_that_was_lost_is_found_at_the_commit(tmp_path: Path) -> None:
     (tmp_path / records[1].files[0].file).unlink()
     with pytest.raises(CheckpointCorruptError, match=r"rank-00001.*missing"):
         commit(tmp_path, records)
+
+
+def test_a_part_that_was_replaced_is_found_at_a_thorough_commit(tmp_path: Path) -> None:
+    records = halves(tmp_path)
+    file = tmp_path / records[1].files[0].file
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(CheckpointCorruptError, match=r"rank-00001.*SHA-256"):
+        commit(tmp_path, records, verify=True)
+    commit(tmp_path, records)
+    assert type(failure_of_shards(tmp_path)) is CheckpointCorruptError
+
+
+def failure_of_shards(folder: Path) -> GeoRayError:
+    with pytest.raises(GeoRayError) as caught:
+        load({"w": torch.zeros(6, 2), "step": torch.tensor(0.0)}, folder)
+    return caught.value
 
 
 def test_ranks_that_differ_in_a_value_are_refused(tmp_path: Path) -> None:
