@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 import torch
 
+from geo_ray.runtime.remote_shard import ShardLink
 from geo_ray.transport.wire.fields import Meta
 
 _EVERY_S: Final = 10.0
@@ -25,6 +27,12 @@ class DeviceReport:
         self._peak_bytes = 0
         self._next_s = 0.0
 
+    def report(self, primary: ShardLink) -> None:
+        """Report the GPU after the first step, and later if more of its memory was used."""
+        about = self.due(time.monotonic())
+        if about is not None:
+            primary.client.request(about, None, timeout_s=60.0)
+
     def due(self, now_s: float) -> Meta | None:
         """Return a message for the parameter server; None if there is nothing new."""
         if self._device is None or now_s < self._next_s:
@@ -42,3 +50,7 @@ class DeviceReport:
             "peak_bytes": peak_bytes,
             "total_bytes": about.total_memory,
         }
+
+
+ON_CPU: Final = DeviceReport("cpu")
+"""Reports nothing."""

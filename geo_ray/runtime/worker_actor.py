@@ -28,6 +28,7 @@ from geo_ray.runs.data import data_region, open_readers
 from geo_ray.runs.evaluation import Candidates, EvalSetting
 from geo_ray.runs.start_checks import metrics_there
 from geo_ray.runtime.actor import ActorState, RunActor
+from geo_ray.runtime.device import DeviceReport
 from geo_ray.runtime.remote_shard import dial_shards, links_over
 from geo_ray.runtime.spec import RunSpec
 from geo_ray.runtime.worker_loop import WorkerLoop

@@ -15,7 +15,7 @@ from geo_ray.base.types import Span, StepReport
 from geo_ray.data.reader import ReadAhead, RegionReader
 from geo_ray.data.tasks.base import Columns
 from geo_ray.runs.evaluation import EvalSetting
-from geo_ray.runtime.device import DeviceReport
+from geo_ray.runtime.device import ON_CPU, DeviceReport
 from geo_ray.runtime.exchange.messages import read_answer, report_meta, stats_message
 from geo_ray.runtime.remote_shard import ShardLink, ShardLinks
 from geo_ray.training.effects import Assignment
@@ -35,7 +35,7 @@ class WorkerLoop:
         rank: this worker's rank.
         evals: evaluation settings.
         step_s: minimum duration of a step; None: no padding.
-        device: reports the memory of the worker's GPU; None: it has none.
+        device: reports the memory of the worker's GPU.
 
     Attributes:
         doing: current activity, reported to a waiting run actor; any thread may read it.
@@ -51,7 +51,7 @@ class WorkerLoop:
         rank: int,
         evals: EvalSetting,
         step_s: StepTime | None,
-        device: DeviceReport | None = None,
+        device: DeviceReport = ON_CPU,
     ) -> None:
         self._worker = worker
         self._pool = ThreadPoolMap(len(links), "shard-links")
@@ -85,7 +85,7 @@ class WorkerLoop:
                 took_s, steps = time.monotonic() - began_s, steps + 1
                 found = (result.refused, result.grad_sq)
                 work = self._push(work, StepReport(work.span, result.loss, took_s, *found))
-                self._report_device()
+                self._device.report(self._links.primary)
         finally:
             self._pool.close()
             self._ahead.close()
@@ -140,12 +140,6 @@ class WorkerLoop:
                 about = {"version": work.version, "how": change.how, "names": change.names}
                 meta: Meta = {"op": "state_changed", **about}
                 self._links.primary.client.request(meta, None, timeout_s=60.0)
-
-    def _report_device(self) -> None:
-        """Report the GPU after the first step, and later if more of its memory was used."""
-        about = None if self._device is None else self._device.due(time.monotonic())
-        if about is not None:
-            self._links.primary.client.request(about, None, timeout_s=60.0)
 
     def _pad(self, work: Assignment, span: Span, began_s: float) -> None:
         """Sleep until the step has taken its minimum duration."""
