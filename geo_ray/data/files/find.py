@@ -248,7 +248,8 @@ def _without_metadata(
         if name == "dataset_dict.json" and len(splits := tree.get("splits") or []) > 1:
             raise ConfigError(
                 f"{uri} has the splits {', '.join(map(str, splits))}",
-                fix=f"Name one of them, such as {_below(uri, folder / str(splits[0]))}.",
+                fix=f"Name one of them, such as {_below(uri, folder / str(splits[0]))}; --heldout "
+                "takes another one.",
             )
         if name == "state.json" and isinstance(data := tree.get("_data_files"), list):
             if tree.get("_indices_files") or tree.get("_indices_data_files"):
