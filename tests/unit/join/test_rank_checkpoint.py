@@ -798,6 +798,8 @@ def test_records_of_different_groups_are_refused(tmp_path: Path) -> None:
     two, three = replicas(tmp_path, 2), replicas(tmp_path, 3)
     with pytest.raises(CheckpointError, match="rank 0 of 2, rank 2 of 3"):
         combine([two[0], three[2]])
+    with pytest.raises(CheckpointError, match="rank 0 of 2, rank 1 of 3"):
+        combine([two[0], three[1]])
     with pytest.raises(CheckpointError, match="different groups: rank 0 of 2, rank 2 of 2"):
         combine([two[0], two[1].model_copy(update={"rank": 2})])
     with pytest.raises(CheckpointError, match="rank 0 has reported two parts"):
