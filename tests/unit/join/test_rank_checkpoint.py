@@ -695,6 +695,17 @@ def test_of_replicas_of_shards_the_lowest_rank_writes(tmp_path: Path) -> None:
     assert oracle(tmp_path)["w"].tolist() == list(range(6))
 
 
+def test_of_two_copies_the_lower_ranks_is_used(tmp_path: Path) -> None:
+    def part(rank: int) -> PartRecord:
+        with as_rank(0, 2):  # both believe that they are the first
+            shard = sharded(torch.arange(4.0), (2,), [Replicate()])
+            return write_part({"w": shard}, tmp_path, rank, 2)
+
+    manifest = commit(tmp_path, [part(1), part(0)])
+    assert [info.name for info in manifest.files] == ["rank-00000-shards-000"]
+    assert oracle(tmp_path)["w"].tolist() == [0, 1, 2, 3]
+
+
 def test_a_missing_shard_abandons_the_checkpoint(tmp_path: Path) -> None:
     records = halves(tmp_path)
     with pytest.raises(CheckpointError) as caught:
