@@ -50,6 +50,7 @@ PARTS = {
     WHOLE_RUNS: (
         "tests/chaos/*",
         "tests/integration/api/test_api_train.py",
+        "tests/integration/cli/test_cluster_pages.py",
         "tests/integration/cloud/test_clusters_local.py",
         "tests/integration/runs/test_store_checkpoints.py",
     ),
