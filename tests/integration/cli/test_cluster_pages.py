@@ -21,16 +21,15 @@ from geo_ray.cloud.local import read_catalog, write_catalog
 from geo_ray.experiment.cluster import ExistingClusterConfig
 from geo_ray.ray_cluster.connect import connect
 from geo_ray.ray_cluster.local_cluster import LocalCluster
-from tests.support.lab_support import needs_lab
 from tests.support.pages import PAGE_ADDRESS, ROOT, Reader, commands
 from tests.support.s3_support import client_of, s3_server, set_credentials
 from tests.support.train_support import count, eventually
 
 pytestmark = pytest.mark.timeout(1800)
 CHECKPOINTS, MEMBERSHIP = "docs/guides/checkpoints.md", "docs/guides/membership.md"
-TUNING, PLANNING = "docs/guides/tuning.md", "docs/guides/planning.md"
+TUNING = "docs/guides/tuning.md"
 CLUSTERS, QUEUE = "docs/operations/clusters.md", "docs/operations/queue.md"
-RUNS, LAB = "docs/operations/runs.md", "docs/guides/wan-lab.md"
+RUNS = "docs/operations/runs.md"
 QUICKSTART = Path("configs/quickstart.yaml")
 RUN = Path("runs/quickstart")
 SMALL: dict[str, Any] = {
@@ -127,60 +126,6 @@ def test_tuning(reader: Reader) -> None:
         reader.run(command)
     assert (Path("runs/longer") / "tune.html").exists()
     assert geo_ray.open_run("runs/four_continents").summary.steps > 0
-
-
-@pytest.mark.slow  # two runs of three regions, each on a cluster of its own
-def test_planning(reader: Reader) -> None:
-    """`docs/guides/planning.md`, on a local cluster but for a node that joins the cluster here."""
-    offer = {"cloud": "aws", "rows": 60, "server": "m5.2xlarge"}
-    machine = {"type": "g5.xlarge", "cap": 1, "rows_per_s": 100}
-    places = {"us": "us-east-1", "eu": "eu-central-1", "asia": "ap-northeast-1"}
-    change(
-        Path("configs/planned.yaml"),
-        task={"use": "bytelm", "options": {"dim": 8, "layers": 1, "heads": 1, "context": 8}},
-        data={"generate": {"rows_per_shard": 64}, "batch_size": 1},
-        regions=[{"name": name} for name in places],
-        optimizer={"kind": "sgd", "lr": 0.1},
-        strategy={"kind": "sma", "interval": 4},
-        train={"steps": 200, "eval_every": 0},
-        emulate={"link": {"rate_mbps": 200, "delay_s": 0.01}, "step_s": 0.05},
-        checkpoint={"every_s": 1},
-        plan={
-            "intervals": [4],
-            "codecs": [None],
-            "regions": {
-                name: {**offer, "at": at, "machines": [machine]} for name, at in places.items()
-            },
-        },
-    )
-    run = Path("runs/planned")
-    for command in commands(PLANNING):
-        if command.startswith("ray start "):
-            continue
-        if "--plan plan.json" in command:
-            reader.interrupted(command, lambda: count(run, "checkpoint") > 1, exit_code=130)
-            continue
-        reader.run(command)
-        if "--from runs/" in command and not Path("new.json").exists():
-            shutil.copy("plan.json", "new.json")  # no plan is better by 5 %
-    assert geo_ray.open_run(run).summary.steps == 200
-
-
-@needs_lab
-@pytest.mark.slow  # a cluster of four nodes, in a lab
-def test_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`docs/guides/wan-lab.md`, section "Start a lab", with one region of the run."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "configs", "configs")
-    change(Path("configs/lab/train.yaml"), regions=[{"name": "A"}], train={"steps": 4})
-    reader = Reader(monkeypatch)
-    up, *others = commands(LAB, "Start a lab")
-    with reader.until_ctrl_c(up, r"lab \w+ is up"):
-        ping, *others = others
-        if shutil.which("ping") is not None:
-            reader.run(ping)
-        printed = [reader.run(command) for command in others]
-    assert "cut" not in printed[-1] and "10.2.0.1" in printed[-1]
 
 
 @pytest.fixture
