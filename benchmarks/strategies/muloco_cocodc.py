@@ -10,8 +10,8 @@ option (merge, compensation) are the best on seed TUNED; streaming strategies ta
 `diloco`. The figures are those of the seeds JUDGED, which chose nothing.
 
   loss_CASE          nats per byte on held-out text, of the model at the end
-  mb_CASE            sent and received by all regions; `2_bits` is `chunked_topk` that keeps all
-                     elements, so values have two bits, but positions travel without need
+  mb_CASE            sent and received by all regions; `quarter` sends the largest quarter of the
+                     elements in two bits (`chunked_topk`), answers in int4
   gain_muloco_...    loss of `diloco` less that of `muloco`, by seed
   steps_cocodc       steps until the loss that `diloco_streaming` has at its last evaluation
                      before the end, over the steps of the latter (live models, interpolated)
@@ -44,8 +44,7 @@ RATES = {"adamw": (0.002, 0.004, 0.008), "muon": (0.008, 0.016, 0.032)}
 MOMENTA = (0.3, 0.6)
 STREAMED = {"fragments": 4, "tau": 3}
 INT4 = {"up": {"kind": "int4"}, "down": {"kind": "int4"}}
-TWO_BITS = {"up": {"kind": "chunked_topk", "keep": 4096}}
-TOPK = {"up": {"kind": "topk", "ratio": 0.05}, "down": {"kind": "topk", "ratio": 0.05}}
+QUARTER = {"up": {"kind": "chunked_topk", "keep": 1024}, "down": {"kind": "int4"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,19 +236,17 @@ def main() -> None:
         "muloco_int4": changed(muloco, codec=INT4),
         "cocodc_uncompensated": changed(cocodc, strategy={**cocodc.strategy, "compensation": 0.0}),
         "streaming_muon": changed(streaming, optimizer="muon", lr=muloco.lr),
-        "diloco_2_bits": changed(diloco, codec=TWO_BITS),
-        "muloco_2_bits": changed(muloco, codec=TWO_BITS),
+        "diloco_quarter": changed(diloco, codec=QUARTER),
+        "muloco_quarter": changed(muloco, codec=QUARTER),
         "diloco_8_regions": changed(diloco, regions=8),
         "muloco_8_regions": changed(muloco, regions=8),
-        "diloco_topk": changed(diloco, codec=TOPK),
-        "muloco_topk": changed(muloco, codec=TOPK),
     }
     found = dict(zip(cases, runs.of(cases.values(), seeds), strict=True))
     figures = []
     for name, each in found.items():
         figures.append(support.median(f"loss_{name}", [run.loss for run in each], "nats"))
         figures.append(support.median(f"mb_{name}", [run.mb for run in each], "MB"))
-    for suffix in ("", "_int4", "_2_bits", "_8_regions", "_topk"):
+    for suffix in ("", "_int4", "_quarter", "_8_regions"):
         pairs = zip(found[f"diloco{suffix}"], found[f"muloco{suffix}"], strict=True)
         gains = [plain.loss - ours.loss for plain, ours in pairs]
         figures.append(support.median(f"gain_muloco{suffix}", gains, "nats"))
