@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
+from geo_ray.api.data import inspect_data
 from geo_ray.base.errors import (
     ConfigError,
     DataLeftOutError,
@@ -28,12 +30,15 @@ from geo_ray.base.errors import (
     ShardCorruptError,
     ShardMissingError,
 )
+from geo_ray.cli.main import root
 from geo_ray.data.files.find import find_files
 from geo_ray.data.files.options import ReadOptions
 from geo_ray.data.files.rows import ReadReport, read_rows
+from geo_ray.data.manifest import load_manifest
 from geo_ray.data.prepare.config import parse_preparation
 from geo_ray.data.prepare.inputs import gather_rows
 from geo_ray.data.prepare.resolve import resolve
+from geo_ray.data.reader import RegionReader
 
 PEERS = Path(__file__).parents[2] / "support" / "peer_files"
 JPEG, PNG = b"\xff\xd8\xff\xe0 an image", b"\x89PNG\r\n\x1a\n an image"
@@ -335,6 +340,22 @@ def test_folders_of_images(tmp_path: Path) -> None:
     assert rows(tmp_path, {"label"})[0]["label"] == ["cat", "cat", "dog", "dog"]
 
 
+@pytest.mark.parametrize("kind", ["images", "mds", "webdataset"])
+def test_folders_of_splits_are_not_mixed(tmp_path: Path, kind: str) -> None:
+    for split in ("train", "val"):
+        folder = tmp_path / split / "cat"
+        folder.mkdir(parents=True)
+        if kind == "images":
+            (folder / "a.jpg").write_bytes(JPEG)
+        elif kind == "mds":
+            shutil.copy(PEERS / "mds" / "shard.00001.mds", folder)
+        else:
+            tar(folder / "a.tar", {"0.cls": b"1"})
+    with pytest.raises(ConfigError, match="splits train, val"):
+        rows(tmp_path)
+    assert len(rows(tmp_path / "val")[0]) >= 1
+
+
 def test_images_without_folders_have_no_label(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(JPEG)
     assert rows(tmp_path)[0] == {"image": [JPEG], "label": [None], "path": ["a.jpg"]}
@@ -445,3 +466,66 @@ def test_memory_does_not_depend_on_the_size_of_the_source(tmp_path: Path) -> Non
     assert done.stdout.split() == [
         *("jpg", "40", "limited", "jpg", "1000", "jpg", "1000", "jpg", "1000", "image", "1000")
     ]
+
+
+# ------------------------------------------------------------------ the command
+
+TASK = """
+import geo_ray
+
+
+class Texts:
+    Options, label_column = geo_ray.Options, "label"
+    columns = {"text": "string", "tokens": "list<int32>", "image": "bytes", "label": "int64"}
+
+    def __init__(self, options):
+        pass
+
+    def collate(self, columns, device): ...
+
+    def model(self, seed): ...
+
+    def loss(self, model, batch): ...
+
+    def evaluate(self, model, batch): ...
+
+    def metrics(self, stats): ...
+"""
+
+
+def test_held_out_rows_from_files_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "texts.py").write_text(TASK)
+    (tmp_path / "prepare.yaml").write_text("columns: {image: {column: image.bytes}}")
+    out = tmp_path / "data"
+    command = (
+        f"data shard --task {tmp_path}/texts.py:Texts --input {PEERS}/hf_dataset/train "
+        f"--prepare {tmp_path}/prepare.yaml --regions a --out {out}"
+    ).split()
+    done = CliRunner().invoke(root, [*command, "--heldout", f"{PEERS}/hf_dataset/test"])
+    assert done.exit_code == 0, done.output
+    manifest = load_manifest(str(out))
+    assert {(shard.split, shard.rows) for shard in manifest.shards} == {
+        ("train", 3),
+        ("heldout", 1),
+    }
+    (batch,) = RegionReader(manifest, "a", "heldout", 0).scan(9)
+    assert batch["text"].tolist() == ["ccc"] and batch["tokens"].tolist() == [[4, 5, 6]]
+    for wrong in ("1", "-0.5", "nan"):
+        done = CliRunner().invoke(root, [*command, "--force", "--heldout", wrong])
+        assert done.exit_code == 2 and "range" in done.output
+    done = CliRunner().invoke(root, [*command, "--force", "--heldout", str(tmp_path / "none")])
+    assert "there is no folder or file" in str(done.exception)
+
+
+def test_columns_are_inspected() -> None:
+    survey = inspect_data(PEERS / "hf_dataset" / "train")
+    kinds = {row["column"]: (row["type"], row["remark"]) for row in survey.table().to_pylist()}
+    assert kinds["image.bytes"] == ("bytes", "it has bytes, for a column of type bytes")
+    assert "list<int32>" in kinds["tokens"][1]
+
+
+def test_long_texts_are_not_kept(tmp_path: Path) -> None:
+    lines = (json.dumps({"text": f"{n} " + "x" * 2000}) for n in range(50))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    column = inspect_data(tmp_path).survey.columns["text"]
+    assert (column.kind, column.distinct, len(column.seen)) == ("text", None, 0)
