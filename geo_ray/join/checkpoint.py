@@ -74,6 +74,7 @@ from geo_ray.join.checkpoint_manifest import (
     read_manifest,
 )
 from geo_ray.storage import parts
+from geo_ray.storage.checkpoint import verify_part
 from geo_ray.storage.folders import Folder, LocalFolder
 from geo_ray.storage.manifest import MANIFEST_FILE, PART_SUFFIX, PartInfo, seal
 
@@ -344,7 +345,7 @@ def _file_key(item: WriteItem, used: Collection[str]) -> str:
 # ------------------------------------------------------------------ committing
 
 
-def commit(folder: Place, records: Iterable[PartRecord]) -> RankManifest:
+def commit(folder: Place, records: Iterable[PartRecord], *, verify: bool = False) -> RankManifest:
     """Commit a checkpoint: check its parts, and write the manifest atomically.
 
     To abandon a checkpoint, do not commit it; `Folder.clear` removes its files. A part that arrives
@@ -353,11 +354,13 @@ def commit(folder: Place, records: Iterable[PartRecord]) -> RankManifest:
     Args:
         folder: that of all parts.
         records: results of `write_part`, in any order.
+        verify: whether to read all files and compare their SHA-256 too, which finds files that an
+            earlier attempt of a rank has replaced since. Loading always does.
 
     Raises:
         CheckpointError: the parts do not cover every tensor or contradict each other, or the
             checkpoint is committed already.
-        CheckpointCorruptError: a file is missing or has another size than its record.
+        CheckpointCorruptError: a file is missing, or differs from its record.
         CheckpointConflictError: another writer has committed it in a store.
         RunDirectoryError, StoreError: the manifest cannot be written.
     """
@@ -367,6 +370,8 @@ def commit(folder: Place, records: Iterable[PartRecord]) -> RankManifest:
     if isinstance(place, LocalFolder):
         place.make()
     _check_sizes(place, manifest)
+    for info in manifest.files if verify else ():
+        verify_part(place, info)
     try:
         data = seal(manifest.model_dump(mode="json"))
     except ValueError as error:

@@ -272,9 +272,9 @@ def combine(records: Iterable[PartRecord]) -> RankManifest:
     for key, tensor in tensors.items():
         problem = _coverage_problem(tensor)
         if problem:
+            gone = f"; no record of {_ranks(absent)}" if absent else ""
             raise CheckpointError(
-                f"tensor '{key}' {problem}; reported by {_ranks(holders[key])}, no record of "
-                f"{_ranks(absent)}",
+                f"tensor '{key}' {problem}; reported by {_ranks(holders[key])}{gone}",
                 fix=_NOT_COMMITTED
                 if absent
                 else "If only some ranks have this key, name it in `only_here` of `write_part`.",
@@ -317,8 +317,6 @@ def _content(record: TensorRecord | ValueRecord) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    if not ranks:
-        return "no rank"
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
@@ -340,7 +338,8 @@ def _coverage_problem(tensor: TensorRecord) -> str | None:
     # The dimension in which most chunks begin at different places has the fewest neighbours.
     dim = max(range(len(shape)), key=lambda d: len({c.offsets[d] for c in tensor.chunks}))
     active: list[TensorChunk] = []
-    for chunk in sorted(tensor.chunks, key=lambda c: c.offsets[dim]):
+    full = [chunk for chunk in tensor.chunks if math.prod(chunk.sizes)]
+    for chunk in sorted(full, key=lambda c: c.offsets[dim]):
         active = [c for c in active if c.offsets[dim] + c.sizes[dim] > chunk.offsets[dim]]
         if any(_overlap(chunk, other) for other in active):
             return f"is written more than once at {list(chunk.offsets)}"
@@ -380,12 +379,17 @@ def read_manifest(folder: Place) -> RankManifest:
         raise CheckpointMissingError(
             f"{name}: no such checkpoint", fix="Check the folder; an unfinished save is none."
         )
-    data = b""
-    with place.open(MANIFEST_FILE) as stream:
-        while len(data) <= MAX_MANIFEST_BYTES and (more := stream.read(_BLOCK_BYTES)):
-            data += more
+    data = bytearray()
     try:
-        body = unseal(data, MAX_MANIFEST_BYTES)
+        with place.open(MANIFEST_FILE) as stream:
+            while len(data) <= MAX_MANIFEST_BYTES and (more := stream.read(_BLOCK_BYTES)):
+                data += more
+    except OSError as error:
+        raise CheckpointCorruptError(
+            f"{name}: cannot be read: {error.strerror}", fix=DAMAGED_FIX
+        ) from error
+    try:
+        body = unseal(bytes(data), MAX_MANIFEST_BYTES)
         if body.get("format") != FORMAT:
             kind = repr(body["format"]) if "format" in body else "a checkpoint of a run"
             raise CheckpointError(

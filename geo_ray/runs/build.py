@@ -88,19 +88,22 @@ class ModelOutline:
         layout: layout of the model buffers.
         constants: digests of everything that is not trained.
         groups: parameter groups.
+        num_frozen: values of frozen parameters.
     """
 
     num_params: int
     layout: BufferLayout
     constants: Mapping[str, str]
     groups: tuple[GroupRun, ...]
+    num_frozen: int
 
     @classmethod
     def of(cls, task: Task, module: nn.Module) -> Self:
         """Return the outline of a task's module."""
         check_module(module)
         layout, groups = BufferLayout.of(task, module), group_runs(task, module)
-        return cls(count_parameters(module), layout, constants_of(module), groups)
+        frozen = sum(each.numel() for each in module.parameters() if not each.requires_grad)
+        return cls(count_parameters(module), layout, constants_of(module), groups, frozen)
 
 
 def model_outline(task: Task, seed: int) -> ModelOutline:

@@ -75,6 +75,9 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "startup_s": "seconds from the command to the start of training",
             "resumed_step": "largest step of a region in the checkpoint; only if resumed",
             "cause": "why a resumed run started new processes instead of keeping the old ones",
+            "tokens_per_row": "tokens of a row, if the task states them",
+            "flops_per_row": "floating-point operations of forward and backward pass over a row",
+            "flops_estimated": "true if `flops_per_row` is estimated from the parameters",
         },
     ),
     "step": (
@@ -165,6 +168,15 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "`unfrozen` or `frozen`: `requires_grad` changed after the start, which does not "
             "change what is trained",
             "names": "names of the tensors",
+        },
+    ),
+    "device": (
+        "The GPU of a worker, and its memory: after the first step, and when its peak grows.",
+        {
+            "device": "name of the GPU",
+            "share": "fraction of the GPU that the worker has",
+            "peak_bytes": "largest memory that PyTorch allocated",
+            "total_bytes": "memory of the GPU",
         },
     ),
     "noise": (

@@ -271,8 +271,11 @@ def test_links_between_documents_lead_somewhere() -> None:
 OF_EXAMPLES = {
     "churn.py",
     "digits_task.py",
+    "lm.py",
     "make_data.py",
     "make_files.py",
+    "pack_text.py",
+    "photos.py",
     "train_ddp.py",
     "waves.py",
 }

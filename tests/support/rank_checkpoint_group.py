@@ -185,6 +185,14 @@ def replicated(rank: int, root: Path, mesh: DeviceMesh) -> None:
     ]
     check_loading(Loop(WAYS[1], mesh, seed=6), folder, None)
     check_loading(Loop(WAYS[1], mesh, seed=7, is_sharded=False), root / f"{WAYS[1]}-2", mesh)
+    background = dcp.async_save(
+        loop.state(),
+        storage_writer=SafetensorsWriter(root / "async"),
+        process_group=dist.new_group(),  # its collectives run next to those of the step
+    )
+    loop.step(1)
+    background.result()
+    assert str(oracle(root / "async")) == str(oracle(folder))
 
 
 def hanging(rank: int, root: Path, mesh: DeviceMesh) -> None:

@@ -22,6 +22,7 @@ from geo_ray.data.arrow_values import (
     EXACT_INTEGERS,
     Numbers,
     decoded,
+    is_binary,
     is_list,
     is_text,
     text_of,
@@ -179,8 +180,7 @@ def _ragged_rows(array: pa.Array, wanted: ColumnType) -> _RaggedRows | Kind:
             else "not_text"
         )
     if wanted.ragged == "bytes":
-        is_bytes = types.is_binary(kind) or types.is_large_binary(kind)
-        if not is_bytes and not types.is_fixed_size_binary(kind) and not types.is_binary_view(kind):
+        if not is_binary(kind):
             return "not_bytes"
         return _RaggedRows(ragged_of(array.cast(pa.large_binary())), {})
     if not is_list(kind):

@@ -56,6 +56,8 @@ class RowFile:
                 name: tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
                 for name in names
             }
+            for name in self._ends:
+                self._write((name, "ends"), np.zeros(1, np.int64))
         except OSError as error:
             raise _disk_full(error) from error
 
@@ -84,8 +86,7 @@ class RowFile:
                 found[name] = self._mapped((name, ""), kind.dtype, kind.shape(self._rows))
                 continue
             values = self._mapped((name, ""), kind.dtype, (self._ends[name],))
-            offsets = np.zeros(self._rows + 1, np.int64)
-            offsets[1:] = self._mapped((name, "ends"), np.dtype(np.int64), (self._rows,))
+            offsets = self._mapped((name, "ends"), np.dtype(np.int64), (self._rows + 1,))
             found[name] = Ragged(kind.ragged, values, offsets)
         return found
 

@@ -47,9 +47,12 @@ def suggest(name: str, column: ColumnSurvey) -> Suggestion:
             return Suggestion(None, "it has no values")
         case "other":
             return Suggestion(None, "its values are not numbers, text or times")
+        case "bytes":
+            return Suggestion(None, "it has bytes, for a column of type bytes")
         case "list":
             if len(column.lengths) != 1:
-                return Suggestion(None, f"its lists have different lengths: {_lengths(column)}")
+                remark = f"its lists have different lengths: {_lengths(column)}"
+                return Suggestion(None, f"{remark}; for a column such as list<int32>")
             length = max(*column.lengths, 1)
             return Suggestion(Source(column=name, length=length, missing=_drop_if(lacking)))
         case "bool":

@@ -348,6 +348,66 @@ def blamed(task: object, method: str) -> Iterator[None]:
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class RowWork:
+    """Size of one training row, for tokens per second and the utilisation of devices.
+
+    A task may declare ``tokens_per_row``, and ``flops_per_row``: floating-point operations of
+    forward and backward pass. Without the latter, a model of tokens is estimated to need 2
+    operations per parameter and token forward, 2 backward for the activations, and 2 for the
+    gradient of each trained parameter: 6 N (Kaplan et al., arXiv 2001.08361).
+
+    Attributes:
+        tokens: tokens of a row; None if rows have none.
+        flops: operations of a row; None if unknown.
+        estimated: whether `flops` is the estimate.
+    """
+
+    tokens: float | None = None
+    flops: float | None = None
+    estimated: bool = False
+
+    @classmethod
+    def of(cls, task: Task, num_trained: int = 0, num_frozen: int = 0) -> RowWork:
+        """Return the size of a task's rows.
+
+        Args:
+            task: task.
+            num_trained: values of trained parameters; 0: no estimate.
+            num_frozen: values of frozen parameters.
+
+        Raises:
+            TaskOutputError: the task declares something else than a positive number.
+        """
+        tokens, flops = (_declared_size(task, name) for name in ("tokens_per_row", "flops_per_row"))
+        if flops is None and tokens is not None and num_trained:
+            return cls(tokens, tokens * (6 * num_trained + 4 * num_frozen), estimated=True)
+        return cls(tokens, flops)
+
+    def fields(self) -> dict[str, float | bool | None]:
+        """Return the fields of the event `run_started`; none if nothing is known."""
+        if self.tokens is None and self.flops is None:
+            return {}
+        return {
+            "tokens_per_row": self.tokens,
+            "flops_per_row": self.flops,
+            "flops_estimated": self.estimated,
+        }
+
+
+def _declared_size(task: Task, name: str) -> float | None:
+    with blamed(task, name):
+        value: object = getattr(task, name, None)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+        raise TaskOutputError(
+            f"{type(task).__name__}.{name} is {value!r}, not a positive number",
+            fix=f"Set {name} to a number, or remove it.",
+        )
+    return float(value)
+
+
 @dataclass(frozen=True)
 class Description:
     """Size and schema of a task.

@@ -8,8 +8,9 @@ A task may have a method `groups(model)` that returns `ParameterGroup` records:
 A parameter belongs to the first group that names it; other parameters train as configured.
 
 The optimizers `muon` and `adafactor` need the shapes of all parameters. *Hidden matrices*, which
-`muon` steps as matrices, are the parameters with two dimensions except those of embeddings and of
-the output layer: the last module that has such a parameter. A group may override this.
+`muon` steps as matrices, are the parameters with two dimensions except those of embeddings (modules
+of that kind, or ``embed`` or ``position`` in the name) and of the output layer: the last module
+that has such a parameter, unless it is in an `nn.ModuleList` of blocks. A group may override this.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from geo_ray.base.errors import TaskStateError
 from geo_ray.data.tasks.checked_calls import blamed
 
 _MATRIX: Final = 2  # dimensions
+_EMBEDDINGS: Final = ("embed", "position")  # in names of parameters that no embedding module has
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +141,17 @@ def _runs(groups: Sequence[ParameterGroup], module: nn.Module) -> tuple[GroupRun
 
 def _outer_parameters(module: nn.Module) -> set[int]:
     """Return the identities of the parameters of embeddings and of the output layer."""
-    found: set[int] = set()
-    last: list[int] = []
+    found = {id(p) for key, p in module.named_parameters() if any(w in key for w in _EMBEDDINGS)}
+    stacks = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    blocks = {id(part) for stack in stacks for part in stack.modules()}
+    output: set[int] = set()
     for part in module.modules():
-        own = [p for p in part.parameters(recurse=False) if p.requires_grad]
+        own = {id(p): p.ndim for p in part.parameters(recurse=False) if p.requires_grad}
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
-            found |= {id(p) for p in own}
-        last = [id(p) for p in own if p.ndim == _MATRIX] or last
-    return found | set(last)
+            found |= own.keys()
+        if _MATRIX in own.values():
+            output = set() if id(part) in blocks else set(own)
+    return found | output
 
 
 def _check(group: object, name: str) -> None:

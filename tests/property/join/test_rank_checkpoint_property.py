@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,8 +15,16 @@ from torch import Tensor
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 from geo_ray.base.canonical import canonical_json
+from geo_ray.base.errors import CheckpointError
 from geo_ray.join.checkpoint import commit, load, write_part
-from geo_ray.join.checkpoint_manifest import PartRecord, decode_value, encode_value
+from geo_ray.join.checkpoint_manifest import (
+    PartRecord,
+    TensorChunk,
+    TensorRecord,
+    combine,
+    decode_value,
+    encode_value,
+)
 from tests.support.rank_checkpoint_support import as_rank, oracle, sharded
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
@@ -109,6 +118,69 @@ def test_any_sharding_comes_back_in_any_other(
                 assert state["n"] == (1, 2.5)
                 for key, tensor in expected.items():
                     assert bits(state["m"][key]) == bits(tensor)
+
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@st.composite
+def divisions(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
+    """A shape, and boxes that divide it, or nearly."""
+    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    boxes: list[Box] = [((0,) * len(shape), shape)]
+    for _ in range(draw(st.integers(0, 6))):
+        at, size = boxes.pop(draw(st.integers(0, len(boxes) - 1)))
+        dim = draw(st.integers(0, len(shape) - 1))
+        cut = draw(st.integers(0, size[dim]))
+        boxes.append((at, (*size[:dim], cut, *size[dim + 1 :])))
+        rest = (*size[:dim], size[dim] - cut, *size[dim + 1 :])
+        boxes.append(((*at[:dim], at[dim] + cut, *at[dim + 1 :]), rest))
+    for _ in range(draw(st.integers(0, 2))):  # damage
+        at, size = boxes[draw(st.integers(0, len(boxes) - 1))]
+        dim = draw(st.integers(0, len(shape) - 1))
+        moved = (*at[:dim], at[dim] + draw(st.integers(-1, 1)), *at[dim + 1 :])
+        grown = (*size[:dim], size[dim] + draw(st.integers(-1, 1)), *size[dim + 1 :])
+        boxes[draw(st.integers(0, len(boxes) - 1))] = (moved, grown)
+    return shape, boxes
+
+
+@settings(max_examples=300)
+@given(divisions(), st.data())
+def test_a_checkpoint_is_complete_if_every_element_is_written_once(
+    division: tuple[tuple[int, ...], list[Box]], data: st.DataObject
+) -> None:
+    shape, boxes = division
+    ranks: list[list[TensorChunk]] = [[], []]
+    for at, size in boxes:
+        chunk = TensorChunk(file="f.safetensors", key="w", offsets=at, sizes=size)
+        for rank in data.draw(st.sampled_from([[0], [1], [0, 1]])):  # replicas count once
+            ranks[rank].append(chunk)
+    records = [
+        PartRecord(
+            rank=rank,
+            world_size=2,
+            files=(),
+            tensors={
+                "w": TensorRecord(path=("w",), dtype="F32", shape=shape, chunks=tuple(chunks))
+            },
+            values={},
+        )
+        for rank, chunks in enumerate(ranks)
+    ]
+    times = torch.zeros(shape, dtype=torch.int64)
+    is_inside = True
+    for at, size in set(boxes):
+        is_inside &= all(
+            a >= 0 and n >= 0 and a + n <= extent
+            for a, n, extent in zip(at, size, shape, strict=True)
+        )
+        if is_inside:
+            times[tuple(slice(a, a + n) for a, n in zip(at, size, strict=True))] += 1
+    if is_inside and bool((times == 1).all()):
+        assert {(c.offsets, c.sizes) for c in combine(records).tensors["w"].chunks} == set(boxes)
+    else:
+        with pytest.raises(CheckpointError, match="tensor 'w'"):
+            combine(records)
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from geo_ray.base.canonical import canonical_json
@@ -46,7 +47,10 @@ from geo_ray.storage.manifest import seal
 from geo_ray.storage.parts import MAX_TENSORS
 from tests.support.rank_checkpoint_support import TiedModel, as_rank, oracle, sharded
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is unavailable"),
+]
 
 
 def save(state: dict[str, Any], folder: Path, **options: Any) -> None:
@@ -157,11 +161,26 @@ def test_tied_tensors_are_stored_once(tmp_path: Path) -> None:
 
 def test_equal_memory_of_another_shape_is_another_tensor(tmp_path: Path) -> None:
     base = torch.arange(6.0)
+    square = torch.arange(4.0).reshape(2, 2)
     state = {"a": base, "b": base.reshape(2, 3), "c": base[:3], "d": base.reshape(2, 3).T}
+    state |= {"e": square, "f": square.T, "g": square.view(torch.int32)}
     save(state, tmp_path)
-    back = {key: torch.zeros(value.shape) for key, value in state.items()}
+    back = {key: torch.zeros(value.shape, dtype=value.dtype) for key, value in state.items()}
     load(back, tmp_path)
     assert all(torch.equal(back[key], value) for key, value in state.items())
+
+
+def test_equal_memory_elsewhere_in_a_tensor_is_another_tensor(tmp_path: Path) -> None:
+    whole = torch.arange(4.0)
+    records = []
+    for rank in range(2):
+        with as_rank(rank, 2):
+            shard = sharded(whole, (2,), [Shard(0)])
+            state = {"part": shard.to_local(), "w": shard}
+            records.append(write_part(state, tmp_path, rank, 2))
+    commit(tmp_path, records)
+    found = oracle(tmp_path)
+    assert (found["part"].tolist(), found["w"].tolist()) == ([0, 1], [0, 1, 2, 3])
 
 
 def test_empty_and_scalar_tensors_come_back(tmp_path: Path) -> None:
@@ -210,6 +229,58 @@ def test_objects_with_a_state_are_asked_for_it_and_get_it_back(tmp_path: Path) -
     assert torch.equal(first.weight, second.weight)
 
 
+def test_an_optimizer_with_numbered_parameters_comes_back(tmp_path: Path) -> None:
+    first, second = (torch.optim.AdamW(nn.Linear(2, 2).parameters(), lr=lr) for lr in (0.1, 0.2))
+    for optimizer in (first, second):
+        for param in optimizer.param_groups[0]["params"]:
+            param.grad = torch.full_like(param, optimizer.param_groups[0]["lr"])
+        optimizer.step()
+    save({"optimizer": first}, tmp_path)
+    load({"optimizer": second}, tmp_path)
+    assert str(second.state_dict()) == str(first.state_dict())
+
+
+def test_a_whole_state_is_rebuilt_from_the_checkpoint_alone(tmp_path: Path) -> None:
+    loop = Loop("adamw")
+    loop.step(2)
+    state = {**loop.state(), "list": [{"x": 1}, {"y": [2, (3,)]}]}
+    save(state, tmp_path)
+    found = _load_state_dict_from_keys(storage_reader=SafetensorsReader(tmp_path))
+    found["schedule"]["milestones"] = Counter({2: 1, 5: 1})  # torch turns keys into text
+    assert str(by_key(found)) == str(by_key(state))
+
+
+def by_key(value: Any) -> Any:
+    """A state with all keys in order."""
+    if isinstance(value, list):
+        return [by_key(each) for each in value]
+    if isinstance(value, dict):
+        return {key: by_key(value[key]) for key in sorted(value)}
+    return value
+
+
+def test_a_folder_may_be_named_in_the_call(tmp_path: Path) -> None:
+    writer, reader = SafetensorsWriter("nowhere"), SafetensorsReader("nowhere")
+    for number in range(2):
+        folder = tmp_path / str(number)
+        dcp.save({"n": number}, checkpoint_id=folder, storage_writer=writer)
+        state = {"n": None}
+        dcp.load(state, checkpoint_id=folder, storage_reader=reader)
+        assert state == {"n": number}
+    assert SafetensorsWriter.validate_checkpoint_id("s3://bucket/prefix")
+    assert not SafetensorsReader.validate_checkpoint_id("gs://bucket/prefix")
+
+
+def test_plans_may_be_cached(tmp_path: Path) -> None:
+    for number in range(3):
+        dcp.save(
+            {"t": torch.full((2,), float(number))},
+            storage_writer=SafetensorsWriter(tmp_path / str(number)),
+            planner=DefaultSavePlanner(enable_plan_caching=True),
+        )
+        assert oracle(tmp_path / str(number))["t"].tolist() == [number, number]
+
+
 def test_a_part_of_the_state_is_loaded_on_request(tmp_path: Path) -> None:
     save({"a": torch.ones(2), "b": torch.ones(3), "n": 1}, tmp_path)
     state = {"a": torch.zeros(2)}
@@ -239,6 +310,20 @@ def test_any_key_can_be_stored(tmp_path: Path) -> None:
     load(back, tmp_path)
     assert all(torch.equal(back[key], value) for key, value in state.items())
     assert oracle(tmp_path).keys() == state.keys()
+
+
+def test_a_key_may_look_like_that_of_a_chunk(tmp_path: Path) -> None:
+    records = []
+    for rank in range(2):
+        with as_rank(rank, 2):
+            state = {
+                "w": sharded(torch.arange(4.0), (2,), [Shard(0)]),
+                "w@0": sharded(torch.full((2,), 7.0), (2,), [Replicate()]),
+            }
+            records.append(write_part(state, tmp_path, rank, 2))
+    commit(tmp_path, records)
+    found = oracle(tmp_path)
+    assert (found["w"].tolist(), found["w@0"].tolist()) == ([0, 1, 2, 3], [7, 7])
 
 
 def test_equal_states_give_equal_files(tmp_path: Path) -> None:
@@ -497,6 +582,25 @@ def test_a_missing_file_is_found(tmp_path: Path) -> None:
     assert "rank-00000-whole-000.safetensors" in error.message
 
 
+def test_a_file_with_another_shape_than_stated_is_found(tmp_path: Path) -> None:
+    save({"a": torch.ones(2)}, tmp_path)
+    body = json.loads((tmp_path / "manifest.json").read_bytes())["manifest"]
+    body["tensors"]["a"]["shape"] = body["tensors"]["a"]["chunks"][0]["sizes"] = [1, 2]
+    body["tensors"]["a"]["chunks"][0]["offsets"] = [0, 0]
+    (tmp_path / "manifest.json").write_bytes(seal(body))
+    with pytest.raises(CheckpointCorruptError, match=r"it has no tensor 'a' of shape \[1, 2\]"):
+        load({"a": torch.zeros(1, 2)}, tmp_path)
+
+
+def test_a_reader_forgets_its_failure(tmp_path: Path) -> None:
+    save({"n": 3}, tmp_path / "there")
+    reader, state = SafetensorsReader(tmp_path / "missing"), {"n": 0}
+    with pytest.raises(CheckpointException):
+        dcp.load(state, storage_reader=reader)
+    dcp.load(state, checkpoint_id=tmp_path / "there", storage_reader=reader)
+    assert state == {"n": 3}
+
+
 def change_dtype(body: dict[str, Any]) -> None:
     body["tensors"]["a"]["dtype"] = "F99"
 
@@ -580,6 +684,17 @@ def test_replicas_are_written_once_and_one_is_enough(tmp_path: Path) -> None:
     assert oracle(tmp_path)["w"].tolist() == [0, 1, 2, 3]
 
 
+def test_of_replicas_of_shards_the_lowest_rank_writes(tmp_path: Path) -> None:
+    records = []
+    for rank in range(4):
+        with as_rank(rank, 4):
+            shard = sharded(torch.arange(6.0), (2, 2), [Replicate(), Shard(0)])
+            records.append(write_part({"w": shard}, tmp_path, rank, 4))
+    assert [len(record.files) for record in records] == [1, 1, 0, 0]
+    commit(tmp_path, records[:2])  # the second replica missed the deadline
+    assert oracle(tmp_path)["w"].tolist() == list(range(6))
+
+
 def test_a_missing_shard_abandons_the_checkpoint(tmp_path: Path) -> None:
     records = halves(tmp_path)
     with pytest.raises(CheckpointError) as caught:
@@ -600,8 +715,11 @@ def test_records_may_come_in_any_order(tmp_path: Path) -> None:
 
 
 def test_a_late_part_changes_nothing(tmp_path: Path) -> None:
-    commit(tmp_path, replicas(tmp_path))
+    records = replicas(tmp_path)
+    commit(tmp_path, records)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(CheckpointError, match="exists already"):
+        commit(tmp_path, records)
     with pytest.raises(CheckpointError, match="too late"):
         write_part({"w": torch.zeros(4), "n": 1}, tmp_path, 0, 2)
     with pytest.raises(CheckpointError, match="exists already"):
@@ -623,6 +741,22 @@ def test_a_part_that_was_lost_is_found_at_the_commit(tmp_path: Path) -> None:
         commit(tmp_path, records)
 
 
+def test_a_part_that_was_replaced_is_found_at_a_thorough_commit(tmp_path: Path) -> None:
+    records = halves(tmp_path)
+    file = tmp_path / records[1].files[0].file
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(CheckpointCorruptError, match=r"rank-00001.*SHA-256"):
+        commit(tmp_path, records, verify=True)
+    commit(tmp_path, records)
+    assert type(failure_of_shards(tmp_path)) is CheckpointCorruptError
+
+
+def failure_of_shards(folder: Path) -> GeoRayError:
+    with pytest.raises(GeoRayError) as caught:
+        load({"w": torch.zeros(6, 2), "step": torch.tensor(0.0)}, folder)
+    return caught.value
+
+
 def test_ranks_that_differ_in_a_value_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         combine(replicas(tmp_path, step=[3, 4]))
@@ -639,6 +773,7 @@ def test_ranks_that_differ_in_a_shape_are_refused(tmp_path: Path) -> None:
 def test_a_key_of_one_rank_must_be_named(tmp_path: Path) -> None:
     def part(rank: int, *only_here: str) -> PartRecord:
         state = {"w": torch.ones(2), f"random-{rank}": {"state": torch.full((3,), rank)}}
+        state["random"] = state["random-1x"] = torch.zeros(1)  # other keys, of both ranks
         return write_part(state, tmp_path, rank, 2, only_here=only_here)
 
     with pytest.raises(CheckpointError, match=r"'random-1\.state' is incomplete.*by rank 1") as got:
@@ -648,7 +783,7 @@ def test_a_key_of_one_rank_must_be_named(tmp_path: Path) -> None:
     found = oracle(tmp_path)
     assert found["random-0.state"].tolist() == [0, 0, 0]
     assert found["random-1.state"].tolist() == [1, 1, 1]
-    state = {"w": torch.zeros(2)}
+    state = {"w": torch.zeros(2), "random": torch.ones(1), "random-1x": torch.ones(1)}
     load(state, tmp_path)  # of another world size: the keys of one rank need not be loaded
     assert state["w"].tolist() == [1, 1]
 
@@ -663,6 +798,10 @@ def test_records_of_different_groups_are_refused(tmp_path: Path) -> None:
     two, three = replicas(tmp_path, 2), replicas(tmp_path, 3)
     with pytest.raises(CheckpointError, match="rank 0 of 2, rank 2 of 3"):
         combine([two[0], three[2]])
+    with pytest.raises(CheckpointError, match="rank 0 of 2, rank 1 of 3"):
+        combine([two[0], three[1]])
+    with pytest.raises(CheckpointError, match="different groups: rank 0 of 2, rank 2 of 2"):
+        combine([two[0], two[1].model_copy(update={"rank": 2})])
     with pytest.raises(CheckpointError, match="rank 0 has reported two parts"):
         combine([two[0], three[0]])
     with pytest.raises(CheckpointError, match="no rank has reported"):

@@ -290,9 +290,14 @@ def test_weights_and_biases_keeps_the_run_for_later(
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     export_events(made.path, ["{kind: wandb, mode: offline, every_s: 0}"])
     (kept,) = (made.path / "wandb").glob("offline-run-*/run-*.wandb")
-    data = _payload(kept.read_bytes())
-    assert b"loss/eu-west" in data and b"eval/acc" in data and b"batch_size/eu-west" in data
-    assert b"optimizer.lr" in data and b"regions.us-east.workers" in data
+    wanted = (b"loss/eu-west", b"eval/acc", b"batch_size/eu-west")
+    hyperparameters = (b"optimizer.lr", b"regions.us-east.workers")
+
+    def is_written() -> bool:
+        data = _payload(kept.read_bytes())
+        return all(each in data for each in (*wanted, *hyperparameters))
+
+    until(is_written)  # by a process of its own
 
 
 def _payload(log: bytes) -> bytes:

@@ -244,6 +244,16 @@ def test_hidden_matrices_are_neither_embeddings_nor_the_output() -> None:
         runs = parameter_runs(object(), module)
         return [name for name, run in zip(names, runs, strict=True) if run.hidden]
 
+    class Blocks(nn.Module):
+        """Ends with a stack of blocks and a function."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(5, 4)
+            self.position = nn.Parameter(torch.zeros(3, 4))
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 6)) for _ in range(2))
+
+    assert hidden(Blocks()) == ["blocks.0.0.weight", "blocks.1.0.weight"]
     assert set(hidden(Small().model(0))) == HIDDEN
     assert hidden(Tied()) == ["body.weight"]
     assert [run.shape for run in parameter_runs(object(), Tied())] == [(5, 4), (4, 4), (4,)]
