@@ -86,7 +86,7 @@ def fetch_shard(
 MAX_LABELS = 1000
 """Maximum labels of a histogram; a shard with more labels (such as identifiers) gets none."""
 
-_SHARD_BYTES = 64 << 20  # limit of decoded shards with ragged columns
+_SHARD_BYTES = 32 << 20  # limit of decoded shards with ragged columns
 
 _SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 
@@ -106,7 +106,7 @@ def write_shards(
     """Split rows over regions and write them; the manifest is not saved (see `save_manifest`).
 
     Equal arguments give equal files. Rows are shuffled within each region. A shard with ragged
-    columns also ends at 64 MiB in memory.
+    columns also ends at 32 MiB in memory.
 
     Args:
         columns_by_split: "train" and, if there is any, "heldout" -> columns (N first).

@@ -481,7 +481,8 @@ class SimRegion:
         result, grad_P = found()
         partition = self.server.partition_of(rank)
         self._report_changed(self._workers[rank])
-        report = StepReport(span, result.loss, push_s, result.refused, result.grad_sq)
+        about = (result.refused, result.grad_sq, result.learning_rate)
+        report = StepReport(span, result.loss, push_s, *about)
         if self.server.model_buffers is not None:
             self.server.model_buffers.put(partition, self._workers[rank].left_B)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):

@@ -159,6 +159,7 @@ def find_files(uri: str, options: ReadOptions | None = None) -> InputFiles:
         chosen = _of_one_format(list(known.values()), uri)
     if not chosen:
         raise _nothing_to_read(uri, paths, left_out, options)
+    _refuse_splits(chosen, uri)
     taken = {file.path for file in chosen}
     chosen = _folders(chosen)
     others = [_unread(path, chosen[0].format) for path in paths if path not in taken]
@@ -246,11 +247,8 @@ def _without_metadata(
         key, suffix = _DESCRIPTIONS.get(name, ("", ""))
         tree = _description(store, path) if suffix in suffixes else {}
         if name == "dataset_dict.json" and len(splits := tree.get("splits") or []) > 1:
-            raise ConfigError(
-                f"{uri} has the splits {', '.join(map(str, splits))}",
-                fix=f"Name one of them, such as {_below(uri, folder / str(splits[0]))}; --heldout "
-                "takes another one.",
-            )
+            names = [str(split) for split in splits]
+            raise _several_splits(uri, names, folder / names[0])
         if name == "state.json" and isinstance(data := tree.get("_data_files"), list):
             if tree.get("_indices_files") or tree.get("_indices_data_files"):
                 raise ConfigError(
@@ -273,6 +271,28 @@ def _without_metadata(
             fix="Copy the whole folder of the data set.",
         )
     return out, [LeftOut(path, reason, True) for path, reason in dropped.items()]
+
+
+_SPLITS = {"train", "training", "val", "valid", "validation", "eval", "dev", "test", "testing"}
+
+
+def _refuse_splits(files: Sequence[InputFile], uri: str) -> None:
+    """Refuse folders such as train and val, whose rows must not be mixed.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    of_sets = [file.path for file in files if file.format in _COMPANIONS]
+    folders = dict.fromkeys(PurePosixPath(path).parts[0] for path in of_sets)
+    if len(folders) > 1 and {folder.lower() for folder in folders} <= _SPLITS:
+        raise _several_splits(uri, tuple(folders), PurePosixPath(next(iter(folders))))
+
+
+def _several_splits(uri: str, splits: Sequence[str], first: PurePosixPath) -> ConfigError:
+    return ConfigError(
+        f"{uri} has the splits {', '.join(splits)}",
+        fix=f"Name one of them, such as {_below(uri, first)}; --heldout takes another one.",
+    )
 
 
 def _below(uri: str, path: PurePosixPath) -> str:

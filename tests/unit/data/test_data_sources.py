@@ -340,6 +340,22 @@ def test_folders_of_images(tmp_path: Path) -> None:
     assert rows(tmp_path, {"label"})[0]["label"] == ["cat", "cat", "dog", "dog"]
 
 
+@pytest.mark.parametrize("kind", ["images", "mds", "webdataset"])
+def test_folders_of_splits_are_not_mixed(tmp_path: Path, kind: str) -> None:
+    for split in ("train", "val"):
+        folder = tmp_path / split / "cat"
+        folder.mkdir(parents=True)
+        if kind == "images":
+            (folder / "a.jpg").write_bytes(JPEG)
+        elif kind == "mds":
+            shutil.copy(PEERS / "mds" / "shard.00001.mds", folder)
+        else:
+            tar(folder / "a.tar", {"0.cls": b"1"})
+    with pytest.raises(ConfigError, match="splits train, val"):
+        rows(tmp_path)
+    assert len(rows(tmp_path / "val")[0]) >= 1
+
+
 def test_images_without_folders_have_no_label(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(JPEG)
     assert rows(tmp_path)[0] == {"image": [JPEG], "label": [None], "path": ["a.jpg"]}
