@@ -5,8 +5,8 @@ parameters, two blocks) on equal parts of one text, STEPS steps of 16 rows of 32
 strategy sends the model once per H = 32 steps: `diloco` and `muloco` the whole, `diloco_streaming`
 a quarter every 8 steps, `cocodc` too, each quarter at least once in 64 steps. Streamed answers are
 merged 6 steps after sending. `bsp` with both inner optimizers is the reference: data-parallel
-training, which sends 32 times as much. All rates follow the same schedule (wsd). Each strategy's rate
-(factors of 2, until the best is not the smallest or the largest), outer momentum, and its own
+training, which sends 32 times as much. All rates follow the same schedule (wsd). Each strategy's
+rate (factors of 2, until the best is not the smallest or the largest), outer momentum, and its own
 option (merge, compensation) are the best on seed TUNED; streaming strategies take the rate of
 `diloco`. The figures are those of the seeds JUDGED, which chose nothing.
 
