@@ -67,7 +67,7 @@ class RegionRequests:
     exchange_s: float = 0.0
     sent_at: int = 0
     view: int = 0
-    _sent_samples: int = 0  # behind the open request
+    _sent_samples: int = 0  # rows of the open request
 
     def stepped(self, samples: int, compute_s: float) -> None:
         """Record an applied step."""
@@ -174,19 +174,20 @@ class RegionCompletion:
     """Decides when a region's run ends, and which of its requests is the final update.
 
     The final update contains everything that is left, including the remaining coding errors. A
-    request shortly before it would only delay it, so at the last step the due request is merged
-    into the final update. With strategies that never block, a request that would still be in flight
-    then is also merged into it.
+    separate request shortly before it would only delay it. Therefore a request that is due at the
+    last step becomes part of the final update; with strategies that never block, so does a request
+    that would still be in flight at the last step.
 
-    A blocking round that ends with the last step needs no further exchange: its update is the final
-    update if codecs owe something. Regions that do not know their last step (they end together, or
-    at a target) are notified one round before: the run is *draining*.
+    If a blocking round ends with the last step, no further exchange follows; with codecs that leave
+    coding errors, the round's update is then the final update and includes them. Regions that do
+    not know their last step (they end together, or at a target) are notified one round before: the
+    run is *draining*.
 
     Before a membership change all regions *flush*: each sends an interim final update, which leads
     to the barrier (`geo_ray.training.membership`), and training continues.
 
-    A run that is resumed with another goal first completes the previous goal: some regions may have
-    sent their final update there, and final updates are only answered together.
+    A run that is resumed with another goal first completes the previous goal: some regions may
+    already have sent their final update for it, and final updates are only answered together.
 
     Attributes:
         plan: server's plan.
@@ -198,7 +199,7 @@ class RegionCompletion:
     stopped: bool = False
     draining: bool = False
     _ends: list[float] = field(init=False)  # last steps: of earlier goals, then of this one
-    _continues: bool = False  # the requested end may be that of an earlier goal
+    _continues: bool = False  # training may continue after `_ends[0]`
 
     def __post_init__(self) -> None:
         self._ends = [self._own_end]
@@ -261,7 +262,7 @@ class RegionCompletion:
             step_s: recent seconds per step.
             exchange_s: seconds of the last exchange; 0 if there was none.
         """
-        if self.stopped:  # all regions send their final update next, or rounds would not match
+        if self.stopped:  # the final update is next in all regions
             return False
         if not self.plan.has_final_update:
             return True
@@ -322,7 +323,7 @@ class Server:
 
         join, push -> [Assignment ...]  new parameters and the next rows for a worker
                    -> [SendUpdate]      an update for the averager
-        leave      -> as join, for other workers, if the region continues without some
+        leave      -> as join, for the other workers, if steps do not need all workers
         drain      -> as join; the worker exits after its next push, and nothing is lost
         snapshot   -> [Snapshot]        the present state, for a checkpoint
 
@@ -359,7 +360,7 @@ class Server:
     _seen: int = 0
     _completion: RegionCompletion = field(init=False)
     _newest_snapshot: int = -1
-    _at_halt: dict[str, object] = field(default_factory=dict)  # control state of that snapshot
+    _at_halt: dict[str, object] = field(default_factory=dict)  # control state at the pause
 
     def __post_init__(self) -> None:
         self.noise = RegionNoise(self.plan.noise_every)
@@ -436,7 +437,8 @@ class Server:
         if self.phase == "waiting":
             self.phase = "training"
         elif self.phase == "finishing":
-            # If the answer is not final, others waited for this region: send the update again.
+            # An answer that is not final only served to release other regions: send the final
+            # update again.
             self.phase = "training"
             if reply.final:
                 self._pass_end(still_stopping=still_stopping, at_barrier=reply.barrier is not None)
@@ -444,10 +446,10 @@ class Server:
         return transferred + self._advance()
 
     def _enter(self, barrier: Barrier) -> list[Effect]:
-        """Handle a barrier: all regions are equal, and the members change."""
+        """Handle a barrier: all regions have the same model, and the members change."""
         if barrier.leaves:
             self.phase = "done"
-            self.work.evals.skip_last()  # others continue without it
+            self.work.evals.skip_last()  # the other regions make the last evaluation
         if not barrier.is_donor:
             return []
         number = FIRST_TRANSFER + barrier.view
@@ -457,8 +459,8 @@ class Server:
     def stop(self) -> None:
         """Finish after the step in progress, if any.
 
-        A region that waits for an answer finishes with it: if one region took a further step, it
-        would wait for the others forever.
+        A region that waits for an answer finishes when the answer arrives. If it took a further
+        step, its next exchange would wait for the other regions forever.
         """
         self._completion.stop(self.version, computing=self._is_computing)
 
@@ -482,7 +484,7 @@ class Server:
         self._newest_snapshot = checkpoint
         self.model.snapshot(checkpoint)
         control = self.export()
-        if self.phase == "halted":  # rows that came back since then are still to be computed
+        if self.phase == "halted":  # rows that returned since the pause are computed again
             control = self._at_halt | {name: control[name] for name in ("wire", "open")}
         taken = Snapshot(checkpoint, control, self._tensors())
         if not halt or self.phase in {"done", "halted"}:  # nothing left to wait for
@@ -518,7 +520,7 @@ class Server:
     def blocked_on(self) -> int | None:
         """Number of the open request that blocks this region; None: it can still make progress.
 
-        All workers are here and wait, and so does the region.
+        If it is not None, all workers are present and wait.
         """
         waits = self.phase in {"waiting", "must_send", "finishing"} and self.link_busy
         return self.seq if waits and self.work.is_still else None
@@ -725,7 +727,7 @@ class Server:
             self.phase = "training"
             return
         update = load_request(tensors, request)
-        if phase == "finishing":  # was final in the saved run
+        if phase == "finishing":  # it was the final update of the saved run
             self.phase = "waiting" if has_more else "finishing"
         if update.final and has_more:
             update = replace(update, final=False)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -39,13 +40,16 @@ from geo_ray.data.prepare.config import parse_preparation
 from geo_ray.data.prepare.inputs import gather_rows
 from geo_ray.data.prepare.resolve import resolve
 from geo_ray.data.reader import RegionReader
+from geo_ray.storage.store import open_store
+from geo_ray.storage.uri import join
+from tests.support.s3_support import new_prefix, s3_server, set_credentials
 
 PEERS = Path(__file__).parents[2] / "support" / "peer_files"
 JPEG, PNG = b"\xff\xd8\xff\xe0 an image", b"\x89PNG\r\n\x1a\n an image"
 
 
 def rows(
-    source: Path, wanted: set[str] | None = None, read: ReadOptions | None = None
+    source: Path | str, wanted: set[str] | None = None, read: ReadOptions | None = None
 ) -> tuple[dict[str, list[Any]], ReadReport]:
     """All rows by column, and the report."""
     report = ReadReport()
@@ -379,6 +383,26 @@ def test_images_and_archives_next_to_tables_are_left_out(tmp_path: Path) -> None
         rows(tmp_path)
 
 
+# ------------------------------------------------------------------ buckets
+
+
+def test_sources_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_credentials(monkeypatch)
+    with s3_server() as server:
+        prefix = new_prefix(server)
+        store = open_store(prefix)
+        for path in sorted(PEERS.rglob("*")):
+            if path.is_file():
+                store.write(path.relative_to(PEERS).as_posix(), path.read_bytes())
+        store.write("images/cat/a.jpg", JPEG)
+        for source in ("hf_dataset/train", "webdataset.tar.gz", "mds"):
+            assert rows(join(prefix, source))[0] == rows(PEERS / source)[0]
+        assert rows(join(prefix, "images"))[0]["label"] == ["cat"]
+        with pytest.raises(ConfigError, match="splits train, test") as caught:
+            rows(join(prefix, "hf_dataset"))
+        assert join(prefix, "hf_dataset/train") in caught.value.fix
+
+
 # ------------------------------------------------------------------ memory
 
 LIMITED = """
@@ -386,24 +410,26 @@ import resource, sys
 from pathlib import Path
 import geo_ray.data.shards as shards
 import geo_ray.data.prepare.inputs as inputs
-from geo_ray.data.files import arrow_file, image_folder, mds_file, tar_file
+from geo_ray.data.files import arrow_file, image_folder, json_file, mds_file, tar_file
 from geo_ray.data.files.find import find_files
 from geo_ray.data.prepare.resolve import resolve
 from geo_ray.data.prepare.config import parse_preparation
 from geo_ray.data.split import IidSplit
 
-for module in (image_folder, mds_file, tar_file):
+for module in (arrow_file, image_folder, mds_file, tar_file):
     module._BATCH_BYTES = 2 << 20
+json_file._GROUP_CHARS = 2 << 20
 shards._SHARD_BYTES, inputs._COPY_BYTES = 2 << 20, 1 << 20
 
 
 def run(source, name, out):
     prepare = parse_preparation(f"columns: {{image: {{column: {name}}}}}", "prepare.yaml")
-    preparation = resolve(prepare, {"image": "bytes"}).preparation
+    types = {"image": "string" if name == "text" else "bytes"}
+    preparation = resolve(prepare, types).preparation
     found = inputs.gather_rows(find_files(source), preparation)
     parts = inputs.hold_out(found.columns, 0.1, 0)
     made = shards.write_shards(
-        parts, "t", {"image": "bytes"}, None, IidSplit(), ["a", "b"], 0, out
+        parts, "t", types, None, IidSplit(), ["a", "b"], 0, out
     )
     print(name, sum(shard.rows for shard in made.shards))
 
@@ -433,8 +459,12 @@ def test_memory_does_not_depend_on_the_size_of_the_source(tmp_path: Path) -> Non
     (tmp_path / "large.mds").write_bytes(shard([sample] * count, {"jpg": ("jpeg", None)}))
     schema = pa.schema({"jpg": pa.binary()})
     with pa.ipc.new_stream(str(tmp_path / "large.arrow"), schema) as stream:
-        for _ in range(count // 10):
-            stream.write_batch(pa.record_batch([[image] * 10], schema=schema))
+        stream.write_batch(pa.record_batch([[image] * count], schema=schema))
+    table = pa.table([[image] * count], schema=schema)
+    small_pages = {"compression": "none", "use_dictionary": False, "write_batch_size": 8}
+    pq.write_table(table, tmp_path / "large.parquet", **small_pages)
+    lines = (json.dumps({"text": "x" * 80_000}) + "\n" for _ in range(count))
+    (tmp_path / "large.jsonl").write_text("".join(lines))
     for n in range(count):
         path = tmp_path / "images" / str(n % 3) / f"{n}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -444,6 +474,8 @@ def test_memory_does_not_depend_on_the_size_of_the_source(tmp_path: Path) -> Non
         (large, "jpg"),
         (tmp_path / "large.mds", "jpg"),
         (tmp_path / "large.arrow", "jpg"),
+        (tmp_path / "large.parquet", "jpg"),
+        (tmp_path / "large.jsonl", "text"),
         (tmp_path / "images", "image"),
     ]
     (tmp_path / "jobs").write_text(
@@ -464,7 +496,7 @@ def test_memory_does_not_depend_on_the_size_of_the_source(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
-        *("jpg", "40", "limited", "jpg", "1000", "jpg", "1000", "jpg", "1000", "image", "1000")
+        *("jpg", "40", "limited", *["jpg", "1000"] * 4, "text", "1000", "image", "1000")
     ]
 
 
