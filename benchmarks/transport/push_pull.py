@@ -32,7 +32,7 @@ from torch import Tensor
 
 from benchmarks.common import support
 from geo_ray.base.types import StepReport
-from geo_ray.runtime.exchange.messages import read_answer, report_meta
+from geo_ray.training.wire_format import read_answer, report_meta
 from geo_ray.runtime.primary_shard import PrimaryShard
 from geo_ray.runtime.remote_shard import links_over, shared_bytes
 from geo_ray.strategies.asgd import Asgd

@@ -31,7 +31,7 @@ import torch
 from benchmarks.common import support
 from geo_ray.base.threads import ThreadPoolMap, in_turn
 from geo_ray.base.types import StepReport
-from geo_ray.runtime.exchange.messages import read_answer, report_meta
+from geo_ray.training.wire_format import read_answer, report_meta
 from geo_ray.runtime.primary_shard import PrimaryShard
 from geo_ray.runtime.remote_shard import (
     RemoteShard,

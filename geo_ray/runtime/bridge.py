@@ -34,7 +34,7 @@ from geo_ray.base.errors import (
 from geo_ray.runtime.exchange.build import PathSetting, build_path
 from geo_ray.runtime.exchange.differential import EndpointSite
 from geo_ray.runtime.exchange.direct import BridgeFailure, UpdatePath, joined
-from geo_ray.runtime.exchange.messages import (
+from geo_ray.training.wire_format import (
     as_bytes,
     as_tensor,
     payload_bytes,

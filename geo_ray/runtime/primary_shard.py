@@ -28,7 +28,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.base.threads import ThreadPoolMap
 from geo_ray.runtime.bridge import BridgeAnswer, BridgeClient, ReconnectingBridgeClient
-from geo_ray.runtime.exchange.messages import (
+from geo_ray.training.wire_format import (
     answer_meta,
     as_bytes,
     pull_meta,

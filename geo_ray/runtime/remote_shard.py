@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import InvariantError, LinkDownError
-from geo_ray.runtime.exchange.messages import (
+from geo_ray.training.wire_format import (
     as_bytes,
     as_tensor,
     contributions_meta,

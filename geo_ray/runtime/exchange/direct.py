@@ -29,7 +29,7 @@ from geo_ray.base.errors import (
     LinkDownError,
 )
 from geo_ray.base.user_code import error_summary
-from geo_ray.runtime.exchange.messages import (
+from geo_ray.training.wire_format import (
     payload_bytes,
     read_refusal,
     read_reply,

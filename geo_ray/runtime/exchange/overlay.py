@@ -31,7 +31,7 @@ from geo_ray.runtime.exchange.direct import (
     UpdateStage,
     joined,
 )
-from geo_ray.runtime.exchange.messages import (
+from geo_ray.training.wire_format import (
     as_bytes,
     read_refusal,
     read_reply,

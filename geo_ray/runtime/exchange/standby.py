@@ -23,7 +23,7 @@ from torch import Tensor
 from geo_ray.base.canonical import JSONObject, canonical_json
 from geo_ray.base.errors import CheckpointCorruptError, FrameError, GeoRayError, InvariantError
 from geo_ray.runtime.exchange.direct import Alarm, Answers, AveragerOutput, Routes, StageFactory
-from geo_ray.runtime.exchange.messages import (
+from geo_ray.training.wire_format import (
     ERROR,
     REPLY,
     UPDATE,

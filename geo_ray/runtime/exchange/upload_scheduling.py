@@ -24,7 +24,7 @@ from torch import Tensor
 
 from geo_ray.base.errors import GeoRayError, LinkDownError
 from geo_ray.runtime.exchange.direct import Pass, Route, Routes, StagedPath, UpdateStage
-from geo_ray.runtime.exchange.messages import (
+from geo_ray.training.wire_format import (
     UPDATE,
     as_bytes,
     as_tensor,

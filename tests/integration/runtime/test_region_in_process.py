@@ -16,7 +16,7 @@ from geo_ray.base.errors import (
     RunDirectoryError,
 )
 from geo_ray.base.types import Span, StepReport
-from geo_ray.runtime.exchange.messages import (
+from geo_ray.training.wire_format import (
     as_bytes,
     as_tensor,
     pull_meta,

@@ -10,7 +10,7 @@ from torch import nn
 
 from geo_ray.base.errors import FrameError, InvariantError, NonFiniteError, TaskStateError
 from geo_ray.data.tasks.model_buffers import buffer_entries, rules_of
-from geo_ray.runtime.exchange.messages import (
+from geo_ray.training.wire_format import (
     payload_bytes,
     read_reply,
     read_update,
