@@ -17,7 +17,17 @@ import geo_ray
 # From the bottom up: a package imports only those before it.
 PACKAGES = (
     *("base", "codecs", "strategies", "storage", "telemetry", "prices", "data", "transport"),
-    *("training", "planner", "experiment", "runs", "ray_cluster", "simulator", "runtime", "cloud"),
+    *(
+        "training",
+        "join",
+        "planner",
+        "experiment",
+        "runs",
+        "ray_cluster",
+        "simulator",
+        "runtime",
+        "cloud",
+    ),
     *("scheduler", "program", "sweep", "lab", "testing", "api", "cli"),
 )
 

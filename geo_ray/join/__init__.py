@@ -1,0 +1,1 @@
+"""Join a run from a training loop of your own: own optimizer, data, precision and parallelism."""
