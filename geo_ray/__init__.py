@@ -1,9 +1,9 @@
 """geo_ray: train one PyTorch model on data that must stay in several cloud regions.
 
-The names listed here are the public interface; docs/guides/python.md describes them and the
-modules of
-`geo_ray.api` with the rest. Each name is imported on first use, so that ``import geo_ray`` stays
-fast. ``__init__.pyi`` declares the same names for type checkers.
+The names listed here are the public interface; docs/guides/python.md describes them, and
+docs/reference/generated/python.md lists the other public modules. Each name is imported on first
+use, so that ``import geo_ray`` stays fast. ``__init__.pyi`` declares the same names
+for type checkers.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _WHERE: Final = {
     "Experiment": "experiment.experiment",
     "Task": "data.tasks.base",
     "Dataset": "data.tasks.base",
+    "Ragged": "data.columns",
     "Options": "base.model:StrictModel",
     "Strategy": "strategies.base",
     "Codec": "codecs.base",

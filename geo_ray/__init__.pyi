@@ -20,6 +20,7 @@ from geo_ray.base.errors import GeoRayError as GeoRayError
 from geo_ray.base.model import StrictModel
 from geo_ray.base.version import __version__ as __version__
 from geo_ray.codecs.base import Codec as Codec
+from geo_ray.data.columns import Ragged as Ragged
 from geo_ray.data.tasks.base import Dataset as Dataset
 from geo_ray.data.tasks.base import Task as Task
 from geo_ray.experiment.experiment import Experiment as Experiment

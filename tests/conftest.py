@@ -27,6 +27,7 @@ ONE_OF_EACH = frozenset(
     (
         "asgd_ga",
         "bsp",
+        "cocodc",
         "decoupled",
         "demo",
         "diloco",

@@ -21,6 +21,7 @@ from geo_ray.data.manifest import load_manifest
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.build import (
+    ModelStart,
     build_averager,
     build_server,
     build_shard,
@@ -79,7 +80,7 @@ class Region:
         hello_lan: Meta = {"peer": f"{name}/primary", "role": "primary"}
         self.bridge_lan = LanServer("127.0.0.1", key, self.bridge.handle)
         bridge_client = LanClient(self.bridge_lan.address, key, hello_lan)
-        shard = build_shard(experiment, region, 0, params_P)
+        shard = build_shard(experiment, region, 0, ModelStart(params_P))
         self.server = build_server(experiment, region, [shard], num_params)
         self.primary = PrimaryShard(
             self.server,

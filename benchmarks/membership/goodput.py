@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import support
-from benchmarks.membership.histories import SHORT
+from benchmarks.membership.histories import SHORT, optimizer_of
 from geo_ray.base.canonical import canonical_json
 from geo_ray.base.load import load_text
 from geo_ray.data.manifest import Manifest
@@ -52,7 +52,7 @@ def config(kind: str) -> Experiment:
         "regions": [{"name": name} for name in NAMES],
         "strategy": {"kind": kind, **SHORT.get(kind, {})},
         "codec": {"up": {"kind": "chunked_topk"}} if kind == "sparseloco" else {},
-        "optimizer": {"kind": "sgd", "lr": 0.003 if kind == "demo" else 0.02},
+        "optimizer": optimizer_of(kind, 0.02),
         "train": {"steps": STEPS, "count": "total", "eval_every": 0},
         "emulate": {"step_s": 1.0, "link": {"rate_mbps": 100, "delay_s": 0.05}},
         "members": {"min": 1},

@@ -34,6 +34,8 @@ ASKS = 4
 SHORT: dict[str, dict[str, Any]] = {  # rounds that fit a short run
     "diloco": {"interval": 4},
     "diloco_streaming": {"interval": 8, "tau": 1},
+    "muloco": {"interval": 4},
+    "cocodc": {"interval": 8, "fragments": 2, "tau": 1},
     "diloco_eager": {"interval": 4},
     "one_step_delay": {"interval": 4},
     "decoupled": {"interval": 8, "quorum": 2},
@@ -42,6 +44,13 @@ SHORT: dict[str, dict[str, Any]] = {  # rounds that fit a short run
     "sparseloco": {"interval": 4},
     "hfa": {"k1": 2, "k2": 2},
 }
+
+
+def optimizer_of(kind: str, lr: float) -> dict[str, Any]:
+    """The section of a strategy's inner optimizer; `lr` is that of plain SGD."""
+    if kind == "muloco":
+        return {"kind": "muon", "lr": lr / 10}
+    return {"kind": "sgd", "lr": 0.003 if kind == "demo" else lr}
 
 
 class ViolationError(Exception):
@@ -103,7 +112,7 @@ class History:
             "regions": [{"name": name} for name in names],
             "strategy": {"kind": kind, **SHORT.get(kind, {})},
             "codec": codec,
-            "optimizer": {"kind": "sgd", "lr": 0.003 if kind == "demo" else 0.05},
+            "optimizer": optimizer_of(kind, 0.05),
             "train": {"steps": draw.randint(8, 24), "eval_every": draw.choice((0, 4))},
             "emulate": {
                 "step_s_by_region": {name: draw.uniform(0.05, 0.6) for name in names},

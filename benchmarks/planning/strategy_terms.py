@@ -36,6 +36,8 @@ STRATEGIES = {
     "nbsync": "{kind: nbsync, max_local_steps: 16}",
     "diloco": "{kind: diloco, interval: 8}",
     "diloco_streaming": "{kind: diloco_streaming, interval: 16, fragments: 2, tau: 2}",
+    "muloco": "{kind: muloco, interval: 8}",
+    "cocodc": "{kind: cocodc, interval: 16, fragments: 2, tau: 2}",
     "diloco_eager": "{kind: diloco_eager, interval: 8}",
     "one_step_delay": "{kind: one_step_delay, interval: 8}",
     "decoupled": "{kind: decoupled, interval: 8, fragments: 2}",
@@ -52,6 +54,7 @@ STRATEGIES = {
 """Every strategy of the library, with options that make some 20 exchanges of a short run."""
 
 CODEC = {"sparseloco": "chunked_topk"}
+OPTIMIZER = {"muloco": "{kind: muon, lr: 0.005}"}
 SETTINGS = tuple((mbps, slower) for mbps in (4.0, 100.0) for slower in (3.0, 1.0))
 """Mbit/s of every link, and how much longer the third region's steps take."""
 
@@ -73,7 +76,7 @@ data: {{generate: {{rows_per_shard: 128}}, batch_size: 2}}
 regions: [{{name: us}}, {{name: eu}}, {{name: asia}}]
 strategy: {STRATEGIES[kind]}
 codec: {f"{{up: {{kind: {codec}}}}}" if codec else "{}"}
-optimizer: {{kind: sgd, lr: 0.05}}
+optimizer: {OPTIMIZER.get(kind, "{kind: sgd, lr: 0.05}")}
 train: {{steps: {steps}, eval_every: 0}}
 emulate: {{link: {{rate_mbps: {mbps}, delay_s: 0.05}}}}
 checkpoint: {{every_s: null}}

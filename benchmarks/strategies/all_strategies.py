@@ -37,6 +37,8 @@ VARIANTS = {
     "diloco": f"diloco:interval=8:{OUTER}",
     "diloco_int4": f"diloco:interval=8:codec=int4:{OUTER}",
     "diloco_streaming": "diloco_streaming:interval=8:fragments=2:tau=2:outer.kind=sgd",
+    "muloco": f"muloco:interval=8:optimizer.kind=muon:{OUTER}",
+    "cocodc": "cocodc:interval=8:fragments=2:tau=1:outer.kind=sgd",
     "diloco_eager": "diloco_eager:interval=8:outer.kind=sgd",
     "one_step_delay": "one_step_delay:interval=8:merge=correct:outer.kind=sgd",
     "decoupled": "decoupled:interval=8:fragments=2:outer.kind=sgd",

@@ -60,6 +60,7 @@ from geo_ray.data.prepare.suggest import (
 from geo_ray.data.prepare.survey import (
     Survey,
     Trial,
+    copied_columns,
     needs_of,
     require_columns,
     share,
@@ -93,14 +94,15 @@ class SourceFiles:
         prepare: a preparation file that maps columns to those of the task; None: no preparation.
         stats: statistics of all regions, for ``prepare``: a file, or a result of
             `merge_data_stats`.
-        heldout: fraction of held-out rows for evaluation.
+        heldout: held-out rows for evaluation: a fraction of the rows, or the directory or address
+            of other files.
     """
 
     source: FilePath
     read: ReadOptions | None = None
     prepare: FilePath | None = None
     stats: FilePath | DataStatistics | None = None
-    heldout: float = 0.1
+    heldout: float | FilePath = 0.1
 
     def __post_init__(self) -> None:
         if self.stats is not None and self.prepare is None:
@@ -331,7 +333,7 @@ def _saved(manifest: Manifest, preparation: bytes | None, target: str) -> Manife
 class _Rows:
     """Training rows, held-out rows, and their preparation."""
 
-    parts: dict[str, Columns]
+    parts: Mapping[str, Columns]
     preparation: Preparation | None = None
     counts: Counts | None = None
     notes: tuple[str, ...] = ()
@@ -354,17 +356,19 @@ def _own_data(task: Task, use: str, seed: int) -> _Rows:
 def _from_files(
     files: SourceFiles, task: Task, named: TaskConfig, seed: int, progress: ShowProgress
 ) -> _Rows:
-    source = os.fspath(files.source)
+    source, heldout = os.fspath(files.source), files.heldout
     prepare = None if files.prepare is None else Path(files.prepare)
     preparation = None if prepare is None else load_preparation(prepare)
     from geo_ray.data.tasks.load import option_for
 
     finder = partial(option_for, named, Path.cwd())
     resolved = resolve(preparation, task.columns, _statistics(files.stats), finder)
-    notes = resolved.notes if files.heldout else (*resolved.notes, _NOTHING_HELD_OUT)
+    notes = resolved.notes if heldout else (*resolved.notes, _NOTHING_HELD_OUT)
     for note in notes:
         RunWatch(progress).notify(note)
-    found = find_files(source, files.read)
+    found = [find_files(source, files.read)]
+    if not isinstance(heldout, int | float):
+        found.append(find_files(os.fspath(heldout), files.read))
     hint = f"geo-ray data inspect {shlex.quote(source)} --task {shlex.quote(named.use)}"
     complaint = Complaint(
         prepared=preparation is not None,
@@ -372,12 +376,22 @@ def _from_files(
         label=task.label_column,
         written=written_sources(prepare),
     )
-    with reading_files(len(found.files), progress) as on_read:
-        gathered = gather_rows(found, resolved.preparation, complaint, on_read)
-    parts = hold_out(gathered.columns, files.heldout, seed)
+    gathered = []
+    for one in found:
+        with reading_files(len(one.files), progress) as on_read:
+            gathered.append(gather_rows(one, resolved.preparation, complaint, on_read))
+    parts: Mapping[str, Columns] = dict(
+        zip(("train", "heldout"), (one.columns for one in gathered), strict=False)
+    )
+    if isinstance(heldout, int | float):
+        parts = hold_out(gathered[0].columns, heldout, seed)
+    left_out = tuple(skipped for one in gathered for skipped in one.left_out)
     if preparation is None:
-        return _Rows(parts, notes=notes, left_out=gathered.left_out)
-    return _Rows(parts, resolved.preparation, gathered.counts, notes, gathered.left_out)
+        return _Rows(parts, notes=notes, left_out=left_out)
+    counts = Counts()
+    for prepared in gathered:
+        counts.add(prepared.counts)
+    return _Rows(parts, resolved.preparation, counts, notes, left_out)
 
 
 def _statistics(stats: FilePath | DataStatistics | None) -> Statistics | None:
@@ -658,10 +672,12 @@ def data_stats(
     found = find_files(place, read)
     findings, trial = Findings({}), None
     needed: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
     if prepare is not None:
         preparation = load_preparation(prepare)
         needs = needs_of(preparation)
         needed = needs.numbers
+        copied = copied_columns(preparation)
         tried = untrained(preparation)
         findings = Findings(parse_types(tried.types), written=written, ignored=_UNKNOWABLE)
         options = found.options
@@ -670,6 +686,7 @@ def data_stats(
     with reading_files(len(found.files), progress) as on_read:
         survey = survey_files(found, names, tuple(wanted.words), on_read, trial)
     findings.forget(survey.report.untranslated)
+    findings.forget_copies(copied, survey.rows)
     for error in survey.unreadable:
         findings.add_unreadable(error)
     if trial is not None and not survey.unreadable:

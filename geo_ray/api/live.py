@@ -59,7 +59,8 @@ def export_events(run: FilePath, to: Sequence[Mapping[str, Any] | str]) -> int:
         raise not_begun(directory)
     newest_unix_s = min(time.time(), log.stat().st_mtime)
     origin_unix_s = newest_unix_s - last_time_s(log)
-    order = ExportOrder(directory.path, directory.base_dir, origin_unix_s)
+    settings = rundir.hyperparameters(directory.path)
+    order = ExportOrder(directory.path, directory.base_dir, origin_unix_s, settings)
     exporters = open_exporters(config.export, order)
     count = 0
     try:

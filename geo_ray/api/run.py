@@ -20,13 +20,15 @@ from geo_ray.base.errors import ConfigChangedError, ConfigError, RunDirectoryErr
 from geo_ray.base.notebooks import html_view
 from geo_ray.base.text import bytes_text, duration_text, metrics_text, nearest_word, number_text
 from geo_ray.cloud.autoscaler.journal import JournalMachines
+from geo_ray.data.tasks.base import Task
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory as rundir
 from geo_ray.runs.checkpoints import store_of
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.evaluation import load_best
-from geo_ray.runs.model_file import about_model, export_model, load_trained, module_with
+from geo_ray.runs.model_export import ExportFormat, export_model, format_of
+from geo_ray.runs.model_file import about_model, load_trained, module_with
 from geo_ray.runs.remote import fetch_models
 from geo_ray.runs.report import write_run_report
 from geo_ray.storage.checkpoint import Checkpoint, CheckpointStore
@@ -168,6 +170,9 @@ class Run:
             CheckpointMissingError: there is no such checkpoint.
             TaskError: the task cannot be loaded.
         """
+        return self._trained(checkpoint, best=best)[1]
+
+    def _trained(self, checkpoint: int | None, *, best: bool) -> tuple[Task, nn.Module]:
         self._check_best(checkpoint, best=best)
         try:
             rundir.has_moved(self.directory, self.experiment)
@@ -178,7 +183,7 @@ class Run:
         seed = self.experiment.seed
         if checkpoint is None:
             fetch_models(self.directory.address, self.path)
-            return load_trained(task, seed, self.best_path if best else self.model_path)
+            return task, load_trained(task, seed, self.best_path if best else self.model_path)
         saved = _opened(self._store(), checkpoint)
         region = next(
             r for r in self.experiment.regions if r.name == self.experiment.averager_region
@@ -187,30 +192,44 @@ class Run:
             saved.read(shard_part_name(region.name, index))[0] for index in range(region.ps_shards)
         ]
         buffers_B = stored_buffers(wire_tensors(parts[0]))
-        return module_with(task, seed, [part["params"] for part in parts], buffers_B)
+        return task, module_with(task, seed, [part["params"] for part in parts], buffers_B)
 
-    def export(self, out: FilePath, checkpoint: int | None = None, *, best: bool = False) -> Path:
-        """Export the trained parameters for PyTorch.
+    def export(
+        self,
+        out: FilePath,
+        checkpoint: int | None = None,
+        *,
+        best: bool = False,
+        format: ExportFormat | None = None,
+    ) -> Path:
+        """Export the trained model for PyTorch, transformers or peft.
 
         Args:
-            out: ``.safetensors``, or ``.pt`` for a state dictionary for
-                ``torch.load(path, weights_only=True)``.
+            out: output file; or directory, for ``hf``, ``adapter`` and ``dcp``.
             checkpoint: id of a checkpoint; default: the final model.
             best: use the best evaluated model, saved by `train.keep_best`.
+            format: default: by the suffix, ``.safetensors`` or ``.pt``. ``pt``: a state dictionary
+                for ``torch.load(path, weights_only=True)``. ``hf``: a directory for
+                ``from_pretrained`` of transformers. ``adapter``: a directory for
+                ``PeftModel.from_pretrained``. ``dcp``: a directory for
+                ``torch.distributed.checkpoint.load``.
 
         Raises:
-            ConfigError: the file has another suffix.
-            RunDirectoryError: the file cannot be written; or as for `model`.
+            ConfigError: the output does not fit the format, or the directory exists.
+            TaskOutputError: the model cannot be written in this format.
+            RunDirectoryError: the output cannot be written; or as for `model`.
         """
         self._check_best(checkpoint, best=best)
         path = Path(out)
+        format_of(path, format)
         step, metrics = self.summary.steps, self.summary.eval
         if best and (best_file := load_best(self.best_path)) is not None:
             step, metrics = best_file.step, best_file.metrics
         if checkpoint is not None:
             step, metrics = _opened(self._store(), checkpoint).manifest.step, {}
         about = about_model(self.experiment, step, metrics)
-        export_model(self.model(checkpoint, best=best), path, about)
+        task, module = self._trained(checkpoint, best=best)
+        export_model(task, module, path, about, format)
         return path
 
     def _check_best(self, checkpoint: int | None, *, best: bool) -> None:

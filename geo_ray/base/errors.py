@@ -603,6 +603,25 @@ class CheckpointMissingError(CheckpointError):
     more = "A run that has taken all its steps is reported as `RUN_FINISHED`."
 
 
+class CheckpointMismatchError(CheckpointError):
+    """The state of a training loop does not fit the checkpoint that it loads.
+
+    Nothing was changed.
+    """
+
+    code = "CHECKPOINT_MISMATCH"
+    causes = (
+        "Another model or optimizer than the saved one, a parameter that was added, removed or "
+        "renamed, another data type, or names with the prefix of a wrapper (`module.`, "
+        "`_orig_mod.`). The message names each key, what was expected and what was found."
+    )
+    advice = (
+        "Build the model and the optimizer as they were when the checkpoint was saved; take their "
+        "states with `get_state_dict` of `torch.distributed.checkpoint.state_dict`."
+    )
+    more = "World size and sharding may differ. `partial=True` loads only the keys of the state."
+
+
 class ConfigChangedError(CheckpointError):
     """The configuration differs from that of the checkpoint."""
 

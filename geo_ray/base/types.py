@@ -53,6 +53,7 @@ class StepReport:
         compute_s: seconds from the first row to the finished gradient, padding included.
         refused: reason to refuse the step (a non-finite loss or gradient), or None.
         grad_sq: squared 2-norm of the gradient as pushed; None if it is not a plain mean over rows.
+        learning_rate: of the last step of the worker's own optimizer; None without one.
     """
 
     span: Span
@@ -60,3 +61,4 @@ class StepReport:
     compute_s: float
     refused: str | None = None
     grad_sq: float | None = None
+    learning_rate: float | None = None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _READ = (
     click.option(
         "--format",
-        type=click.Choice(["csv", "jsonl", "parquet", "arrow"]),
+        type=click.Choice(["csv", "jsonl", "parquet", "arrow", "webdataset", "mds", "images"]),
         help="Format of the files.  [default: by their names]",
     ),
     click.option("--delimiter", help="Delimiter of CSV files: ';', tab, ...  [default: comma]"),
@@ -353,7 +353,7 @@ def _cut(word: str) -> str:
 
 
 def _different(column: ColumnSurvey) -> str:
-    if column.kind in ("list", "other"):
+    if column.kind in ("list", "bytes", "other"):
         return ""
     return f"{len(column.distinct):,}" if column.distinct is not None else "many"
 
@@ -452,8 +452,9 @@ _MOST_WORDS = 10
 )
 @click.option(
     "--heldout",
-    type=click.FloatRange(0, 1, max_open=True),
-    help="With --input: fraction of held-out rows for evaluation.  [default: 0.1]",
+    metavar="FRACTION|FILES",
+    help="With --input: held-out rows for evaluation: a fraction of the rows, or a directory or "
+    "address of other files.  [default: 0.1]",
 )
 @click.option("--store", "stores", multiple=True, metavar="REGION=URI", help="Store of a region.")
 @click.option("--force", is_flag=True, help="Replace an existing manifest.")
@@ -471,7 +472,7 @@ def shard(
     source: str | None,
     prepare_file: Path | None,
     stats_file: Path | None,
-    heldout: float | None,
+    heldout: str | None,
     stores: tuple[str, ...],
     force: bool,
     read: ReadOptions,
@@ -496,8 +497,7 @@ def shard(
     if source is None:
         _refuse_without_input(heldout, prepare_file, read)
     else:
-        part = 0.1 if heldout is None else heldout
-        files = SourceFiles(source, read, prepare_file, stats_file, part)
+        files = SourceFiles(source, read, prepare_file, stats_file, _heldout(heldout))
     made = geo_ray.shard_data(
         named_task(use, options),
         {name: own.get(name, out) for name in names} if own else names,
@@ -517,8 +517,21 @@ def shard(
     click.echo(f"Manifest: {made.path}")
 
 
+def _heldout(given: str | None) -> float | str:
+    """Return a fraction, or the address of files."""
+    if given is None:
+        return 0.1
+    try:
+        fraction = float(given)
+    except ValueError:
+        return given
+    if not 0 <= fraction < 1:
+        raise click.UsageError(f"--heldout: {given} is not in the range 0<=x<1")
+    return fraction
+
+
 def _refuse_without_input(
-    heldout: float | None, prepare_file: Path | None, read: ReadOptions
+    heldout: str | None, prepare_file: Path | None, read: ReadOptions
 ) -> None:
     if heldout is not None:
         raise click.UsageError(

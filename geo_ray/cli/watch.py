@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -81,7 +82,8 @@ def watch(
         click.echo("Ctrl-C ends only the page", err=True)
         if open_page:
             webbrowser.open(page.url)
-        page.wait()
+        with suppress(KeyboardInterrupt):
+            page.wait()
 
 
 def _show_here(run_dir: RunRef, every_s: float, machines: str | None) -> None:

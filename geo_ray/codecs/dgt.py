@@ -9,6 +9,17 @@ with the largest c is reliable; the others are lossy, in ``bands`` equal ranges 
 zeros are not sent. With ``adaptive`` the fraction follows the loss: ``reliable_fraction * loss /
 first loss``, but not below ``reliable_fraction_min``.
 
+Lossy blocks: they leave in order of c after all reliable data of the update are acknowledged; the
+bands differ in their marking only (``dscp``). The next update stops them. The reliable part states
+how many blocks of each kind there are and which are reliable. An update is complete when that part
+has arrived; with ``grace_s`` it then waits for its lossy blocks at most that long. Missing blocks
+count as zero. A later block is added to the region's next update, once: blocks are identified by
+attempt, update and rank; second copies are counted and dropped. ``late: put_back`` accepts blocks
+until the next update is complete, ``late: merge`` for ``late_max`` updates; ``late_scaled`` weighs
+a block that is d updates late by 1/(d+1). With ``put_back``, blocks not reported as applied return
+to the sender's residual: every block is applied or owed, exactly once, and the final update carries
+all of it reliably. With ``merge`` they are lost. Memory c is kept at the sender and in checkpoints.
+
 Layout: i64 format of values, format of lossy blocks, elements of a block E, reliable blocks R,
 lossy blocks L, exponent of the values' scale; a bit per block, whether it is reliable; R x E
 values in the order of the blocks. A lossy block is decoded separately:
@@ -18,7 +29,7 @@ values in the order of the blocks. A lossy block is decoded separately:
     int4   fp32 scale, E codes of 4 bit, two per byte, low half first; value = (code - 8) * scale
 
 When: slow links and models with many more bytes than seconds of computing, whose changes add up
-(`asgd`, `asgd_ga`, `bsp`). Lossy blocks in detail: docs/reference/codecs.md.
+(`asgd`, `asgd_ga`, `bsp`). Options in detail: docs/reference/codecs.md.
 
 Source: DGT (Zhou et al., FGCS 121, 2021), reconstructed from its abstract and its released code.
 Blocks of the whole vector instead of single tensors, the return of blocks that did not arrive, and

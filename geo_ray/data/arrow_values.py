@@ -239,6 +239,13 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
+def is_binary(kind: pa.DataType) -> bool:
+    """Whether a column has bytes that are not text."""
+    types = pa.types
+    is_plain = types.is_binary(kind) or types.is_large_binary(kind)
+    return bool(is_plain or types.is_fixed_size_binary(kind) or types.is_binary_view(kind))
+
+
 def decoded(array: pa.Array) -> pa.Array:
     """Return the plain array of a dictionary-encoded (categorical) or run-length-encoded one."""
     if pa.types.is_dictionary(array.type):

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from geo_ray.base.errors import SchemaMismatchError, ShardCorruptError
 from geo_ray.base.text import listed
-from geo_ray.data.columns import Columns, ColumnType
+from geo_ray.data.columns import Column, Columns, ColumnType, Ragged
 
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 8  # footer length (uint32, little endian) and magic
@@ -114,8 +114,12 @@ _ARROW = {
 
 
 def arrow_type(kind: ColumnType) -> pa.DataType:
-    """Return the Arrow type of a column: a number, or a fixed-size list of numbers."""
+    """Return the Arrow type of a column; ragged columns have 64-bit offsets."""
+    if kind.ragged is not None and kind.ragged != "list":
+        return pa.large_string() if kind.ragged == "string" else pa.large_binary()
     scalar = _ARROW[kind.scalar]
+    if kind.ragged == "list":
+        return pa.large_list(scalar)
     return scalar if kind.length is None else pa.list_(scalar, kind.length)
 
 
@@ -123,21 +127,60 @@ def encode(columns: Columns, types: Mapping[str, ColumnType]) -> bytes:
     """Encode columns as one Parquet file; equal input gives equal bytes.
 
     Args:
-        columns: arrays that `check_columns` accepted, first axis N.
+        columns: columns that `check_columns` accepted, of N rows.
         types: their types.
+
+    Raises:
+        SchemaMismatchError: text that is not UTF-8.
     """
-    arrays = []
-    for name, kind in types.items():
-        flat = _numbers(np.ascontiguousarray(columns[name]).reshape(-1), kind.scalar)
-        arrays.append(
-            flat
-            if kind.length is None
-            else pa.FixedSizeListArray.from_arrays(flat, type=arrow_type(kind))
-        )
+    arrays = [to_arrow(name, columns[name], kind) for name, kind in types.items()]
     sink = pa.BufferOutputStream()
     table = pa.Table.from_arrays(arrays, names=list(types))
-    pq.write_table(table, sink, compression="zstd", use_dictionary=False)
+    # Statistics would copy rows into the footer, in which `refuse_extensions` searches.
+    numbers_only = all(kind.ragged is None for kind in types.values())
+    options = {"use_dictionary": False, "write_statistics": numbers_only}
+    pq.write_table(table, sink, compression="zstd", **options)
     return bytes(sink.getvalue())
+
+
+def to_arrow(name: str, column: Column, kind: ColumnType) -> pa.Array:
+    """Return a column as an Arrow array that shares its memory.
+
+    Args:
+        name: its name, for messages.
+        column: (N,), (N, length) or ragged.
+        kind: its type.
+
+    Raises:
+        SchemaMismatchError: text that is not UTF-8.
+    """
+    if not isinstance(column, Ragged):
+        flat = _numbers(np.ascontiguousarray(column).reshape(-1), kind.scalar)
+        if kind.length is None:
+            return flat
+        return pa.FixedSizeListArray.from_arrays(flat, type=arrow_type(kind))
+    offsets = pa.py_buffer(np.ascontiguousarray(column.offsets))
+    values = np.ascontiguousarray(column.values)
+    if kind.ragged == "list":
+        inner = _numbers(values, kind.scalar)
+        return pa.Array.from_buffers(
+            arrow_type(kind), len(column), [None, offsets], children=[inner]
+        )
+    buffers = [None, offsets, pa.py_buffer(values)]
+    array = pa.Array.from_buffers(arrow_type(kind), len(column), buffers)
+    _check_text(array, f"column {name!r}")
+    return array
+
+
+def _check_text(array: pa.Array, where: str) -> None:
+    if pa.types.is_large_string(array.type):
+        try:
+            array.validate(full=True)
+        except pa.ArrowException as error:
+            raise SchemaMismatchError(
+                f"{where} has text that is not UTF-8: {error}",
+                fix="Encode the text as UTF-8, or declare the column as bytes.",
+            ) from None
 
 
 def _numbers(flat: np.ndarray[Any, Any], scalar: str) -> pa.Array:
@@ -161,9 +204,7 @@ def _values(flat: pa.Array) -> np.ndarray[Any, Any]:
     return np.frombuffer(buffer, dtype, count=end)[flat.offset :]
 
 
-def decode(
-    data: bytes, types: Mapping[str, ColumnType], where: str
-) -> dict[str, np.ndarray[Any, Any]]:
+def decode(data: bytes, types: Mapping[str, ColumnType], where: str) -> dict[str, Column]:
     """Read one Parquet file that `encode` wrote; names and types must be equal.
 
     Args:
@@ -172,7 +213,8 @@ def decode(
         where: the shard or file, for messages.
 
     Returns:
-        Name -> writable array of shape (N,) or (N, length) that the caller owns.
+        Name -> writable array of shape (N,) or (N, length) that the caller owns, or a ragged
+        column, which shares Arrow's memory and is read-only.
 
     Raises:
         SchemaMismatchError: an extension type, wrong columns or types, or missing values.
@@ -184,7 +226,7 @@ def decode(
         _check_exact(file.schema_arrow, types, where)
         table = file.read(columns=list(types), use_threads=False)
         return {
-            name: _to_numpy(table.column(name), kind, f"{where}: column {name!r}")
+            name: _of_arrow(table.column(name), kind, f"{where}: column {name!r}")
             for name, kind in types.items()
         }
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -202,9 +244,45 @@ def _check_exact(schema: pa.Schema, types: Mapping[str, ColumnType], where: str)
             raise SchemaMismatchError(f"{where}: column {name!r} is {found}, declared as {kind}")
 
 
-def _to_numpy(column: pa.ChunkedArray, kind: ColumnType, where: str) -> np.ndarray[Any, Any]:
+def ragged_of(array: pa.Array) -> Ragged:
+    """Return an Arrow array as a ragged column that shares its memory.
+
+    Args:
+        array: of an `arrow_type` of a ragged column, without missing values.
+    """
+    kind, count = array.type, len(array)
+    buffers = array.buffers()
+    if not count:
+        found = np.zeros(1, np.int64)
+    else:
+        end = array.offset + count + 1
+        found = np.frombuffer(buffers[1], np.int64, count=end)[array.offset :]
+    first, last = int(found[0]), int(found[-1])
+    offsets = found - first if first else found
+    if pa.types.is_large_list(kind):
+        flat = array.values.slice(first, last - first)
+        values = _values(flat) if len(flat) else np.empty(0, kind.value_type.to_pandas_dtype())
+        return Ragged("list", values, offsets)
+    data = buffers[2] if last > first else b""
+    values = np.frombuffer(data, np.uint8, count=last if last > first else 0)[first:]
+    return Ragged("string" if pa.types.is_large_string(kind) else "bytes", values, offsets)
+
+
+def _of_arrow(column: pa.ChunkedArray, kind: ColumnType, where: str) -> Column:
     if column.null_count:
         raise SchemaMismatchError(f"{where} has {column.null_count} missing values")
+    if kind.ragged is None:
+        return _to_numpy(column, kind, where)
+    parts = []
+    for chunk in column.chunks or [pa.array([], arrow_type(kind))]:
+        if kind.ragged == "list" and chunk.flatten().null_count:
+            raise SchemaMismatchError(f"{where} has {chunk.flatten().null_count} missing values")
+        _check_text(chunk, where)
+        parts.append(ragged_of(chunk))
+    return parts[0] if len(parts) == 1 else Ragged.joined(parts)
+
+
+def _to_numpy(column: pa.ChunkedArray, kind: ColumnType, where: str) -> np.ndarray[Any, Any]:
     out = np.empty(kind.shape(len(column)), dtype=kind.dtype)
     at = 0
     for chunk in column.chunks:

@@ -27,7 +27,7 @@ from geo_ray.base.errors import ConfigError, ManifestError, ShardEmptyError, Sto
 from geo_ray.base.text import listed, nearest_word
 from geo_ray.base.threads import Workers
 from geo_ray.base.types import Span
-from geo_ray.data.columns import Columns, parse_types
+from geo_ray.data.columns import Column, Columns, Ragged, parse_types
 from geo_ray.data.manifest import DataShard, Manifest, SplitName, check_residency
 from geo_ray.data.shards import fetch_shard
 from geo_ray.storage.store import Store, open_store
@@ -230,7 +230,7 @@ class RegionReader:
         self._store = open_store(manifest.stores[region]) if store is None else store
         rows = [shard.rows for shard in self._shards]
         self._order = StreamOrder(rows, _mix(order_seed, region, split))
-        self._cache: OrderedDict[str, dict[str, Array]] = OrderedDict()
+        self._cache: OrderedDict[str, dict[str, Column]] = OrderedDict()
         self._cache_shards = max(1, cache_shards)
         self._retry_s = 0.0
 
@@ -251,7 +251,7 @@ class RegionReader:
             count: number of rows N, 0 or more.
 
         Returns:
-            Name -> (N,) or (N, length), in stream order.
+            Name -> (N,), (N, length) or ragged, in stream order.
 
         Raises:
             ShardMissingError: a shard is not in its store.
@@ -263,13 +263,28 @@ class RegionReader:
         if count > 0 and (shard_N == shard_N[0]).all():  # the usual case of few rows
             columns = self._columns(self._shards[shard_N[0]])
             return {name: columns[name][row_N] for name in self._types}
-        out = {name: np.empty(t.shape(count), t.dtype) for name, t in self._types.items()}
+        fixed = {n: t for n, t in self._types.items() if t.ragged is None}
+        out: dict[str, Column] = {n: np.empty(t.shape(count), t.dtype) for n, t in fixed.items()}
+        parts: dict[str, list[Ragged]] = {n: [] for n in self._types if n not in fixed}
+        order = []
         for index in np.unique(shard_N):
             columns = self._columns(self._shards[index])
             mine_N = shard_N == index
-            for name, array in out.items():
-                array[mine_N] = columns[name][row_N[mine_N]]
-        return out
+            order.append(np.flatnonzero(mine_N))
+            for name in self._types:
+                picked = columns[name][row_N[mine_N]]
+                into = out.get(name)
+                if isinstance(picked, Ragged):
+                    parts[name].append(picked)
+                elif isinstance(into, np.ndarray):
+                    into[mine_N] = picked
+        if parts:
+            place_N = np.argsort(np.concatenate([*order, np.empty(0, np.int64)]))
+            for name, kind in self._types.items():
+                if name in parts:
+                    found = parts[name] or [Ragged.of(str(kind), [])]
+                    out[name] = Ragged.joined(found)[place_N]
+        return {name: out[name] for name in self._types}
 
     def scan(self, batch_rows: int) -> Iterator[Columns]:
         """Read every row once, in the order of the files; for evaluation.
@@ -278,7 +293,7 @@ class RegionReader:
             batch_rows: maximum rows per batch; a batch never spans two shards.
 
         Yields:
-            Name -> (N,) or (N, length) with 1 <= N <= ``batch_rows``.
+            Name -> (N,), (N, length) or ragged with 1 <= N <= ``batch_rows``.
 
         Raises:
             ValueError: if ``batch_rows`` is not positive; the others as for `read`.
@@ -302,7 +317,7 @@ class RegionReader:
                 return {n: array.copy() for n, array in self._columns(shard).items()}
         raise ManifestError(f"shard {path!r} is not in the manifest")
 
-    def _columns(self, shard: DataShard) -> dict[str, Array]:
+    def _columns(self, shard: DataShard) -> dict[str, Column]:
         if shard.path in self._cache:
             self._cache.move_to_end(shard.path)
             return self._cache[shard.path]
@@ -312,7 +327,7 @@ class RegionReader:
             self._cache.popitem(last=False)
         return columns
 
-    def _fetched(self, shard: DataShard) -> dict[str, Array]:
+    def _fetched(self, shard: DataShard) -> dict[str, Column]:
         ends_s, pause_s = time.monotonic() + self._retry_s, 1.0
         while True:
             try:

@@ -8,6 +8,7 @@ only after checking residency, byte count, hash, schema and row count, in this o
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,15 @@ from geo_ray.base.errors import (
     ShardMissingError,
 )
 from geo_ray.base.text import listed
-from geo_ray.data.columns import Columns, ColumnType, check_columns, parse_types
+from geo_ray.data.columns import (
+    Column,
+    Columns,
+    ColumnType,
+    Ragged,
+    check_columns,
+    parse_types,
+    parts_of_rows,
+)
 from geo_ray.data.manifest import DataShard, Manifest, SplitName, check_residency, is_region_name
 from geo_ray.data.parquet import decode, encode
 from geo_ray.data.split import SplitConfig, assign
@@ -32,7 +41,7 @@ from geo_ray.storage.store import Store, open_store
 
 def fetch_shard(
     shard: DataShard, types: Mapping[str, ColumnType], store: Store, here: str
-) -> dict[str, np.ndarray[Any, Any]]:
+) -> dict[str, Column]:
     """Read a shard and check it against the manifest.
 
     Args:
@@ -42,7 +51,7 @@ def fetch_shard(
         here: the region that this process runs in.
 
     Returns:
-        Name -> array (N,) or (N, length), owned by the caller.
+        Name -> array (N,) or (N, length), owned by the caller, or a read-only ragged column.
 
     Raises:
         ResidencyDeniedError: before any I/O, if the shard belongs to another region.
@@ -77,6 +86,8 @@ def fetch_shard(
 MAX_LABELS = 1000
 """Maximum labels of a histogram; a shard with more labels (such as identifiers) gets none."""
 
+_SHARD_BYTES = 32 << 20  # limit of decoded shards with ragged columns
+
 _SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 
 
@@ -94,7 +105,8 @@ def write_shards(
 ) -> Manifest:
     """Split rows over regions and write them; the manifest is not saved (see `save_manifest`).
 
-    Equal arguments give equal files. Rows are shuffled within each region.
+    Equal arguments give equal files. Rows are shuffled within each region. A shard with ragged
+    columns also ends at 32 MiB in memory.
 
     Args:
         columns_by_split: "train" and, if there is any, "heldout" -> columns (N first).
@@ -142,7 +154,10 @@ def write_shards(
             rows = np.flatnonzero(region_N == index)
             # Adjacent rows are often similar; readers shuffle only within windows of shards.
             rows = np.random.default_rng([seed, 2, index]).permutation(rows)
-            for path, picked in _files(region, part, rows, rows_per_shard):
+            limit = _SHARD_BYTES if any(k.ragged for k in types.values()) else sys.maxsize
+            parts = parts_of_rows(columns_by_split[part], rows, rows_per_shard, limit)
+            for number, picked in enumerate(parts):
+                path = f"{region}/{part}-{number:05d}.parquet"
                 columns = {name: columns_by_split[part][name][picked] for name in types}
                 histogram = _histogram(columns, label_column)
                 shard = _write_one(store, path, region, part, columns, types, histogram)
@@ -189,24 +204,21 @@ def _labels(
     if label_column is None:
         return {}
     kind = types.get(label_column)
-    if kind is None or kind.length is not None or kind.dtype.kind not in "iu":
+    if kind is None or not kind.is_integer:
         raise ConfigError(
             f"label column {label_column!r} is {kind}; it must be a 1-D integer column"
         )
-    return {part: columns[label_column] for part, columns in parts.items()}
+    return {part: _numbers(columns[label_column]) for part, columns in parts.items()}
 
 
-def _files(
-    region: str, part: str, rows: np.ndarray[Any, Any], rows_per_shard: int
-) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    for number, begin in enumerate(range(0, len(rows), rows_per_shard)):
-        yield f"{region}/{part}-{number:05d}.parquet", rows[begin : begin + rows_per_shard]
+def _numbers(column: Column) -> np.ndarray[Any, Any]:
+    return column.values if isinstance(column, Ragged) else column
 
 
 def _histogram(columns: Columns, label_column: str | None) -> dict[str, int]:
     if label_column is None:
         return {}
-    values, counts = np.unique(columns[label_column], return_counts=True)
+    values, counts = np.unique(_numbers(columns[label_column]), return_counts=True)
     if len(values) > MAX_LABELS:
         return {}
     return {str(value): int(count) for value, count in zip(values, counts, strict=True)}

@@ -26,7 +26,7 @@ from geo_ray.planner.config import PlanConfig
 from geo_ray.strategies.config import AnyStrategy, CodecConfig, check_shards
 from geo_ray.telemetry.export.base import ObserveConfig
 from geo_ray.training.config import AUTO, AveragerConfig, MembersConfig, TrainConfig
-from geo_ray.training.optimizers import OptimizerConfig
+from geo_ray.training.optimizers import OptimizerConfig, check_optimizer
 from geo_ray.transport.config import LanConfig, TransportConfig
 from geo_ray.transport.emulation import LinkSpec
 from geo_ray.transport.overlay.config import AnyOverlay, StarOverlay, check_overlay
@@ -148,7 +148,9 @@ class Experiment(StrictModel):
         hosts = (self.averager_region, averager.standby)
         self.members.check(shards, hosts, self.overlay.kind, codec, has_transfers=has_transfers)
         codec.check(strategy, len(workers))
-        check_shards(strategy, {region.name: region.ps_shards for region in self.regions})
+        check_shards(strategy, shards)
+        needed = strategy.traits.region.needs_optimizer if len(workers) > 1 else None
+        check_optimizer(self.optimizer, shards, needed)
         self.train.check(
             strategy, workers, even=not any(region.batch_sizes for region in self.regions)
         )

@@ -15,7 +15,7 @@ from geo_ray.base.memory import ReusedMemory
 from geo_ray.base.threads import in_turn
 from geo_ray.data.tasks.base import Task
 from geo_ray.data.tasks.checked_calls import checked_model, outlined_model
-from geo_ray.data.tasks.groups import GroupRun, group_runs
+from geo_ray.data.tasks.groups import GroupRun, group_runs, parameter_runs
 from geo_ray.data.tasks.model_buffers import state_of
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.experiment.regions import RegionConfig
@@ -26,7 +26,7 @@ from geo_ray.training.averager import Averager
 from geo_ray.training.config import why_fixed, why_no_joins
 from geo_ray.training.messages import no_buffers
 from geo_ray.training.model_buffers import AveragerBuffers, RegionBuffers
-from geo_ray.training.optimizers import lasting
+from geo_ray.training.optimizers import OneOptimizer, lasting
 from geo_ray.training.parameters import (
     BufferLayout,
     check_module,
@@ -56,6 +56,7 @@ class ModelStart:
         buffers_B: model buffers, uint8 (B,).
         constants: digests of everything that is not trained.
         groups: parameter groups with separate rates or decays; empty if there are none.
+        parameters: all parameters with their shapes, for optimizers that need whole ones.
     """
 
     params_P: Tensor
@@ -63,6 +64,11 @@ class ModelStart:
     buffers_B: Tensor = field(default_factory=no_buffers)
     constants: Mapping[str, str] = field(default_factory=dict)
     groups: tuple[GroupRun, ...] = ()
+    parameters: tuple[GroupRun, ...] = ()
+
+    def runs_for(self, optimizer: OneOptimizer) -> tuple[GroupRun, ...]:
+        """Return the parameters that an optimizer must tell apart; empty: none."""
+        return self.parameters if optimizer.needs_whole_parameters else self.groups
 
     def without_parameters(self) -> Self:
         """Return the outline, without the parameters."""
@@ -82,19 +88,22 @@ class ModelOutline:
         layout: layout of the model buffers.
         constants: digests of everything that is not trained.
         groups: parameter groups.
+        num_frozen: values of frozen parameters.
     """
 
     num_params: int
     layout: BufferLayout
     constants: Mapping[str, str]
     groups: tuple[GroupRun, ...]
+    num_frozen: int
 
     @classmethod
     def of(cls, task: Task, module: nn.Module) -> Self:
         """Return the outline of a task's module."""
         check_module(module)
         layout, groups = BufferLayout.of(task, module), group_runs(task, module)
-        return cls(count_parameters(module), layout, constants_of(module), groups)
+        frozen = sum(each.numel() for each in module.parameters() if not each.requires_grad)
+        return cls(count_parameters(module), layout, constants_of(module), groups, frozen)
 
 
 def model_outline(task: Task, seed: int) -> ModelOutline:
@@ -124,8 +133,14 @@ def model_start(task: Task, seed: int) -> ModelStart:
     check_module(module)
     layout = BufferLayout.of(task, module)
     constants = constants_of(module)
-    params_P, groups = read_parameters(module), group_runs(task, module)
-    return ModelStart(params_P, layout, layout.read(module), constants, groups)
+    return ModelStart(
+        read_parameters(module),
+        layout,
+        layout.read(module),
+        constants,
+        group_runs(task, module),
+        parameter_runs(task, module),
+    )
 
 
 def initial_parameters(task: Task, seed: int) -> Tensor:
@@ -188,13 +203,12 @@ def build_shard(
     experiment: Experiment,
     region: RegionConfig,
     index: int,
-    params_P: Tensor,
-    groups: Sequence[GroupRun] = (),
+    start: ModelStart,
     *,
     given: bool = False,
 ) -> Shard:
-    """Return shard ``index`` of ``region``, over its slice of ``params_P``; see `Shard.cut`."""
-    train = experiment.train
+    """Return shard ``index`` of ``region``, over its slice of the model; see `Shard.from_slice`."""
+    train, params_P = experiment.train, start.params_P
     steps = train.steps * (region.workers if train.mode == "async" else 1)
     return Shard.from_slice(
         params_P,
@@ -202,7 +216,7 @@ def build_shard(
         lasting(experiment.optimizer, steps),
         experiment.strategy,
         alone=len(experiment.regions) == 1,
-        groups=groups,
+        groups=start.runs_for(experiment.optimizer),
         given=given,
     )
 
@@ -261,8 +275,9 @@ def build_worker(
         return worker
     optimizer = lasting(experiment.optimizer, experiment.train.steps * steps)
     place = next(r for r in experiment.regions if r.name == region)
-    rows, groups = place.rows_per_step(experiment.data.batch_size), group_runs(task, worker.module)
-    return LocalStepsWorker(worker, optimizer, steps, rows, groups)
+    rows = place.rows_per_step(experiment.data.batch_size)
+    runs_of = parameter_runs if optimizer.needs_whole_parameters else group_runs
+    return LocalStepsWorker(worker, optimizer, steps, rows, runs_of(task, worker.module))
 
 
 def build_averager(

@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from geo_ray.base.canonical import JSONValue
 from geo_ray.base.errors import ConfigChangedError, ConfigError, RunDirectoryError, RunHeldError
 from geo_ray.base.files import make_directory, save_text
 from geo_ray.base.load import changes, dump_yaml, load_tree
+from geo_ray.base.yaml import parse_yaml, read_text
 from geo_ray.experiment.recorded import RecordedConfig
 from geo_ray.planner.plan import Plan, load_plan
 from geo_ray.runs.lease import LEASE_KEY
 from geo_ray.runs.remote import RunObjects, copied_from, empty_copy
 from geo_ray.storage.conditional_store import ConditionalStore
 from geo_ray.storage.uri import is_s3, join
+from geo_ray.telemetry.export.base import Scalar
 
 if TYPE_CHECKING:
     from geo_ray.experiment.experiment import Experiment
@@ -35,6 +38,7 @@ BEST_FILE = "model-best.safetensors"
 _MOST_PLAN_BYTES: Final = 1_000_000
 _PLAN: Final = TypeAdapter(dict[str, Any])
 _EXECUTION: Final = ("run", "cluster", "observe", "checkpoint", "plan", "provider", "autoscale")
+_NO_HYPERPARAMETERS: Final = (*_EXECUTION, "name", "transport", "lan")
 _log = logging.getLogger(__name__)
 
 
@@ -292,6 +296,43 @@ def recorded_run(path: Path) -> tuple[RunDirectory, RecordedConfig]:
     origin, address = _read_origin(path), copied_from(path)
     config = load_tree(path / CONFIG_FILE, [], RecordedConfig)
     return RunDirectory(path, origin.base_dir, address), config
+
+
+def hyperparameters(path: Path) -> dict[str, Scalar]:
+    """Return the configuration of a run as flat values by key, such as ``optimizer.lr``.
+
+    Without sections that do not influence the result, and without null and empty values. Items of
+    lists have their name as key, or their number; a list of plain values is JSON.
+
+    Args:
+        path: directory of the run.
+
+    Raises:
+        ConfigError: its configuration cannot be read.
+    """
+    file = path / CONFIG_FILE
+    tree = parse_yaml(read_text(file), str(file)).value
+    found: dict[str, Scalar] = {}
+    for name, value in (tree if isinstance(tree, dict) else {}).items():
+        if name not in _NO_HYPERPARAMETERS:
+            _flatten(name, value, found)
+    return found
+
+
+def _flatten(key: str, value: JSONValue, into: dict[str, Scalar]) -> None:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _flatten(f"{key}.{name}", inner, into)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for number, item in enumerate(value):
+            if isinstance(item, dict):
+                rest = {inner: each for inner, each in item.items() if inner != "name"}
+                _flatten(f"{key}.{item.get('name', number)}", rest, into)
+    elif isinstance(value, list):
+        if value:
+            into[key] = json.dumps(value)
+    elif value is not None:
+        into[key] = value
 
 
 def _existing(path: Path) -> Path:

@@ -19,6 +19,7 @@ from geo_ray.planner.loss import outer_of
 from geo_ray.planner.plan import ModelId, Plan, RegionPlan
 from geo_ray.runs.build import parameter_count
 from geo_ray.runs.directory import CONFIG_FILE, RunDirectory
+from geo_ray.training.optimizers import Muon
 
 
 def model_id(experiment: Experiment, base_dir: Path, num_params: int) -> ModelId:
@@ -129,9 +130,11 @@ def changes_of(plan: Plan, experiment: Experiment, *, exchanges: bool = True) ->
         changes.append(f"train.steps={math.ceil(plan.steps / local)}")
     if plan.lr_gain != 1:
         optimizer = experiment.optimizer
-        # Adam's steps do not grow with the gradient, so their rate grows with the root only.
-        factor = plan.lr_gain**0.5 if optimizer.kind == "adamw" else plan.lr_gain
+        # Steps that do not grow with the gradient: their rate grows with the root only.
+        factor = plan.lr_gain if optimizer.kind in {"sgd", "momentum"} else plan.lr_gain**0.5
         changes.append(f"optimizer.lr={optimizer.lr * factor!r}")
+        if isinstance(optimizer, Muon) and optimizer.adamw.lr is not None:
+            changes.append(f"optimizer.adamw.lr={optimizer.adamw.lr * factor!r}")
     if not exchanges:
         return changes
     exchange = exchange_of(experiment, plan.interval, plan.codec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import secrets
@@ -16,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
-from geo_ray.base.errors import ConfigError, RunDirectoryError, TaskOutputError
-from geo_ray.base.files import TEMPORARY_SUFFIX, sync_directory, unwritable, write_atomic
+from geo_ray.base.errors import RunDirectoryError, TaskOutputError
+from geo_ray.base.files import TEMPORARY_SUFFIX, sync_directory, unwritable
 from geo_ray.data.tasks.base import Task
 from geo_ray.data.tasks.checked_calls import checked_model
 from geo_ray.experiment.experiment import Experiment
@@ -70,7 +69,7 @@ def save_trained(
     Raises:
         RunDirectoryError: the file cannot be written.
     """
-    _save(module_with(task, seed, [params_P], buffers_B), path, about or {})
+    save_module(module_with(task, seed, [params_P], buffers_B), path, about or {})
 
 
 def keep_longer(path: Path, step: int) -> Path | None:
@@ -151,36 +150,18 @@ def load_trained(task: Task, seed: int, path: Path) -> nn.Module:
     return module
 
 
-def export_model(module: nn.Module, path: Path, about: Mapping[str, str]) -> None:
-    """Write a module's state dictionary for PyTorch.
+def save_module(module: nn.Module, path: Path, about: Mapping[str, str]) -> None:
+    """Write a module's state dictionary as a safetensors file with a digest.
 
     Args:
-        module: module with its parameters.
-        path: ``.safetensors``; or ``.pt``, for ``torch.load(path, weights_only=True)``, with
-            tensors only.
-        about: metadata; only for ``.safetensors``.
+        module: module with its parameters; tied ones are stored once, and the metadata has their
+            other names.
+        path: output file.
+        about: metadata.
 
     Raises:
-        ConfigError: the file has another suffix.
         RunDirectoryError: the file cannot be written.
     """
-    if path.suffix == ".safetensors":
-        _save(module, path, about)
-    elif path.suffix in (".pt", ".pth"):
-        buffer = io.BytesIO()
-        torch.save({name: t.detach().clone() for name, t in module.state_dict().items()}, buffer)
-        try:
-            write_atomic(path, buffer.getvalue())
-        except OSError as error:
-            raise unwritable(path, error) from error
-    else:
-        raise ConfigError(
-            f"{path}: not the name of a model file",
-            fix="Use the suffix .safetensors or .pt.",
-        )
-
-
-def _save(module: nn.Module, path: Path, about: Mapping[str, str]) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     try:
         save_model(module, str(temporary), {**about, _DIGEST: "0" * 64})

@@ -224,8 +224,8 @@ class Footprint:
 
 
 _MONTH_H: Final = 730.0
-_STATES: Final = {"sgd": 0, "momentum": 1, "adamw": 2}
-"""Values per parameter in the state of an optimizer."""
+_STATES: Final = {"sgd": 0, "momentum": 1, "adamw": 2, "lion": 1, "muon": 1, "adafactor": 0}
+"""Values per parameter in the state of an optimizer; for hidden matrices, if others have more."""
 
 
 def section_of(experiment: Experiment) -> PlanConfig:

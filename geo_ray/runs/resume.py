@@ -54,7 +54,8 @@ def check_resumable(
         RunFinishedError: it is finished and ``wanted`` requests no more training, or it has no
             checkpoint; names its model, and how to train further.
         CheckpointMissingError: it has no checkpoint, or ``wanted`` ends before that.
-        ConfigChangedError: ``wanted`` has other codecs, regions or shards than the checkpoint.
+        ConfigChangedError: ``wanted`` has other codecs, regions or shards than the checkpoint, or
+            an optimizer that cannot continue with its state.
     """
     totals = _totals(run)
     store = store_of(run, saved.checkpoint)
@@ -77,6 +78,7 @@ def check_resumable(
         )
     _check_regions(saved, wanted)
     _check_stores(saved, wanted)
+    _check_optimizer(saved, wanted)
     taken = _taken(store, checkpoint)
     if taken is not None:  # otherwise the restore reports the error
         if taken.config_digest != (now := digest(saved)):
@@ -118,6 +120,18 @@ def _check_regions(saved: Experiment, wanted: Experiment) -> None:
         raise ConfigChangedError(
             f"{what}; a checkpoint can only continue with its own regions and shards",
             fix="Resume with the regions and shards of the run, or start a new run.",
+        )
+
+
+def _check_optimizer(saved: Experiment, wanted: Experiment) -> None:
+    """Reject another kind of optimizer, because its state cannot be converted; `sgd` has none."""
+    before, now = saved.optimizer.kind, wanted.optimizer.kind
+    unused = now == "sgd" and not saved.optimizer.needs_whole_parameters
+    if before not in {now, "sgd"} and not unused:
+        raise ConfigChangedError(
+            f"optimizer.kind is {now}, but the checkpoint has the state of {before}, which cannot "
+            "be converted",
+            fix=f"Resume with {before}, or start a new run.",
         )
 
 

@@ -31,6 +31,7 @@ from geo_ray.telemetry.status import (
     StatusFold,
     left_s,
     mean_loss,
+    speed_of,
 )
 from geo_ray.telemetry.totals import RunTotals
 
@@ -167,6 +168,7 @@ class StatusReader:
         if lease is not None and record is not None and not record.released and is_going is False:
             waits = waits_s(self._config.cluster, totals, lease.age_s)
         regions = self._fold.regions(is_going=is_going is not False, trains_on=waits is not None)
+        tokens_per_s, mfu = speed_of(regions, totals.throughput)
         newest = totals.newest_eval
         checkpoint = self._checkpoint()
         phase = self._phase(ending, run_actor, waits, is_going=is_going)
@@ -183,6 +185,9 @@ class StatusReader:
             round=self._fold.round,
             loss=mean_loss(regions),
             samples_per_s=sum(each.samples_per_s for each in regions),
+            tokens_per_s=tokens_per_s,
+            mfu=mfu,
+            mfu_is_estimated=mfu is not None and totals.throughput.estimated,
             left_s=left_s(regions) if is_going else None,
             eval_step=None if newest is None else newest["step"],
             eval={} if newest is None else newest["metrics"],

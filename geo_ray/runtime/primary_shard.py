@@ -325,6 +325,16 @@ class PrimaryShard:
             how = fields.one_of(CHANGE_KINDS)(meta, "how")
             self._event_buffer.add("state_changed", step=step, how=how, names=names)
             return {}, None
+        if operation == "device":
+            self._event_buffer.add(
+                "device",
+                worker=worker,
+                device=fields.text(meta, "device"),
+                share=fields.number(meta, "share"),
+                peak_bytes=fields.count(meta, "peak_bytes"),
+                total_bytes=fields.count(meta, "total_bytes"),
+            )
+            return {}, None
         if operation == "precise":
             return {}, self._await_statistics(bytes(payload or b""))
         if operation in {"pull", "fetch"}:

@@ -16,7 +16,7 @@ from geo_ray.data.tasks.base import Task
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import requests
 from geo_ray.runs.build import build_evals
-from geo_ray.runs.directory import RunDirectory, followed_plan, lease_of
+from geo_ray.runs.directory import RunDirectory, followed_plan, hyperparameters, lease_of
 from geo_ray.runs.evaluation import BestKeeper, EvalMark, EvalNotes
 from geo_ray.runs.lease import LeaseKeeper, driving, seeker_of
 from geo_ray.runs.recorder import Recorder
@@ -195,7 +195,9 @@ class RunContext:
 
     def exporting(self, origin_unix_s: float) -> AbstractContextManager[ExportQueue]:
         """Return the queue that exports events to other programs; its clock starts at this time."""
-        order = ExportOrder(self.run.path, self.run.base_dir, origin_unix_s)
+        order = ExportOrder(
+            self.run.path, self.run.base_dir, origin_unix_s, hyperparameters(self.run.path)
+        )
         return exporting(self.experiment.observe.export, order)
 
     def recorder(self, log: EventLog, export: ExportQueue, known: Sequence[Event] = ()) -> Recorder:

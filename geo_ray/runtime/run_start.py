@@ -11,6 +11,7 @@ from typing import Final
 
 from geo_ray.base.errors import LeaseLostError, PlacementError, PreflightError, RegionLostError
 from geo_ray.base.load import digest
+from geo_ray.data.tasks.checked_calls import RowWork
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster.placement import PlacedRegion
@@ -131,7 +132,8 @@ def started(setup: RunSetup, resume: Resumption | None) -> Iterator[Training]:
         saver = Saver(store, experiment, digest(experiment), spec.attempt, health, lease.token)
         context = RunContext(group, experiment, run, task, saver, reporting, lease)
         step = None if found is None else found.manifest.step
-        with _training(context, gone, resume, step) as training:
+        work = RowWork.of(task, outline.num_params, outline.num_frozen)
+        with _training(context, gone, resume, step, work) as training:
             yield training
     except (LeaseLostError, BrokenError):
         raise  # another process writes to the run, or the run restarts
@@ -175,7 +177,11 @@ def _placed(
 
 @contextmanager
 def _training(
-    context: RunContext, gone: GoneRegions, resume: Resumption | None, resumed_step: int | None
+    context: RunContext,
+    gone: GoneRegions,
+    resume: Resumption | None,
+    resumed_step: int | None,
+    work: RowWork,
 ) -> Iterator[Training]:
     actors, experiment, reporting = context.actors, context.experiment, context.reporting
     log_path = context.own_log()
@@ -194,7 +200,7 @@ def _training(
         origin_unix_s = clock.origin_unix_s
         with EventLog(log_path) as log, context.exporting(origin_unix_s) as export:
             recorder = context.recorder(log, export)
-            about: dict[str, object] = {"startup_s": startup_s}
+            about: dict[str, object] = {"startup_s": startup_s, **work.fields()}
             if resume is not None and resume.cause is not None:
                 about["cause"] = resume.cause
             if resumed_step is not None:

@@ -67,8 +67,7 @@ def _load_shard(spec: RunSpec, region: str, index: int) -> _LoadedShard:
     who = f"shard {index} of region '{region}'"
     check_same_size(start.params_P.numel(), spec.num_params, who)
     check_constants(start.constants, spec.constants, who)
-    place, groups = spec.region(region), start.groups
-    shard = build_shard(experiment, place, index, start.params_P, groups, given=True)
+    shard = build_shard(experiment, spec.region(region), index, start, given=True)
     held = HeldShard(shard, region, index, spec.places)
     start = start.without_parameters()  # the shard has its slice
     give_back_memory()  # of the module

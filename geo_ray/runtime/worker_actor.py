@@ -28,6 +28,7 @@ from geo_ray.runs.data import data_region, open_readers
 from geo_ray.runs.evaluation import Candidates, EvalSetting
 from geo_ray.runs.start_checks import metrics_there
 from geo_ray.runtime.actor import ActorState, RunActor
+from geo_ray.runtime.device import DeviceReport
 from geo_ray.runtime.remote_shard import dial_shards, links_over
 from geo_ray.runtime.spec import RunSpec
 from geo_ray.runtime.worker_loop import WorkerLoop
@@ -189,8 +190,16 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
             experiment.statistics_spans,
         )
         step_s = None if experiment.step_s(self._region) is None else self._push_s
+        gpus = spec.region(self._region).gpus_per_worker
         return WorkerLoop(
-            worker, links, train, heldout, rank=self._rank, evals=evals, step_s=step_s
+            worker,
+            links,
+            train,
+            heldout,
+            rank=self._rank,
+            evals=evals,
+            step_s=step_s,
+            device=DeviceReport(experiment.device, min(gpus, 1.0) or 1.0),
         )
 
     def _push_s(self, span: Span) -> float:

@@ -15,6 +15,11 @@ from geo_ray.base.types import Span, StepReport
 from geo_ray.data.reader import ReadAhead, RegionReader
 from geo_ray.data.tasks.base import Columns
 from geo_ray.runs.evaluation import EvalSetting
+<<<<<<< HEAD
+=======
+from geo_ray.runtime.device import ON_CPU, DeviceReport
+from geo_ray.runtime.exchange.messages import read_answer, report_meta, stats_message
+>>>>>>> main
 from geo_ray.runtime.remote_shard import ShardLink, ShardLinks
 from geo_ray.training.effects import Assignment
 from geo_ray.training.stragglers import READING
@@ -34,6 +39,7 @@ class WorkerLoop:
         rank: this worker's rank.
         evals: evaluation settings.
         step_s: minimum duration of a step; None: no padding.
+        device: reports the memory of the worker's GPU.
 
     Attributes:
         doing: current activity, reported to a waiting run actor; any thread may read it.
@@ -49,6 +55,7 @@ class WorkerLoop:
         rank: int,
         evals: EvalSetting,
         step_s: StepTime | None,
+        device: DeviceReport = ON_CPU,
     ) -> None:
         self._worker = worker
         self._pool = ThreadPoolMap(len(links), "shard-links")
@@ -58,6 +65,7 @@ class WorkerLoop:
         self._rank = rank
         self._evals = evals
         self._step_s = step_s
+        self._device = device
         self.doing = "starting"
 
     def run(self) -> int:
@@ -79,8 +87,9 @@ class WorkerLoop:
                 result = self._compute(work, work.span, self._read(work, work.span))
                 self._pad(work, work.span, began_s)
                 took_s, steps = time.monotonic() - began_s, steps + 1
-                found = (result.refused, result.grad_sq)
+                found = (result.refused, result.grad_sq, result.learning_rate)
                 work = self._push(work, StepReport(work.span, result.loss, took_s, *found))
+                self._device.report(self._links.primary)
         finally:
             self._pool.close()
             self._ahead.close()

@@ -2,9 +2,11 @@
 
 The work is divided into ``quanta``; the minimum price of ``v`` quanta until slot ``t`` is ``cost(t,
 v) = min_k cost(t - 1, v - k) + slot(t, k)``. A slot's work uses one site or several. The latter is
-a mixed packing and covering program: greedy bounds, else the LP relaxation (HiGHS) with randomized
-rounding and repair. Source: PD-ORS (reconstructed) and Chernoff bounds as in SMD; the repair and
-the bound that avoids the relaxation are ours.
+a mixed packing and covering program. Filling the cheapest sites first gives a lower bound and a
+plan; if they are within 10 %, the plan is used. Otherwise the LP relaxation is solved (HiGHS),
+multiplied by G (1), rounded at random and repaired: rounded down, then workers on the cheapest
+sites until the cover holds, then parameter servers. Source: PD-ORS (reconstructed) and Chernoff
+bounds as in SMD; the repair and the bound that avoids the relaxation are ours.
 """
 
 from __future__ import annotations

@@ -279,10 +279,7 @@ class SimRegion:
     ) -> None:
         self.name = region.name
         params_P = start.params_P
-        self._shards = [
-            build_shard(experiment, region, i, params_P, start.groups)
-            for i in range(region.ps_shards)
-        ]
+        self._shards = [build_shard(experiment, region, i, start) for i in range(region.ps_shards)]
         self._slices = split_sizes(params_P.numel(), region.ps_shards)
         self.server = build_server(experiment, region, self._shards, params_P.numel(), start=start)
         self._train, self._heldout = open_readers(experiment, manifest, region.name)
@@ -484,7 +481,8 @@ class SimRegion:
         result, grad_P = found()
         partition = self.server.partition_of(rank)
         self._report_changed(self._workers[rank])
-        report = StepReport(span, result.loss, push_s, result.refused, result.grad_sq)
+        about = (result.refused, result.grad_sq, result.learning_rate)
+        report = StepReport(span, result.loss, push_s, *about)
         if self.server.model_buffers is not None:
             self.server.model_buffers.put(partition, self._workers[rank].left_B)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):

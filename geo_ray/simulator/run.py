@@ -12,6 +12,7 @@ import torch
 from geo_ray.base.types import Span
 from geo_ray.data.manifest import Manifest
 from geo_ray.data.tasks.base import Task
+from geo_ray.data.tasks.checked_calls import RowWork
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.build import build_worker, check_absent, model_start, use_one_thread
@@ -110,7 +111,9 @@ def simulate(
         check_absent(experiment)
         lan_s = LAN_S if plan is None else 0.0  # the emulated steps of a plan include its LAN
         world = World(experiment, task, manifest, recorder.emit, lan_s, keeper)
-        recorder.started(experiment, run.path.name, 0.0, simulated=True)
+        recorder.started(
+            experiment, run.path.name, 0.0, simulated=True, **RowWork.of(task).fields()
+        )
         try:
             result = world.run()
         finally:

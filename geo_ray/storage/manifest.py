@@ -12,7 +12,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from geo_ray.base.canonical import canonical_json, sha256_hex
+from geo_ray.base.canonical import JSONObject, JSONValue, canonical_json, sha256_hex
 from geo_ray.base.errors import CheckpointCorruptError, CheckpointError
 from geo_ray.base.load import complaints
 from geo_ray.base.model import MessageWords, StrictModel
@@ -97,6 +97,34 @@ class CheckpointManifest(StrictModel):
         raise CheckpointError(f"checkpoint {self.id} has no part {name!r}; it has: {known}")
 
 
+def seal(body: JSONValue) -> bytes:
+    """Encode a manifest canonically, including its own SHA-256, for `unseal`.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    return canonical_json({"manifest": body, "sha256": sha256_hex(canonical_json(body))})
+
+
+def unseal(data: bytes, max_bytes: int = MAX_MANIFEST_BYTES) -> JSONObject:
+    """Decode a result of `seal`; any changed byte is detected.
+
+    Raises:
+        CheckpointCorruptError: the bytes are not a manifest.
+    """
+    if len(data) > max_bytes:
+        raise CheckpointCorruptError(f"the manifest is larger than {max_bytes} bytes")
+    try:
+        tree = json.loads(data)
+        body, digest = tree["manifest"], tree["sha256"]
+        intact = digest == sha256_hex(canonical_json(body)) and data == canonical_json(tree)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointCorruptError("the manifest is not readable") from error
+    if not intact or not isinstance(body, dict):
+        raise CheckpointCorruptError("the manifest's bytes do not match its own digest")
+    return body
+
+
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
     """Encode a manifest canonically, including its own SHA-256, for `decode_manifest`.
 
@@ -106,7 +134,7 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
     try:
         body = manifest.model_dump(mode="json", exclude={"extra"})
         body["extra"] = manifest.extra  # unchanged, because dumping would convert NaN to null
-        data = canonical_json({"manifest": body, "sha256": sha256_hex(canonical_json(body))})
+        data = seal(body)
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {manifest.id}: `extra` is not JSON: {error}") from error
     if len(data) > MAX_MANIFEST_BYTES:
@@ -121,17 +149,8 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
         CheckpointCorruptError: the bytes are not a manifest.
         CheckpointError: the manifest has another version of the format.
     """
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise CheckpointCorruptError(f"the manifest is larger than {MAX_MANIFEST_BYTES} bytes")
-    try:
-        tree = json.loads(data)
-        body, digest = tree["manifest"], tree["sha256"]
-        intact = digest == sha256_hex(canonical_json(body)) and data == canonical_json(tree)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointCorruptError("the manifest is not readable") from error
-    if not intact:
-        raise CheckpointCorruptError("the manifest's bytes do not match its own digest")
-    version = body.get("version") if isinstance(body, dict) else None
+    body = unseal(data)
+    version = body.get("version")
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"the checkpoint has format version {version!r}; this release reads {FORMAT_VERSION}",

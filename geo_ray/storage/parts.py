@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -258,11 +258,18 @@ def write_part(
     return PartInfo(name=name, file=file, bytes=num_bytes, sha256=digest.hexdigest(), finite=finite)
 
 
-def read_part(place: Path | PartSource, info: PartInfo) -> tuple[dict[str, Tensor], JSONObject]:
+def read_part(
+    place: Path | PartSource, info: PartInfo, wanted: Collection[str] | None = None
+) -> tuple[dict[str, Tensor], JSONObject]:
     """Read a part listed in a manifest; returns nothing unless size and SHA-256 match.
 
     The header, with the positions of tensors, is parsed before the SHA-256 is known. Each tensor is
     read to its final memory and hashed on the way, so no byte is held twice.
+
+    Args:
+        place: a directory or folder.
+        info: the part.
+        wanted: names of the tensors to return; others are only hashed. None: all.
 
     Returns:
         Tensors on the CPU by name, and the JSON; owned by the caller.
@@ -274,7 +281,7 @@ def read_part(place: Path | PartSource, info: PartInfo) -> tuple[dict[str, Tenso
     folder = _folder(place)
     with _naming(folder.name_of(info.file)):
         with folder.open(info.file, info.bytes) as file:
-            tensors, metadata, digest = _read_all(file, info.bytes)
+            tensors, metadata, digest = _read_all(file, info.bytes, wanted)
         if digest != info.sha256:
             raise CheckpointCorruptError("its SHA-256 differs from the manifest")
         return tensors, _meta_of(metadata, info)
@@ -298,7 +305,9 @@ def _folder(place: Path | PartSource) -> PartSource:
     return LocalFolder(place) if isinstance(place, Path) else place
 
 
-def _read_all(file: io.RawIOBase, file_bytes: int) -> tuple[dict[str, Tensor], dict[str, str], str]:
+def _read_all(
+    file: io.RawIOBase, file_bytes: int, wanted: Collection[str] | None
+) -> tuple[dict[str, Tensor], dict[str, str], str]:
     """Read tensors by name, metadata and SHA-256 of an open part, in one pass.
 
     Raises:
@@ -308,6 +317,9 @@ def _read_all(file: io.RawIOBase, file_bytes: int) -> tuple[dict[str, Tensor], d
     metadata, entries = _read_header(source, file_bytes)
     tensors: dict[str, Tensor] = {}
     for entry in entries:
+        if wanted is not None and entry.name not in wanted:
+            source.skip(entry.stop - entry.start)
+            continue
         tensors[entry.name] = tensor = torch.empty(entry.shape, dtype=entry.dtype)
         source.fill(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return tensors, metadata, source.digest.hexdigest()
@@ -327,6 +339,12 @@ class _Filling:
                 raise CheckpointCorruptError("it ends early")
             self.digest.update(rest[:size])
             rest = rest[size:]
+
+    def skip(self, num_bytes: int) -> None:
+        scratch = memoryview(bytearray(min(num_bytes, _BLOCK_BYTES)))
+        while num_bytes:
+            self.fill(scratch[:num_bytes])
+            num_bytes -= min(num_bytes, len(scratch))
 
     def take(self, num_bytes: int) -> bytes:
         buffer = bytearray(num_bytes)

@@ -23,11 +23,12 @@ from geo_ray.storage.folders import (
     PartSource,
     PartTarget,
     Root,
+    S3Folder,
     S3Root,
     bucket_at,
 )
 from geo_ray.storage.manifest import PartInfo, region_of
-from geo_ray.storage.uri import is_s3
+from geo_ray.storage.uri import is_s3, local_path, parse_s3
 
 
 class PartFolder(PartSource, PartTarget, Protocol):
@@ -206,6 +207,20 @@ class RegionRoot:
         """See `Root.sweep`."""
         for root in (self._main, *self._regions.values()):
             root.sweep(is_left)
+
+
+def folder_at(address: str) -> Folder:
+    """Return the folder at an address: a directory, ``file:///dir``, or ``s3://bucket/prefix?...``.
+
+    Nothing is contacted or created yet.
+
+    Raises:
+        StoreError: the address is invalid or contains credentials.
+    """
+    if not is_s3(address):
+        return LocalFolder(local_path(address))
+    prefix = parse_s3(address).prefix
+    return S3Folder(address, f"{prefix}/" if prefix else "")
 
 
 def _root_at(address: str) -> Root:

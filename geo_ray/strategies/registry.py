@@ -22,6 +22,8 @@ STRATEGIES: Final = Plugins[type[Strategy]](
         "diloco": "geo_ray.strategies.diloco:DiLoCo",
         "diloco_streaming": "geo_ray.strategies.diloco_streaming:DiLoCoStreaming",
         "diloco_eager": "geo_ray.strategies.diloco_eager:DiLoCoEager",
+        "muloco": "geo_ray.strategies.muloco:MuLoCo",
+        "cocodc": "geo_ray.strategies.cocodc:CoCoDC",
         "one_step_delay": "geo_ray.strategies.one_step_delay:OneStepDelay",
         "decoupled": "geo_ray.strategies.decoupled:Decoupled",
         "fedasync": "geo_ray.strategies.fedasync:FedAsync",

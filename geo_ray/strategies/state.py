@@ -41,10 +41,11 @@ class Update:
 
     Attributes:
         region: the sender.
-        payload_P: fp32 vector; its meaning is the strategy's.
+        payload_P: fp32 vector, decoded; its meaning is the strategy's. It is valid until the update
+            is answered, so keep a copy.
         num_samples: rows behind this update; its weight in a mean by samples.
         lag: versions that the averager has committed since the one that the sender knew.
-        final: the sender has finished training; the last exchange leaves all regions equal.
+        final: the sender has finished training; all regions must be equal after this update.
         fragment: index of the part of the model, for strategies that send parts.
         steps: local steps behind this update.
         step_s: recent duration of one of them in seconds; 0 if not measured.
@@ -83,7 +84,9 @@ class Reply:
             differential transmission; None: as configured.
         dropped: the update was discarded: its content is sent again with the next one.
         continues: training continues after this answer to a final update, because only the members
-            change; another final update follows. Set by the averager.
+            change; another final update follows. Clear what a final update leaves behind. Set by
+            the averager.
+        next_fragment: fragment of the receiver's next update, if the strategy chooses it here.
     """
 
     to: str
@@ -96,6 +99,7 @@ class Reply:
     reliable: float | None = None
     dropped: bool = False
     continues: bool = False
+    next_fragment: int = 0
 
     @classmethod
     def answering(cls, update: Update, payload_P: Tensor) -> Reply:
@@ -168,6 +172,7 @@ class AveragerState:
             belong to the region and leave with it.
         numbers: strategy's plain numbers, by the same rules.
         version: number of commits: updates taken in, or rounds for strategies that work in rounds.
+            `answer_all` increments it; other code must do so itself.
         waiting: updates of the open round by region.
         fragments: position of each fragment of the model, as (start, stop).
         finished: regions whose final update has arrived and is held until those of all have. No
@@ -176,7 +181,8 @@ class AveragerState:
         now_s: time of the present event by the averager's clock.
         wake_s: time of the next `Strategy.on_wake`; None: none.
         allocate: returns memory for a vector of that many fp32 values that is sent to regions, such
-            as the answer of a round. Vectors without references are reused.
+            as the answer of a round. Their content is arbitrary. Vectors without references are
+            reused.
         data_rows: rows of every region's training data, from the manifest; sites that share a
             region's rows have equal parts of them. Set when the averager is built, so not in
             checkpoints. Empty if unknown (a strategy in a test).

@@ -52,6 +52,7 @@ class ExchangeTraits:
         every: steps between exchanges when nothing is late. A slow link, or a request of the
             averager, may increase them. Not an integer if rounded from exchange to exchange.
         fragments: number of parts of the model that are sent one at a time.
+        in_turn: whether the parts are sent in turn; if false, a payload is as large as its part.
         last: see `LastExchange`. The last exchange has the whole model.
         hidden_steps: steps that hide an exchange where training waits only for a late one; None:
             those until the next one.
@@ -68,6 +69,7 @@ class ExchangeTraits:
     every: float
     last: LastExchange
     fragments: int = 1
+    in_turn: bool = True
     hidden_steps: float | None = None
     by_speed: bool = False
     interval: int | None = None
@@ -117,6 +119,7 @@ class RegionTraits:
             knows); None: the region's own parameters.
         rate_key: configuration key of the learning rate that the strategy uses.
         needs_codec: kind of codec for updates that the strategy requires; None: any or none.
+        needs_optimizer: kind of inner optimizer that the strategy requires; None: any.
         unsent: tensors of `RegionState.memory` with content that a region has yet to send, even
             when all regions are equal; a joining region clears its copies.
     """
@@ -127,6 +130,7 @@ class RegionTraits:
     eval_params: str | None = None
     rate_key: str = "optimizer.lr"
     needs_codec: str | None = None
+    needs_optimizer: str | None = None
     unsent: tuple[str, ...] = ()
 
 

@@ -211,6 +211,14 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     },
     "step_refused": {"region": _text, "step": _whole, "cause": _text},
     "state_changed": {"region": _text, "step": _whole, "how": _text, "names": _text},
+    "device": {  # the GPU of a worker
+        "region": _text,
+        "worker": _name,
+        "device": _text,
+        "share": _number,
+        "peak_bytes": _whole,
+        "total_bytes": _whole,
+    },
     "noise": {
         "region": _or_null(_text),  # null: of all regions together
         "step": _whole,
@@ -281,7 +289,11 @@ OPTIONAL_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "codec": _table(_or_null(_text)),
         "startup_s": _number,
         "cause": _or_null(_text),
+        "tokens_per_row": _number,
+        "flops_per_row": _number,
+        "flops_estimated": _flag,
     },
+    "step": {"learning_rate": _number},  # of the inner optimizer; null: it made no step
     "exchange": {"bytes_before": _or_null(_whole), "held_s": _number},
     "eval": {"final": _flag},
 }

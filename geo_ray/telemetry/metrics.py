@@ -42,7 +42,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "geo_ray_wan_bytes",
         "counter",
-        "Bytes between regions; direction is out or in as the region sees it.",
+        "Bytes between regions. Every byte counts twice, with direction `out` in the sending and "
+        "`in` in the receiving region: add up one direction only.",
         _WAN_TAGS,
     ),
     MetricSpec("geo_ray_exchanges_count", "counter", "Answered updates."),

@@ -472,6 +472,12 @@ def _facts(run: RunRecord, started: Event, summary: Summary | None) -> str:
     return f'<dl class="facts">{facts}</dl>'
 
 
+def _tokens(tokens_per_s: float | None) -> list[tuple[str, str]]:
+    if tokens_per_s is None:
+        return []
+    return [("tokens per second", number_text(round(tokens_per_s, 1)))]
+
+
 def _values(run: RunRecord, started: Event, summary: Summary | None) -> list[tuple[str, str]]:
     totals = run.totals
     per_s = totals.samples / totals.elapsed_s if totals.elapsed_s > 0 else 0.0
@@ -480,6 +486,7 @@ def _values(run: RunRecord, started: Event, summary: Summary | None) -> list[tup
         ("steps", f"{totals.steps:,}"),
         ("samples", f"{totals.samples:,}"),
         ("samples per second", number_text(round(per_s, 1))),
+        *_tokens(totals.throughput.tokens_per_s(per_s)),
         ("WAN", bytes_text(sum(totals.wan.by_class().values()))),
         ("rounds", f"{len(totals.rounds):,}"),
         ("seed", str(started["seed"])),

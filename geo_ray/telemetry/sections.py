@@ -23,16 +23,29 @@ from geo_ray.telemetry.columns import RegionRecord, RunRecord
 from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.html_page import empty_note, section, table
 from geo_ray.telemetry.summary import TOTAL, Cost, CostRow, error_text, value_text
+from geo_ray.telemetry.throughput import memory_text, mfu_text
 from geo_ray.telemetry.view import MachinesView
 
 MAX_ROWS = 200  # of a table of single events or links
+_MFU_NOTE: Final = (
+    "MFU is estimated: 6 operations per parameter and token, 4 for frozen parameters; peak of the "
+    "GPU in bfloat16."
+)
 
 
 def regions_section(run: RunRecord) -> str:
-    """Give a row of totals per region."""
+    """Give a row of totals per region; speeds are means over its compute and waiting."""
     rows = []
-    for name, region in run.totals.regions.items():
-        busy_s = region.compute_s + region.wait_s
+    throughput, regions = run.totals.throughput, run.totals.regions
+    busy = {name: each.compute_s + each.wait_s for name, each in regions.items()}
+    speeds = {n: regions[n].steps.samples / busy_s for n, busy_s in busy.items() if busy_s > 0}
+    utilised = {name: throughput.mfu({name: each}) for name, each in speeds.items()}
+    has_tokens = throughput.tokens_per_row is not None
+    has_mfu = any(each is not None for each in utilised.values())
+    has_memory = any(throughput.memory(name) is not None for name in regions)
+    for name, region in regions.items():
+        busy_s = busy[name]
+        tokens_per_s = throughput.tokens_per_s(speeds[name]) if name in speeds else None
         rows.append(
             [
                 escape(name),
@@ -42,15 +55,19 @@ def regions_section(run: RunRecord) -> str:
                 duration_text(region.compute_s),
                 duration_text(region.wait_s),
                 f"{region.wait_s / busy_s:.0%}" if busy_s > 0 else "-",
+                *([number_text(tokens_per_s and round(tokens_per_s, 1))] * has_tokens),
+                *([mfu_text(utilised.get(name))] * has_mfu),
+                *([memory_text(throughput.memory(name))] * has_memory),
                 bytes_text(run.totals.wan.bytes_sent(name)),
                 bytes_text(run.totals.wan.bytes_received(name)),
                 f"{region.fault_count:,}",
             ]
         )
     headings = ["region", "steps", "samples", "loss at the end", "compute", "waiting"]
-    return section(
-        "Regions", table([*headings, "time waiting", "WAN sent", "WAN received", "faults"], rows)
-    )
+    headings += ["time waiting", *["tokens/s"] * has_tokens]
+    headings += ["MFU"] * has_mfu + ["GPU memory"] * has_memory
+    note = _MFU_NOTE if has_mfu and throughput.estimated else ""
+    return section("Regions", table([*headings, "WAN sent", "WAN received", "faults"], rows), note)
 
 
 def wan_section(run: RunRecord) -> str:

@@ -27,6 +27,7 @@ from geo_ray.base.text import (
 )
 from geo_ray.telemetry.events import FAULT_KINDS, REPAIR_KINDS, Event
 from geo_ray.telemetry.summary import Target
+from geo_ray.telemetry.throughput import Throughput, memory_text, speed_texts
 from geo_ray.telemetry.totals import LinkTotals, Rate, RegionTotals, RunTotals
 
 _WITHOUT_STEPS: Final = (
@@ -74,12 +75,31 @@ class RegionStatus(StrictModel):
     loss: float | None = Field(description="mean of its newest 20 steps; null before the first")
     samples: int = Field(description="samples of steps that were not repeated")
     samples_per_s: float = Field(description="samples per second over its last 10 s")
+    tokens_per_s: float | None = Field(
+        default=None, description="tokens per second; null if the task states no tokens_per_row"
+    )
+    mfu: float | None = Field(
+        default=None,
+        description="operations that its model needs per second, over the peak of its GPUs; null "
+        "if either is unknown",
+    )
+    device_bytes: int | None = Field(
+        default=None, description="largest memory of a worker on its GPU; null without a GPU"
+    )
+    device_total_bytes: int | None = Field(default=None, description="memory of that GPU")
     workers_lost: int = Field(description="number of worker deaths")
 
     @property
     def has_speed(self) -> bool:
         """Whether its samples per second are known."""
         return self.state not in _WITHOUT_STEPS
+
+    @property
+    def memory(self) -> tuple[int, int] | None:
+        """Largest memory of a worker on its GPU, and the memory of the GPU."""
+        if self.device_bytes is None or self.device_total_bytes is None:
+            return None
+        return self.device_bytes, self.device_total_bytes
 
 
 class CheckpointStatus(StrictModel):
@@ -131,6 +151,15 @@ class RunStatus(ShownModel):
     loss: float | None = Field(default=None, description="mean over regions, weighted by samples")
     samples_per_s: float = Field(
         default=0.0, description="samples per second of all members, over the last 10 s"
+    )
+    tokens_per_s: float | None = Field(
+        default=None, description="tokens per second of all members; null if unknown"
+    )
+    mfu: float | None = Field(
+        default=None, description="utilisation of the GPUs of all members; null if unknown"
+    )
+    mfu_is_estimated: bool = Field(
+        default=False, description="whether operations are estimated from the parameters"
     )
     left_s: float | None = Field(
         default=None, description="remaining seconds, estimated from the slowest member"
@@ -475,6 +504,9 @@ class StatusFold:
             state = on_the_way
         is_there = unseen is None and cause is None and state not in _AWAY
         loss = totals.steps.end_loss(_NEWEST)
+        samples_per_s = now.rates.samples.per_s(now_s) if is_there else 0.0
+        throughput = self.totals.throughput
+        memory = throughput.memory(name)
         return RegionStatus(
             name=name,
             state=state if cause is None else "lost",
@@ -484,7 +516,11 @@ class StatusFold:
             exchanges=totals.exchanges,
             loss=loss if math.isfinite(loss) else None,
             samples=totals.steps.samples,
-            samples_per_s=now.rates.samples.per_s(now_s) if is_there else 0.0,
+            samples_per_s=samples_per_s,
+            tokens_per_s=throughput.tokens_per_s(samples_per_s) if is_there else None,
+            mfu=throughput.mfu({name: samples_per_s}) if is_there else None,
+            device_bytes=None if memory is None else memory[0],
+            device_total_bytes=None if memory is None else memory[1],
             workers_lost=totals.faults["worker_lost"],
         )
 
@@ -498,6 +534,17 @@ def mean_loss(regions: tuple[RegionStatus, ...]) -> float | None:
     ]
     weight = sum(samples for _, samples in known)
     return sum(loss * samples for loss, samples in known) / weight if weight > 0 else None
+
+
+def speed_of(
+    regions: tuple[RegionStatus, ...], throughput: Throughput
+) -> tuple[float | None, float | None]:
+    """Return tokens per second and utilisation of the members that are training together."""
+    samples_per_s = {each.name: each.samples_per_s for each in regions if each.has_speed}
+    if not samples_per_s:
+        return None, None
+    total = sum(samples_per_s.values())
+    return throughput.tokens_per_s(total), throughput.mfu(samples_per_s)
 
 
 def left_s(regions: tuple[RegionStatus, ...]) -> float | None:
@@ -582,6 +629,9 @@ def _region(region: RegionStatus) -> str:
     parts = [steps, counted(region.exchanges, "exchange"), f"loss {number_text(region.loss)}"]
     if region.has_speed:
         parts.append(f"{number_text(region.samples_per_s)} samples/s")
+        parts += speed_texts(region.tokens_per_s, region.mfu)
+    if region.memory is not None:
+        parts.append(f"GPU memory {memory_text(region.memory)}")
     if region.workers_lost:
         parts.append(f"{counted(region.workers_lost, 'worker')} lost")
     return f"{region.name}: {', '.join(parts)}, {region.state}"
@@ -591,6 +641,7 @@ def _training(status: RunStatus) -> str:
     parts = [f"loss {number_text(status.loss)}"]
     if status.is_going is not False and any(region.has_speed for region in status.regions):
         parts.append(f"{number_text(status.samples_per_s)} samples/s")
+        parts += speed_texts(status.tokens_per_s, status.mfu, estimated=status.mfu_is_estimated)
     if status.round is not None:
         parts.append(f"round {status.round:,}")
     if len(status.regions) > 1 and status.averager is not None:

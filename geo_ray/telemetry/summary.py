@@ -202,38 +202,53 @@ class Summary(ShownModel):
     strategy: str = Field(description="name of the synchronisation strategy")
     seed: int = Field(description="seed of the run")
     steps: int = Field(description="highest step that any region applied")
-    samples: int = Field(description="training samples over all regions, without repeated steps")
-    seconds: float = Field(description="time of the newest event; virtual time if simulated")
+    samples: int = Field(description="training samples of all regions; repeated work counts once")
+    seconds: float = Field(
+        description="time of the newest event since the start (virtual in a simulation), with "
+        "pauses and automatic restarts, without the time between the end of a run and `--resume`"
+    )
     startup_s: float | None = Field(
-        default=None, description="seconds from the command to the start of the run"
+        default=None, description="seconds from the command to the start of training"
     )
     time_to_target_s: float | None = Field(
         default=None,
-        description="seconds until the target was first reached; null if not reached, or no target",
+        description="seconds until all regions together first reached the target; null if they did "
+        "not, or without target",
     )
-    wan_bytes: dict[str, int] = Field(description="bytes between regions, by class")
+    wan_bytes: dict[str, int] = Field(
+        description="bytes between regions by class; repeated bytes count again"
+    )
     codec: dict[str, str] = Field(
         default={},
         description="codecs by direction, up and down; directions without a codec are omitted",
     )
     payload_bytes: dict[str, int] | None = Field(
         default=None,
-        description="payloads between regions, before and after coding; null without codecs",
+        description="payloads of all exchanges, also of the averager's region, `before` and "
+        "`after` coding; null without codecs",
     )
     rounds: int = Field(description="number of distinct rounds")
-    usd: float | None = Field(default=None, description="cost in US dollars; null without prices")
+    usd: float | None = Field(
+        default=None,
+        description="cost at the prices of the plan; null without a plan or if a price is missing",
+    )
     eval: dict[str, float | None] = Field(
         description="newest metrics over all regions; null if not finite"
     )
     best: Best | None = Field(
-        default=None, description="the best evaluated model; null without train.keep_best"
+        default=None,
+        description="best evaluated model with `train.keep_best`: metric, value, step, region",
     )
     noise: dict[str, float | None] | None = Field(
         default=None,
-        description="newest gradient noise: grad_sq, trace and b_simple; null if not measured",
+        description="newest gradient noise: `grad_sq`, `trace`, and their quotient `b_simple` "
+        "(null while noise hides the gradient); null if not measured",
     )
     digest: str | None = Field(default=None, description="digest of the final parameters")
-    faults: dict[str, int] = Field(description="number of faults by kind")
+    faults: dict[str, int] = Field(
+        description="counts of `worker_lost`, `worker_replaced`, `step_refused`, "
+        "`bridge_replaced`, `region_lost`, `state_changed`"
+    )
 
     def view(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
         """See `ShownModel.view`."""

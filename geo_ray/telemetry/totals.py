@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from geo_ray.telemetry.events import FAULT_KINDS, REPAIR_KINDS, Event
+from geo_ray.telemetry.throughput import Throughput
 
 Link = tuple[str, str]  # (source region, destination region)
 
@@ -206,6 +207,7 @@ class RunTotals:
     newest_eval: Event | None = None  # combined over regions
     best: Event | None = None  # newest `best_kept` of this configuration
     noise: dict[str | None, Event] = field(default_factory=dict)  # newest by region; None: all
+    throughput: Throughput = field(default_factory=Throughput)
     stop_cause: str | None = None
     elapsed_s: float = 0.0
     _leader: str | None = None  # the averager's region
@@ -219,6 +221,7 @@ class RunTotals:
     def feed(self, event: Event) -> None:
         """Take the next event."""
         self.elapsed_s = max(self.elapsed_s, event.t_s)
+        self.throughput.feed(event)
         match event.kind:
             case "run_started":
                 self._start(event)

@@ -35,6 +35,8 @@ from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.scheduler.queue.state import JOB
 from geo_ray.sweep.search_config import TuningConfig
 from geo_ray.telemetry.events import EVENT_FIELDS, OPTIONAL_FIELDS
+from geo_ray.telemetry.metrics import METRICS
+from geo_ray.telemetry.summary import Summary
 
 _WRITTEN: Final = "<!-- Written by geo_ray/testing/reference_pages.py. -->"
 
@@ -73,6 +75,9 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "startup_s": "seconds from the command to the start of training",
             "resumed_step": "largest step of a region in the checkpoint; only if resumed",
             "cause": "why a resumed run started new processes instead of keeping the old ones",
+            "tokens_per_row": "tokens of a row, if the task states them",
+            "flops_per_row": "floating-point operations of forward and backward pass over a row",
+            "flops_estimated": "true if `flops_per_row` is estimated from the parameters",
         },
     ),
     "step": (
@@ -83,6 +88,7 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "compute_s": "seconds of computing",
             "wait_s": "seconds of waiting",
             "start_s": "when computing began",
+            "learning_rate": "of the inner optimizer's newest step; null: it made none",
         },
     ),
     "exchange": (
@@ -162,6 +168,15 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "`unfrozen` or `frozen`: `requires_grad` changed after the start, which does not "
             "change what is trained",
             "names": "names of the tensors",
+        },
+    ),
+    "device": (
+        "The GPU of a worker, and its memory: after the first step, and when its peak grows.",
+        {
+            "device": "name of the GPU",
+            "share": "fraction of the GPU that the worker has",
+            "peak_bytes": "largest memory that PyTorch allocated",
+            "total_bytes": "memory of the GPU",
         },
     ),
     "noise": (
@@ -515,13 +530,121 @@ On the documentation site, this page has the signature and description of each n
 """
 
 
+_MODULES_HEAD: Final = """\
+`help(geo_ray.api.certs)` shows signatures and results, and likewise for the others.
+
+| module | names | command |
+|---|---|---|"""
+MODULES: Final[tuple[tuple[str, str, str], ...]] = (
+    # module, its public names, the commands that do the same
+    ("geo_ray.api.config", "init_project config_schema", "geo-ray init, geo-ray config"),
+    (
+        "geo_ray.api.check",
+        "check check_run PromiseCheck RunCheck",
+        "geo-ray check, geo-ray train --dry-run",
+    ),
+    (
+        "geo_ray.api.data",
+        "inspect_data data_stats merge_data_stats check_data merge_data SourceFiles "
+        "WantedStatistics RegionData DataCheck DataSurvey DataStatistics",
+        "geo-ray data",
+    ),
+    ("geo_ray.api.status", "follow_status change_members", "geo-ray status, geo-ray members"),
+    ("geo_ray.api.live", "follow_view export_events LivePage", "geo-ray watch, geo-ray events"),
+    (
+        "geo_ray.api.plan",
+        "replan PlanInputs ProfileGrid PlanResult ProfileResult",
+        "geo-ray plan, geo-ray profile",
+    ),
+    (
+        "geo_ray.api.compare",
+        "profile_loss LossGrid ComparisonResult LossProfileResult",
+        "geo-ray compare, geo-ray profile --loss",
+    ),
+    ("geo_ray.api.tune", "TuningResult", "geo-ray tune"),
+    ("geo_ray.api.prices", "prices refresh_prices PriceList PriceRefresh", "geo-ray prices"),
+    ("geo_ray.api.probe", "probe probe_host serve_probes ProbeResult", "geo-ray probe"),
+    (
+        "geo_ray.api.certs",
+        "init_certs issue_cert certs renew_certs renew_ca revoke_cert rotate_ca CertificateList",
+        "geo-ray certs",
+    ),
+    (
+        "geo_ray.api.clusters",
+        "up_offer cluster_status inventory UpCluster Inventory",
+        "geo-ray up --dry-run, geo-ray status, geo-ray inventory",
+    ),
+    (
+        "geo_ray.api.queue",
+        "start_queue stop_queue submit_job cancel_job move_job queue_report save_queue_page "
+        "load_queue names_queue new_queue_token QueueUser QueueAnswer",
+        "geo-ray queue",
+    ),
+    ("geo_ray.api.schedule", "schedule ScheduleResult", "geo-ray schedule"),
+    ("geo_ray.api.program", "training_program price_program TrainingNode", "geo-ray program"),
+    ("geo_ray.api.display", "Table", ""),
+    ("geo_ray.data.tasks.groups", "ParameterGroup undecayed", ""),
+    ("geo_ray.data.packing", "pack pack_stream write_packed packed_types PackedRows IGNORE", ""),
+    ("geo_ray.data.files.options", "ReadOptions", ""),
+    (
+        "geo_ray.program.graph",
+        "Program ProgramNode NodeGroup NodeHandle NodeRestarts load_program",
+        "",
+    ),
+    ("geo_ray.program.run", "run_program", "geo-ray program"),
+    ("geo_ray.program.calls", "batched_handler gathered", ""),
+    ("geo_ray.program.clock", "here", ""),
+    ("geo_ray.program.result", "ProgramResult", ""),
+    ("geo_ray.transport.emulation", "LinkSpec", ""),
+    ("geo_ray.transport.probe.hosts", "ProbeAddress ProbeSide", ""),
+    ("geo_ray.transport.probe.plan", "ProbePlan", ""),
+    ("geo_ray.lab.lab", "Lab", "geo-ray lab"),
+    ("geo_ray.scheduler.queue.config", "QueueConfig", ""),
+    ("geo_ray.scheduler.queue.job_spec", "JobHints JobValue ValueChange", ""),
+    ("geo_ray.scheduler.queue.report", "QueueReport", ""),
+    ("geo_ray.cloud.cluster.offer", "ClusterOffer", ""),
+    ("geo_ray.cloud.cluster.status", "ClusterReport", ""),
+    ("geo_ray.cloud.cluster.down", "EndedCluster", ""),
+    ("geo_ray.telemetry.status", "RunStatus", ""),
+    ("geo_ray.telemetry.summary", "Summary", ""),
+    ("geo_ray.base.errors", "InterruptedRunError", ""),
+)
+"""Public modules and their names that `geo_ray` does not export."""
+
+
 def _python() -> str:
     parts = [_WRITTEN, "", _PYTHON_HEAD]
     for name in sorted(set(geo_ray.__all__) - {"__version__"}, key=str.lower):
         found = getattr(geo_ray, name)
         where = f"{found.__module__}.{found.__qualname__}"
         parts += [f"## geo_ray.{name}", "", f"::: {where}", ""]
+    parts += ["## Other public modules", "", _MODULES_HEAD]
+    for module, names, commands in MODULES:
+        quoted = ", ".join(f"`{name}`" for name in names.split())
+        same = ", ".join(f"`{command}`" for command in commands.split(", ") if command)
+        parts.append(f"| `{module}` | {quoted} | {same} |")
+    parts.append("")
     return "\n".join(parts)
+
+
+_OUTPUTS_HEAD: Final = """\
+# Summary and metrics
+
+The content of `summary.json`, and the metrics that a run exports through Ray. [Watch a
+run](../../operations/monitoring.md) and [Export metrics](../../operations/dashboards.md) show how
+to read them.
+"""
+
+
+def _outputs() -> str:
+    parts = [_WRITTEN, "", _OUTPUTS_HEAD, "## Summary", "", "| key | meaning |", "|---|---|"]
+    parts += [f"| `{name}` | {key.description} |" for name, key in Summary.model_fields.items()]
+    parts += ["", "## Metrics", "", "Ray adds the prefix `ray_` and, to counters, `_total`.", ""]
+    parts += ["| name | kind | labels | meaning |", "|---|---|---|---|"]
+    for spec in METRICS:
+        labels = ", ".join(f"`{key}`" for key in spec.tag_keys)
+        parts.append(f"| `{spec.name}` | {spec.kind} | {labels} | {spec.description} |")
+    return "\n".join([*parts, ""])
 
 
 def pages() -> dict[str, str]:
@@ -530,6 +653,7 @@ def pages() -> dict[str, str]:
         "configuration.md": _configuration(),
         "errors.md": errors_page(),
         "events.md": _events(),
+        "outputs.md": _outputs(),
         "python.md": _python(),
         "states.md": _states(),
     }

@@ -30,15 +30,15 @@ from geo_ray.base.user_code import UserClass, find_class, or_meant
 from geo_ray.base.user_section import context
 from geo_ray.codecs.base import Codec, Coded
 from geo_ray.codecs.registry import CODECS
+from geo_ray.data.columns import Column, ColumnType, Ragged
 from geo_ray.data.tasks.base import Columns, SelfContained, Task, num_rows
-from geo_ray.data.tasks.checked_calls import checked_loss, checked_model
+from geo_ray.data.tasks.checked_calls import checked_dataset, checked_loss, checked_model
 from geo_ray.data.tasks.groups import group_runs
 from geo_ray.data.tasks.load import (
     BUILT_IN,
     METHODS,
     TaskConfig,
     load_task,
-    parse_column_type,
 )
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.config import AnyCodec, AnyStrategy
@@ -260,16 +260,23 @@ def _chosen(checks: Checks[T], promises: Collection[str] | None) -> Checks[T]:
 _ROWS: Final = 8
 _SEED: Final = 3
 _RATE: Final = 0.01
+_RAGGED_ROWS: Final = {"string": "abcdefgh", "bytes": b"abcdefgh", "list": [1, 0] * 4}
 
 
 def _rows(task: Task) -> Columns:
     """Return a few rows: the task's own, or random ones of its columns."""
     if isinstance(task, SelfContained):
-        return {name: column[:_ROWS] for name, column in task.dataset(_SEED).train.items()}
+        train = checked_dataset(task, _SEED).train
+        return {name: column[:_ROWS] for name, column in train.items()}
     chance = np.random.default_rng(_SEED)
-    found = {}
+    found: dict[str, Column] = {}
     for name, text in task.columns.items():
-        kind = parse_column_type(text)
+        kind = ColumnType.parse(text, name)
+        if kind.ragged is not None:
+            found[name] = Ragged.of(
+                text, [_RAGGED_ROWS[kind.ragged][: n + 1] for n in range(_ROWS)]
+            )
+            continue
         shape = (_ROWS,) if kind.length is None else (_ROWS, kind.length)
         whole = chance.integers(0, 2, shape)
         found[name] = (chance.normal(size=shape) if kind.dtype.kind == "f" else whole).astype(

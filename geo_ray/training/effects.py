@@ -77,6 +77,8 @@ class StepDone:
         compute_s: of the slowest worker.
         refused: why gradients were, if some were.
         noise: if the gradients were measured.
+        learning_rate: of the newest step of the inner optimizer, the workers' or the server's;
+            None if there was none.
     """
 
     step: int
@@ -85,6 +87,7 @@ class StepDone:
     compute_s: float
     refused: tuple[str, ...] = ()
     noise: NoiseReading | None = None
+    learning_rate: float | None = None
 
     def event(self, start_s: float, before_s: float, now_s: float) -> dict[str, Any]:
         """Return the event of the step.
@@ -99,6 +102,7 @@ class StepDone:
             "compute_s": self.compute_s,
             "wait_s": max(0.0, now_s - before_s - self.compute_s),
             "start_s": start_s,
+            "learning_rate": self.learning_rate,
         }
 
     @classmethod
@@ -109,13 +113,25 @@ class StepDone:
         reports: Iterable[StepReport],
         compute_s: float,
         noise: NoiseReading | None,
+        learning_rate: float | None = None,
     ) -> StepDone:
-        """Summarize the pushes of a step."""
+        """Summarize the pushes of a step.
+
+        Args:
+            step: its number.
+            samples: rows in it.
+            reports: pushes of the workers.
+            compute_s: of the slowest worker.
+            noise: if the gradients were measured.
+            learning_rate: of the server's optimizer; that of workers comes first.
+        """
         pushes = list(reports)
+        rates = [each.learning_rate for each in pushes if each.learning_rate is not None]
+        learning_rate = max(rates, default=learning_rate)
         used = [(r.loss or 0.0, r.span.count) for r in pushes if not r.refused]
         loss = sum(value * n for value, n in used) / samples if samples else None
         refused = tuple(report.refused for report in pushes if report.refused)
-        return cls(step, samples, loss, compute_s, refused, noise)
+        return cls(step, samples, loss, compute_s, refused, noise, learning_rate)
 
 
 @dataclass(frozen=True, slots=True)

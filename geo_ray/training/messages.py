@@ -147,6 +147,7 @@ class ReplyMessage:
             barrier.
         barrier: membership change that this answer completes; None: no change.
         view: generation of the view in which the answer was given; 0: the first.
+        next_fragment: fragment of the receiver's next update, if the strategy chooses it.
     """
 
     to: str
@@ -175,6 +176,7 @@ class ReplyMessage:
     flush: bool = False
     barrier: Barrier | None = None
     view: int = 0
+    next_fragment: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -204,6 +206,7 @@ class ReplyMessage:
             reliable=reply.reliable,
             own=own,
             dropped=reply.dropped,
+            next_fragment=reply.next_fragment,
         )
 
     def content(self) -> Reply:
@@ -219,6 +222,7 @@ class ReplyMessage:
             self.reliable,
             self.dropped,
             continues=self.barrier is not None,
+            next_fragment=self.next_fragment,
         )
 
 

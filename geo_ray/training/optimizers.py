@@ -2,20 +2,31 @@
 
 The functions behind torch's optimizers are called directly with state kept here: the first
 `torch.optim` object of a process would import PyTorch's compiler (820 modules). Each optimizer
-counts its own steps, so a resumed run continues on its curve. Cosine decay: Loshchilov and
-Hutter, "SGDR" (2017), without restarts.
+counts its own steps, so a resumed run continues on its curve.
+
+`muon` and `adafactor` step whole parameters, of which they need the shapes: the model must not be
+split into shards. The others step each element alone, with the same bits however the model is
+split.
+
+Source: cosine decay of Loshchilov and Hutter, "SGDR" (2017), without restarts; warmup-stable-decay
+of MiniCPM (arXiv 2404.06395), here with a linear decay; Lion (arXiv 2302.06675); Muon (K. Jordan,
+2024, as in `torch.optim.Muon`; scales of arXiv 2502.16982 and 2505.23725); Adafactor (arXiv
+1804.04235, as in `torch.optim.Adafactor`).
+
+Shape legend: S = elements of the slice; M, N = rows and columns of one parameter.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
+from torch.optim._adafactor import adafactor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
@@ -27,14 +38,23 @@ from geo_ray.training.parameters import GroupPiece
 class RateSchedule(StrictModel):
     """Linear warm-up to the rate of the optimizer, then decay to a fraction of it."""
 
-    kind: Literal["constant", "linear", "cosine"] = Field(
-        "cosine", description="shape of the decay"
+    kind: Literal["constant", "linear", "cosine", "wsd"] = Field(
+        "cosine", description="shape of the decay; wsd: constant, then linear in `decay_steps`"
     )
     warmup_steps: int = Field(0, ge=0, description="steps until the full rate")
     steps: int | None = Field(
         None, ge=1, description="steps until the last fraction; null: all steps of the run"
     )
     last: float = Field(0.1, ge=0, le=1, description="fraction of the rate at the end")
+    decay_steps: int | None = Field(
+        None, ge=1, description="wsd: steps of the decay at the end; null: a tenth of `steps`"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.decay_steps is not None and self.kind != "wsd":
+            raise ValueError("decay_steps: only the kind wsd has it; remove the key")
+        return self
 
     def factor(self, taken: int) -> float:
         """Return the factor on the rate in the step after ``taken`` steps.
@@ -48,13 +68,21 @@ class RateSchedule(StrictModel):
             return 1.0
         if self.steps is None:
             raise ValueError("a schedule without steps; see RateSchedule.over")
-        done = min(1.0, (taken - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
-        left = 1 - done if self.kind == "linear" else (1 + math.cos(math.pi * done)) / 2
+        first = self.warmup_steps  # of the decay
+        if self.kind == "wsd":
+            length = max(1, self.steps // 10) if self.decay_steps is None else self.decay_steps
+            first = max(first, self.steps - length)
+        done = max(0.0, min(1.0, (taken - first) / max(1, self.steps - first)))
+        left = (1 + math.cos(math.pi * done)) / 2 if self.kind == "cosine" else 1 - done
         return self.last + (1 - self.last) * left
 
     def over(self, steps: int) -> RateSchedule:
         """Return the schedule with a length of ``steps``, unless it has one."""
         return self if self.steps is not None else self.model_copy(update={"steps": steps})
+
+
+State = dict[str, Tensor]
+"""Tensors of an optimizer for one parameter, by name."""
 
 
 @dataclass(slots=True)
@@ -66,15 +94,46 @@ class OptimizerGroup:
         states: tensors of the optimizer by name, for each of them; empty before the first step.
         lr: learning rate.
         weight_decay: its weight decay.
+        pieces: what the vectors are, for optimizers that step whole parameters.
+        rate: ``lr`` as a factor of the configured one.
+        decay: ``weight_decay`` as a factor of the configured one.
     """
 
     params: list[Tensor]
-    states: list[dict[str, Tensor]]
+    states: list[State]
     lr: float
     weight_decay: float
+    pieces: Sequence[GroupPiece] = ()
+    rate: float = 1.0
+    decay: float = 1.0
 
 
-class Sgd(StrictModel):
+class Optimizer(StrictModel):
+    """Base of the ``optimizer`` sections."""
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether a step repeats a fraction of earlier steps."""
+        return False
+
+    @property
+    def needs_whole_parameters(self) -> bool:
+        """Whether a step needs whole parameters and their shapes; else each element is stepped."""
+        return False
+
+    def new_state(self, piece: GroupPiece) -> State:
+        """Return the state of a whole parameter before the first step.
+
+        Only for optimizers that need whole parameters.
+        """
+        raise NotImplementedError
+
+    def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
+        """Make one step with the gradients of the group's parameters, which are read-only."""
+        raise NotImplementedError
+
+
+class Sgd(Optimizer):
     """Plain stochastic gradient descent."""
 
     kind: Literal["sgd"] = "sgd"
@@ -84,17 +143,12 @@ class Sgd(StrictModel):
         None, description="learning rate over time; null: constant"
     )
 
-    @property
-    def has_momentum(self) -> bool:
-        """Whether a step repeats a fraction of earlier steps."""
-        return False
-
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
         """Make one step with the gradients of the group's parameters."""
         _sgd(group, grads, [None] * len(grads), momentum=0.0, nesterov=False)
 
 
-class Momentum(StrictModel):
+class Momentum(Optimizer):
     """SGD with heavy-ball or Nesterov momentum."""
 
     kind: Literal["momentum"] = "momentum"
@@ -122,7 +176,7 @@ class Momentum(StrictModel):
                 state["momentum_buffer"] = buffer
 
 
-class AdamW(StrictModel):
+class AdamW(Optimizer):
     """AdamW (Loshchilov and Hutter, 2019)."""
 
     kind: Literal["adamw"] = "adamw"
@@ -144,25 +198,232 @@ class AdamW(StrictModel):
         """Make one fused step with the gradients of the group's parameters."""
         for param, state in zip(group.params, group.states, strict=True):
             if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
+                state |= _moments(param)
+        _adamw(group, grads, (self.beta1, self.beta2), self.eps)
+
+
+class Lion(Optimizer):
+    """Lion (Chen et al., 2023): steps by the sign of a momentum.
+
+    Its rate is about a tenth of that of AdamW, its decay ten times as large.
+    """
+
+    kind: Literal["lion"] = "lion"
+    lr: float = Field(1e-4, gt=0, le=1e6, description="learning rate: the step of every element")
+    beta1: float = Field(0.9, ge=0, lt=1, description="weight of the momentum in the step")
+    beta2: float = Field(0.99, ge=0, lt=1, description="decay of the momentum")
+    weight_decay: float = Field(0.1, ge=0, description="decoupled weight decay")
+    schedule: RateSchedule | None = Field(
+        None, description="learning rate over time; null: constant"
+    )
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether a step repeats a fraction of earlier steps."""
+        return self.beta1 > 0
+
+    def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
+        """Make one step with the gradients of the group's parameters."""
+        for param, grad, state in zip(group.params, grads, group.states, strict=True):
+            if not state:
                 state["exp_avg"] = torch.zeros_like(param)
-                state["exp_avg_sq"] = torch.zeros_like(param)
-        adamw(
-            group.params,
-            grads,
-            [state["exp_avg"] for state in group.states],
-            [state["exp_avg_sq"] for state in group.states],
-            [],
+            moment = state["exp_avg"]
+            direction = moment.mul(self.beta1).add_(grad, alpha=1 - self.beta1).sign_()
+            param.mul_(1 - group.lr * group.weight_decay).add_(direction, alpha=-group.lr)
+            moment.mul_(self.beta2).add_(grad, alpha=1 - self.beta2)
+
+
+class AdamWOfOthers(StrictModel):
+    """AdamW for the parameters that `muon` does not step as matrices."""
+
+    lr: float | None = Field(
+        None, gt=0, le=1e6, description="learning rate; null: that of the matrices"
+    )
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
+    beta2: float = Field(0.95, ge=0, lt=1, description="decay of the second moment")
+    eps: float = Field(1e-8, gt=0, description="added to the denominator")
+    weight_decay: float | None = Field(
+        None, ge=0, description="decoupled weight decay; null: that of the matrices"
+    )
+
+
+class Muon(Optimizer):
+    """Muon (Jordan, 2024): steps hidden matrices by their orthogonalised momentum.
+
+    Embeddings, the output layer, norms, biases and all other parameters are stepped by AdamW.
+    """
+
+    kind: Literal["muon"] = "muon"
+    lr: float = Field(1e-3, gt=0, le=1e6, description="learning rate")
+    momentum: float = Field(0.95, ge=0, lt=1, description="fraction of the momentum kept per step")
+    nesterov: bool = Field(True, description="look ahead")
+    weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay")
+    scale: Literal["match_rms_adamw", "original", "spectral"] = Field(
+        "match_rms_adamw",
+        description="factor on the rate of a matrix of M rows and N columns: 0.2 sqrt(max(M, N)), "
+        "so that steps are as long as those of AdamW; sqrt(max(1, M/N)); or sqrt(M/N)",
+    )
+    ns_steps: int = Field(5, ge=1, le=99, description="Newton-Schulz iterations")
+    adamw: AdamWOfOthers = Field(
+        AdamWOfOthers(), description="optimizer of all parameters that are no hidden matrices"
+    )
+    schedule: RateSchedule | None = Field(
+        None, description="learning rate over time; null: constant"
+    )
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether a step repeats a fraction of earlier steps."""
+        return self.momentum > 0
+
+    @property
+    def needs_whole_parameters(self) -> bool:
+        """See `Optimizer.needs_whole_parameters`."""
+        return True
+
+    def new_state(self, piece: GroupPiece) -> State:
+        """Return one momentum for a matrix, the moments of AdamW for another parameter."""
+        vector = torch.zeros(piece.stop - piece.start)
+        return {"momentum_buffer": vector} if piece.hidden else _moments(vector)
+
+    def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
+        """Make one step with the gradients of the group's parameters."""
+        others: list[Tensor] = []
+        rate = group.rate * (self.lr if self.adamw.lr is None else self.adamw.lr)
+        decay = self.weight_decay if self.adamw.weight_decay is None else self.adamw.weight_decay
+        rest = OptimizerGroup([], [], rate, group.decay * decay)
+        parts = zip(group.params, grads, group.states, group.pieces, strict=True)
+        for param, grad, state, piece in parts:
+            if not piece.hidden:
+                rest.params.append(param)
+                rest.states.append(state)
+                others.append(grad)
+                continue
+            moment_MN = state["momentum_buffer"].view(piece.shape)
+            grad_MN = grad.view(piece.shape)
+            moment_MN.mul_(self.momentum).add_(grad_MN)
+            ahead_MN = grad_MN.add(moment_MN, alpha=self.momentum) if self.nesterov else moment_MN
+            step_MN = orthogonalised(ahead_MN, self.ns_steps)
+            param.mul_(1 - group.lr * group.weight_decay)
+            param.view(piece.shape).add_(step_MN, alpha=-group.lr * self._factor(*piece.shape))
+        if others:
+            _adamw(rest, others, (self.adamw.beta1, self.adamw.beta2), self.adamw.eps)
+
+    def _factor(self, rows: int, columns: int) -> float:
+        if self.scale == "match_rms_adamw":
+            return 0.2 * math.sqrt(max(rows, columns))
+        ratio = rows / columns
+        return math.sqrt(max(1.0, ratio) if self.scale == "original" else ratio)
+
+
+_QUINTIC: Final = (3.4445, -4.7750, 2.0315)  # Jordan's: the steepest at 0
+_LEAST_NORM: Final = 1e-7
+
+
+def orthogonalised(x_MN: Tensor, steps: int) -> Tensor:
+    """Return ``U S V^T`` of a matrix ``U D V^T`` with all of S near 1: from 0.7 to 1.2.
+
+    Newton-Schulz iterations in the precision of the matrix. They are matrix products, and much
+    faster than a singular value decomposition.
+
+    Args:
+        x_MN: matrix; a zero matrix stays one.
+        steps: iterations.
+    """
+    a, b, c = _QUINTIC
+    is_tall = x_MN.shape[0] > x_MN.shape[1]
+    x = x_MN.T if is_tall else x_MN
+    x = x / x.norm().clamp(min=_LEAST_NORM)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if is_tall else x
+
+
+class Adafactor(Optimizer):
+    """Adafactor (Shazeer and Stern, 2018): its state are the means of rows and columns."""
+
+    kind: Literal["adafactor"] = "adafactor"
+    lr: float = Field(
+        1e-2, gt=0, le=1e6, description="largest step relative to the size of a parameter"
+    )
+    beta2_decay: float = Field(
+        -0.8, lt=0, ge=-1, description="exponent of the steps in the weight of the newest square"
+    )
+    eps1: float | None = Field(
+        None, gt=0, description="least second moment, as its root; null: that of the number format"
+    )
+    eps2: float = Field(1e-3, ge=0, description="least size of a parameter, for the step")
+    clip_rms: float = Field(
+        1.0, ge=1, description="largest root mean square of a step before the rate"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
+    schedule: RateSchedule | None = Field(
+        None, description="learning rate over time; null: constant"
+    )
+
+    @property
+    def needs_whole_parameters(self) -> bool:
+        """See `Optimizer.needs_whole_parameters`."""
+        return True
+
+    def new_state(self, piece: GroupPiece) -> State:
+        """Return the means of squares: by row and column for a matrix, else by element."""
+        like = torch.zeros(piece.stop - piece.start).view(piece.shape)
+        step = torch.zeros((), dtype=torch.float32)
+        if like.dim() == 1:
+            return {"step": step, "variance": like}
+        rows, columns = like[..., :1].clone(), like[..., :1, :].clone()
+        return {"step": step, "row_var": rows, "col_var": columns}
+
+    def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
+        """Make one step with the gradients of the group's parameters."""
+        shapes = [piece.shape for piece in group.pieces]
+        adafactor(
+            [param.view(shape) for param, shape in zip(group.params, shapes, strict=True)],
+            [grad.view(shape) for grad, shape in zip(grads, shapes, strict=True)],
+            [state.get("row_var") for state in group.states],
+            [state.get("col_var") for state in group.states],
+            [state.get("variance") for state in group.states],
             [state["step"] for state in group.states],
-            fused=True,
-            amsgrad=False,
-            beta1=self.beta1,
-            beta2=self.beta2,
+            foreach=False,
+            d=self.clip_rms,
             lr=group.lr,
+            beta2_decay=self.beta2_decay,
             weight_decay=group.weight_decay,
-            eps=self.eps,
+            eps1=torch.finfo(torch.float32).eps if self.eps1 is None else self.eps1,
+            eps2=self.eps2,
             maximize=False,
         )
+
+
+def _moments(param: Tensor) -> State:
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=param.device),
+        "exp_avg": torch.zeros_like(param),
+        "exp_avg_sq": torch.zeros_like(param),
+    }
+
+
+def _adamw(
+    group: OptimizerGroup, grads: list[Tensor], betas: tuple[float, float], eps: float
+) -> None:
+    adamw(
+        group.params,
+        grads,
+        [state["exp_avg"] for state in group.states],
+        [state["exp_avg_sq"] for state in group.states],
+        [],
+        [state["step"] for state in group.states],
+        fused=True,
+        amsgrad=False,
+        beta1=betas[0],
+        beta2=betas[1],
+        lr=group.lr,
+        weight_decay=group.weight_decay,
+        eps=eps,
+        maximize=False,
+    )
 
 
 def _sgd(
@@ -186,11 +447,35 @@ def _sgd(
     )
 
 
-OneOptimizer = Sgd | Momentum | AdamW
+OneOptimizer = Sgd | Momentum | AdamW | Lion | Muon | Adafactor
 OptimizerConfig = Annotated[OneOptimizer, Field(discriminator="kind")]
 """The ``optimizer`` section of a configuration."""
 
 _TAKEN = "schedule_steps"  # how many steps a scheduled optimizer took, among its tensors
+
+
+def check_optimizer(optimizer: OneOptimizer, shards: Mapping[str, int], needed: str | None) -> None:
+    """Refuse an optimizer that does not fit the shards, or the strategy.
+
+    Args:
+        optimizer: the run's.
+        shards: of the parameter server, by region.
+        needed: kind that the strategy requires; None: any.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    if needed is not None and optimizer.kind != needed:
+        raise ValueError(
+            f"optimizer.kind: the strategy requires {needed}: set kind: {needed}, or use strategy "
+            "diloco, which takes any optimizer"
+        )
+    split = [region for region, count in shards.items() if count > 1]
+    if optimizer.needs_whole_parameters and split:
+        raise ValueError(
+            f"optimizer.kind: '{optimizer.kind}' steps whole parameters, which shards would split: "
+            f"set ps_shards: 1 in {', '.join(split)}, or use adamw"
+        )
 
 
 def lasting(optimizer: OneOptimizer, steps: int) -> OneOptimizer:
@@ -206,6 +491,7 @@ class InnerOptimizer:
     Attributes:
         taken: steps so far; counted only for a schedule.
         rate: factor on the learning rate in the next steps.
+        lr: learning rate of the last step, without the factors of groups; None before it.
 
     Args:
         config: optimizer; its schedule has a length (`lasting`).
@@ -216,7 +502,7 @@ class InnerOptimizer:
     def __init__(
         self, config: OneOptimizer, params_S: Tensor, pieces: Sequence[GroupPiece] = ()
     ) -> None:
-        whole = (GroupPiece(0, params_S.numel(), (1.0, 1.0, 1.0)),)
+        whole = (GroupPiece(0, params_S.numel()),)
         self._params_S = params_S
         self._parts = [_Part(params_S, piece) for piece in pieces or whole]
         factors = list(dict.fromkeys(part.piece.factors for part in self._parts))
@@ -228,16 +514,19 @@ class InnerOptimizer:
                     [part.state for part in parts],
                     config.lr * rate,
                     config.weight_decay * decay,
+                    [part.piece for part in parts],
+                    decay=decay,
                 ),
                 parts,
             )
             for rate, decay, fraction in factors
             if (parts := [p for p in self._parts if p.piece.factors == (rate, decay, fraction)])
         ]
-        self._rates = [(config.lr * rate, schedule) for rate, _, schedule in factors]
+        self._rates = [(rate, schedule) for rate, _, schedule in factors]
         self._schedule = config.schedule
         self.taken = 0
         self.rate = 1.0
+        self.lr: float | None = None
 
     def apply(self, grad_S: Tensor) -> None:
         """Make one step with ``grad_S`` (S,), which is read-only."""
@@ -245,10 +534,13 @@ class InnerOptimizer:
         if self._schedule is not None:
             factor = self._schedule.factor(self.taken)
             self.taken += 1
-        for (group, _), (lr, fraction) in zip(self._groups, self._rates, strict=True):
-            group.lr = (
-                lr * (factor if fraction == 1.0 else 1.0 + fraction * (factor - 1.0)) * self.rate
-            )
+        self.lr = self._config.lr * factor * self.rate
+        for (group, _), (rate, fraction) in zip(self._groups, self._rates, strict=True):
+            scheduled = factor if fraction == 1.0 else 1.0 + fraction * (factor - 1.0)
+            group.lr = self._config.lr * rate * scheduled * self.rate
+            group.rate = rate * scheduled * self.rate
+        if self._config.needs_whole_parameters:
+            self._make_states()
         with torch.no_grad():
             for group, parts in self._groups:
                 self._config.step(group, [part.take(grad_S) for part in parts])
@@ -263,6 +555,9 @@ class InnerOptimizer:
         """
         own: dict[str, Tensor] = {}
         retained: dict[str, Tensor] = {}
+        if self._config.needs_whole_parameters:
+            retained = self._joined()
+            return own, retained | self._counted()
         for part in self._parts:
             for key, value in part.state.items():
                 if len(self._parts) == 1 and part.piece.block is None:
@@ -274,9 +569,7 @@ class InnerOptimizer:
                 if key not in retained:
                     retained[key] = torch.empty_like(self._params_S)
                 part.own(retained[key]).copy_(part.inside(value))
-        if self._schedule is not None:
-            retained[_TAKEN] = torch.tensor(self.taken)
-        return own, retained
+        return own, retained | self._counted()
 
     def export(self) -> dict[str, Tensor]:
         """Return copies of the state."""
@@ -293,6 +586,10 @@ class InnerOptimizer:
         Raises:
             CheckpointCorruptError: a tensor does not fit the parameters.
         """
+        if self._config.needs_whole_parameters:
+            self._split({k: v for k, v in tensors.items() if k != _TAKEN})
+            self.taken = int(tensors[_TAKEN]) if _TAKEN in tensors else 0
+            return
         for name, value in tensors.items():
             if value.dim() and value.shape != self._params_S.shape:
                 raise CheckpointCorruptError(
@@ -309,6 +606,55 @@ class InnerOptimizer:
                     if value.dim()
                     else value.clone()
                 )
+
+    def _counted(self) -> State:
+        return {} if self._schedule is None else {_TAKEN: torch.tensor(self.taken)}
+
+    def _make_states(self) -> None:
+        for part in self._parts:
+            if not part.state:
+                part.state |= self._config.new_state(part.piece)
+
+    def _by_name(self) -> dict[str, list[Tensor]]:
+        """Return the live tensors of all parameters by name."""
+        found: dict[str, list[Tensor]] = {}
+        for part in self._parts:
+            for name, value in part.state.items():
+                found.setdefault(name, []).append(value)
+        return found
+
+    def _joined(self) -> State:
+        """Return copies of the states of whole parameters, one vector per name."""
+        return {
+            name: torch.cat([value.reshape(-1) for value in values])
+            if values[0].dim()
+            else values[0].clone()
+            for name, values in self._by_name().items()
+        }
+
+    def _split(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the result of `_joined`; the tensors are copied.
+
+        Raises:
+            CheckpointCorruptError: a tensor is missing, or does not fit the parameters.
+        """
+        for part in self._parts:
+            part.state.clear()
+        if not tensors:
+            return
+        self._make_states()
+        live = self._by_name()
+        for name in sorted(live.keys() | tensors.keys()):
+            values, saved = live.get(name, []), tensors.get(name)
+            sizes = [value.numel() for value in values]
+            is_count = bool(values) and not values[0].dim()
+            if saved is None or saved.numel() != (1 if is_count else sum(sizes)) or not values:
+                raise CheckpointCorruptError(
+                    f"optimizer state '{name}' does not fit the parameters of the shard"
+                )
+            pieces = [saved] * len(values) if is_count else torch.split(saved, sizes)
+            for value, piece in zip(values, pieces, strict=True):
+                value.copy_(piece.view(value.shape))
 
 
 class _Part:

@@ -168,12 +168,16 @@ class GroupPiece:
         stop: one past their last.
         factors: of rate, decay and schedule.
         block: for a part of a block: length of the whole, and where in it the part begins.
+        shape: shape of the parameter, if the piece is a whole one; else that of a vector.
+        hidden: whether the piece is a whole hidden matrix.
     """
 
     start: int
     stop: int
-    factors: tuple[float, float, float]
+    factors: tuple[float, float, float] = (1.0, 1.0, 1.0)
     block: tuple[int, int] | None = None
+    shape: tuple[int, ...] = (-1,)
+    hidden: bool = False
 
 
 def pieces_of(runs: Sequence[GroupRun], piece: tuple[int, int]) -> tuple[GroupPiece, ...]:
@@ -189,6 +193,9 @@ def pieces_of(runs: Sequence[GroupRun], piece: tuple[int, int]) -> tuple[GroupPi
 
 def _cut(run: GroupRun, start: int, stop: int, origin: int) -> list[GroupPiece]:
     """Parts of blocks at both ends, if they are parts, and whole blocks between them."""
+    if (start, stop) == (run.start, run.stop):
+        place = (start - origin, stop - origin)
+        return [GroupPiece(*place, run.factors, shape=run.shape or (-1,), hidden=run.hidden)]
     edges = [start]
     begin = run.start - (run.start - start) // BLOCK * BLOCK  # of the first whole block
     end = stop if stop == run.stop else run.start + (stop - run.start) // BLOCK * BLOCK

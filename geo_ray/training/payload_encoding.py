@@ -1,9 +1,25 @@
 """Encoding and decoding of payloads at both ends of an exchange.
 
 A change is encoded directly. A model is encoded as its difference from a reference: the payload of
-the last reply that the region merged, which the averager knows to the bit. The first message is
-sent in full, and the last one contains all residuals. In rounds one answer is encoded once for all
-regions; otherwise each region has its own reference and residual.
+the last reply that the region merged, which the averager knows to the bit. Each update names the
+version of its reference. If it is not the newest that the averager remembers, the averager replies
+in full; if the averager does not know it (`REFERENCE_LOST`), the region resends in full. The first
+message is sent in full, and the last one contains all residuals. Lossless codecs encode the model
+itself. By message:
+
+- updates that are changes or gradients: the change; one residual per region
+- updates that are models (`ama`, `sma`): the model minus the reference; one residual per region
+- replies in rounds: the change of the global model (`bsp`: the mean gradient), once for all
+  regions; one residual
+- replies of `sma`: the mean minus the reference, once for all regions; one residual
+- replies to one region (`asgd` and others without common rounds): the change for this region; one
+  residual per region
+- replies of `ama`: the mean minus this region's reference; no residual, because the next difference
+  contains the loss
+
+If regions end by a total of rows, the averager announces the final round with the reply before it.
+If the rows of that round differ from the expectation, another round follows, or its residual is
+lost. A target ends such a run one round later.
 
 Shape legend: P = parameters of the model.
 """

@@ -235,7 +235,14 @@ class Server(RegionExchange):
         samples, compute_s = self.work.settle(reports, contributions)
         self.version += 1
         self.refused_in_a_row = 0 if samples else self.refused_in_a_row + 1
-        done = StepDone.of(self.version, samples, reports.values(), compute_s, noise)
+        done = StepDone.of(
+            self.version,
+            samples,
+            reports.values(),
+            compute_s,
+            noise,
+            self.model.learning_rate(),
+        )
         self.loss = self.loss if done.loss is None else done.loss
         self.requests.stepped(samples, done.compute_s)
         return [done, *self._outgoing()]

@@ -26,7 +26,7 @@ from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.state import Outgoing, RegionState, Wait
 from geo_ray.training.lazy_copy import LazyCopy, Unread
 from geo_ray.training.messages import ReplyMessage
-from geo_ray.training.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
+from geo_ray.training.optimizers import InnerOptimizer, OneOptimizer
 from geo_ray.training.parameters import (
     GroupPiece,
     exact_square_norm,
@@ -176,7 +176,7 @@ class Shard:
     def __init__(
         self,
         params_S: Tensor,
-        optimizer: Sgd | Momentum | AdamW,
+        optimizer: OneOptimizer,
         strategy: Strategy,
         *,
         alone: bool = False,
@@ -202,7 +202,7 @@ class Shard:
         cls,
         params_P: Tensor,
         piece: tuple[int, int],
-        optimizer: Sgd | Momentum | AdamW,
+        optimizer: OneOptimizer,
         strategy: Strategy,
         *,
         alone: bool = False,
@@ -229,6 +229,10 @@ class Shard:
         """The parameters that an evaluation is about, fp32 (S,); often the live ones."""
         name = None if self._alone else self._strategy.traits.region.eval_params
         return self.params_S if name is None else self.state.memory.get(name, self.params_S)
+
+    def learning_rate(self) -> float | None:
+        """Return the learning rate of the optimizer's last step here; None if it made none."""
+        return self._optimizer.lr
 
     def put(self, worker: int, grad_S: Tensor) -> None:
         """Hold a worker's gradient, fp32 (S,), until the step that uses it.
@@ -536,6 +540,10 @@ class RegionModel:
         found = self._change(Shard.apply, contributions, measure, scale, rate)
         known = [mean_sq for mean_sq in found if mean_sq is not None]
         return sum(known) if len(known) == len(found) else None
+
+    def learning_rate(self) -> float | None:
+        """Return the learning rate of the optimizer's last step here; None if it made none."""
+        return self._shards[0].ask(Shard.learning_rate)  # which is never a remote one
 
     def keep(self, fraction: int) -> None:
         """Copy a pushed partition in every shard before its memory is reused."""

@@ -233,6 +233,7 @@ REPLY: Final = Record(
     Field("barrier", Record(Barrier, "view=barrier is_donor leaves"), default=None),
     Field("view", count, default=0),
     Field("lossy", LOSSY, default=None),
+    Field("next_fragment", count, default=0),
     Field("", _Payload()),
 )
 ERROR: Final = Field("error", Record(from_code, "code message", Field("fix", text)))
@@ -254,7 +255,9 @@ _ASSIGNMENT: Final = Record(
     Field("partition", optional_count, default=None),
 )
 _PULL: Final = Record(Pull, Known("worker"), "ticket version=pull_version judged=pull_judged")
-_REPORT: Final = Record(StepReport, Field("span", _SPAN), "loss compute_s refused grad_sq")
+_REPORT: Final = Record(
+    StepReport, Field("span", _SPAN), "loss compute_s refused grad_sq learning_rate"
+)
 _EVALUATION: Final = Record(_Evaluation, "version rows final names sizes model")
 _CONTRIBUTIONS: Final = Rows(
     Record(Contribution, "worker=workers num_samples=samples weight=weights"), sparse="weights"

@@ -157,11 +157,13 @@ class StepResult:
         loss: mean loss, or None if refused.
         refused: reason why the gradient must not be used, or None.
         grad_sq: squared 2-norm of the gradient; None if it is no plain mean of gradients.
+        learning_rate: of the last local step; None if the worker makes none.
     """
 
     loss: float | None
     refused: str | None = None
     grad_sq: float | None = None
+    learning_rate: float | None = None
 
 
 class Worker:
@@ -424,8 +426,10 @@ class LocalStepsWorker:
         params_P = self.params_P
         before_P, before_B = params_P.clone(), self.buffers_B.clone()
         losses = []
-        # Derived from the stream, since a worker's counters are not saved.
-        self._optimizer.taken = span.start // self._region_rows
+        # Derived from the stream, since a worker's counters are not saved. Workers whose rows lie
+        # behind those of others in the same push have made as many steps.
+        earlier = span.start // (self._region_rows * self._steps)
+        self._optimizer.taken = earlier * self._steps
         for i in range(self._steps):
             first, stop = (span.count * n // self._steps for n in (i, i + 1))
             part = {name: column[first:stop] for name, column in columns.items()}
@@ -440,7 +444,7 @@ class LocalStepsWorker:
         self.grad_P.copy_(before_P).sub_(params_P)
         params_P.copy_(before_P)
         self.buffers_B.copy_(before_B)
-        return StepResult(sum(losses) / len(losses))
+        return StepResult(sum(losses) / len(losses), learning_rate=self._optimizer.lr)
 
     def on_work(self, version: int) -> None:
         """See `Worker.on_work`."""

@@ -2,7 +2,18 @@
 
 There is one connection per pair of regions, used in both directions and made again when it breaks.
 Between two living endpoints every message arrives exactly once and in order. `connection.py` moves
-the bytes; see docs/design/transport.md.
+the bytes; see docs/design/transport.md. Example::
+
+    endpoint = Endpoint(
+        Identity(run_id, region, attempt, key), on_message, TransportConfig(...), on_peer=on_peer
+    )
+    endpoint.listen(host, port)  # returns the address; endpoint.advertised is for the others
+    endpoint.connect("us-east", address)  # keeps connecting until closed
+    endpoint.wait_connected(["us-east"], timeout_s)
+    endpoint.send("us-east", Message("update", {"seq": 7}, payload, traffic="update"))
+    endpoint.flush("us-east", timeout_s)  # until everything is acknowledged
+    endpoint.forget("us-east")  # no longer dialed nor waited for
+    endpoint.close(drain_s)
 """
 
 from __future__ import annotations

@@ -2,13 +2,19 @@
 
 Window: TCP fills whatever queue the bottleneck has, and heartbeats would wait behind it. The
 window covers all streams and aims at a short queue as LEDBAT does (RFC 6817), but its step is
-proportional to the window. Twice a minute all windows shrink for a round trip and a half, so that
-the minimum round trip is measured on an empty queue.
+proportional to the window. It starts at 256 KiB and doubles until the first queue. Then it grows by
+up to a quarter per 1.5 round trips while the queue is shorter than 30 % of the minimum round trip,
+and shrinks otherwise, to at least 128 KiB; loss alone does not shrink it. Chunks are at most an
+eighth of it. Twice a minute, at the same times on all hosts, full windows shrink to 40 % for a
+round trip and a half (at least 0.1 s), so that the minimum round trip is measured on an empty
+queue; it counts for a minute. Control messages have a second window of its size. Peers on one host
+(one address, round trips below 3 ms) use at least 32 MiB and chunks of 1 MiB.
 
 Streams: the number is found by trial. While data waits and the link has no queue it is doubled.
-If four times as many streams carry hardly more, the earlier number is restored, and the next
-trial waits a minute, then twice as long after each failure. A burst that doubling made much
-slower also counts as failure: the first flights overflowed a queue.
+If four times as many streams carry hardly more (15 %), the earlier number is restored, and the next
+trial waits a minute, then twice as long after each failure, up to 16 minutes. A burst that doubling
+made much slower also counts as failure: the first flights overflowed a queue. After a first queue
+there is at most one stream per 13 KiB of the window.
 """
 
 from __future__ import annotations

@@ -4,7 +4,14 @@
 place. If both ends run on one host they agree on a `SharedBuffer`: tensors then pass through
 shared memory, and the socket carries only the signal. `multiprocessing.shared_memory` is not used
 because its resource tracker unlinks segments that other processes still use. The file is unlinked
-as soon as both sides have mapped it, so a killed process leaves nothing behind.
+as soon as both sides have mapped it, so a killed process leaves nothing behind. Example::
+
+    # handler(connection, meta, payload) -> (meta, payload)
+    server = LanServer(host, key, handler, on_close=on_close)
+    client = LanClient(
+        server.address, key, {"peer": "worker-3"}, shared_bytes=4 * num_parameters
+    )
+    meta, payload = client.request({"op": "push"}, grad, into=params, timeout_s=60.0)
 """
 
 from __future__ import annotations

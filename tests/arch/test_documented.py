@@ -270,11 +270,12 @@ def test_links_between_documents_lead_somewhere() -> None:
 # Files of examples that a guide has its reader write.
 OF_EXAMPLES = {
     "churn.py",
-    "client.py",
     "digits_task.py",
+    "lm.py",
     "make_data.py",
     "make_files.py",
-    "server.py",
+    "pack_text.py",
+    "photos.py",
     "train_ddp.py",
     "waves.py",
 }

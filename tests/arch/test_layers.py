@@ -17,18 +17,8 @@ import geo_ray
 # From the bottom up: a package imports only those before it.
 PACKAGES = (
     *("base", "codecs", "strategies", "storage", "telemetry", "prices", "data", "transport"),
-    *(
-        "training",
-        "join",
-        "planner",
-        "experiment",
-        "runs",
-        "ray_cluster",
-        "simulator",
-        "runtime",
-        "cloud",
-    ),
-    *("scheduler", "program", "sweep", "lab", "testing", "api", "cli"),
+    *("training", "join", "planner", "experiment", "runs", "ray_cluster", "simulator", "runtime"),
+    *("cloud", "scheduler", "program", "sweep", "lab", "testing", "api", "cli"),
 )
 
 # Third-party package -> modules below geo_ray that may import it.
@@ -46,6 +36,10 @@ FENCES = {
     "tensorboardX": ("telemetry.export",),
     "mlflow": ("telemetry.export",),
     "wandb": ("telemetry.export",),
+    "transformers": ("join",),
+    "accelerate": ("join",),
+    "lightning": ("join",),
+    "peft": ("join", "runs.model_export"),
 }
 NO_TORCH = ("base.errors", "base.model", "planner", "cloud", "scheduler", "prices", "experiment")
 NO_TORCH_EXCEPT = ("cloud.autoscaler.actor",)
@@ -166,7 +160,8 @@ def test_every_import_is_declared(
 ) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     allowed = {"geo_ray", *standard_modules}
-    optional = project["optional-dependencies"]["export"]  # imported when it is asked for
+    extras = project["optional-dependencies"]  # imported when they are asked for
+    optional = [*extras["export"], *extras["integrations"]]
     for requirement in [*project["dependencies"], *optional]:
         name = re.split(r"[\[<>=!~; ]", requirement)[0].lower()
         allowed |= {IMPORT_NAMES.get(name, name).replace("-", "_"), *COMES_WITH.get(name, ())}

@@ -14,6 +14,8 @@ UNSAFE_CALLS = {
     "torch.save",
     "torch.jit.load",
     "torch.hub.load",
+    "torch.distributed.checkpoint.FileSystemReader",  # metadata are pickled
+    "torch.distributed.checkpoint.filesystem.FileSystemReader",
     "yaml.load",
     "yaml.load_all",
     "yaml.full_load",
@@ -32,7 +34,7 @@ SHARED_GENERATORS = {
     "torch.seed",
     "torch.set_rng_state",
 }
-ALLOWED = {("geo_ray.runs.model_file", "torch.save")}  # writes tensors alone, and reads nothing
+ALLOWED = {("geo_ray.runs.model_export", "torch.save")}  # writes tensors alone, and reads nothing
 
 
 # Modules of a driver's process that start threads by themselves, and why they may.
@@ -151,6 +153,8 @@ def test_one_thread_at_a_time_reads_or_sets_shared_generators(
         ("import ray\nray.cloudpickle.dumps(1)", True),
         ("import torch\ntorch.load('x')", True),
         ("from torch import load", True),
+        ("from torch.distributed.checkpoint import FileSystemReader", True),
+        ("from torch.distributed.checkpoint import StorageReader", False),
         ("import yaml\nyaml.load(x, Loader=yaml.SafeLoader)", True),
         ("import yaml\nyaml.safe_load(x)", False),
         ("eval('1')", True),

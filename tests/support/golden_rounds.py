@@ -221,3 +221,76 @@ def golden_diloco_streaming(start_P, grads, s) -> Trace:
         trace.append({i: w[i].clone() for i in AB})
     merge()
     return [*trace, dict.fromkeys(AB, anchor - mean({i: anchor - w[i] for i in AB}, q))]
+
+
+def golden_muloco(start_P, grads, s) -> Trace:
+    state: dict = {}
+    return blocking(
+        start_P,
+        grads,
+        s.interval,
+        shares(s.weights),
+        lambda deltas, q: outer(s.outer, state, mean(deltas, q)),
+    )
+
+
+def golden_cocodc(start_P, grads, s) -> Trace:
+    """Late fragments are corrected; the averager sends for the one that moves fastest."""
+    q, w, anchor = shares(s.weights), {i: start_P.clone() for i in AB}, start_P.clone()
+    size, parts = len(start_P), s.fragments
+    cuts = [size * n // parts // 16 * 16 for n in range(parts)] + [size]
+    if size < 16 * parts:
+        cuts = [size * n // parts for n in range(parts + 1)]
+    every = max(parts, int(s.utilization * s.interval / s.tau))
+    state, pending, since, sends, chosen, trace = {}, None, 0, 0, 0, []
+    history: list[tuple[int, float]] = []  # fragment and length of its change, by exchange
+
+    def merge():
+        nonlocal pending
+        if pending is None:
+            return
+        part, change, sent = pending
+        anchor[part] -= change
+        for i in AB:
+            d = w[i][part] - sent[i]
+            c = torch.zeros_like(d)
+            if d.abs().max() > 0:
+                c = (s.compensation * d**2 / (d**2).mean()).clamp(max=1)
+            w[i][part] = anchor[part] + d - c * (anchor[part] - sent[i])
+        pending = None
+
+    def choose() -> int:
+        now = len(history)
+        last = {p: max((k for k in range(now) if history[k][0] == p), default=None)
+                for p in range(parts)}  # fmt: skip
+        for p in range(parts):
+            if last[p] is None:
+                return p
+        late = min(range(parts), key=lambda p: last[p])
+        if now - last[late] >= every:
+            return late
+
+        def speed(p: int) -> float:
+            earlier = [k for k in range(last[p]) if history[k][0] == p]
+            return history[last[p]][1] / (last[p] - (earlier[-1] if earlier else -1))
+
+        return max(range(parts), key=speed)
+
+    for t in range(len(grads["a"])):
+        for i in AB:
+            w[i] = w[i] - LR * grads[i][t]
+        since += 1
+        if since >= s.tau:
+            merge()
+        turn = sends % every
+        gap = s.interval * (turn + 1) // every - s.interval * turn // every
+        if since >= gap:
+            part = slice(cuts[chosen], cuts[chosen + 1])
+            delta = mean({i: anchor[part] - w[i][part] for i in AB}, q)
+            change = outer(s.outer, state.setdefault(chosen, {}), delta)
+            pending = part, change, {i: w[i][part].clone() for i in AB}
+            history.append((chosen, float(change.norm())))
+            since, sends, chosen = 0, sends + 1, choose()
+        trace.append({i: w[i].clone() for i in AB})
+    merge()
+    return [*trace, dict.fromkeys(AB, anchor - mean({i: anchor - w[i] for i in AB}, q))]

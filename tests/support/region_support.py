@@ -126,10 +126,7 @@ class Site:
             identity = EndpointIdentity("test-run", name, self._bridge_attempt, KEY)
             self.bridge = open_bridge(identity, self._path_setting())
             self.endpoint = self.bridge.endpoint
-        self.shards = [
-            build_shard(experiment, self.region, i, world.params_P, world.start.groups)
-            for i in range(count)
-        ]
+        self.shards = [build_shard(experiment, self.region, i, world.start) for i in range(count)]
         hello = {"peer": f"{name}/primary", "role": "primary"}
         own, *others = [
             HeldShard(shard, name, i, world.places) for i, shard in enumerate(self.shards)

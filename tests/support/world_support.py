@@ -32,6 +32,8 @@ LEARNS: dict[str, dict[str, Any]] = {
     "nbsync": {"strategy": {"merge": "correct"}},
     "diloco": {"strategy": {"interval": 4, "outer": {"kind": "nesterov", "momentum": 0.3}}},
     "diloco_streaming": {"strategy": {"interval": 8, "tau": 1, "outer": {"kind": "sgd"}}},
+    "muloco": {"strategy": {"interval": 4}, "optimizer": {"kind": "muon", "lr": 0.02}},
+    "cocodc": {"strategy": {"interval": 8, "fragments": 2, "tau": 1, "outer": {"kind": "sgd"}}},
     "diloco_eager": {"strategy": {"interval": 8, "outer": {"kind": "sgd"}}},
     "one_step_delay": {
         "strategy": {"interval": 4, "merge": "correct", "outer": {"kind": "sgd"}},

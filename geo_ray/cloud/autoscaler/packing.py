@@ -3,7 +3,8 @@
 Algorithm: first fit decreasing. The largest bundles are placed first, each on the first existing
 machine with capacity. For the largest bundle left, one machine is launched: of those that fit,
 the one that takes the most pending demand per dollar. A group that must be placed together is
-placed completely or launches nothing. `infeasible` explains why a bundle fits on no machine.
+placed completely or launches nothing: ``STRICT_PACK`` as one bundle with the sum of all,
+``STRICT_SPREAD`` on different machines. `infeasible` explains why a bundle fits on no machine.
 """
 
 from __future__ import annotations

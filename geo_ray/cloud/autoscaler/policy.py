@@ -4,6 +4,10 @@ Order: the observations update the state; deadline and budget set the required s
 region the server machine and the workers are adjusted; surplus machines are drained; drained
 machines end. An unreachable region is skipped. The deadline rule is that of Can't Be Late (NSDI
 2024): use spot machines while the slack exceeds the time of a change, then only on-demand machines.
+A faster choice may cost less for the whole job: between the required speed and `most_speed`, in
+steps of 5 %, the speed is chosen with the lowest price per hour of all workers times
+``compute_fraction / speed + 1 - compute_fraction``, with the speed of the region that has the least
+of what it needs and the planned fraction of time in which machines compute.
 The budget rule stops all machines while the rest of the budget still covers stopping them, that is
 their cost until they have ended.
 """

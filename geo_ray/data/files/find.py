@@ -8,13 +8,14 @@ A reader of any format yields `FilePiece` records: some rows of a file as Arrow 
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -23,7 +24,7 @@ from geo_ray.base.text import escaped, listed, missing_path
 from geo_ray.data.files.options import Format, ReadOptions
 from geo_ray.data.files.site import SiteFile, load_site
 from geo_ray.storage.store import Store, open_store
-from geo_ray.storage.uri import is_s3, local_path, split
+from geo_ray.storage.uri import is_s3, join, local_path, split
 
 SUFFIXES: Mapping[str, Format] = {
     ".csv": "csv",
@@ -36,10 +37,30 @@ SUFFIXES: Mapping[str, Format] = {
     ".arrow": "arrow",
     ".feather": "arrow",
     ".ipc": "arrow",
+    ".tar": "webdataset",
+    ".tgz": "webdataset",
+    ".mds": "mds",
+    ".jpg": "images",
+    ".jpeg": "images",
+    ".png": "images",
 }
-COMPRESSIONS: Mapping[str, str] = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+COMPRESSIONS: Mapping[str, str] = {
+    **{".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd", ".lz4": "lz4"},
+    ".br": "brotli",
+}
 
-_READABLE = ".csv, .tsv, .jsonl, .ndjson, .json, .parquet, .pq, .arrow, .feather and .ipc"
+_MAY_BE_COMPRESSED: Mapping[Format, Collection[str | None]] = {
+    "csv": ("gzip", "bz2", "zstd", "lz4"),
+    "jsonl": ("gzip", "bz2", "zstd", "lz4"),
+    "webdataset": ("gzip", "bz2"),
+    "mds": ("gzip", "bz2", "zstd", "brotli"),
+}
+_COMPANIONS: tuple[Format, ...] = ("images", "webdataset", "mds")  # next to tables: not the rows
+
+_READABLE = (
+    ".csv, .tsv, .jsonl, .ndjson, .json, .parquet, .pq, .arrow, .feather, .ipc, .tar, .mds, .jpg, "
+    ".jpeg and .png"
+)
 _MOST_NAMED = 6
 _SHEETS = {".xlsx", ".xls", ".xlsm", ".ods", ".numbers"}
 _ARCHIVES = {".zip", ".tar", ".tgz", ".7z", ".rar", ".xz", ".z"}
@@ -54,11 +75,13 @@ class InputFile:
         path: path in the store.
         format: how to read it.
         compression: Arrow's name of the compression codec, or None.
+        members: paths of the files with one row each, if this is a folder of them.
     """
 
     path: str
     format: Format
     compression: str | None = None
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,7 +92,7 @@ class LeftOut:
         path: of a file, or of a whole folder, which ends with a slash. Unprintable characters are
             escaped.
         reason: why it is not read.
-        is_marker: whether it is a hidden marker file without data, such as ``_SUCCESS``.
+        is_marker: whether it has no data, such as ``_SUCCESS`` or a description of a data set.
     """
 
     path: str
@@ -123,6 +146,8 @@ def find_files(uri: str, options: ReadOptions | None = None) -> InputFiles:
         site = load_site(Path(options.site))
         options = site.read.added_to(options, str(options.site))
     store, paths, left_out = _paths(uri, options)
+    paths, metadata = _without_metadata(store, paths, uri)
+    left_out += metadata
     known = {path: found for path in paths if (found := _recognise(path)) is not None}
     if options.format is not None:
         chosen = [file for file in known.values() if file.format == options.format]
@@ -134,7 +159,9 @@ def find_files(uri: str, options: ReadOptions | None = None) -> InputFiles:
         chosen = _of_one_format(list(known.values()), uri)
     if not chosen:
         raise _nothing_to_read(uri, paths, left_out, options)
+    _refuse_splits(chosen, uri)
     taken = {file.path for file in chosen}
+    chosen = _folders(chosen)
     others = [_unread(path, chosen[0].format) for path in paths if path not in taken]
     left_out = sorted([*left_out, *others], key=attrgetter("path"))
     return InputFiles(store, tuple(chosen), options, uri, tuple(left_out), site)
@@ -200,6 +227,115 @@ def _walk(root: Path) -> tuple[list[str], list[LeftOut]]:
     return sorted(paths), left_out
 
 
+def _without_metadata(
+    store: Store, paths: Sequence[str], uri: str
+) -> tuple[list[str], list[LeftOut]]:
+    """Remove the descriptions of data sets, and the files that they do not list.
+
+    A data set that Hugging Face's library `datasets` saved lists its files in ``state.json``; other
+    files next to them are caches of that library.
+
+    Raises:
+        ConfigError: a data set has several splits, or an order of its rows that was not applied.
+    """
+    out: list[str] = []
+    dropped: dict[str, str] = {}
+    listed_files: dict[str, list[str]] = {}
+    suffixes = {suffix for path in paths for suffix in PurePosixPath(path).suffixes}
+    for path in paths:
+        folder, name = PurePosixPath(path).parent, PurePosixPath(path).name
+        key, suffix = _DESCRIPTIONS.get(name, ("", ""))
+        tree = _description(store, path) if suffix in suffixes else {}
+        if name == "dataset_dict.json" and len(splits := tree.get("splits") or []) > 1:
+            names = [str(split) for split in splits]
+            raise _several_splits(uri, names, folder / names[0])
+        if name == "state.json" and isinstance(data := tree.get("_data_files"), list):
+            if tree.get("_indices_files") or tree.get("_indices_data_files"):
+                raise ConfigError(
+                    f"{uri}: {path} refers to an order of rows that is not applied",
+                    fix="Save the data set again after `dataset.flatten_indices()`.",
+                )
+            names = [str(one.get("filename")) for one in data if isinstance(one, dict)]
+            listed_files[str(folder)] = [(folder / one).as_posix() for one in names]
+        if key in tree:
+            dropped[path] = "it describes the data set"
+    for path in paths:
+        known = listed_files.get(str(PurePosixPath(path).parent))
+        if known is not None and path.endswith(".arrow") and path not in known:
+            dropped[path] = "state.json next to it does not list it"
+        elif path not in dropped:
+            out.append(path)
+    if lost := [one for names in listed_files.values() for one in names if one not in set(out)]:
+        raise ShardMissingError(
+            f"{uri} lacks {listed(lost)}, which its state.json lists",
+            fix="Copy the whole folder of the data set.",
+        )
+    return out, [LeftOut(path, reason, True) for path, reason in dropped.items()]
+
+
+_SPLITS = {"train", "training", "val", "valid", "validation", "eval", "dev", "test", "testing"}
+
+
+def _refuse_splits(files: Sequence[InputFile], uri: str) -> None:
+    """Refuse folders such as train and val, whose rows must not be mixed.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    of_sets = [file.path for file in files if file.format in _COMPANIONS]
+    folders = dict.fromkeys(PurePosixPath(path).parts[0] for path in of_sets)
+    if len(folders) > 1 and {folder.lower() for folder in folders} <= _SPLITS:
+        raise _several_splits(uri, tuple(folders), PurePosixPath(next(iter(folders))))
+
+
+def _several_splits(uri: str, splits: Sequence[str], first: PurePosixPath) -> ConfigError:
+    return ConfigError(
+        f"{uri} has the splits {', '.join(splits)}",
+        fix=f"Name one of them, such as {_below(uri, first)}; --heldout takes another one.",
+    )
+
+
+def _below(uri: str, path: PurePosixPath) -> str:
+    return join(uri, str(path)) if is_s3(uri) else f"{uri.rstrip('/')}/{path}"
+
+
+_DESCRIPTIONS: Mapping[str, tuple[str, str]] = {
+    "dataset_dict.json": ("splits", ".arrow"),
+    "dataset_info.json": ("features", ".arrow"),
+    "state.json": ("_data_files", ".arrow"),
+    "index.json": ("shards", ".mds"),
+}
+"""Files that describe a data set -> a key that they have, and the ending of its other files."""
+
+_MOST_DESCRIBED = 64 << 20  # bytes
+
+
+def _description(store: Store, path: str) -> dict[str, Any]:
+    with store.open(path) as file:
+        text = file.read(_MOST_DESCRIBED)
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _folders(files: Sequence[InputFile]) -> list[InputFile]:
+    """Group files with one row each by their first folder, which is their class."""
+    out = [file for file in files if file.format != "images"]
+    members: dict[str, list[str]] = {}
+    for file in files:
+        if file.format == "images":
+            members.setdefault(PurePosixPath(file.path).parts[0], []).append(file.path)
+    alone = [path for folder, paths in members.items() for path in paths if path == folder]
+    if alone:
+        out.append(InputFile(".", "images", members=tuple(alone)))
+    for folder, paths in members.items():
+        if folder not in alone:
+            out.append(InputFile(folder, "images", members=tuple(paths)))
+    return out
+
+
 def _hidden_part(path: str) -> str:
     """Return the path up to its first hidden part; empty if no part is hidden."""
     parts = PurePosixPath(path).parts
@@ -228,7 +364,7 @@ def _recognise(path: str) -> InputFile | None:
     name = PurePosixPath(path)
     suffix = (PurePosixPath(name.stem) if compression else name).suffix.lower()
     kind = SUFFIXES.get(suffix)
-    if kind is None or (compression and kind not in ("csv", "jsonl")):
+    if kind is None or (compression and compression not in _MAY_BE_COMPRESSED.get(kind, ())):
         return None
     return InputFile(path, kind, compression)
 
@@ -237,6 +373,9 @@ def _of_one_format(files: Sequence[InputFile], uri: str) -> list[InputFile]:
     kinds = Counter(file.format for file in files)
     if len(kinds) > 1:  # tables often come with descriptions, such as schema.json
         files = [file for file in files if not file.path.lower().endswith(".json")]
+        kinds = Counter(file.format for file in files)
+    if len(kinds) > 1 and not set(kinds) <= set(_COMPANIONS):
+        files = [file for file in files if file.format not in _COMPANIONS]
         kinds = Counter(file.format for file in files)
     if len(kinds) > 1:
         examples = {file.format: file.path for file in reversed(files)}
@@ -269,7 +408,7 @@ def _nothing_to_read(
     if suffixes & _SHEETS:
         fix = "Save the sheets as CSV (UTF-8) files."
     elif suffixes & _PACKED:
-        fix = "Unpack the files; only CSV and JSON lines may be compressed (.csv.gz, .jsonl.gz)."
+        fix = "Unpack the files; of tables, only CSV and JSON lines may be compressed."
     else:
         fix = (
             "If they hold CSV or JSON lines under another name, add --format csv or --format "

@@ -35,7 +35,7 @@ class _Bad:
     fix: str = _ONE_EACH
 
 
-class _TwiceError(Exception):
+class RepeatedKeyError(ValueError):
     """The object has the named key twice."""
 
 
@@ -115,10 +115,10 @@ def _take(line: str, number: int, rows: list[Row], bad: list[_Bad]) -> None:
         if "\\u" in line:
             json.dumps(value, ensure_ascii=False).encode()
         if isinstance(value, dict):
-            rows.append(_flat(value))
+            rows.append(flat_object(value))
             return
         bad.append(_Bad(number, f"{line.strip()[:60]!r} is not in braces"))
-    except _TwiceError as error:
+    except RepeatedKeyError as error:
         why = f"it has the key {error.args[0]!r} twice"
         bad.append(_Bad(number, why, "Give each key a unique name."))
     except UnicodeEncodeError as error:
@@ -132,12 +132,16 @@ def _object(pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
         counts = Counter(name for name, _ in pairs)
-        raise _TwiceError(next(name for name, n in counts.items() if n > 1))
+        raise RepeatedKeyError(next(name for name, n in counts.items() if n > 1))
     return row
 
 
-def _flat(row: Row) -> Row:
-    """Flatten nested objects to dotted names."""
+def flat_object(row: Row) -> Row:
+    """Flatten nested objects to dotted names.
+
+    Raises:
+        RepeatedKeyError: two values get one name.
+    """
     flat: Row = {}
     waiting = list(row.items())[::-1]
     while waiting:
@@ -145,7 +149,7 @@ def _flat(row: Row) -> Row:
         if isinstance(value, dict):
             waiting += [(f"{name}.{inner}", item) for inner, item in value.items()][::-1]
         elif name in flat:
-            raise _TwiceError(name)
+            raise RepeatedKeyError(name)
         else:
             flat[name] = value
     return flat

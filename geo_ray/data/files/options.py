@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from geo_ray.base.errors import ConfigError
 
-Format = Literal["csv", "jsonl", "parquet", "arrow"]
+Format = Literal["csv", "jsonl", "parquet", "arrow", "webdataset", "mds", "images"]
 
 THOUSANDS = (",", ".", "'", " ")
 """Allowed thousands marks; a space stands for all kinds of spaces."""

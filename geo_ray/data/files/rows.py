@@ -18,6 +18,7 @@ from geo_ray.base.plugins import Plugins
 from geo_ray.data.files.find import FilePiece, InputFile, InputFiles, LeftOut
 from geo_ray.data.files.options import DEFAULT_NULLS, ReadOptions
 from geo_ray.data.files.site import SiteReader
+from geo_ray.storage.store import Store
 
 Unreadable = SchemaMismatchError | ShardCorruptError
 """Errors of a single file."""
@@ -33,9 +34,19 @@ READERS: Final = Plugins[ReadPieces](
         "jsonl": "geo_ray.data.files.json_file:json_pieces",
         "parquet": "geo_ray.data.files.arrow_file:parquet_pieces",
         "arrow": "geo_ray.data.files.arrow_file:arrow_pieces",
+        "webdataset": "geo_ray.data.files.tar_file:tar_pieces",
+        "mds": "geo_ray.data.files.mds_file:mds_pieces",
     }
 )
-"""The reader of each format."""
+"""The reader of each format whose files have several rows."""
+
+ReadFolder = Callable[[Store, InputFile, Collection[str] | None], Iterator[FilePiece]]
+"""Reads the files of a folder; see `geo_ray.data.files.image_folder.image_pieces`."""
+
+FOLDER_READERS: Final = Plugins[ReadFolder](
+    {"images": "geo_ray.data.files.image_folder:image_pieces"}
+)
+"""The reader of each format whose files have one row each."""
 
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _MOST_NAMED = 20
@@ -104,31 +115,40 @@ def read_rows(
         site = SiteReader(found.site, str(options.site), options.decimal, options.thousands)
     for number, entry in enumerate(found.files):
         first_row = 1
-        with found.store.open(entry.path) as file:
-            try:
-                for piece in READERS[entry.format](file, entry, options, own):
-                    if piece.skipped:
-                        report.left_out.append(LeftOut(entry.path, piece.skipped))
-                    if piece.rows:
-                        made = _with_folders(_with_nulls(piece, options), entry.path, own)
-                        if site is not None:
-                            names = site.names(made.names, entry.path)
-                            columns = site.columns(made.columns, first_row)
-                            made = replace(made, names=names, columns=columns)
-                        yield Batch(entry.path, first_row, made, number + piece.fraction)
-                    first_row += piece.rows
-                if first_row == 1:
-                    report.left_out.append(LeftOut(entry.path, "it has no rows"))
-                problem = None if site is None else site.take_problem(entry.path)
-                if problem is not None:
-                    report.unreadable.append(problem)
-                    report.untranslated |= site.untranslated if site is not None else set()
-            except (SchemaMismatchError, ShardCorruptError) as error:
-                report.unreadable.append(error)
+        try:
+            for piece in _pieces(found, entry, own):
+                if piece.skipped:
+                    report.left_out.append(LeftOut(entry.path, piece.skipped))
+                if piece.rows:
+                    made = _with_folders(_with_nulls(piece, options), entry.path, own)
+                    if site is not None:
+                        names = site.names(made.names, entry.path)
+                        columns = site.columns(made.columns, first_row)
+                        made = replace(made, names=names, columns=columns)
+                    yield Batch(entry.path, first_row, made, number + piece.fraction)
+                first_row += piece.rows
+            if first_row == 1:
+                report.left_out.append(LeftOut(entry.path, "it has no rows"))
+            problem = None if site is None else site.take_problem(entry.path)
+            if problem is not None:
+                report.unreadable.append(problem)
+                report.untranslated |= site.untranslated if site is not None else set()
+        except (SchemaMismatchError, ShardCorruptError) as error:
+            report.unreadable.append(error)
     lost = None if site is None else site.lost()
     if lost is not None:
         report.unreadable.append(lost)
     _refuse_left_out(found, report)
+
+
+def _pieces(
+    found: InputFiles, entry: InputFile, wanted: Collection[str] | None
+) -> Iterator[FilePiece]:
+    if entry.members:
+        yield from FOLDER_READERS[entry.format](found.store, entry, wanted)
+        return
+    with found.store.open(entry.path) as file:
+        yield from READERS[entry.format](file, entry, found.options, wanted)
 
 
 def _own_names(found: InputFiles, wanted: Collection[str] | None) -> Collection[str] | None:

@@ -61,10 +61,14 @@ class Vocabulary(StrictModel):
     counted: int | None = Field(
         default=None,
         ge=1,
-        description="use the words that the statistics counted at least this often",
+        description="use the words that the statistics counted at least this often, the most "
+        "frequent first",
     )
     hash: int | None = Field(
-        default=None, ge=1, description="without a list: number of hash buckets for the words"
+        default=None,
+        ge=1,
+        description="without a list: number of hash buckets for the words; a bucket is the BLAKE2b "
+        "hash (8 bytes, big endian) of the UTF-8 word, modulo this number",
     )
     other: Literal["bucket", "refuse"] = Field(
         default="bucket",
@@ -131,7 +135,8 @@ class Source(StrictModel):
     )
     scale: Literal["standard", "minmax"] | Linear | None = Field(
         default=None,
-        description="standard: mean 0 and deviation 1; minmax: from 0 to 1; or {subtract, divide}",
+        description="standard: mean 0 and deviation 1, with deviation = sqrt(M2 / count) and M2 = "
+        "the sum of squared deviations from the mean; minmax: from 0 to 1; or {subtract, divide}",
     )
     vocabulary: Vocabulary | None = Field(
         default=None, description="words, for a column of categories"

@@ -22,18 +22,22 @@ from geo_ray.data.arrow_values import (
     EXACT_INTEGERS,
     Numbers,
     decoded,
+    is_binary,
     is_list,
+    is_text,
     text_of,
     to_numbers,
     to_words,
 )
+from geo_ray.data.columns import ColumnType, Ragged
+from geo_ray.data.parquet import ragged_of
 from geo_ray.data.prepare.config import Fill, Linear, Source, Vocabulary, Word
 
 Array = np.ndarray[Any, Any]
 
 Kind = Literal[
     "absent", "missing", "text", "infinite", "inexact", "fraction", "range", "truth", "unknown",
-    "is_list", "is_single", "length", "unreadable",
+    "is_list", "is_single", "length", "unreadable", "not_text", "not_bytes", "not_list",
 ]  # fmt: skip
 """Kinds of errors; `geo_ray.data.prepare.findings` has their messages."""
 
@@ -61,6 +65,7 @@ class Part:
         wrong: the errors, one record per kind.
         filled: rows whose missing value was replaced.
         other: words that are not in the vocabulary -> their rows.
+        ragged: (N,) the rows of a column of text, bytes or lists; `values_NW` is then unused.
     """
 
     values_NW: Array
@@ -68,6 +73,7 @@ class Part:
     wrong: list[Wrong] = field(default_factory=list)
     filled: int = 0
     other: Counter[str] = field(default_factory=Counter)
+    ragged: Ragged | None = None
 
     def refuse(self, kind: Kind, rows_N: Array) -> None:
         """Record rows with an error, if any."""
@@ -118,6 +124,84 @@ def number_part(source: Source, array: pa.Array) -> Part:
             part.values_NW = (before - source.scale.subtract) / source.scale.divide
         part.refuse("range", any_of(np.isinf(part.values_NW) & np.isfinite(before)))
     return part
+
+
+def ragged_part(source: Source, array: pa.Array, wanted: ColumnType) -> Part:
+    """Copy a column of text, bytes or lists of numbers.
+
+    Args:
+        source: a source of a resolved preparation.
+        array: (N,) of any type.
+        wanted: the type of the task's column, which is ragged.
+    """
+    array = decoded(array)
+    null_N = array.is_null().to_numpy(zero_copy_only=False).astype(bool)
+    part = Part(np.zeros((len(array), 0)), np.zeros(len(array), bool))
+    valid = np.flatnonzero(~null_N)
+    found = _ragged_rows(array.take(pa.array(valid)) if null_N.any() else array, wanted)
+    lengths_N = np.zeros(len(array), np.int64)
+    if isinstance(found, str):
+        part.refuse(found, ~null_N)
+        found = _RaggedRows(Ragged.of(str(wanted), []), {})
+    else:
+        lengths_N[valid] = found.rows.lengths
+    for kind, rows_M in found.wrong.items():
+        if kind == "missing":
+            null_N[valid[rows_M]] = True
+        else:
+            wrong_N = np.zeros(len(array), bool)
+            wrong_N[valid[rows_M]] = True
+            part.refuse(kind, wrong_N)
+    offsets = np.concatenate(([0], np.cumsum(lengths_N))).astype(np.int64)
+    part.ragged = Ragged(found.rows.kind, found.rows.values, offsets)
+    if source.missing == "drop_row":
+        part.dropped_N = null_N
+    else:
+        part.refuse("missing", null_N)
+    return part
+
+
+@dataclass(frozen=True)
+class _RaggedRows:
+    """The rows of a column without missing values, and (N,) which rows cannot be used."""
+
+    rows: Ragged
+    wrong: dict[Kind, Array]
+
+
+def _ragged_rows(array: pa.Array, wanted: ColumnType) -> _RaggedRows | Kind:
+    kind, types = array.type, pa.types
+    if types.is_null(kind):
+        return _RaggedRows(Ragged.of(str(wanted), []), {})
+    if wanted.ragged == "string":
+        return (
+            _RaggedRows(ragged_of(array.cast(pa.large_string())), {})
+            if is_text(kind)
+            else "not_text"
+        )
+    if wanted.ragged == "bytes":
+        if not is_binary(kind):
+            return "not_bytes"
+        return _RaggedRows(ragged_of(array.cast(pa.large_binary())), {})
+    if not is_list(kind):
+        return "not_list"
+    numbers = to_numbers(array.flatten())
+    if numbers is None:
+        return "unreadable"
+    lengths_N = pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
+    offsets = np.concatenate(([0], np.cumsum(lengths_N))).astype(np.int64)
+    fitted, misfits = fit_dtype(numbers.values[:, None], wanted.dtype)
+    masks: list[tuple[Kind, Array]] = [("missing", numbers.missing), ("text", numbers.bad)]
+    masks += [("inexact", numbers.inexact), *((one.kind, one.rows_N) for one in misfits)]
+    if numbers.values.dtype.kind == "f":
+        masks.append(("infinite", np.isinf(numbers.values)))
+    row_V = np.repeat(np.arange(len(array)), lengths_N)
+    wrong: dict[Kind, Array] = {}
+    for name, mask_V in masks:
+        if mask_V.any():
+            rows_N = wrong.setdefault(name, np.zeros(len(array), bool))
+            rows_N[row_V[mask_V]] = True
+    return _RaggedRows(Ragged("list", fitted[:, 0], offsets), wrong)
 
 
 def _fill(source: Source, part: Part, missing_NW: Array) -> None:

@@ -98,6 +98,12 @@ def in_words(kind: Kind, example: Any, wanted: ColumnType) -> str:
             return f"has lists of another length than {wanted.length}, {has}"
         case "unreadable":
             return f"has values that are not numbers, text or times, {has}"
+        case "not_text":
+            return f"has values {has}, where text is required"
+        case "not_bytes":
+            return f"has values {has}, where bytes are required"
+        case "not_list":
+            return f"has single values {has}; the task requires {wanted.in_words}"
 
 
 @dataclass(frozen=True)
@@ -161,11 +167,15 @@ def advise(kind: Kind, source: Source, role: ColumnTarget, facts: ColumnFacts) -
                 f"join {wanted.length} columns: [{part}, {{column: ANOTHER}}, ...], or have "
                 f'"{wanted.scalar}" instead of "{wanted}" in the task',
             )
+        case "not_text" | "not_bytes" | "not_list":
+            return ColumnAdvice({}, "write it in this type, or declare its type in the task")
         case _:
             return ColumnAdvice({}, "remove the column, or write it as numbers or text")
 
 
 def _of_missing(source: Source, role: ColumnTarget) -> ColumnAdvice:
+    if role.wanted.ragged is not None:
+        return ColumnAdvice({"missing": "drop_row"})
     if source.vocabulary is not None:
         has_place = source.vocabulary.hash is None and source.vocabulary.other == "bucket"
         if has_place and not role.is_label:
@@ -214,6 +224,7 @@ def _of_text(source: Source, facts: ColumnFacts, role: ColumnTarget) -> ColumnAd
 
 
 _MOST_FILES = 20
+_NO_NUMBERS: Set[Kind] = {"text", "missing", "unreadable"}
 
 
 @dataclass(frozen=True)
@@ -305,6 +316,20 @@ class Findings:
         """Record a file that cannot be read."""
         self._unreadable[error.message] = error
 
+    def forget_copies(self, columns: Collection[str], rows: int) -> None:
+        """Drop the errors of columns of the files without any number, which may be text or bytes.
+
+        Args:
+            columns: columns that a preparation copies, perhaps to a column of text.
+            rows: rows of all files.
+        """
+        self._found = {
+            key: found
+            for key, found in self._found.items()
+            if key[1] not in columns
+            or sum(found[kind].rows for kind in _NO_NUMBERS & found.keys()) < rows
+        }
+
     def forget(self, columns: Collection[str]) -> None:
         """Drop the errors of columns of the files whose cause was already reported."""
         self._found = {key: found for key, found in self._found.items() if key[1] not in columns}
@@ -381,7 +406,7 @@ def _facts(record: _Record) -> ColumnFacts:
 def _places(kind: Kind, record: _Record) -> str:
     if kind == "absent":
         return f" in {listed(record.files)}"
-    if kind in ("is_list", "is_single", "unreadable"):
+    if kind in ("is_list", "is_single", "unreadable", "not_text", "not_bytes", "not_list"):
         return f" (in {listed(record.files)})"
     rows = "1 row" if record.rows == 1 else f"{record.rows:,} rows"
     first = f"row {record.first.row} of {record.first.path}"

@@ -17,7 +17,16 @@ import numpy as np
 import pyarrow as pa
 
 from geo_ray.base.errors import ConfigError, ShardEmptyError, StoreError
-from geo_ray.data.columns import Columns, ColumnType, parse_types, row_bytes, types_of
+from geo_ray.data.columns import (
+    Column,
+    Columns,
+    ColumnType,
+    Ragged,
+    parse_types,
+    parts_of_rows,
+    row_bytes,
+    types_of,
+)
 from geo_ray.data.files.find import InputFiles, LeftOut
 from geo_ray.data.files.rows import Batch, ReadReport, read_rows
 from geo_ray.data.prepare.config import Preparation, WrittenSources
@@ -40,11 +49,15 @@ class RowFile:
     def __init__(self, types: Mapping[str, ColumnType]) -> None:
         self._types = dict(types)
         self._rows = 0
+        self._ends = {name: 0 for name, kind in self._types.items() if kind.ragged is not None}
+        names = [*((name, "") for name in self._types), *((name, "ends") for name in self._ends)]
         try:
-            self._files: dict[str, IO[bytes]] = {
+            self._files: dict[tuple[str, str], IO[bytes]] = {
                 name: tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
-                for name in self._types
+                for name in names
             }
+            for name in self._ends:
+                self._write((name, "ends"), np.zeros(1, np.int64))
         except OSError as error:
             raise _disk_full(error) from error
 
@@ -52,30 +65,44 @@ class RowFile:
         return self._rows
 
     def append(self, columns: Columns) -> None:
-        """Add rows, name -> (N,) or (N, length) of the columns' types."""
+        """Add rows, name -> (N,), (N, length) or ragged of the columns' types."""
         try:
             for name, kind in self._types.items():
-                array = np.ascontiguousarray(columns[name], dtype=kind.dtype)
-                self._files[name].write(array.data if array.size else b"")
+                column = columns[name]
+                if isinstance(column, Ragged):
+                    self._write((name, "ends"), column.offsets[1:] + self._ends[name])
+                    self._ends[name] += len(column.values)
+                    column = column.values
+                self._write((name, ""), np.ascontiguousarray(column, dtype=kind.dtype))
         except OSError as error:
             raise _disk_full(error) from error
         self._rows += len(columns[next(iter(self._types))])
 
-    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return all rows, name -> read-only array that is paged in from disk on access."""
-        found: dict[str, np.ndarray[Any, Any]] = {}
+    def columns(self) -> dict[str, Column]:
+        """Return all rows, name -> read-only column that is paged in from disk on access."""
+        found: dict[str, Column] = {}
         for name, kind in self._types.items():
-            if not self._rows:
-                found[name] = np.empty(kind.shape(0), kind.dtype)
+            if kind.ragged is None:
+                found[name] = self._mapped((name, ""), kind.dtype, kind.shape(self._rows))
                 continue
-            try:
-                self._files[name].flush()
-            except OSError as error:
-                raise _disk_full(error) from error
-            found[name] = np.memmap(
-                self._files[name], dtype=kind.dtype, mode="r", shape=kind.shape(self._rows)
-            )
+            values = self._mapped((name, ""), kind.dtype, (self._ends[name],))
+            offsets = self._mapped((name, "ends"), np.dtype(np.int64), (self._rows + 1,))
+            found[name] = Ragged(kind.ragged, values, offsets)
         return found
+
+    def _write(self, key: tuple[str, str], array: np.ndarray[Any, Any]) -> None:
+        self._files[key].write(array.data if array.size else b"")
+
+    def _mapped(
+        self, key: tuple[str, str], dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> np.ndarray[Any, Any]:
+        if not shape[0]:
+            return np.empty(shape, dtype)
+        try:
+            self._files[key].flush()
+        except OSError as error:
+            raise _disk_full(error) from error
+        return np.memmap(self._files[key], dtype=dtype, mode="r", shape=shape)
 
     def close(self) -> None:
         """Close the files; arrays returned by `columns` stay valid while referenced."""
@@ -87,8 +114,7 @@ def pick(columns: Columns, types: Mapping[str, ColumnType], rows_N: Any) -> Colu
     """Copy rows in the given order into new temporary files, a part in memory at a time."""
     file = RowFile(types)
     step = max(1, _COPY_BYTES // row_bytes(types))
-    for begin in range(0, len(rows_N), step):
-        part_N = rows_N[begin : begin + step]
+    for part_N in parts_of_rows(columns, rows_N, step, _COPY_BYTES):
         file.append({name: columns[name][part_N] for name in types})
     picked = file.columns()
     file.close()
@@ -110,12 +136,12 @@ class Gathered:
     """All prepared rows.
 
     Attributes:
-        columns: column of the task -> array (N,) or (N, length), backed by a file on disk.
+        columns: column of the task -> array (N,), (N, length) or ragged, backed by files on disk.
         counts: counts of the preparation.
         left_out: files, folders and lines that were not read.
     """
 
-    columns: dict[str, np.ndarray[Any, Any]]
+    columns: dict[str, Column]
     counts: Counts
     left_out: tuple[LeftOut, ...] = ()
 

@@ -30,7 +30,7 @@ from geo_ray.data.arrow_values import (
     whole_words,
     with_points,
 )
-from geo_ray.data.columns import ColumnType, counts_text, parse_types
+from geo_ray.data.columns import Column, ColumnType, Ragged, counts_text, parse_types
 from geo_ray.data.files.options import ReadOptions
 from geo_ray.data.files.site import SiteFile, SiteReader
 from geo_ray.data.prepare.config import Preparation, Source
@@ -41,6 +41,7 @@ from geo_ray.data.prepare.encoders import (
     Wrong,
     fit_dtype,
     number_part,
+    ragged_part,
     unusable,
 )
 from geo_ray.data.prepare.findings import ColumnFacts, Findings, Spot, shown
@@ -92,12 +93,12 @@ class Prepared:
     """The result of preparing some rows.
 
     Attributes:
-        columns: column of the task -> (N,) or (N, length), without dropped rows.
+        columns: column of the task -> (N,), (N, length) or ragged, without dropped rows.
         is_valid: (input rows,) whether each row was not dropped.
         counts: counts of the preparation.
     """
 
-    columns: dict[str, Array]
+    columns: dict[str, Column]
     is_valid: Array
     counts: Counts
 
@@ -241,6 +242,9 @@ class Preparer:
     ) -> Part:
         if array is None:
             return unusable("absent", rows, source.width)
+        kind = self._types[key[0]]
+        if kind.ragged is not None:
+            return ragged_part(source, array, kind)
         places = self._places.get(key)
         if places is not None:
             return places.part(whole_words(decoded(array), self._decimal, self._thousands))
@@ -254,8 +258,11 @@ class Preparer:
         valid_N: Array,
         findings: Findings,
         spot: Spot,
-    ) -> Array:
+    ) -> Column:
         kind: ColumnType = self._types[name]
+        if kind.ragged is not None:
+            found = parts[0].ragged
+            return Ragged.of(str(kind), []) if found is None else found[valid_N]
         out_NW = np.empty((int(valid_N.sum()), kind.length or 1), kind.dtype)
         at = 0
         for source, part in zip(self._sources[name], parts, strict=True):

@@ -117,6 +117,9 @@ def _column(
     statistics: Statistics | None,
     out: _Gathered,
 ) -> tuple[Source, ...]:
+    if kind.ragged is not None:
+        _check_ragged(name, sources, kind, out)
+        return sources
     alone = len(sources) == 1
     before = len(out.problems)
     done = []
@@ -156,6 +159,20 @@ def _column(
             f"{kind.in_words}; use {would}"
         )
     return tuple(done)
+
+
+def _check_ragged(name: str, sources: tuple[Source, ...], kind: ColumnType, out: _Gathered) -> None:
+    """Columns of text, bytes and lists are copied: nothing converts their values."""
+    if len(sources) != 1:
+        out.problems.append(f"{name}: {kind.in_words} has one source, not {len(sources)}")
+    for source in sources:
+        given = source.model_dump(exclude_defaults=True, exclude={"column", "missing"})
+        wrong = [*given, *([] if source.missing in ("refuse", "drop_row") else ["missing"])]
+        if wrong:
+            out.problems.append(
+                f"{name}: {', '.join(wrong)} cannot be used for {kind.in_words}; only `missing: "
+                "drop_row` can"
+            )
 
 
 def _known(column: str, statistics: Statistics) -> ColumnStatistics | str:

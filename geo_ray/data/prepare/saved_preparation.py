@@ -201,7 +201,7 @@ def label_words(manifest_uri: str) -> dict[str, str]:
     kinds = parse_types(preparation.types)
     # A manifest does not say which column has the labels; it is known if there is a single
     # candidate.
-    whole = [n for n, kind in kinds.items() if kind.length is None and kind.dtype.kind in "iu"]
+    whole = [n for n, kind in kinds.items() if kind.is_integer]
     sources = preparation.columns.get(whole[0], ()) if len(whole) == 1 else ()
     words = sources[0].vocabulary if len(sources) == 1 else None
     if words is None or words.hash is not None:

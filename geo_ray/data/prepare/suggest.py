@@ -47,9 +47,12 @@ def suggest(name: str, column: ColumnSurvey) -> Suggestion:
             return Suggestion(None, "it has no values")
         case "other":
             return Suggestion(None, "its values are not numbers, text or times")
+        case "bytes":
+            return Suggestion(None, "it has bytes, for a column of type bytes")
         case "list":
             if len(column.lengths) != 1:
-                return Suggestion(None, f"its lists have different lengths: {_lengths(column)}")
+                remark = f"its lists have different lengths: {_lengths(column)}"
+                return Suggestion(None, f"{remark}; for a column such as list<int32>")
             length = max(*column.lengths, 1)
             return Suggestion(Source(column=name, length=length, missing=_drop_if(lacking)))
         case "bool":
@@ -238,7 +241,10 @@ def draft_text(
     joined = False
     for name, kind in kinds.items():
         origin = direct[name]
-        if origin is not None:
+        if origin is not None and kind.ragged is not None:
+            source = Source(column=origin, missing=_drop_if(survey.columns[origin].nulls))
+            lines.append(f"  {flow(name)}: {source_text(source)}")
+        elif origin is not None:
             lines += _single(name, origin, survey.columns[origin], name == label)
         elif kind.length is not None and not joined:
             lines += _joined(name, kind, rest, option_for)

@@ -27,6 +27,7 @@ from geo_ray.data.arrow_values import (
     TimeFormat,
     as_times,
     decoded,
+    is_binary,
     is_list,
     is_text,
     matching_formats,
@@ -57,9 +58,10 @@ MOST_DISTINCT = 1000
 
 _MOST_LENGTHS = 5
 _MOST_TEXTS = 64
+_LONG_TEXT = 1000  # bytes
 _POINT_GROUPS = r"^\s*[+-]?[1-9]\d{0,2}\.\d{3}\s*$"
 
-Family = Literal["int", "float", "bool", "time", "text", "list", "other"]
+Family = Literal["int", "float", "bool", "time", "text", "list", "bytes", "other"]
 
 
 @dataclass
@@ -125,7 +127,7 @@ class ColumnSurvey:
             return "int"
         if kinds <= {"int", "float", "bool"}:
             return "float"
-        return "other" if kinds & {"list", "other"} else "text"
+        return "other" if kinds & {"list", "bytes", "other"} else "text"
 
 
 @dataclass
@@ -233,8 +235,8 @@ def survey_files(
             _distinguish(column, words, name)
         if on_read is not None:
             on_read(batch.files_done, batch.piece.rows)
-    if any(file.format == "jsonl" for file in found.files):
-        for column in survey.columns.values():  # a line without the key has a missing value
+    if any(file.format in ("jsonl", "webdataset") for file in found.files):
+        for column in survey.columns.values():  # a row without the key has a missing value
             column.nulls += survey.rows - column.rows
             column.rows = survey.rows
     return survey
@@ -259,9 +261,10 @@ def _record(column: ColumnSurvey, array: pa.Array, options: ReadOptions, path: s
     numbers = to_numbers(array)
     if numbers is None:
         column.nulls += array.null_count
-        _count_family(column, "other", len(array) - array.null_count, path)
+        family: Family = "bytes" if is_binary(kind) else "other"
+        _count_family(column, family, len(array) - array.null_count, path)
         return
-    family: Family = "float" if numbers.values.dtype.kind == "f" else "int"
+    family = "float" if numbers.values.dtype.kind == "f" else "int"
     if types.is_boolean(kind):
         family = "bool"
     elif types.is_temporal(kind):
@@ -350,7 +353,7 @@ def _distinguish(column: ColumnSurvey, array: pa.Array, name: str) -> None:
     """Count distinct values: the first ones, or all on request."""
     if column.is_many and not column.seen and column.words is None:
         return
-    found = to_words(array)
+    found = None if column.words is None and _is_long(array) else to_words(array)
     if found is None:
         column.is_many, column.seen = True, Counter()
         if column.words is not None:
@@ -376,6 +379,14 @@ def _distinguish(column: ColumnSurvey, array: pa.Array, name: str) -> None:
             column.seen[word] += rows
         else:
             column.is_many = True
+
+
+def _is_long(array: pa.Array) -> bool:
+    """Whether values are documents, of which not even the first thousand should be kept."""
+    if not is_text(array.type) or not len(array):
+        return False
+    mean = pc.mean(pc.binary_length(array.cast(pa.large_string()))).as_py()
+    return mean is not None and mean > _LONG_TEXT
 
 
 @dataclass(frozen=True)
@@ -405,6 +416,13 @@ def needs_of(preparation: Preparation) -> Needs:
     )
     formats = {s.column: s.cast for s in sources if isinstance(s.cast, TimeFormat)}
     return Needs(tuple(columns), tuple(words), tuple(numbers), formats)
+
+
+def copied_columns(preparation: Preparation) -> tuple[str, ...]:
+    """Return columns of the files that are the only source of a column and are not converted."""
+    alone = [sources[0] for sources in preparation.columns.values() if len(sources) == 1]
+    keys = {"column", "missing"}
+    return tuple(s.column for s in alone if not s.model_dump(exclude_defaults=True, exclude=keys))
 
 
 def untrained(preparation: Preparation) -> Preparation:
@@ -517,6 +535,8 @@ def kind_of(column: ColumnSurvey) -> ColumnKind:
     match column.kind:
         case "int" | "float" | "bool":
             return "number"
+        case "bytes":
+            return "other"
         case kind:
             return kind
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
-"""Column name -> array; the first axis is rows (N), a 2-D array is a fixed-size list per row."""
+Columns: TypeAlias = Mapping[str, Any]
+"""Column name -> array (N,), array (N, length), or `geo_ray.Ragged` of N rows."""
 
 Batch: TypeAlias = Any
 """The result of a task's `collate`, passed unchanged to `loss` and `evaluate`."""
@@ -27,13 +27,15 @@ class Task(Protocol):
 
     A task class also has a nested ``Options`` (derived from `geo_ray.Options`) and is
     built as ``Class(Options(...))``. It may have `model_buffers`, rules for values of the model
-    other than trained parameters (`geo_ray.data.tasks.model_buffers`), and `groups(model)`, groups
-    of parameters with separate rates and decays (`geo_ray.data.tasks.groups`).
+    other than trained parameters (`geo_ray.data.tasks.model_buffers`), `groups(model)`, groups of
+    parameters with separate rates and decays (`geo_ray.data.tasks.groups`), `tokenizer`, a
+    tokenizer of transformers that exports contain (`geo_ray.runs.model_export`), and
+    `tokens_per_row` and `flops_per_row`, the size of a row (`geo_ray.data.tasks.checked_calls`).
     """
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """Schema of the shards: column -> "int64", "float32[64]" (dtype, optional length)."""
+        """Schema of the shards: column -> "int64", "float32[64]", "string", "list<int32>"."""
 
     @property
     def label_column(self) -> str | None:
@@ -57,7 +59,10 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training rows and held-out rows, both with the task's columns."""
+    """Training rows and held-out rows, both with the task's columns.
+
+    A column of texts, bytes or lists of numbers is a `geo_ray.Ragged` or a Python list.
+    """
 
     train: Columns
     heldout: Columns
@@ -73,4 +78,4 @@ class SelfContained(Protocol):
 
 def num_rows(columns: Columns) -> int:
     """Return N, the number of rows of a table of columns (0 without columns)."""
-    return next((int(array.shape[0]) for array in columns.values()), 0)
+    return next((len(column) for column in columns.values()), 0)

@@ -220,6 +220,7 @@ class ByteLM:
                 fix="Choose a dim that is a multiple of heads.",
             )
         self.columns: Mapping[str, str] = {"tokens": f"uint8[{self.shape.context + 1}]"}
+        self.tokens_per_row = self.shape.context
 
     def model(self, seed: int) -> nn.Module:
         """Return the transformer: bytes (B, T) int64 -> logits (B, T, 256)."""

@@ -16,7 +16,7 @@ from numbers import Real
 from operator import itemgetter
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from geo_ray.base.errors import GeoRayError, NonFiniteError, TaskOutputError
 from geo_ray.base.random_state import seeded
 from geo_ray.base.user_code import error_place, error_summary, source_of
+from geo_ray.data.columns import Ragged
 from geo_ray.data.tasks.base import Batch, Columns, Dataset, SelfContained, Stats, Task
 
 _IN_PLACE: Final = frozenset(
@@ -181,7 +182,7 @@ def checked_metrics(task: Task, stats: Stats) -> dict[str, float]:
 
 
 def checked_dataset(task: SelfContained, seed: int) -> Dataset:
-    """Return the data set of a task.
+    """Return the data set of a task; lists of texts, bytes or numbers become ragged columns.
 
     Raises:
         TaskOutputError: the task raised, or returned something else.
@@ -193,7 +194,17 @@ def checked_dataset(task: SelfContained, seed: int) -> Dataset:
             f"{type(task).__name__}.dataset returned {type(made).__name__}, not a geo_ray.Dataset",
             fix="Return geo_ray.Dataset(train, heldout), two dicts of NumPy arrays by column.",
         )
-    return made
+    types = cast(Task, task).columns
+    return Dataset(_with_ragged(made.train, types), _with_ragged(made.heldout, types))
+
+
+def _with_ragged(columns: Columns, types: Mapping[str, str]) -> Columns:
+    return {
+        name: Ragged.of(types[name], column)
+        if isinstance(column, list | tuple) and name in types
+        else column
+        for name, column in columns.items()
+    }
 
 
 def checked_model(task: Task, seed: int) -> nn.Module:
@@ -335,6 +346,66 @@ def blamed(task: object, method: str) -> Iterator[None]:
             f"{type(task).__name__}.{method} raised {error_summary(error)} ({where})",
             fix="Correct the named line of the task.",
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class RowWork:
+    """Size of one training row, for tokens per second and the utilisation of devices.
+
+    A task may declare ``tokens_per_row``, and ``flops_per_row``: floating-point operations of
+    forward and backward pass. Without the latter, a model of tokens is estimated to need 2
+    operations per parameter and token forward, 2 backward for the activations, and 2 for the
+    gradient of each trained parameter: 6 N (Kaplan et al., arXiv 2001.08361).
+
+    Attributes:
+        tokens: tokens of a row; None if rows have none.
+        flops: operations of a row; None if unknown.
+        estimated: whether `flops` is the estimate.
+    """
+
+    tokens: float | None = None
+    flops: float | None = None
+    estimated: bool = False
+
+    @classmethod
+    def of(cls, task: Task, num_trained: int = 0, num_frozen: int = 0) -> RowWork:
+        """Return the size of a task's rows.
+
+        Args:
+            task: task.
+            num_trained: values of trained parameters; 0: no estimate.
+            num_frozen: values of frozen parameters.
+
+        Raises:
+            TaskOutputError: the task declares something else than a positive number.
+        """
+        tokens, flops = (_declared_size(task, name) for name in ("tokens_per_row", "flops_per_row"))
+        if flops is None and tokens is not None and num_trained:
+            return cls(tokens, tokens * (6 * num_trained + 4 * num_frozen), estimated=True)
+        return cls(tokens, flops)
+
+    def fields(self) -> dict[str, float | bool | None]:
+        """Return the fields of the event `run_started`; none if nothing is known."""
+        if self.tokens is None and self.flops is None:
+            return {}
+        return {
+            "tokens_per_row": self.tokens,
+            "flops_per_row": self.flops,
+            "flops_estimated": self.estimated,
+        }
+
+
+def _declared_size(task: Task, name: str) -> float | None:
+    with blamed(task, name):
+        value: object = getattr(task, name, None)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+        raise TaskOutputError(
+            f"{type(task).__name__}.{name} is {value!r}, not a positive number",
+            fix=f"Set {name} to a number, or remove it.",
+        )
+    return float(value)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,17 @@
 """Load a task from the configuration: built-in, from a package, or from the user's own file.
 
 A task is checked when it is loaded (members, signatures, column types), so that a mistake is
-reported before the run starts. Column types are written as in shards: "int64", "float32[64]".
+reported before the run starts. Column types are written as in shards: `geo_ray.data.columns`.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
-import numpy as np
 from pydantic import Field, ValidationError
 
 from geo_ray.base.describe import paragraph
@@ -22,37 +19,8 @@ from geo_ray.base.errors import GeoRayError, SchemaMismatchError, TaskLoadError
 from geo_ray.base.explain import explain
 from geo_ray.base.model import StrictModel
 from geo_ray.base.user_code import UserClass, error_place, error_summary, find_class, source_of
+from geo_ray.data.columns import ColumnType, Ragged
 from geo_ray.data.tasks.base import Columns, Task
-
-_PATTERN = re.compile(r"(bool|u?int(?:8|16|32|64)|float(?:16|32|64))(?:\[([1-9][0-9]{0,8})\])?")
-
-
-@dataclass(frozen=True)
-class ColumnSpec:
-    """A parsed column type: dtype, and the length of each row's list (None for a scalar)."""
-
-    dtype: np.dtype[Any]
-    length: int | None
-
-    def row_shape(self) -> tuple[int, ...]:
-        """Return the shape of one row: () or (length,)."""
-        return () if self.length is None else (self.length,)
-
-
-def parse_column_type(text: str) -> ColumnSpec:
-    """Parse "uint8[784]" and the like.
-
-    Raises:
-        SchemaMismatchError: the text is not a column type.
-    """
-    match = _PATTERN.fullmatch(text)
-    if match is None:
-        raise SchemaMismatchError(
-            f"{text!r} is not a column type",
-            fix='Write a NumPy dtype and an optional length: "int64", "float32[64]", "uint8[784]".',
-        )
-    length = match.group(2)
-    return ColumnSpec(np.dtype(match.group(1)), int(length) if length else None)
 
 
 def check_task_columns(types: Mapping[str, str], columns: Columns) -> None:
@@ -67,13 +35,14 @@ def check_task_columns(types: Mapping[str, str], columns: Columns) -> None:
         )
     rows: dict[int, str] = {}
     for name, text in types.items():
-        expected, array = parse_column_type(text), columns[name]
-        found = f"{array.dtype}{list(array.shape[1:]) or ''}"
-        if array.ndim == 0 or array.dtype != expected.dtype:
+        array = columns[name]
+        if isinstance(array, Ragged):
+            found = str(array.type)
+        else:
+            found = f"{array.dtype}{list(array.shape[1:]) or ''}"
+        if not array.shape or found != str(ColumnType.parse(text, name)):
             raise SchemaMismatchError(f"column {name!r} is {found}, the task has {text}")
-        if array.shape[1:] != expected.row_shape():
-            raise SchemaMismatchError(f"column {name!r} is {found}, the task has {text}")
-        rows.setdefault(int(array.shape[0]), name)
+        rows.setdefault(len(array), name)
     if len(rows) > 1:
         counts = ", ".join(f"{name!r} {count}" for count, name in rows.items())
         raise SchemaMismatchError(f"columns differ in their number of rows: {counts}")
@@ -149,11 +118,9 @@ def _check_schema(task: object, name: str) -> None:
                 fix=_COLUMNS,
             )
         try:
-            parse_column_type(text)
+            ColumnType.parse(text, column)
         except SchemaMismatchError as error:
-            raise TaskLoadError(
-                f"task {name}: column {column!r}: {error.message}", fix=error.fix
-            ) from error
+            raise TaskLoadError(f"task {name}: {error.message}", fix=error.fix) from error
     if label is None:
         return
     if label not in columns:
@@ -162,8 +129,7 @@ def _check_schema(task: object, name: str) -> None:
             f"{', '.join(sorted(columns))}",
             fix="Use one of the columns, or None if the data have no label.",
         )
-    kind = parse_column_type(columns[label])
-    if kind.dtype.kind not in "iu" or kind.length is not None:
+    if not ColumnType.parse(columns[label], label).is_integer:
         raise TaskLoadError(
             f"task {name}: label_column {label!r} must be one integer per row, not "
             f"{columns[label]}",
@@ -236,7 +202,7 @@ def option_for(cfg: TaskConfig, base_dir: Path, column: str, wanted: str) -> str
         The option and its value, such as ``features=31``, that gives the column that type;
         None if no single option does.
     """
-    spec = parse_column_type(wanted)
+    spec = ColumnType.parse(wanted, column)
     width = spec.length or 1
     options = _options_class(find_class(cfg.use, base_dir, _TASK, BUILT_IN), cfg)
     for name, info in options.model_fields.items():
@@ -244,10 +210,10 @@ def option_for(cfg: TaskConfig, base_dir: Path, column: str, wanted: str) -> str
             continue
         changed = cfg.model_copy(update={"options": {**cfg.options, name: width}})
         try:
-            given = parse_column_type(load_task(changed, base_dir).columns.get(column, ""))
+            given = ColumnType.parse(load_task(changed, base_dir).columns.get(column, ""), column)
         except GeoRayError:
             continue
-        if (given.dtype, given.length or 1) == (spec.dtype, width):
+        if (given.scalar, given.length or 1) == (spec.scalar, width):
             return f"{name}={width}"
     return None
 

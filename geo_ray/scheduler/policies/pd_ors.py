@@ -433,11 +433,12 @@ class _PdOrs:
     ) -> BestSchedule | None:
         """Plan a job that does not fit into single slots of the window even on an empty cluster.
 
-        Each part of its work is the work of some workers in a block of slots. Fewer workers give
-        smaller parts and longer blocks, down to one worker until the last slot. So an empty cluster
-        with capacity for a worker in each of the job's regions has a schedule. In an endless
-        cluster, work after the last known slot is planned later, and is priced like the planned
-        part.
+        Each part of its work is the work of some workers in a block of slots: of most workers, then
+        of a quarter of them, and so on. Its price is the integral over its own use (`surcharge`).
+        Fewer workers give smaller parts and longer blocks, down to one worker until the last slot.
+        So an empty cluster with capacity for a worker in each of the job's regions has a schedule.
+        In an endless cluster, work after the last known slot is planned later, and is priced like
+        the planned part.
         """
         known = self._cluster.slots - slot
         links = [pattern.link for pattern in patterns]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, TypeAlias
 
 from pydantic import Field
 
@@ -74,6 +75,10 @@ class ObserveConfig(StrictModel):
     )
 
 
+Scalar: TypeAlias = str | int | float | bool
+"""Value of a hyperparameter."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExportOrder:
     """The exported run.
@@ -82,11 +87,13 @@ class ExportOrder:
         run_dir: directory of the run.
         base_dir: base of relative paths of its configuration.
         origin_unix_s: time of day of its second 0.
+        hyperparameters: its configuration, by key such as ``optimizer.lr``.
     """
 
     run_dir: Path
     base_dir: Path
     origin_unix_s: float
+    hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 class Exporter(Protocol):
@@ -124,13 +131,14 @@ class ScalarFold:
 
     Args:
         every_s: minimum seconds of the run between two values of one scalar; values of
-            evaluations are all given.
+            evaluations are all given, with the learning rates and batch sizes of that moment.
     """
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._given_s: dict[str, float] = {}
         self._steps: dict[str, int] = {}
+        self._left_out: dict[str, ScalarValue] = {}  # newest learning rates and batch sizes
         self._wan = LinkTotals()
         self._wan_bytes = 0
 
@@ -148,7 +156,13 @@ class ScalarFold:
                     f"loss/{region}": event["loss"],
                     f"wait_share/{region}": (event["wait_s"] or 0.0) / busy_s if busy_s else None,
                 }
-                return self._thinned(values, event["step"], event.t_s)
+                settings = {
+                    f"learning_rate/{region}": event.fields.get("learning_rate"),
+                    f"batch_size/{region}": event["samples"],
+                }
+                given = self._thinned(values | settings, event["step"], event.t_s)
+                self._note(settings, given, event)
+                return given
             case "exchange":
                 region, start_s = event["region"], event["start_s"]
                 values = {
@@ -164,9 +178,24 @@ class ScalarFold:
             case "eval":
                 whose = "" if event["region"] is None else f"/{event['region']}"
                 values = {f"eval/{name}{whose}": v for name, v in event["metrics"].items()}
-                return self._finite(values, event["step"], event.t_s)
+                left_out, self._left_out = self._left_out, {}
+                return (
+                    *self._finite(values, event["step"], event.t_s),
+                    *left_out.values(),
+                )
             case _:
                 return ()
+
+    def _note(
+        self, settings: Mapping[str, float | None], given: tuple[ScalarValue, ...], event: Event
+    ) -> None:
+        """Hold the newest settings that were left out, until the next evaluation."""
+        for each in given:
+            self._left_out.pop(each.name, None)
+        names = {each.name for each in given}
+        left_out = {name: value for name, value in settings.items() if name not in names}
+        for each in self._finite(left_out, event["step"], event.t_s):
+            self._left_out[each.name] = each
 
     def _thinned(
         self, values: dict[str, float | None], step: int, t_s: float
@@ -180,7 +209,7 @@ class ScalarFold:
         return self._finite(due, step, t_s)
 
     def _finite(
-        self, values: dict[str, float | None], step: int, t_s: float
+        self, values: Mapping[str, float | None], step: int, t_s: float
     ) -> tuple[ScalarValue, ...]:
         return tuple(
             ScalarValue(name, float(value), step, t_s)

@@ -1,8 +1,9 @@
-"""Export of scalars to TensorBoard files."""
+"""Export of scalars to TensorBoard files, and of hyperparameters to its HParams page."""
 
 from __future__ import annotations
 
 from tensorboardX import SummaryWriter
+from tensorboardX.summary import hparams
 
 from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.export.base import ExportOrder, ScalarFold, TensorboardConfig
@@ -23,9 +24,14 @@ class TensorboardExporter:
         self._writer = SummaryWriter(str(where), flush_secs=5)
         self._fold = ScalarFold(config.every_s)
         self._origin_unix_s = order.origin_unix_s
+        _, self._session_start, self._session_end = hparams(dict(order.hyperparameters), {})
 
     def feed(self, event: Event) -> None:
         """See `Exporter.feed`."""
+        if event.kind == "run_started":
+            self._writer.file_writer.add_summary(self._session_start)
+        elif event.kind == "run_finished":
+            self._writer.file_writer.add_summary(self._session_end)
         for each in self._fold.feed(event):
             at_unix_s = self._origin_unix_s + each.t_s
             self._writer.add_scalar(each.name, each.value, each.step, at_unix_s)

@@ -54,9 +54,13 @@ class WandbExporter:
             mode=self._config.mode,
             dir=path,
             config={
-                name: event.fields.get(name)
-                for name in ("strategy", "task", "seed", "digest", "regions", "averager")
+                **{
+                    name: event.fields.get(name)
+                    for name in ("strategy", "task", "seed", "digest", "regions", "averager")
+                },
+                **self._order.hyperparameters,
             },
+            allow_val_change=True,  # a resume may change the configuration
             settings=wandb.Settings(silent=True, console="off"),
         )
         self._run.define_metric("*", step_metric="step")

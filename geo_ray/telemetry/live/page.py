@@ -34,6 +34,7 @@ from geo_ray.telemetry.participation import MEMBERS_NOTE, members_figure
 from geo_ray.telemetry.run_map import map_figure
 from geo_ray.telemetry.sections import cost_section, machines_note, machines_section
 from geo_ray.telemetry.status import RegionStatus, RunStatus, status_lines
+from geo_ray.telemetry.throughput import memory_text, mfu_text
 from geo_ray.telemetry.view import CurveView, MapLink, MembersView, RunView
 
 
@@ -200,6 +201,10 @@ def _facts(view: RunView) -> str:
     going = status.is_going is not False
     if going:
         facts.append(("samples per second", number_text(round(status.samples_per_s, 1))))
+        if status.tokens_per_s is not None:
+            facts.append(("tokens per second", number_text(round(status.tokens_per_s, 1))))
+        if status.mfu is not None:
+            facts.append(("MFU", mfu_text(status.mfu, estimated=status.mfu_is_estimated)))
     if status.spent.usd is not None:
         planned = "" if view.planned is None else f" of {view.planned.usd:.4g} planned"
         facts.append(("USD", f"{status.spent.usd:.4g}{planned}"))
@@ -265,6 +270,9 @@ def _members(view: MembersView) -> str:
 def _regions(regions: Sequence[RegionStatus]) -> str:
     if not regions:
         return ""
+    has_tokens = any(each.tokens_per_s is not None for each in regions)
+    has_mfu = any(each.mfu is not None for each in regions)
+    has_memory = any(each.memory is not None for each in regions)
     rows = [
         [
             escape(each.name),
@@ -273,12 +281,16 @@ def _regions(regions: Sequence[RegionStatus]) -> str:
             f"{each.exchanges:,}",
             number_text(each.loss),
             number_text(round(each.samples_per_s, 1)),
+            *([number_text(each.tokens_per_s and round(each.tokens_per_s, 1))] * has_tokens),
+            *([mfu_text(each.mfu)] * has_mfu),
+            *([memory_text(each.memory)] * has_memory),
             f"{each.workers_lost:,}",
         ]
         for each in regions
     ]
-    headings = ["region", "state", "step", "exchanges", "loss", "samples/s", "workers lost"]
-    return section("Regions", table(headings, rows, left=2))
+    headings = ["region", "state", "step", "exchanges", "loss", "samples/s"]
+    headings += ["tokens/s"] * has_tokens + ["MFU"] * has_mfu + ["GPU memory"] * has_memory
+    return section("Regions", table([*headings, "workers lost"], rows, left=2))
 
 
 def _notes(notes: Sequence[tuple[float, str]]) -> str:

@@ -42,6 +42,12 @@ MORE_OPTIONS = {
         {"interval": 4, "fragments": 2, "tau": 1},
         {"interval": 8, "fragments": 2, "tau": 3, "merge": "correct"},
     ],
+    "muloco": [{"interval": 2}, {"interval": 1, "outer": {"kind": "sgd"}}],
+    "cocodc": [
+        {"interval": 6, "fragments": 2, "tau": 1, "utilization": 0.5},
+        {"interval": 4, "fragments": 2, "tau": 1, "compensation": 0.0},
+        {"interval": 10, "fragments": 2, "tau": 1, "utilization": 0.9, "compensation": 2.0},
+    ],
     "diloco_eager": [{"interval": 2}],
     "one_step_delay": [{"interval": 2, "merge": "correct"}, {"interval": 3}],
     "decoupled": [

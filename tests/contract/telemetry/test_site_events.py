@@ -15,6 +15,7 @@ from tests.support.plane_support import Plane, Setup
 
 SHORT = {
     "diloco_streaming": {"interval": 4, "fragments": 2, "tau": 1},
+    "cocodc": {"interval": 4, "fragments": 2, "tau": 1, "utilization": 0.7},
     "decoupled": {"interval": 4, "fragments": 2},
     "hfa": {"k2": 2},
 }

@@ -7,39 +7,44 @@ a test of their own (`OWN_TESTS`) are run there, in full.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
 import shutil
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.request import HTTPCookieProcessor, ProxyHandler, build_opener
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from geo_ray.cli.main import root
 from geo_ray.data.prepare.config import Preparation
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.lab.topology import Topology
 from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.sweep.search_config import TuningConfig
+from tests.support.pages import ROOT, Reader, blocks, commands, save, sources
+from tests.support.queue_support import sim_queue
 
-ROOT = Path(__file__).resolve().parents[3]
+CLI: Final = "tests/integration/cli"
 OWN_TESTS: Final = {
+    # page, or page#section: the test that runs all of its commands
     "README.md": "tests/unit/api/test_readme.py",
-    "docs/tutorials/two-regions.md": "tests/integration/cli/test_two_regions_guide.py",
-    "docs/tutorials/port-a-training-script.md": "tests/integration/cli/test_two_regions_guide.py",
-    "docs/start/quickstart.md": "tests/integration/cli/test_page_commands.py",
-    "docs/guides/tasks.md": "tests/integration/cli/test_page_commands.py",
-    "docs/guides/data.md": "tests/integration/cli/test_page_commands.py",
-    "docs/guides/preparation.md": "tests/integration/cli/test_page_commands.py",
-    "docs/guides/custom-strategies.md": "tests/integration/cli/test_page_commands.py",
-}
+    "docs/tutorials/two-regions.md": f"{CLI}/test_two_regions_guide.py",
+    "docs/tutorials/port-a-training-script.md": f"{CLI}/test_two_regions_guide.py",
+    "docs/start/quickstart.md": f"{CLI}/test_page_commands.py",
+    "docs/guides/tasks.md": f"{CLI}/test_page_commands.py",
+    "docs/guides/data.md": f"{CLI}/test_page_commands.py",
+    "docs/guides/data.md#Recipe: text for a language model": f"{CLI}/test_data_recipes.py",
+    "docs/guides/data.md#Recipe: folders of images": f"{CLI}/test_data_recipes.py",
+    "docs/guides/preparation.md": f"{CLI}/test_page_commands.py",
+    "docs/guides/custom-strategies.md": f"{CLI}/test_page_commands.py",
+    "docs/guides/prices.md": f"{CLI}/test_cloud_pages.py",
+    "docs/operations/clusters.md#Create a cluster in a cloud": f"{CLI}/test_cloud_pages.py",
+    "docs/operations/queue.md#Submit and change jobs": f"{CLI}/test_cloud_pages.py",
+    "docs/operations/terraform.md#Create a stack": f"{CLI}/test_cloud_pages.py",
+    "docs/operations/terraform.md#The autoscaler controls the machines":
+        f"{CLI}/test_cloud_pages.py",
+}  # fmt: skip
 PAGES: Final = [
     str(path.relative_to(ROOT))
     for path in [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -51,125 +56,94 @@ CLOUD: Final = "needs an account of a cloud; "
 RULES: Final[list[tuple[str, str | None, str]]] = [
     # (pattern, what is run instead or None, why)
     (r"(\w+=\S+ )?scripts/(quickstart|test)\b.*", None, "makes the environment of a bare clone"),
-    (r"(source|export|cd|cp|for|done|PORTS=|--).*", None, "sets up a shell or copies files"),
+    (r"(source|export|cp|PORTS=).*", None, "sets up a shell or copies files"),
     (r"(git clone|pip install|pre-commit) .*", None, "downloads"),
-    (r"(terraform|aws|tccli|wg|scp|ssh|cloud-init|/opt/geo_ray\S*) .*", None, CLOUD),
-    (r"python3? -(m venv|c) .*", None, "makes an image or a secret"),
+    (r"(terraform|aws|tccli|cloud-init|/opt/geo_ray\S*pip) .*", None, CLOUD),
+    (r"for end in .*", None, "WireGuard is not installed"),
+    (r"python3 -m venv .*", None, "needs the root of a machine image"),
+    (r"/opt/geo_ray/bin/(python -c .*)", r"\1", "the environment of the machine image"),
     (r"ray (start|job) .*", None, f"{CLUSTER}test_job_submit.py, tests/chaos/runtime"),
     (r"geo-ray .*s3://.*", None, f"{CLOUD}tests/integration/runs, tests/contract/cloud"),
     (r"(geo-ray train .*) --dry-run", r"\1 --dry-run", "as it stands"),
     (r"geo-ray train (--resume|.*--plan|runs/longer/) ?.*", None, f"{CLUSTER}tests/chaos/runtime"),
     (r"(geo-ray train .*)", r"\1 --dry-run", f"{CLUSTER}test_api_train.py"),
     (r"(geo-ray up .*--provider local.*)", r"\1 --dry-run", "test_clusters_local.py"),
-    (r"geo-ray (up|down|status clusters|inventory) ?.*", None, f"{CLOUD}tests/contract/cloud"),
-    (r"geo-ray queue (start|submit|list|show|move|cancel) .*", None, f"{CLUSTER}scheduler/queue"),
+    (r"geo-ray down .*", None, f"{CLOUD}tests/contract/cloud"),
+    (r"geo-ray queue (start|submit|list) .*", None, f"{CLUSTER}scheduler/queue"),
+    (r"geo-ray watch queues/local .*", None, f"{CLUSTER}scheduler/queue"),
     (r"geo-ray members \S+ (add|drain|remove) .*", None, f"{CLUSTER}test_members_chaos.py"),
-    (r"geo-ray (watch|lab) .*", None, "runs until Ctrl-C; telemetry/live and tests/*/lab"),
-    (r"geo-ray (tune|compare) .*", None, "many runs; tests/integration/sweep"),
+    (r"geo-ray lab .*", None, "runs until Ctrl-C; telemetry/live and tests/*/lab"),
+    (r"geo-ray tune .*", None, "many runs; tests/integration/sweep"),
     (r"geo-ray profile .*", None, "measures for minutes; tests/integration/sweep"),
     (
         r"geo-ray plan .* --from runs/.*",
         None,
         "needs a run of a plan; tests/sim/planner",
     ),
-    (r"geo-ray prices refresh .*", None, f"{CLOUD}tests/contract/cloud"),
-    (r"geo-ray schedule cluster_job_log .*", None, "needs a published trace; tests/unit/scheduler"),
-    (r"(geo-ray .*) --(open|follow)", r"\1", "opens a browser, or follows a run"),
+    (r"geo-ray export .*--format (hf|adapter) .*", None, "slow; runs/test_export_formats.py"),
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A fenced block of a page.
-
-    Attributes:
-        language: of the fence.
-        saved_as: the file that the text before it, or its first line, names; "" if none.
-        body: what is in it.
-    """
-
-    language: str
-    saved_as: str
-    body: str
-
-    @property
-    def commands(self) -> list[str]:
-        """Its commands; of a console, what follows a prompt."""
-        lines = self.body.replace("\\\n", " ").splitlines()
-        if self.language == "console":
-            lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-        elif self.language not in ("bash", "sh"):
-            lines = []
-        plain = (re.sub(r"(^|\s+)#.*", "", line).strip() for line in lines)
-        return [" ".join(line.split()) for line in plain if line]
+PAGE_ADDRESS: Final = r"http://127\.0\.0\.1:\d+/\?token=\S+(?=\s)"
+ALSO: Final = {
+    # command: further ones of a reader who has more regions than the page shows
+    "geo-ray certs rotate --finish --dir DIR": (
+        "geo-ray certs issue eu-west --dir DIR",
+        "geo-ray certs issue ap-south --dir DIR",
+    )
+}
 
 
-def blocks(page: str) -> list[Block]:
-    """The blocks of a page in their order."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    found = []
-    for match in re.finditer(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", text, flags=re.M | re.S):
-        indent, language, body = match.groups()
-        before = text[: match.start()].rstrip().rpartition("\n\n")[2]
-        names = re.findall(r"\bas\s+`([\w./-]+\.\w+)`", before)
-        names = names or re.findall(r"\A# ([\w/-]+\.\w+)$", body, flags=re.M)
-        found.append(
-            Block(language, names[-1] if names else "", re.sub(rf"^{indent}", "", body, flags=re.M))
-        )
-    return found
-
-
-def commands(page: str) -> list[str]:
-    """The commands of a page in their order."""
-    return [command for block in blocks(page) for command in block.commands]
-
-
-def sources(page: str, language: str) -> list[str]:
-    """The bodies of the blocks in a language."""
-    return [block.body for block in blocks(page) if block.language == language]
-
-
-def save(page: str) -> None:
-    """Write the files that a page has its reader save."""
-    for block in blocks(page):
-        if block.saved_as:
-            Path(block.saved_as).parent.mkdir(parents=True, exist_ok=True)
-            Path(block.saved_as).write_text(block.body)
+def left(page: str) -> list[str]:
+    """The commands of a page in sections without a test of their own."""
+    return [
+        command
+        for block in blocks(page)
+        if f"{page}#{block.section}" not in OWN_TESTS
+        for command in block.commands
+    ]
 
 
 def instead(command: str) -> str | None:
     """What is run for a command; None if nothing."""
     for pattern, other, _ in RULES:
-        if match := re.fullmatch(pattern, command):
+        if match := re.fullmatch(pattern, command, flags=re.S):
             return other if other is None else match.expand(other)
     return command
 
 
 def test_each_rule_is_needed() -> None:
     """A rule without a command on a page could hide a later one."""
-    every = [command for page in PAGES for command in commands(page)]
+    every = [command for page in PAGES for command in left(page)]
     found = [
-        next((pattern for pattern, _, _ in RULES if re.fullmatch(pattern, command)), "")
+        next((pattern for pattern, _, _ in RULES if re.fullmatch(pattern, command, re.S)), "")
         for command in every
     ]
     assert [pattern for pattern, _, _ in RULES if pattern not in found] == []
 
 
+@pytest.mark.parametrize("where", OWN_TESTS)
+def test_a_page_with_a_test_of_its_own_is_run_there(where: str) -> None:
+    page, _, section = where.partition("#")
+    assert commands(page, section or None), "there is no such section"
+    test = (ROOT / OWN_TESTS[where]).read_text()
+    assert Path(page).stem in test.replace("README", "readme") or Path(page).name in test
+    assert section in test
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with the configurations of the repository, a finished run and shards."""
+    """A project with the configurations of the repository, a finished run and a queue."""
     folder = tmp_path_factory.mktemp("project")
     for name in ("configs", "examples"):
         shutil.copytree(ROOT / name, folder / name)
     shutil.copy(folder / "configs" / "quickstart.yaml", folder / "configs" / "my_job.yaml")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        for command in ("simulate configs/quickstart.yaml",):
-            done = CliRunner().invoke(root, shlex.split(command))
-            assert done.exit_code == 0, done.output
-    finally:
-        os.chdir(before)
+    queue = folder / "queues" / "shared"
+    queue.mkdir(parents=True)
+    sim_queue(queue).run(5.0)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(folder)
+        Reader(monkeypatch).run("geo-ray simulate configs/quickstart.yaml")
     return folder
 
 
@@ -178,42 +152,79 @@ def workspace(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     shutil.copytree(project, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("webbrowser.open", lambda _: True)
+    script(tmp_path / "programs" / "browser", 'echo "$1" >> opened.txt')
+    script(tmp_path / "programs" / "scp", 'mkdir -p "$(dirname "$2")" && cp "$1" "$2"')
+    monkeypatch.setenv("BROWSER", f"{tmp_path / 'programs' / 'browser'} %s")
+    monkeypatch.setenv("PATH", str(tmp_path / "programs"), prepend=":")
     return tmp_path
+
+
+def script(path: Path, line: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+
+
+def job_of_a_trace(number: int) -> dict[str, Any]:
+    attempt = {
+        "start_time": "2017-10-09 07:10:00",
+        "end_time": "2017-10-09 08:10:00",
+        "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}],
+    }
+    return {
+        "jobid": f"application_{number}",
+        "submitted_time": "2017-10-09 07:00:00",
+        "status": "Pass",
+        "vc": "a",
+        "user": "b",
+        "attempts": [attempt],
+    }
 
 
 def prepare(page: str) -> None:
     """Make what a page says its reader has."""
     if page == "docs/operations/terraform.md":
         shutil.copy("configs/planned.yaml", "configs/my_job.yaml")
+    if page == "docs/operations/monitoring.md":
+        Path("DIR").mkdir()
+    if page == "docs/reference/scheduling-policies.md":
+        Path("cluster_job_log").write_text(json.dumps([job_of_a_trace(n) for n in range(4)]))
+    if page == "docs/reference/strategies.md":  # a shorter run of the same
+        change("configs/quickstart.yaml", train={"steps": 8, "eval_every": 8})
 
 
-def run(command: str) -> None:
-    words = shlex.split(command)
-    if words[0] == "geo-ray":
-        done = CliRunner().invoke(root, words[1:])
-        assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception}"
-        return
-    assert words[0] == "python", f"no rule for: {command}"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:."}
-    finished = subprocess.run(
-        [sys.executable, *words[1:]], env=environment, capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 0, f"{command}\n{finished.stderr}"
+def change(config: str, **sections: Any) -> None:
+    """Change sections of a configuration of the reader."""
+    tree = yaml.safe_load(Path(config).read_text())
+    Path(config).write_text(yaml.safe_dump(tree | sections))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
-def test_the_commands_of_a_page_work(page: str, workspace: Path) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", [page for page in PAGES if left(page)])
+def test_the_commands_of_a_page_work(
+    page: str, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(page)
     prepare(page)
+    reader = Reader(monkeypatch)
+    browser = build_opener(ProxyHandler({}), HTTPCookieProcessor())
     wrong = []
-    for command in commands(page):
+    for command in left(page):
         given = instead(command)
         try:
-            if given is not None:
-                run(given)
+            if given is not None and given.startswith("geo-ray watch "):
+                with reader.until_ctrl_c(given, PAGE_ADDRESS) as shown:
+                    assert b"<html" in browser.open(shown[0]).read()
+            elif given is not None:
+                reader.run(given)
+            for each in ALSO.get(command, ()):
+                reader.run(each)
         except (AssertionError, ValueError) as error:
             wrong.append(str(error))
     assert not wrong, "\n\n".join(wrong)
+    if any("--open" in (instead(command) or "") for command in left(page)):
+        assert "token=" in Path("opened.txt").read_text()
 
 
 # ------------------------------------------------------------------ YAML
@@ -261,7 +272,6 @@ def test_the_yaml_of_a_page_is_valid(page: str, workspace: Path) -> None:
 
 PYTHON_TESTS: Final = {
     "docs/guides/python.md": "tests/unit/api/test_api_documents.py",
-    "docs/design/transport.md": "shows signatures; tests/contract/transport",
 }
 
 

@@ -127,9 +127,7 @@ def test_a_copy_of_another_model_is_refused(options: dict[str, int], tmp_path: P
         found, meta = read_part(folder, part)
     other = config(task={"use": "digits", "options": options})
     with InProcess(other, tmp_path / "other") as stranger:
-        shard = build_shard(
-            other, stranger.sites[FAR].region, 0, stranger.params_P, stranger.start.groups
-        )
+        shard = build_shard(other, stranger.sites[FAR].region, 0, stranger.start)
         state = shard_state((dict(found), meta["counters"]), other.strategy.traits)  # type: ignore[arg-type]
         with pytest.raises(CheckpointCorruptError, match="the shard has"):
             shard.restore(*state)

@@ -27,6 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hfa": {"k1": 2, "k2": 2},
     "halos": {"local_steps": 2, "interval": 2},
     "diloco_streaming": {"interval": 4, "fragments": 2, "tau": 1},
+    "cocodc": {"interval": 4, "fragments": 2, "tau": 1, "utilization": 0.7},
     "decoupled": {"interval": 4, "fragments": 2, "quorum": 2, "grace_s": 0.2},
     "fedgsync": {"interval": 2, "quorum": 1.0, "deadline_s": 5.0},
     "async_local_sgd": {"interval": 2, "staleness": {"bound": 2, "weight": "sqrt"}},
@@ -35,14 +36,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def of_kind(kind: str, **changes: Any) -> Experiment:
     cut = [region | {"ps_shards": 1} for region in REGIONS]
+    whole = STRATEGIES[kind]().traits.region
     sections = {
         "strategy": {"kind": kind} | OPTIONS.get(kind, {"interval": 2}),
-        "regions": cut if STRATEGIES[kind]().traits.region.whole_model else REGIONS,
+        "regions": cut if whole.whole_model or whole.needs_optimizer else REGIONS,
         "train": TRAIN,
         "emulate": {"step_s": 0.01},
     }
     if kind == "sparseloco":
         sections["codec"] = {"up": {"kind": "chunked_topk"}}
+    if whole.needs_optimizer is not None:
+        sections["optimizer"] = {"kind": whole.needs_optimizer}
     return experiment_of(**(sections | changes))
 
 

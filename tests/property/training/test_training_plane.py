@@ -33,6 +33,7 @@ def setups(draw: st.DrawFn) -> Setup:
     if "fragments" in cls.model_fields:
         options |= {"fragments": 2, "interval": draw(st.integers(4, 6))}
         options |= {"tau": 1} if "tau" in cls.model_fields else {}
+        options |= {"utilization": 0.7} if "utilization" in cls.model_fields else {}
     elif "interval" in cls.model_fields:
         options["interval"] = draw(st.integers(1, 3))
     if "fraction" in cls.model_fields:
@@ -231,12 +232,21 @@ TestTrainingPlane.settings = settings(
 )
 
 
-@pytest.mark.parametrize("kind", ["nbsync", "one_step_delay", "diloco_eager", "diloco_streaming"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "nbsync",
+        "one_step_delay",
+        "diloco_eager",
+        "diloco_streaming",
+        "cocodc",
+    ],
+)
 @pytest.mark.parametrize("more", [4, 9])
 def test_saved_with_its_final_update_open_it_goes_on_and_has_another(kind: str, more: int) -> None:
     # Without the bound nbsync has more rows by then than the longer run asks for.
     options = {"max_local_steps": 1} if kind == "nbsync" else {"interval": 3}
-    options |= {"fragments": 2, "tau": 1} if kind == "diloco_streaming" else {}
+    options |= {"fragments": 2, "tau": 1} if kind in {"diloco_streaming", "cocodc"} else {}
     workers = {"a": 2, "b": 1, "c": 1}
     strategy = STRATEGIES[kind](**options)
     plane = Plane(Setup(strategy, Sgd(lr=0.1), workers, "sync", steps=4, refusals=False))

@@ -109,6 +109,7 @@ def replies(draw: Any) -> ReplyMessage:
         reliable=draw(maybe(NUMBER)),
         held_s=draw(NUMBER),
         draining=draw(st.booleans()),
+        next_fragment=draw(COUNT),
     )
 
 

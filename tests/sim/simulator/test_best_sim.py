@@ -62,7 +62,7 @@ def test_regions_that_are_said_to_agree_do(
     agree = regions_agree(config)
     together = [d.one_model for d in told if d.region is None]
     assert together and all(together) if agree else not any(together)
-    at_once = {"bsp", "fedssgd", "demo", "hfa", "diloco", "sparseloco"}
+    at_once = {"bsp", "fedssgd", "demo", "hfa", "diloco", "muloco", "sparseloco"}
     assert agree == (kind in at_once)
 
 

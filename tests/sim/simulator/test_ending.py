@@ -17,10 +17,11 @@ APART = [  # an exchange after the last step in any case
     "one_step_delay",
     "diloco_eager",
     "diloco_streaming",
+    "cocodc",
     "async_local_sgd",
     "dc_asgd",
 ]
-BLOCKING = ["bsp", "sma", "diloco", "fedssgd", "hfa", "demo", "esync"]
+BLOCKING = ["bsp", "sma", "diloco", "muloco", "fedssgd", "hfa", "demo", "esync"]
 
 
 def sections(kind: str, steps: int, **more) -> dict:

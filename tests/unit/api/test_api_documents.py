@@ -38,8 +38,8 @@ def test_the_page_names_all_that_the_package_offers() -> None:
     assert [name for name in geo_ray.__all__ if name not in words] == []
 
 
-def test_the_modules_that_the_page_lists_define_the_names() -> None:
-    text = (ROOT / "docs" / "guides" / "python.md").read_text()
+def test_the_modules_that_the_reference_lists_define_the_names() -> None:
+    text = (ROOT / "docs" / "reference" / "generated" / "python.md").read_text()
     table = text.split("| module | names | command |\n|---|---|---|\n")[1].split("\n\n")[0]
     listed = [re.findall(r"`([\w.]+)`", line) for line in table.splitlines()]
     missing = [

@@ -6,9 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from geo_ray.api.train import is_unchanged, run_to_resume
-from geo_ray.base.errors import CheckpointMissingError, RunDirectoryError, RunHeldError
+from geo_ray.base.errors import (
+    CheckpointMissingError,
+    ConfigChangedError,
+    RunDirectoryError,
+    RunHeldError,
+)
 from geo_ray.base.load import digest, override_items, text_of
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory
@@ -17,6 +23,7 @@ from geo_ray.runs.resume import check_resumable
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.manifest import CheckpointManifest
 from geo_ray.storage.uri import join
+from geo_ray.training.optimizers import OptimizerConfig
 from tests.support.job_support import experiment as any_experiment
 from tests.support.s3_support import new_prefix, s3_server, set_credentials
 
@@ -85,6 +92,37 @@ def test_a_configuration_that_is_not_the_one_of_the_checkpoint_is_warned_of(
     (text,) = warned
     assert f"(digest {digest(wanted)[:12]}) is not the configuration" in text
     assert "checkpoint 0 was saved with (digest abababababab)" in text
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "refused"),
+    [
+        ("adamw", "muon", True),
+        ("momentum", "adamw", True),
+        ("sgd", "muon", False),
+        ("adamw", "sgd", False),
+        ("muon", "sgd", True),
+        ("muon", "muon", False),
+    ],
+)
+def test_a_checkpoint_continues_with_its_kind_of_optimizer(
+    before: str, now: str, refused: bool, tmp_path: Path
+) -> None:
+    def with_kind(kind: str) -> Experiment:
+        optimizer: Any = TypeAdapter(OptimizerConfig).validate_python({"kind": kind})
+        return experiment(tmp_path).model_copy(update={"optimizer": optimizer})
+
+    saved = with_kind(before)
+    run = directory.create(saved, tmp_path, exact=True)
+    store = CheckpointStore(run.checkpoints)
+    store.begin(0)
+    fields = {"id": 0, "step": 5, "created": "-", "config_digest": digest(saved), "parts": ()}
+    store.commit(0, CheckpointManifest.model_validate(fields))
+    if not refused:
+        check_resumable(run, saved, with_kind(now))
+        return
+    with pytest.raises(ConfigChangedError, match=f"is {now}, but .* the state of {before}"):
+        check_resumable(run, saved, with_kind(now))
 
 
 def test_a_directory_whose_making_was_interrupted_is_completed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The roles of docs/operations/cloud-accounts.md allow exactly the requests of geo_ray."""
+"""The policies of infra/policies allow exactly the requests of geo_ray."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from tests.support.policy_support import (
     check_tencent_nodes,
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "operations" / "cloud-accounts.md"
+ROOT = Path(__file__).parents[3]
+POLICIES = ROOT / "infra" / "policies"
+PAGE = ROOT / "docs" / "operations" / "cloud-accounts.md"
 NAMES = {"ACCOUNT": "123456789012", "BUCKET": "demo-runs", "NAME": "demo", "REGION": "eu"}
 
 
 def policies() -> list[dict[str, Any]]:
     found = []
-    for text in re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.S):
+    for file in re.findall(r"^\| `([\w-]+\.json)` \|", PAGE.read_text(), re.M):
+        text = (POLICIES / file).read_text()
         for name, value in (NAMES | {"AT": "ap-singapore"}).items():
             text = re.sub(rf"\b{name}\b", value, text)
         found.append(json.loads(text))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from geo_ray.base.errors import NonFiniteError, SchemaMismatchError, TaskOutputError
+from geo_ray.data.columns import ColumnType
 from geo_ray.data.tasks.base import Batch, Columns, Stats, num_rows
 from geo_ray.data.tasks.checked_calls import (
     checked_collate,
@@ -21,7 +22,7 @@ from geo_ray.data.tasks.checked_calls import (
 )
 from geo_ray.data.tasks.classification import classification_metrics
 from geo_ray.data.tasks.groups import group_runs
-from geo_ray.data.tasks.load import check_task_columns, parse_column_type
+from geo_ray.data.tasks.load import check_task_columns
 from geo_ray.runs.model_file import load_trained, save_trained
 from geo_ray.training.parameters import read_parameters
 
@@ -285,7 +286,7 @@ def test_a_model_that_ignores_the_seed_is_seeded_all_the_same() -> None:
     ],
 )
 def test_column_types(text: str, dtype: str, length: int | None) -> None:
-    parsed = parse_column_type(text)
+    parsed = ColumnType.parse(text, "x")
     assert (parsed.dtype, parsed.length) == (np.dtype(dtype), length)
 
 
@@ -294,7 +295,7 @@ def test_column_types(text: str, dtype: str, length: int | None) -> None:
 )
 def test_texts_that_are_no_column_type(text: str) -> None:
     with pytest.raises(SchemaMismatchError):
-        parse_column_type(text)
+        ColumnType.parse(text, "x")
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,9 @@ def test_defaults():
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_every_strategy_can_be_named(kind):
     codec = ["codec.up={kind: chunked_topk}"] if kind == "sparseloco" else []
-    config = load(f"strategy={{kind: {kind}}}", *codec)
+    needed = STRATEGIES[kind]().traits.region.needs_optimizer
+    optimizer = [] if needed is None else [f"optimizer={{kind: {needed}}}"]
+    config = load(f"strategy={{kind: {kind}}}", *codec, *optimizer)
     assert type(config.strategy) is STRATEGIES[kind]
 
 
@@ -100,7 +102,8 @@ def test_every_strategy_can_be_named(kind):
         ("strategy.intervall=3", "strategy.intervall.*did you mean interval"),
         ("strategy.kind=smaa", "strategy.kind.*did you mean sma"),
         ("strategy.alpha=0.5", r"strategy.alpha.*unknown key"),
-        ("optimizer.momentum=0.9", "this kind has no such key; it is a key of momentum only"),
+        ("optimizer.momentum=0.9", "this kind has no such key; it is a key of another kind"),
+        ("optimizer.clip_rms=2", "this kind has no such key; it is a key of adafactor only"),
         ("strategy=smaa", r"got \"smaa\", did you mean {kind: sma}\?$"),
         ("strategy=sma", r"got \"sma\", did you mean {kind: sma}\?$"),
         ("regions.0.wrokers=3", r"regions.0.wrokers.*did you mean workers"),

@@ -8,10 +8,10 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 from geo_ray.base.errors import RunDirectoryError
-from geo_ray.runs.build import build_shard, initial_parameters
+from geo_ray.runs.build import ModelStart, build_shard, initial_parameters
+from geo_ray.runs.model_export import export_model
 from geo_ray.runs.model_file import (
     about_model,
-    export_model,
     keep_longer,
     load_trained,
     save_trained,
@@ -70,7 +70,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
 def test_shards_begin_with_their_slices_and_own_them():
     config, params_P = experiment(), initial_parameters(digits(), 0)
     us = config.regions[1]
-    shards = [build_shard(config, us, i, params_P) for i in range(us.ps_shards)]
+    shards = [build_shard(config, us, i, ModelStart(params_P)) for i in range(us.ps_shards)]
     assert torch.equal(torch.cat([s.params_S for s in shards]), params_P)
     shards[0].params_S.zero_()
     assert not torch.equal(params_P[: shards[0].params_S.numel()], shards[0].params_S)
@@ -99,7 +99,7 @@ def test_a_model_of_more_steps_is_put_aside_and_another_is_replaced(tmp_path):
 def test_a_folder_that_is_not_there_is_named(tmp_path, ending):
     path = tmp_path / "absent" / f"model.{ending}"
     with pytest.raises(RunDirectoryError, match="cannot be written") as caught:
-        export_model(digits().model(0), path, {})
+        export_model(digits(), digits().model(0), path, {})
     assert f"Create the directory {path.parent}" in caught.value.fix
 
 

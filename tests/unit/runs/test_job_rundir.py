@@ -17,6 +17,7 @@ from geo_ray.runs.directory import (
     check_changes,
     create,
     followed_plan,
+    hyperparameters,
     reopen,
 )
 from geo_ray.storage.folders import LocalRoot
@@ -39,6 +40,22 @@ def test_a_new_run_has_its_configuration_and_its_plan(tmp_path):
     assert [r["ps_shards"] for r in plan["regions"]] == [1, 2]
     assert plan["predicted_seconds"] is None and followed_plan(run) is None
     assert {run.checkpoints.parent, Path(run.data).parent, run.model.parent} == {run.path}
+
+
+def test_hyperparameters_are_the_keys_that_influence_the_result(tmp_path):
+    config = into(tmp_path, "members.absent=[us]", "observe={export: [{kind: tensorboard}]}")
+    found = hyperparameters(create(config, tmp_path).path)
+    tree = config.model_dump(mode="json")
+    for key, value in found.items():
+        at = tree
+        for part in key.split("."):
+            at = next(i for i in at if i["name"] == part) if isinstance(at, list) else at[part]
+        assert value == (json.dumps(at) if isinstance(at, list) else at)
+    assert {key.split(".")[0] for key in found} >= {"seed", "task", "optimizer", "regions"}
+    assert found["members.absent"] == '["us"]' and found["regions.us.ps_shards"] == 2
+    silent = {"run", "cluster", "observe", "checkpoint", "provider", "transport", "lan", "name"}
+    assert not silent & {key.split(".")[0] for key in found}
+    assert None not in found.values()
 
 
 def test_a_new_run_survives_a_loss_of_power(tmp_path, monkeypatch):

@@ -70,6 +70,7 @@ def test_answer(answer: Assignment) -> None:
         StepReport(Span(0, 8), 0.5, 0.1, None),
         StepReport(Span(8, 8), None, 0.1, "loss_not_finite"),
         StepReport(Span(0, 8), 0.5, 0.1, grad_sq=1e40),
+        StepReport(Span(0, 8), 0.5, 0.1, learning_rate=0.01),
     ],
 )
 def test_report(report: StepReport) -> None:

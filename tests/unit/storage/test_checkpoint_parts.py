@@ -79,6 +79,24 @@ def test_no_tensors_at_all(tmp_path: Path) -> None:
     assert read_part(tmp_path, write_part(tmp_path, "p", {}, {"a": 1})) == ({}, {"a": 1})
 
 
+@pytest.mark.parametrize("wanted", [[], ["scalar"], ["flags", "params_P"], ["nothing"]])
+def test_only_wanted_tensors_are_returned_and_all_are_verified(
+    tmp_path: Path, wanted: list[str]
+) -> None:
+    big = {**TENSORS, "big": torch.zeros(1_500_000)}  # more than a block
+    info = write_part(tmp_path, "p", big, META)
+    tensors, meta = read_part(tmp_path, info, wanted)
+    assert meta == META
+    assert tensors.keys() == set(wanted) & TENSORS.keys()
+    assert all(torch.equal(tensors[name], TENSORS[name]) for name in tensors)
+    file = tmp_path / "p.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1_000_000] ^= 1  # of a tensor that is not wanted
+    file.write_bytes(data)
+    with pytest.raises(CheckpointCorruptError, match="SHA-256"):
+        read_part(tmp_path, info, wanted)
+
+
 def test_bytes_depend_on_the_content_alone(tmp_path: Path) -> None:
     backwards = dict(reversed(TENSORS.items()))
     first = write_part(tmp_path, "p", TENSORS, META)

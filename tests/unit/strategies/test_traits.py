@@ -12,9 +12,9 @@ from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.strategies.traits import ExchangeTraits, RoundMean
 
 BLOCKING = {
-    "always": "bsp asgd sma fedavg fedssgd esync hfa diloco sparseloco demo fedasync fedat "
+    "always": "bsp asgd sma fedavg fedssgd esync hfa diloco muloco sparseloco demo fedasync fedat "
     "fedgsync async_local_sgd dc_asgd",
-    "when_late": "nbsync diloco_streaming diloco_eager one_step_delay",
+    "when_late": "nbsync diloco_streaming cocodc diloco_eager one_step_delay",
     "never": "asgd_ga ama decoupled halos gaia",
 }
 

@@ -31,7 +31,7 @@ from tests.support.observe_support import (
     step,
     wan,
 )
-from tests.support.tensorboard_support import tensorboard_values
+from tests.support.tensorboard_support import tensorboard_hyperparameters, tensorboard_values
 
 
 class Kept:
@@ -185,14 +185,36 @@ def test_scalars_are_what_the_events_say() -> None:
     assert found == [
         ("loss/east", 0.5, 1),
         ("wait_share/east", 0.25, 1),
+        ("batch_size/east", 32.0, 1),
         ("wait_share/west", pytest.approx(1 / 3), 1),
+        ("batch_size/west", 32.0, 1),
         ("exchange_s/east", 0.25, 2),
         ("staleness/east", 0.0, 2),
         ("wan_bytes", 101.0, 2),
         ("wan_bytes", 301.0, 2),
         ("eval/accuracy", 0.5, 2),
+        ("batch_size/east", 32.0, 2),  # left out before
         ("eval/accuracy/east", 0.75, 2),
     ]
+
+
+def test_learning_rate_and_batch_size_are_given_at_least_at_evaluations() -> None:
+    rows = [
+        started(),
+        *(step("east", n, n / 10, learning_rate=1 / n, samples=8 * n) for n in range(1, 6)),
+        step("west", 1, 0.1, learning_rate=None),
+        evaluation(5, 0.6, accuracy=0.5),
+        step("east", 6, 0.7, learning_rate=1 / 6),
+        step("east", 7, 1.2, learning_rate=1 / 7),
+        evaluation(7, 1.3, accuracy=0.5),
+    ]
+    fold = ScalarFold(every_s=1.0)
+    found = [(v.name, v.value, v.step) for event in events(rows) for v in fold.feed(event)]
+    rates = [(step, value) for name, value, step in found if name == "learning_rate/east"]
+    assert rates == [(1, 1.0), (5, 1 / 5), (7, 1 / 7)]
+    sizes = [(step, value) for name, value, step in found if name == "batch_size/east"]
+    assert sizes == [(1, 8.0), (5, 40.0), (7, 32.0)]
+    assert not [name for name, _, _ in found if name == "learning_rate/west"]
 
 
 @pytest.fixture
@@ -225,6 +247,10 @@ def test_tensorboard_has_every_curve(made: MadeRun) -> None:
     assert [v for _, v in values["loss/eu-west"]] == pytest.approx([v for _, v in wanted])
     assert values["eval/acc"] == [(32, 0.5)]
     assert values["wan_bytes"][-1][1] == pytest.approx(8e6 * (2 + 3) * 1.5)
+    assert values["batch_size/eu-west"][0] == (1, 32.0)
+    found = tensorboard_hyperparameters(made.path / "tensorboard")
+    assert found["optimizer.lr"] == 0.1 and found["regions.us-east.workers"] == 1.0
+    assert found["strategy.kind"] == "sma" and "cluster.kind" not in found
 
 
 def test_mlflow_has_the_run_and_goes_on_with_it(
@@ -246,6 +272,15 @@ def test_mlflow_has_the_run_and_goes_on_with_it(
     assert run.data.params["regions"] == "us-east eu-west ap-south"
     history = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "loss/eu-west")}
     assert list(history.items()) == losses_of(made, "eu-west")
+    sizes = client.get_metric_history(run.info.run_id, "batch_size/eu-west")
+    assert {m.value for m in sizes} == {32.0}
+    assert run.data.params["optimizer.lr"] == "0.1" and len(run.data.params) > 50
+    config = made.path / "config.lock.yaml"
+    config.write_text(config.read_text().replace("lr: 0.1\n", "lr: 0.01\n"))
+    export_events(made.path, [to])
+    (resumed,) = client.search_runs([experiment.experiment_id])
+    assert resumed.data.params == run.data.params, "MLflow's parameters cannot change"
+    assert resumed.data.tags["geo_ray.changed.optimizer.lr"] == "0.01"
 
 
 def test_weights_and_biases_keeps_the_run_for_later(
@@ -255,8 +290,14 @@ def test_weights_and_biases_keeps_the_run_for_later(
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     export_events(made.path, ["{kind: wandb, mode: offline, every_s: 0}"])
     (kept,) = (made.path / "wandb").glob("offline-run-*/run-*.wandb")
-    data = _payload(kept.read_bytes())
-    assert b"loss/eu-west" in data and b"eval/acc" in data
+    wanted = (b"loss/eu-west", b"eval/acc", b"batch_size/eu-west")
+    hyperparameters = (b"optimizer.lr", b"regions.us-east.workers")
+
+    def is_written() -> bool:
+        data = _payload(kept.read_bytes())
+        return all(each in data for each in (*wanted, *hyperparameters))
+
+    until(is_written)  # by a process of its own
 
 
 def _payload(log: bytes) -> bytes:

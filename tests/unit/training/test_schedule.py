@@ -96,3 +96,5 @@ def test_a_worker_reads_its_place_from_the_stream():
     norms = [float(change(Span(start, 8)).norm()) for start in (0, 16, 32)]
     assert norms[0] < norms[1] < norms[2]
     assert norms[0] / norms[2] == pytest.approx((0.25 + 0.5) / 2, rel=0.03)
+    # The second worker of a push is as far as the first.
+    assert torch.equal(change(Span(24, 8)), change(Span(16, 8)))
