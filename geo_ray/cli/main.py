@@ -46,7 +46,7 @@ _COMMANDS: Final = {
     "events": "Export the events of RUN to other programs.",
     "dashboards": "Write files for Grafana and Prometheus into DIR.",
     "report": "Write an HTML report of RUN and print its path.",
-    "export": "Export the model of RUN to a file.",
+    "export": "Export the model of RUN to a file or directory.",
     "schedule": "Replay a job trace under several policies.",
     "queue": "Manage a queue of jobs on a shared cluster.",
     "prices": "Show the known prices, or fetch the current ones from a cloud.",

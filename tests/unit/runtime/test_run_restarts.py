@@ -21,6 +21,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.base.load import load_text
 from geo_ray.base.restarts import Restarts
+from geo_ray.data.tasks.checked_calls import RowWork
 from geo_ray.data.tasks.digits import Digits
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import directory as rundir
@@ -79,7 +80,7 @@ class Driver:
         saver = SimpleNamespace(close=lambda: None)
         task = Digits(Digits.Options(width=2))
         context = RunContext(actors, self.experiment, self.run, task, saver, self.reporting, lease)  # type: ignore[arg-type]
-        with run_start._training(context, GoneRegions(), resume, None) as training:
+        with run_start._training(context, GoneRegions(), resume, None, RowWork()) as training:
             return self._train(training)
 
     def drive(self) -> Summary:
