@@ -15,11 +15,7 @@ from geo_ray.base.types import Span, StepReport
 from geo_ray.data.reader import ReadAhead, RegionReader
 from geo_ray.data.tasks.base import Columns
 from geo_ray.runs.evaluation import EvalSetting
-<<<<<<< HEAD
-=======
 from geo_ray.runtime.device import ON_CPU, DeviceReport
-from geo_ray.runtime.exchange.messages import read_answer, report_meta, stats_message
->>>>>>> main
 from geo_ray.runtime.remote_shard import ShardLink, ShardLinks
 from geo_ray.training.effects import Assignment
 from geo_ray.training.stragglers import READING
