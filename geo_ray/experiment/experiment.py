@@ -88,6 +88,29 @@ class DataConfig(StrictModel):
         return self
 
 
+class ServeConfig(StrictModel):
+    """Where a run is served to regions that join it."""
+
+    host: str = Field("0.0.0.0", description="address to listen on")  # noqa: S104  (documented)
+    port: int = Field(7447, ge=0, le=65535, description="port to listen on; 0: a free one")
+    advertise: str | None = Field(
+        None, description="name or IP of this machine for other regions; null: its own IP"
+    )
+    rows: int | None = Field(
+        None, ge=1, description="rows of all regions, for strategies that end by rows"
+    )
+
+
+OWN_LOOP: Final = "own_loop"
+"""`task.use` of a run whose regions join: their loops have the task."""
+_PLACEHOLDERS: Final[Mapping[str, Mapping[str, object]]] = {
+    "task": {"use": OWN_LOOP},
+    "data": {"generate": {}},
+    "optimizer": {"kind": "sgd", "lr": 1.0},
+}
+"""Sections of a run whose regions join; such a run uses none of them."""
+
+
 class Experiment(StrictModel):
     """The configuration of a run. The same file trains, simulates and resumes."""
 
@@ -120,6 +143,27 @@ class Experiment(StrictModel):
     checkpoint: CheckpointConfig = CheckpointConfig()
     run: RunConfig = RunConfig()
     observe: ObserveConfig = ObserveConfig()
+    serve: ServeConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_task(cls, values: object) -> object:
+        """Fill in the sections that a run of joining regions does not have."""
+        if not isinstance(values, dict) or not isinstance(regions := values.get("regions"), list):
+            return values
+        joining = [isinstance(each, dict) and each.get("join") is True for each in regions]
+        if not any(joining):
+            return values
+        if not all(joining):
+            raise ValueError(
+                "regions: either all regions join from training loops of their own, or none does"
+            )
+        for name in _PLACEHOLDERS:
+            given = values.get(name)
+            if isinstance(given, dict) and given.get("use", OWN_LOOP) != OWN_LOOP:
+                raise ValueError(f"{name}: regions that join have a {name} of their own; omit it")
+        own = {name: values.get(name, dict(each)) for name, each in _PLACEHOLDERS.items()}
+        return {**values, **own, "serve": values.get("serve") or {}}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -174,6 +218,11 @@ class Experiment(StrictModel):
         return found
 
     @property
+    def is_served(self) -> bool:
+        """Whether the regions join the run from training loops of their own."""
+        return self.regions[0].join
+
+    @property
     def first_standby(self) -> str | None:
         """The averager's standby region at the start, or None."""
         return self.averager.first_standby(self.averager_region, self.present_names)
@@ -194,8 +243,12 @@ class Experiment(StrictModel):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Region labels of nodes without duplicates, in the order of the file."""
-        return tuple(dict.fromkeys(region.label for region in self.regions))
+        """Region labels of nodes without duplicates, in the order of the file.
+
+        Regions that join need no nodes: the averager runs on a node of the first one.
+        """
+        with_nodes = self.regions[:1] if self.is_served else self.regions
+        return tuple(dict.fromkeys(region.label for region in with_nodes))
 
     @property
     def rows(self) -> int:

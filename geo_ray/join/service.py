@@ -15,6 +15,7 @@ Steps and rows of a region are those of all its ranks. Ranks that disagree end t
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -55,10 +56,12 @@ from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.message import CONTROL, Message
 
+_LOGGER: Final = logging.getLogger(__name__)
 SERVER: Final = "geo-ray-server"
 """Name of the serving endpoint."""
 
 _MARK: Final = "#"
+_RANK_FIELDS: Final = ("rank", "rank_rows", "rank_loss", "slice")  # of an update's header
 
 
 def rank_name(region: str, rank: int) -> str:
@@ -276,6 +279,11 @@ class _Region:
     hellos: dict[int, Hello] = field(default_factory=dict)
     parts: dict[int, UpdateMessage] = field(default_factory=dict)  # by slice
     since_s: float = 0.0  # when the first of them arrived
+    losses: dict[int, float] = field(default_factory=dict)  # of ranks that report one
+    steps: int = 0  # in all updates that were taken in
+    stepped_s: float = 0.0  # time of the newest of them
+    open: UpdateMessage | None = None  # the update that is not answered yet, of the first slice
+    sent_bytes: int = 0  # payload of that update in all slices
     headers: dict[int, tuple[UpdateMessage, int]] = field(default_factory=dict)  # by rank
     finished: set[str] = field(default_factory=set)  # ranks that have ended
 
@@ -459,7 +467,6 @@ class JoinService:
                 }
                 welcome = Welcome(self.terms, own, is_source=name == source)
                 found.append(Outbound(rank_name(name, rank), welcome.message()))
-        self._emit("regions_joined", regions=sorted(self._regions), slices=len(self.slices))
         return found
 
     def _on_state(self, peer: str, message: Message) -> list[Outbound]:
@@ -499,7 +506,7 @@ class JoinService:
         rank = fields.count(message.meta, "rank")
         rows = fields.count(message.meta, "rank_rows")
         index = fields.optional_count(message.meta, "slice")
-        own = {k: v for k, v in message.meta.items() if k not in ("rank", "rank_rows", "slice")}
+        own = {k: v for k, v in message.meta.items() if k not in _RANK_FIELDS}
         update = read_update(own, message.payload)
         if update.region != name:
             raise FrameError(f"'{peer}' sent an update of region '{update.region}'")
@@ -509,6 +516,8 @@ class JoinService:
         if not region.headers:
             region.since_s = self._now_s()
         region.headers[rank] = update, rows
+        if "rank_loss" in message.meta:
+            region.losses[rank] = fields.number(message.meta, "rank_loss")
         if index is not None:
             if index >= len(self.slices) or self.slices[index].owners[name] != rank:
                 raise FrameError(f"'{peer}' sent slice {index}, which is not its own")
@@ -540,8 +549,12 @@ class JoinService:
             replace(region.parts[index], num_samples=rows, step_s=step_s, exchange_s=exchange_s)
             for index in range(len(self.slices))
         ]
+        losses = [
+            (region.losses[r], n) for r, (_, n) in region.headers.items() if r in region.losses
+        ]
         region.parts.clear()
         region.headers.clear()
+        region.losses.clear()
         for averager, part in zip(self.averagers, parts, strict=True):
             self._check_part(averager, part)
         now_s = self._now_s()
@@ -549,15 +562,20 @@ class JoinService:
         for averager, part in zip(self.averagers, parts, strict=True):
             averager.at(now_s)
             replies.append(averager.on_update(part))
-        first = parts[0] if parts else headers[0]
+        first, weight = parts[0], sum(n for _, n in losses)
+        region.open, region.sent_bytes = first, sum(part.size_bytes for part in parts)
+        region.steps += first.steps
+        compute_s = first.steps * first.step_s
+        before_s, region.stepped_s = region.stepped_s or now_s - compute_s, now_s
         self._emit(
-            "update",
+            "step",
             region=name,
-            seq=first.seq,
-            steps=first.steps,
+            step=region.steps,
             samples=rows,
-            step_s=first.step_s,
-            bytes_sent=sum(part.size_bytes for part in parts),
+            loss=sum(loss * n for loss, n in losses) / weight if weight else None,
+            compute_s=compute_s,
+            wait_s=max(0.0, now_s - before_s - compute_s),
+            start_s=now_s - compute_s,
         )
         return self._answers(replies)
 
@@ -593,8 +611,38 @@ class JoinService:
             for rank in set(range(region.world_size)) - owners:
                 message = Message("reply", reply_meta(empty), b"", "reply")
                 found.append(Outbound(rank_name(name, rank), message))
-            self._emit("answer", region=name, seq=reply.seq, version=reply.version)
+            self._note_exchange(
+                name,
+                region,
+                reply,
+                sum(
+                    each.size_bytes for of_slice in replies for each in of_slice if each.to == name
+                ),
+            )
         return found
+
+    def _note_exchange(
+        self, name: str, region: _Region, reply: ReplyMessage, received_bytes: int
+    ) -> None:
+        """Record the answer to a region's update."""
+        update, layout = region.open, self.layout
+        if update is None or layout is None:
+            return
+        start, stop = self.terms.bounds_in(((0, layout.size),), layout.size)[reply.fragment]
+        self._emit(
+            "exchange",
+            region=name,
+            seq=reply.seq,
+            start_s=region.since_s,
+            bytes_sent=region.sent_bytes,
+            bytes_received=received_bytes,
+            bytes_before=4 * (stop - start),
+            blocking=self.terms.strategy.traits.exchange.blocking == "always",
+            held_s=self._now_s() - region.since_s,
+            staleness=max(0, reply.version - update.base_version - 1),
+            round=reply.version,
+        )
+        region.open = None
 
     def _on_finished(self, peer: str) -> list[Outbound]:
         """Handle the end of a rank's training; collect the model once all ranks have ended."""
@@ -643,7 +691,7 @@ class JoinService:
             error: the reason.
             peers: further endpoints to tell.
         """
-        self._emit("region_refused", region=name, code=error.code, cause=error.message)
+        _LOGGER.warning("region '%s' is refused: %s", name, error.message)
         region = self._regions.get(name)
         ranks = [] if region is None else [rank_name(name, rank) for rank in region.hellos]
         message = Message("refused", refusal_meta(0, error), b"", "control", CONTROL)

@@ -46,6 +46,7 @@ from geo_ray.training.wire_format import (
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.message import CONTROL, EndpointIdentity, Message
 from geo_ray.transport.wire.sockets import Address
 
@@ -407,8 +408,11 @@ class _Exchanger:
                 self._answers.put(error)
 
     def _exchanged(self, update: UpdateMessage) -> list[ReplyMessage]:
-        slices, common = self._exchange.slices, {"rank": self._ranks.rank}
+        slices = self._exchange.slices
+        common: Meta = {"rank": self._ranks.rank}
         common["rank_rows"] = update.num_samples
+        if update.loss is not None:
+            common["rank_loss"] = update.loss
         parts = self._exchange.encoded(update)
         for each, part in zip(slices, parts, strict=True):
             meta = {**update_meta(part), **common, "slice": each.index}
