@@ -39,7 +39,7 @@ PARTS = {
         "tests/chaos/transport/test_transport*.py",
         "tests/integration/*_in_process.py",
         "tests/integration/*_paths.py",
-        "tests/integration/lab/test_lab_[cln]*.py",
+        "tests/integration/lab/test_lab_[clnr]*.py",
         "tests/integration/runs/test_remote_runs.py",
         "tests/integration/runs/test_store_troubles.py",
         "tests/integration/runtime/test_averager_failure.py",
@@ -50,6 +50,7 @@ PARTS = {
     WHOLE_RUNS: (
         "tests/chaos/*",
         "tests/integration/api/test_api_train.py",
+        "tests/integration/cli/test_cluster_pages.py",
         "tests/integration/cloud/test_clusters_local.py",
         "tests/integration/runs/test_store_checkpoints.py",
     ),

@@ -101,7 +101,8 @@ def write_part(
     """Write this rank's part of a checkpoint, without communication.
 
     Of several ranks with the same elements only one writes them: the lowest rank of those in the
-    mesh of a `DTensor`, rank 0 for other tensors and values. Tied tensors are written once.
+    mesh of a `DTensor`, rank 0 for other tensors and values. Tensors that share their memory, as
+    tied ones do, are written once.
 
     The tensors are read when this is called; they must not change before it returns.
 

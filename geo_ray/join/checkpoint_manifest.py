@@ -195,14 +195,8 @@ def _encode(value: object) -> JSONValue:
     if isinstance(value, tuple) and kind is tuple:
         return {"tuple": [_encode(each) for each in value]}
     if isinstance(value, dict) and kind is dict:
-        return {"dict": [[_encode_key(k), _encode(v)] for k, v in value.items()]}
+        return {"dict": [[_encode(k), _encode(v)] for k, v in value.items()]}
     raise _UnsupportedError(value)
-
-
-def _encode_key(key: object) -> JSONValue:
-    if isinstance(key, list | dict):
-        raise _UnsupportedError(key)
-    return _encode(key)
 
 
 def _remedy(value: object) -> str:

@@ -10,6 +10,7 @@ in the footer, and both are inspected; a stream has only the message.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Collection, Iterator
 from typing import BinaryIO
 
@@ -82,6 +83,7 @@ def _footer(file: BinaryIO, where: str) -> bytes:
 
 _ROWS = 65_536  # maximum rows decoded at a time
 _BATCH_BYTES = 16 << 20  # approximate limit of a batch with long rows
+_BUFFER_BYTES = 1 << 20  # read at a time from a column
 
 
 def parquet_pieces(
@@ -98,7 +100,12 @@ def parquet_pieces(
     try:
         # INT96 as nanoseconds would silently wrap beyond the year 2262.
         native = pa.PythonFile(Borrowed(file), mode="r")
-        source = pq.ParquetFile(native, coerce_int96_timestamp_unit="us")
+        source = pq.ParquetFile(
+            native,
+            coerce_int96_timestamp_unit="us",
+            pre_buffer=False,  # which would read whole columns of a row group
+            buffer_size=_BUFFER_BYTES,
+        )
         total = max(1, source.metadata.num_rows)
         tops = [n for n in source.schema_arrow.names if wanted is None or _is_wanted(n, wanted)]
         names = _names(source.schema_arrow, found.path)
@@ -118,7 +125,7 @@ def arrow_pieces(
     is_stream = refuse_arrow_extensions(file, found.path)
     file.seek(0)
     try:
-        native = pa.PythonFile(Borrowed(file), mode="r")
+        native = _mapped(file)
         if is_stream:
             with pa.ipc.open_stream(native) as stream:
                 names = _names(stream.schema, found.path)
@@ -144,8 +151,17 @@ def _rows_at_a_time(metadata: pq.FileMetaData) -> int:
 def _slices(
     batch: pa.RecordBatch, names: tuple[str, ...], wanted: Collection[str] | None, fraction: float
 ) -> Iterator[FilePiece]:
-    for begin in range(0, batch.num_rows, _ROWS):
-        yield _piece(batch.slice(begin, _ROWS), names, wanted, fraction)
+    step = max(1, min(_ROWS, _BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
+    for begin in range(0, batch.num_rows, step):
+        yield _piece(batch.slice(begin, step), names, wanted, fraction)
+
+
+def _mapped(file: BinaryIO) -> pa.NativeFile:
+    """Map a file into memory: a batch, which may be the whole file, is then paged in on access."""
+    try:
+        return pa.BufferReader(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError):  # it is not a file of the system, or it is empty
+        return pa.PythonFile(Borrowed(file), mode="r")
 
 
 def _piece(

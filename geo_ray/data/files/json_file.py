@@ -19,6 +19,7 @@ from geo_ray.data.files.find import Borrowed, FilePiece, InputFile, fraction_rea
 from geo_ray.data.files.options import ReadOptions
 
 _LINES = 16_384  # lines decoded at a time
+_GROUP_CHARS = 16 << 20
 _LINE_CHARS = 64 << 20
 
 _ONE_EACH = "Write one JSON object per line."
@@ -87,7 +88,7 @@ def _text(file: BinaryIO, found: InputFile, options: ReadOptions) -> io.TextIOBa
 
 def _groups(text: io.TextIOBase, path: str) -> Iterator[list[tuple[int, str]]]:
     group: list[tuple[int, str]] = []
-    number = 0
+    number = chars = 0
     while line := text.readline(_LINE_CHARS):
         number += 1
         if len(line) >= _LINE_CHARS:
@@ -102,9 +103,10 @@ def _groups(text: io.TextIOBase, path: str) -> Iterator[list[tuple[int, str]]]:
             )
         if line.strip():
             group.append((number, line))
-        if len(group) == _LINES:
+            chars += len(line)
+        if len(group) == _LINES or chars >= _GROUP_CHARS:
             yield group
-            group = []
+            group, chars = [], 0
     if group:
         yield group
 

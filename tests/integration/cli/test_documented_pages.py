@@ -22,7 +22,7 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.lab.topology import Topology
 from geo_ray.scheduler.queue.config import QueueConfig
 from geo_ray.sweep.search_config import TuningConfig
-from tests.support.pages import ROOT, Reader, blocks, commands, save, sources
+from tests.support.pages import PAGE_ADDRESS, ROOT, Reader, blocks, commands, save, sources
 from tests.support.queue_support import sim_queue
 
 CLI: Final = "tests/integration/cli"
@@ -39,6 +39,14 @@ OWN_TESTS: Final = {
     "docs/guides/preparation.md": f"{CLI}/test_page_commands.py",
     "docs/guides/custom-strategies.md": f"{CLI}/test_page_commands.py",
     "docs/guides/prices.md": f"{CLI}/test_cloud_pages.py",
+    "docs/guides/checkpoints.md": f"{CLI}/test_cluster_pages.py",
+    "docs/guides/membership.md": f"{CLI}/test_cluster_pages.py",
+    "docs/guides/tuning.md": f"{CLI}/test_cluster_pages.py",
+    "docs/guides/wan-lab.md#Start a lab": "tests/integration/lab/test_lab_commands.py",
+    "docs/operations/clusters.md#Try it on this computer": f"{CLI}/test_cluster_pages.py",
+    "docs/operations/queue.md#Try it on this computer": f"{CLI}/test_cluster_pages.py",
+    "docs/operations/runs.md#Submit a run": f"{CLI}/test_cluster_pages.py",
+    "docs/operations/runs.md#Store a run in a bucket": f"{CLI}/test_cluster_pages.py",
     "docs/operations/clusters.md#Create a cluster in a cloud": f"{CLI}/test_cloud_pages.py",
     "docs/operations/queue.md#Submit and change jobs": f"{CLI}/test_cloud_pages.py",
     "docs/operations/terraform.md#Create a stack": f"{CLI}/test_cloud_pages.py",
@@ -51,40 +59,29 @@ PAGES: Final = [
     if not {"archive", "generated"} & set(path.parts)
     and str(path.relative_to(ROOT)) not in OWN_TESTS
 ]
-CLUSTER: Final = "starts a Ray cluster; "
-CLOUD: Final = "needs an account of a cloud; "
 RULES: Final[list[tuple[str, str | None, str]]] = [
     # (pattern, what is run instead or None, why)
-    (r"(\w+=\S+ )?scripts/(quickstart|test)\b.*", None, "makes the environment of a bare clone"),
-    (r"(source|export|cp|PORTS=).*", None, "sets up a shell or copies files"),
-    (r"(git clone|pip install|pre-commit) .*", None, "downloads"),
-    (r"(terraform|aws|tccli|cloud-init|/opt/geo_ray\S*pip) .*", None, CLOUD),
-    (r"for end in .*", None, "WireGuard is not installed"),
-    (r"python3 -m venv .*", None, "needs the root of a machine image"),
+    (r"(\w+=\S+ )?scripts/(quickstart|test)\b.*", None, "downloads; runs all tests, these too"),
+    (r"(/opt/geo_ray/bin/)?pip install .*", None, "downloads"),
+    (r"(python3 -m venv|cloud-init) .*", None, "needs the root of a machine image"),
     (r"/opt/geo_ray/bin/(python -c .*)", r"\1", "the environment of the machine image"),
-    (r"ray (start|job) .*", None, f"{CLUSTER}test_job_submit.py, tests/chaos/runtime"),
-    (r"geo-ray .*s3://.*", None, f"{CLOUD}tests/integration/runs, tests/contract/cloud"),
-    (r"(geo-ray train .*) --dry-run", r"\1 --dry-run", "as it stands"),
-    (r"geo-ray train (--resume|.*--plan|runs/longer/) ?.*", None, f"{CLUSTER}tests/chaos/runtime"),
-    (r"(geo-ray train .*)", r"\1 --dry-run", f"{CLUSTER}test_api_train.py"),
-    (r"(geo-ray up .*--provider local.*)", r"\1 --dry-run", "test_clusters_local.py"),
-    (r"geo-ray down .*", None, f"{CLOUD}tests/contract/cloud"),
-    (r"geo-ray queue (start|submit|list) .*", None, f"{CLUSTER}scheduler/queue"),
-    (r"geo-ray watch queues/local .*", None, f"{CLUSTER}scheduler/queue"),
-    (r"geo-ray members \S+ (add|drain|remove) .*", None, f"{CLUSTER}test_members_chaos.py"),
-    (r"geo-ray lab .*", None, "runs until Ctrl-C; telemetry/live and tests/*/lab"),
-    (r"geo-ray tune .*", None, "many runs; tests/integration/sweep"),
-    (r"geo-ray profile .*", None, "measures for minutes; tests/integration/sweep"),
+    (r"terraform apply.*", None, "takes minutes; cloud/test_terraform_aws.py"),
+    (r"(aws|tccli) .*", None, "the clouds' own command line is not installed"),
+    (r"for end in .*", None, "WireGuard is not installed"),
     (
-        r"geo-ray plan .* --from runs/.*",
+        r"ray start .*",
         None,
-        "needs a run of a plan; tests/sim/planner",
+        "needs a machine of its own, with fixed ports; ray_cluster/test_cluster.py",
+    ),
+    (
+        r"(geo-ray train .*)",
+        r"\1 --dry-run",
+        "three regions on their own cluster; test_api_train.py",
     ),
     (r"geo-ray export .*--format (hf|adapter) .*", None, "slow; runs/test_export_formats.py"),
 ]
 
 
-PAGE_ADDRESS: Final = r"http://127\.0\.0\.1:\d+/\?token=\S+(?=\s)"
 ALSO: Final = {
     # command: further ones of a reader who has more regions than the page shows
     "geo-ray certs rotate --finish --dir DIR": (

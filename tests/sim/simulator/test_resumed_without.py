@@ -108,7 +108,7 @@ def test_who_was_away_comes_back_and_reads_on_where_it_was(data_dir: Path, kind:
     assert ledger.applied == ledger.cursor and not ledger.discarded, "no row twice, none left out"
 
 
-@pytest.mark.parametrize("kind", ["sma", "asgd_ga", "diloco_streaming", "fedat", "halos"])
+@pytest.mark.parametrize("kind", ["sma", "asgd_ga", "diloco_streaming", "cocodc", "fedat", "halos"])
 def test_a_cut_in_which_it_had_left_or_joined(data_dir: Path, kind: str) -> None:
     """One has left before the cut, another has joined; the second is away at the resume."""
     sections = sections_of(kind) | {"members": {"min": 1, "absent": ["d"]}}

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -386,24 +387,26 @@ import resource, sys
 from pathlib import Path
 import geo_ray.data.shards as shards
 import geo_ray.data.prepare.inputs as inputs
-from geo_ray.data.files import arrow_file, image_folder, mds_file, tar_file
+from geo_ray.data.files import arrow_file, image_folder, json_file, mds_file, tar_file
 from geo_ray.data.files.find import find_files
 from geo_ray.data.prepare.resolve import resolve
 from geo_ray.data.prepare.config import parse_preparation
 from geo_ray.data.split import IidSplit
 
-for module in (image_folder, mds_file, tar_file):
+for module in (arrow_file, image_folder, mds_file, tar_file):
     module._BATCH_BYTES = 2 << 20
+json_file._GROUP_CHARS = 2 << 20
 shards._SHARD_BYTES, inputs._COPY_BYTES = 2 << 20, 1 << 20
 
 
 def run(source, name, out):
     prepare = parse_preparation(f"columns: {{image: {{column: {name}}}}}", "prepare.yaml")
-    preparation = resolve(prepare, {"image": "bytes"}).preparation
+    types = {"image": "string" if name == "text" else "bytes"}
+    preparation = resolve(prepare, types).preparation
     found = inputs.gather_rows(find_files(source), preparation)
     parts = inputs.hold_out(found.columns, 0.1, 0)
     made = shards.write_shards(
-        parts, "t", {"image": "bytes"}, None, IidSplit(), ["a", "b"], 0, out
+        parts, "t", types, None, IidSplit(), ["a", "b"], 0, out
     )
     print(name, sum(shard.rows for shard in made.shards))
 
@@ -433,8 +436,12 @@ def test_memory_does_not_depend_on_the_size_of_the_source(tmp_path: Path) -> Non
     (tmp_path / "large.mds").write_bytes(shard([sample] * count, {"jpg": ("jpeg", None)}))
     schema = pa.schema({"jpg": pa.binary()})
     with pa.ipc.new_stream(str(tmp_path / "large.arrow"), schema) as stream:
-        for _ in range(count // 10):
-            stream.write_batch(pa.record_batch([[image] * 10], schema=schema))
+        stream.write_batch(pa.record_batch([[image] * count], schema=schema))
+    table = pa.table([[image] * count], schema=schema)
+    small_pages = {"compression": "none", "use_dictionary": False, "write_batch_size": 8}
+    pq.write_table(table, tmp_path / "large.parquet", **small_pages)
+    lines = (json.dumps({"text": "x" * 80_000}) + "\n" for _ in range(count))
+    (tmp_path / "large.jsonl").write_text("".join(lines))
     for n in range(count):
         path = tmp_path / "images" / str(n % 3) / f"{n}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -444,6 +451,8 @@ def test_memory_does_not_depend_on_the_size_of_the_source(tmp_path: Path) -> Non
         (large, "jpg"),
         (tmp_path / "large.mds", "jpg"),
         (tmp_path / "large.arrow", "jpg"),
+        (tmp_path / "large.parquet", "jpg"),
+        (tmp_path / "large.jsonl", "text"),
         (tmp_path / "images", "image"),
     ]
     (tmp_path / "jobs").write_text(
@@ -464,7 +473,7 @@ def test_memory_does_not_depend_on_the_size_of_the_source(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
-        *("jpg", "40", "limited", "jpg", "1000", "jpg", "1000", "jpg", "1000", "image", "1000")
+        *("jpg", "40", "limited", *["jpg", "1000"] * 4, "text", "1000", "image", "1000")
     ]
 
 

@@ -348,6 +348,10 @@ class Own(float):
     """A number with an attribute that would be lost."""
 
 
+class OwnList(list[int]):
+    """A list with an attribute that would be lost."""
+
+
 @pytest.mark.parametrize(
     ("value", "what", "remedy"),
     [
@@ -359,6 +363,8 @@ class Own(float):
         (len, "builtin_function_or_method", "leave it out"),
         ((torch.ones(1),), "type torch.Tensor", "list or dict"),
         (Own(1.5), "Own", "float(value)"),
+        (OwnList([1]), "OwnList", "list(value)"),
+        ((OrderedDict(a=1),), "type collections.OrderedDict", "dict(value)"),
         (torch.Size([2]), "type torch.Size", "tuple(value)"),
         (object(), "type object", "state_dict"),
         ("\ud800", "not Unicode", "Save"),
@@ -621,6 +627,10 @@ def change_value(body: dict[str, Any]) -> None:
     body["values"]["n"]["value"] = {"call": []}
 
 
+def write_twice(body: dict[str, Any]) -> None:
+    body["tensors"]["step"]["chunks"] *= 2
+
+
 def add_key(body: dict[str, Any]) -> None:
     body["surprise"] = 1
 
@@ -633,19 +643,23 @@ def add_key(body: dict[str, Any]) -> None:
         (change_sizes, "'a' is incomplete: 1 of 2 elements"),
         (change_key, "it has no tensor 'other' of shape"),
         (change_value, "a value is not valid"),
+        (write_twice, "'step' is written more than once"),
         (add_key, "surprise"),
     ],
 )
 def test_a_manifest_that_was_edited_and_sealed_again_is_refused(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str
 ) -> None:
-    save({"a": torch.ones(2), "n": 4}, tmp_path)
-    body = json.loads((tmp_path / "manifest.json").read_bytes())["manifest"]
+    save({"a": torch.ones(2), "n": 4, "step": torch.tensor(1.0)}, tmp_path)
+    file = tmp_path / "manifest.json"
+    body = json.loads(file.read_bytes())["manifest"]
     change(body)
-    (tmp_path / "manifest.json").write_bytes(seal(body))
-    error = failure_of(tmp_path)
-    assert type(error) is CheckpointCorruptError
-    assert message in error.message
+    file.write_bytes(seal(body))
+    with pytest.raises(CheckpointCorruptError) as caught:
+        load({"a": torch.zeros(2), "n": 0, "step": torch.tensor(0.0)}, tmp_path)
+    assert message in caught.value.message
+    blamed = "rank-00000-whole-000.safetensors" if change is change_key else "manifest.json"
+    assert str(tmp_path / blamed) in caught.value.message
 
 
 @pytest.mark.parametrize("value", [{"float": "1"}, {"dict": 3}, {"tuple": [], "dict": []}, {}])
@@ -693,6 +707,17 @@ def test_of_replicas_of_shards_the_lowest_rank_writes(tmp_path: Path) -> None:
     assert [len(record.files) for record in records] == [1, 1, 0, 0]
     commit(tmp_path, records[:2])  # the second replica missed the deadline
     assert oracle(tmp_path)["w"].tolist() == list(range(6))
+
+
+def test_of_two_copies_the_lower_ranks_is_used(tmp_path: Path) -> None:
+    def part(rank: int) -> PartRecord:
+        with as_rank(0, 2):  # both believe that they are the first
+            shard = sharded(torch.arange(4.0), (2,), [Replicate()])
+            return write_part({"w": shard}, tmp_path, rank, 2)
+
+    manifest = commit(tmp_path, [part(1), part(0)])
+    assert [info.name for info in manifest.files] == ["rank-00000-shards-000"]
+    assert oracle(tmp_path)["w"].tolist() == [0, 1, 2, 3]
 
 
 def test_a_missing_shard_abandons_the_checkpoint(tmp_path: Path) -> None:
