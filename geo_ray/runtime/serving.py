@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from geo_ray.base.errors import GeoRayError, InterruptedRunError
 from geo_ray.experiment.experiment import Experiment
-from geo_ray.join.credentials import Credentials
-from geo_ray.join.layout import Layout
-from geo_ray.join.server import JoinServer
-from geo_ray.join.service import SERVER, JoinTerms, Stage
+from geo_ray.joining.credentials import Credentials
+from geo_ray.joining.layout import Layout
+from geo_ray.joining.server import JoinServer
+from geo_ray.joining.service import SERVER, JoinTerms, Stage
 from geo_ray.ray_cluster.calls import Handle, collect
 from geo_ray.runs.model_file import save_module
 from geo_ray.runs.recorder import Recorder

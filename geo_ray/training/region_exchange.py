@@ -1,7 +1,7 @@
 """A region's exchanges with the averager: when it sends, how it ends, and what a reply changes.
 
 `RegionExchange` is the common part of the two ways to train a region. `training.server.Server`
-adds workers that push gradients. `geo_ray.join.rank.RankExchange` adds a training loop of the
+adds workers that push gradients. `geo_ray.joining.rank.RankExchange` adds a training loop of the
 user.
 
 A region has at most one request open at the averager (`RegionRequests`). The final update includes

@@ -26,10 +26,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from geo_ray.join.credentials import Credentials
-from geo_ray.join.server import JoinServer
-from geo_ray.join.service import SERVER, JoinTerms
-from geo_ray.join.site import Training, join
+from geo_ray.joining.credentials import Credentials
+from geo_ray.joining.server import JoinServer
+from geo_ray.joining.service import SERVER, JoinTerms
+from geo_ray.joining.site import Training, join
 from geo_ray.transport.security.certs import Authority
 
 WAIT_S = 40.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from geo_ray.base.errors import ModelMismatchError, TaskOutputError
-from geo_ray.join.layout import (
+from geo_ray.joining.layout import (
     Layout,
     Parameter,
     Ranges,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from geo_ray.join.rank import STRATEGIES
-from geo_ray.join.service import Stage
+from geo_ray.joining.rank import STRATEGIES
+from geo_ray.joining.service import Stage
 from tests.support.join_support import (
     Loop,
     Ranks,

@@ -23,10 +23,10 @@ from geo_ray.base.errors import (
     ServerLostError,
 )
 from geo_ray.data.tasks import classification
-from geo_ray.join.service import JoinTerms, Stage
-from geo_ray.join.site import Training, join
+from geo_ray.joining.service import JoinTerms, Stage
+from geo_ray.joining.site import Training, join
 from geo_ray.runs.build import initial_parameters
-from tests.integration.join import recorded_task
+from tests.integration.joining import recorded_task
 from tests.support.join_support import (
     Loop,
     adamw,
@@ -99,7 +99,7 @@ def test_diloco_has_the_bits_of_a_run_that_geo_ray_drives(
     (tmp_path / "files").mkdir()
     lines = ["x,label", *(f"{i / 100},{i % 3}" for i in range(400))]
     (tmp_path / "files" / "rows.csv").write_text("\n".join(lines))
-    task = "tests.integration.join.recorded_task:Recorded"
+    task = "tests.integration.joining.recorded_task:Recorded"
     geo_ray.shard_data(task, REGIONS, "data", files=SourceFiles("files"))
     recorded_task.BATCHES.clear()
     run = geo_ray.simulate(

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from geo_ray.base.errors import GeoRayError
-from geo_ray.join.credentials import Credentials
-from geo_ray.join.service import SERVER, JoinService, JoinTerms, Outbound, Stage, region_of
+from geo_ray.joining.credentials import Credentials
+from geo_ray.joining.service import SERVER, JoinService, JoinTerms, Outbound, Stage, region_of
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire.message import EndpointIdentity, Message, PeerStats

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import ConfigError, InvariantError, LoopMisuseError
-from geo_ray.join.layout import Ranges, put, taken
+from geo_ray.joining.layout import Ranges, put, taken
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.state import Outgoing, RegionState, Wait
 from geo_ray.training.effects import SendUpdate
@@ -50,7 +50,7 @@ def check_strategy(strategy: Strategy) -> None:
 
 
 class Vector(Protocol):
-    """Access to a rank's share of the module; see `geo_ray.join.vector.ParameterVector`."""
+    """Access to a rank's share of the module; see `geo_ray.joining.vector.ParameterVector`."""
 
     size: int
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from geo_ray.base.errors import TaskOutputError
-from geo_ray.join.layout import (
+from geo_ray.joining.layout import (
     Layout,
     Ranges,
     divided,

@@ -3,7 +3,7 @@
 A pure state machine: calls are messages of ranks, and return messages for ranks. `JoinService`
 
 1. waits until every rank of every expected region has described its model and its share of it;
-2. cuts the model into slices (`geo_ray.join.layout`), with one averager each;
+2. cuts the model into slices (`geo_ray.joining.layout`), with one averager each;
 3. distributes the initial parameters, those of the first region by name;
 4. takes in a region's update once all its ranks have sent all its slices, so that a round commits
    in all slices or in none, and sends each answer to the rank that owns the slice;
@@ -37,7 +37,7 @@ from geo_ray.base.errors import (
 from geo_ray.base.model import StrictModel
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.feedback import all_finite
-from geo_ray.join.layout import Layout, Ranges, Slice, put, shapes_in, slices_of
+from geo_ray.joining.layout import Layout, Ranges, Slice, put, shapes_in, slices_of
 from geo_ray.strategies.config import AnyStrategy, CodecConfig
 from geo_ray.strategies.state import AveragerState
 from geo_ray.training.assignment import ServerPlan

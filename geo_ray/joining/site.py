@@ -29,11 +29,11 @@ from geo_ray.base.errors import (
     LoopMisuseError,
     ServerLostError,
 )
-from geo_ray.join.credentials import Credentials
-from geo_ray.join.layout import Layout, positions, put, taken
-from geo_ray.join.rank import JoinedModel, RankExchange, SliceWire, check_strategy
-from geo_ray.join.service import SERVER, Hello, Welcome, payload_of, rank_name
-from geo_ray.join.vector import ParameterVector
+from geo_ray.joining.credentials import Credentials
+from geo_ray.joining.layout import Layout, positions, put, taken
+from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire, check_strategy
+from geo_ray.joining.service import SERVER, Hello, Welcome, payload_of, rank_name
+from geo_ray.joining.vector import ParameterVector
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import (
