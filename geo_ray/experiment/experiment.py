@@ -26,7 +26,7 @@ from geo_ray.planner.config import PlanConfig
 from geo_ray.strategies.config import AnyStrategy, CodecConfig, check_shards
 from geo_ray.telemetry.export.base import ObserveConfig
 from geo_ray.training.config import AUTO, AveragerConfig, MembersConfig, TrainConfig
-from geo_ray.training.optimizers import OptimizerConfig, check_optimizer
+from geo_ray.training.optimizers import OptimizerConfig, Sgd, check_optimizer
 from geo_ray.transport.config import LanConfig, TransportConfig
 from geo_ray.transport.emulation import LinkSpec
 from geo_ray.transport.overlay.config import AnyOverlay, StarOverlay, check_overlay
@@ -103,12 +103,8 @@ class ServeConfig(StrictModel):
 
 OWN_LOOP: Final = "own_loop"
 """`task.use` of a run whose regions join: their loops have the task."""
-_PLACEHOLDERS: Final[Mapping[str, Mapping[str, object]]] = {
-    "task": {"use": OWN_LOOP},
-    "data": {"generate": {}},
-    "optimizer": {"kind": "sgd", "lr": 1.0},
-}
-"""Sections of a run whose regions join; such a run uses none of them."""
+_OWN_SECTIONS: Final = ("task", "data", "optimizer")
+"""Sections that a run has unless its regions join."""
 
 
 class Experiment(StrictModel):
@@ -121,12 +117,12 @@ class Experiment(StrictModel):
         Field(pattern=r"^(cpu|cuda(:\d+)?)$"),
         MessageWords("cpu, cuda, or cuda:N for the GPU N"),
     ] = Field("cpu", description="device of the workers")
-    task: TaskConfig
-    data: DataConfig
+    task: TaskConfig = TaskConfig(use=OWN_LOOP)
+    data: DataConfig = DataConfig(manifest=None, generate=GenerateConfig())
     regions: Annotated[tuple[RegionConfig, ...], AfterValidator(with_copies)] = Field(min_length=1)
     strategy: Annotated[AnyStrategy, OR_AUTO]
     codec: CodecConfig = CodecConfig()
-    optimizer: OptimizerConfig
+    optimizer: OptimizerConfig = Sgd(lr=1.0)
     train: TrainConfig
     averager: AveragerConfig = AveragerConfig()
     members: MembersConfig = MembersConfig()
@@ -145,28 +141,9 @@ class Experiment(StrictModel):
     observe: ObserveConfig = ObserveConfig()
     serve: ServeConfig | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_task(cls, values: object) -> object:
-        """Fill in the sections that a run of joining regions does not have."""
-        if not isinstance(values, dict) or not isinstance(regions := values.get("regions"), list):
-            return values
-        joining = [isinstance(each, dict) and each.get("join") is True for each in regions]
-        if not any(joining):
-            return values
-        if not all(joining):
-            raise ValueError(
-                "regions: either all regions join from training loops of their own, or none does"
-            )
-        for name in _PLACEHOLDERS:
-            given = values.get(name)
-            if isinstance(given, dict) and given.get("use", OWN_LOOP) != OWN_LOOP:
-                raise ValueError(f"{name}: regions that join have a {name} of their own; omit it")
-        own = {name: values.get(name, dict(each)) for name, each in _PLACEHOLDERS.items()}
-        return {**values, **own, "serve": values.get("serve") or {}}
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        self._check_joining()
         names = [region.name for region in self.regions]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -177,6 +154,23 @@ class Experiment(StrictModel):
         if not only_recorded(self.strategy, self.codec.up, self.codec.down):
             self._check_sections({region.name: region.workers for region in self.regions})
         return self
+
+    def _check_joining(self) -> None:
+        """Check that either all regions join, or none; and that sections fit that."""
+        joining = {region.join for region in self.regions}
+        if len(joining) > 1:
+            raise ValueError(
+                "regions: either all regions join from training loops of their own, or none does"
+            )
+        for name in _OWN_SECTIONS:
+            is_given = name in self.model_fields_set
+            if not is_given and not self.is_served:
+                raise ValueError(f"{name}: missing; it is required")
+            is_default = getattr(self, name) == type(self).model_fields[name].default
+            if is_given and self.is_served and not is_default:
+                raise ValueError(f"{name}: regions that join have their own; omit it")
+        if self.serve is not None and not self.is_served:
+            raise ValueError("serve: no region joins; set `join: true` for each")
 
     def _check_sections(self, workers: Mapping[str, int]) -> None:
         """Check every section against the sections that it depends on."""

@@ -16,12 +16,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from geo_ray.base.errors import GeoRayError, InterruptedRunError
-from geo_ray.experiment.experiment import Experiment
+from geo_ray.base.errors import GeoRayError
+from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.joining.credentials import Credentials
 from geo_ray.joining.layout import Layout
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms, Stage
+from geo_ray.joining.service import SERVER, JoinTerms, Stage, region_of
 from geo_ray.ray_cluster.calls import Handle, collect
 from geo_ray.runs.model_file import save_module
 from geo_ray.runs.recorder import Recorder
@@ -45,14 +45,14 @@ JOIN_FOLDER: Final = "join"
 
 def terms_of(experiment: Experiment) -> JoinTerms:
     """Return what the ranks of a served run must know."""
-    serve = experiment.serve
+    serve = experiment.serve or ServeConfig()
     return JoinTerms(
         name=experiment.name,
         regions=experiment.region_names,
         strategy=experiment.strategy,
         codec=experiment.codec,
         steps=experiment.train.steps,
-        rows=None if serve is None else serve.rows,
+        rows=serve.rows,
         seed=experiment.seed,
         goal=f"steps {experiment.train.steps}",
     )
@@ -107,20 +107,18 @@ class AveragerActor:
                 "stage": service.stage.value,
                 "missing": service.missing(),
                 "events": service.news(),
-                "now_s": service_time(self._server),
+                "now_s": self._server.now_s(),
                 "failure": service.failure,
             }
 
-    def links(self) -> dict[str, Mapping[str, int]]:
-        """Return the bytes received from each rank, and sent to it."""
-        found = self._server.links()
-        return {
-            peer: {
-                "sent": sum(each["bytes_sent"].values()),
-                "received": sum(each["bytes_received"].values()),
-            }
-            for peer, each in found.items()
-        }
+    def links(self) -> dict[str, dict[str, int]]:
+        """Return the bytes received from each region, and sent to it."""
+        found: dict[str, dict[str, int]] = {}
+        for peer, each in self._server.links().items():
+            counts = found.setdefault(region_of(peer), {"sent": 0, "received": 0})
+            counts["sent"] += sum(each["bytes_sent"].values())
+            counts["received"] += sum(each["bytes_received"].values())
+        return found
 
     def request_stop(self) -> None:
         """Let all regions finish with their next answer."""
@@ -140,11 +138,6 @@ class AveragerActor:
         self._server.close()
 
 
-def service_time(server: JoinServer) -> float:
-    """Return the time of a server's clock."""
-    return server.now_s()
-
-
 def serve(setup: RunSetup) -> Summary:
     """Serve a run to the regions that join it, until all have finished.
 
@@ -157,9 +150,7 @@ def serve(setup: RunSetup) -> Summary:
         setup.launcher,
         setup.reporting,
     )
-    server = experiment.serve
-    if server is None:
-        raise InterruptedRunError("the run is not served")
+    server = experiment.serve or ServeConfig()
     folder = run.path / JOIN_FOLDER
     run_id = write_credentials(experiment, folder)
     launcher.attach(setup.lease.token)
@@ -190,10 +181,10 @@ def serve(setup: RunSetup) -> Summary:
 def _host(experiment: Experiment) -> str:
     import ray.util
 
-    server = experiment.serve
-    if server is not None and server.advertise is not None:
+    server = experiment.serve or ServeConfig()
+    if server.advertise is not None:
         return server.advertise
-    if server is not None and server.host not in ("0.0.0.0", "::"):  # noqa: S104  (compared only)
+    if server.host not in ("0.0.0.0", "::"):  # noqa: S104  (compared only)
         return server.host
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
@@ -291,8 +282,8 @@ class _Serving:
         run = self._setup.run
         now_s = time.time() - self._origin_unix_s
         links = collect({SERVER: self._actor.links.remote()}, _ANSWER_S)[SERVER]
-        for peer, counts in links.items():
-            for src, dst, count in ((peer, SERVER, "received"), (SERVER, peer, "sent")):
+        for region, counts in links.items():
+            for src, dst, count in ((region, SERVER, "received"), (SERVER, region, "sent")):
                 event = recorder.emit(
                     "wan", now_s, src=src, dst=dst, bytes_by_class={"update": counts[count]}
                 )
@@ -326,6 +317,7 @@ def module_of(layout: Layout, params_P: Tensor) -> nn.Module:
                 owner.add_module(part, child)
             owner = child
         start = layout.start(index)
-        value = params_P[start : start + each.size].view(each.shape).to(getattr(torch, each.dtype))
+        part_N = params_P[start : start + each.size].view(each.shape)
+        value = part_N.to(getattr(torch, each.dtype), copy=True)
         owner.register_parameter(name, nn.Parameter(value))
     return root
