@@ -207,7 +207,7 @@ def survey_files(
         DataLeftOutError: if something was skipped and the options are strict.
         StoreError: if the store does not answer.
     """
-    survey = Survey(len(found.files))
+    survey = Survey(sum(len(file.members) or 1 for file in found.files))
     options = found.options
     read = wanted
     if wanted is not None and trial is not None:

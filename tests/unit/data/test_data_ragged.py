@@ -15,7 +15,7 @@ import geo_ray
 from geo_ray.api.check import check
 from geo_ray.api.data import SourceFiles, WantedStatistics, check_data, data_stats, inspect_data
 from geo_ray.base.errors import ConfigError, SchemaMismatchError, ShardCorruptError
-from geo_ray.data.columns import Ragged, parse_types
+from geo_ray.data.columns import Ragged, check_columns, parse_types
 from geo_ray.data.files.find import find_files
 from geo_ray.data.manifest import load_manifest
 from geo_ray.data.parquet import decode, encode
@@ -24,6 +24,7 @@ from geo_ray.data.prepare.inputs import gather_rows
 from geo_ray.data.prepare.preparer import Preparer
 from geo_ray.data.prepare.resolve import resolve
 from geo_ray.data.reader import RegionReader
+from geo_ray.data.tasks.load import check_task_columns
 
 TYPES = {"text": "string", "image": "bytes", "tokens": "list<int32>", "label": "int64"}
 ROWS: dict[str, list[Any]] = {
@@ -310,3 +311,44 @@ def test_types_that_are_not_allowed() -> None:
     for text in ("str", "list", "list<string>", "list<int32>[3]", "string[3]", "list<list<int8>>"):
         with pytest.raises(SchemaMismatchError, match="not allowed"):
             parse_types({"x": text})
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "offsets"),
+    [
+        ("list", np.zeros(3, np.int8), np.array([0, 2])),
+        ("list", np.zeros(3, np.int8), np.array([1, 3])),
+        ("list", np.zeros(3, np.int8), np.array([], np.int64)),
+        ("list", np.zeros(3, np.int8), np.array([0, 3], np.int32)),
+        ("list", np.zeros((3, 1), np.int8), np.array([0, 3])),
+        ("bytes", np.zeros(3, np.int8), np.array([0, 3])),
+    ],
+)
+def test_offsets_that_do_not_fit_are_refused(kind: Any, values: Any, offsets: Any) -> None:
+    with pytest.raises(SchemaMismatchError):
+        Ragged(kind, values, offsets)
+
+
+def test_a_row_that_is_not_there() -> None:
+    column = Ragged.of("string", ["a", "b"])
+    for row in (2, -3):
+        with pytest.raises(IndexError):
+            column[row]
+    with pytest.raises(SchemaMismatchError, match="equal length"):
+        Ragged.of("int64", [1])
+
+
+def test_columns_of_another_type_are_named() -> None:
+    text, numbers = Ragged.of("string", ["a"]), np.zeros(1, np.int64)
+    for declared, column, part in (
+        ("bytes", text, "has one text in each row, declared as one value of bytes"),
+        ("int64", text, "has one text in each row, declared as one int64 number"),
+        ("string", numbers, "has one int64 value in each row, declared as one text"),
+        ("list<int8>", Ragged.of("list<int16>", [[1]]), "declared as a list of int8 numbers"),
+    ):
+        with pytest.raises(SchemaMismatchError, match=part):
+            check_columns({"x": column}, parse_types({"x": declared}), "the data")
+        with pytest.raises(SchemaMismatchError, match=f"the task has {declared}"):
+            check_task_columns({"x": declared}, {"x": column})
+    check_columns({"x": text}, parse_types({"x": "string"}), "the data")
+    check_task_columns({"x": "string"}, {"x": text})

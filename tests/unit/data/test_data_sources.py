@@ -40,13 +40,16 @@ from geo_ray.data.prepare.config import parse_preparation
 from geo_ray.data.prepare.inputs import gather_rows
 from geo_ray.data.prepare.resolve import resolve
 from geo_ray.data.reader import RegionReader
+from geo_ray.storage.store import open_store
+from geo_ray.storage.uri import join
+from tests.support.s3_support import new_prefix, s3_server, set_credentials
 
 PEERS = Path(__file__).parents[2] / "support" / "peer_files"
 JPEG, PNG = b"\xff\xd8\xff\xe0 an image", b"\x89PNG\r\n\x1a\n an image"
 
 
 def rows(
-    source: Path, wanted: set[str] | None = None, read: ReadOptions | None = None
+    source: Path | str, wanted: set[str] | None = None, read: ReadOptions | None = None
 ) -> tuple[dict[str, list[Any]], ReadReport]:
     """All rows by column, and the report."""
     report = ReadReport()
@@ -378,6 +381,26 @@ def test_images_and_archives_next_to_tables_are_left_out(tmp_path: Path) -> None
     (tmp_path / "a.csv").unlink()
     with pytest.raises(ConfigError, match="several formats"):
         rows(tmp_path)
+
+
+# ------------------------------------------------------------------ buckets
+
+
+def test_sources_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_credentials(monkeypatch)
+    with s3_server() as server:
+        prefix = new_prefix(server)
+        store = open_store(prefix)
+        for path in sorted(PEERS.rglob("*")):
+            if path.is_file():
+                store.write(path.relative_to(PEERS).as_posix(), path.read_bytes())
+        store.write("images/cat/a.jpg", JPEG)
+        for source in ("hf_dataset/train", "webdataset.tar.gz", "mds"):
+            assert rows(join(prefix, source))[0] == rows(PEERS / source)[0]
+        assert rows(join(prefix, "images"))[0]["label"] == ["cat"]
+        with pytest.raises(ConfigError, match="splits train, test") as caught:
+            rows(join(prefix, "hf_dataset"))
+        assert join(prefix, "hf_dataset/train") in caught.value.fix
 
 
 # ------------------------------------------------------------------ memory
