@@ -58,7 +58,7 @@ class RegionRequests:
     exchange_s: float = 0.0
     sent_at: int = 0
     view: int = 0
-    _sent_samples: int = 0  # behind the open request
+    _sent_samples: int = 0  # rows of the open request
 
     def stepped(self, samples: int, compute_s: float) -> None:
         """Record an applied step."""
@@ -165,19 +165,20 @@ class RegionCompletion:
     """Decides when a region's run ends, and which of its requests is the final update.
 
     The final update contains everything that is left, including the remaining coding errors. A
-    request shortly before it would only delay it, so at the last step the due request is merged
-    into the final update. With strategies that never block, a request that would still be in flight
-    then is also merged into it.
+    separate request shortly before it would only delay it. Therefore a request that is due at the
+    last step becomes part of the final update; with strategies that never block, so does a request
+    that would still be in flight at the last step.
 
-    A blocking round that ends with the last step needs no further exchange: its update is the final
-    update if codecs owe something. Regions that do not know their last step (they end together, or
-    at a target) are notified one round before: the run is *draining*.
+    If a blocking round ends with the last step, no further exchange follows; with codecs that leave
+    coding errors, the round's update is then the final update and includes them. Regions that do
+    not know their last step (they end together, or at a target) are notified one round before: the
+    run is *draining*.
 
     Before a membership change all regions *flush*: each sends an interim final update, which leads
     to the barrier (`geo_ray.training.membership`), and training continues.
 
-    A run that is resumed with another goal first completes the previous goal: some regions may have
-    sent their final update there, and final updates are only answered together.
+    A run that is resumed with another goal first completes the previous goal: some regions may
+    already have sent their final update for it, and final updates are only answered together.
 
     Attributes:
         plan: server's plan.
@@ -189,7 +190,7 @@ class RegionCompletion:
     stopped: bool = False
     draining: bool = False
     _ends: list[float] = field(init=False)  # last steps: of earlier goals, then of this one
-    _continues: bool = False  # the requested end may be that of an earlier goal
+    _continues: bool = False  # training may continue after `_ends[0]`
 
     def __post_init__(self) -> None:
         self._ends = [self._own_end]
@@ -252,7 +253,7 @@ class RegionCompletion:
             step_s: recent seconds per step.
             exchange_s: seconds of the last exchange; 0 if there was none.
         """
-        if self.stopped:  # all regions send their final update next, or rounds would not match
+        if self.stopped:  # the final update is next in all regions
             return False
         if not self.plan.has_final_update:
             return True
@@ -371,8 +372,8 @@ class RegionExchange:
     def stop(self) -> None:
         """Finish after the step in progress, if any.
 
-        A region that waits for an answer finishes with it: if one region took a further step, it
-        would wait for the others forever.
+        A region that waits for an answer finishes when the answer arrives. If it took a further
+        step, its next exchange would wait for the other regions forever.
         """
         self._completion.stop(self.version, computing=self._is_computing)
 
@@ -401,7 +402,8 @@ class RegionExchange:
         if self.phase == "waiting":
             self.phase = "training"
         elif self.phase == "finishing":
-            # If the answer is not final, others waited for this region: send the update again.
+            # An answer that is not final only served to release other regions: send the final
+            # update again.
             self.phase = "training"
             if reply.final:
                 self._pass_end(still_stopping=still_stopping, at_barrier=reply.barrier is not None)
@@ -409,7 +411,7 @@ class RegionExchange:
             self._enter(reply.barrier)
 
     def _enter(self, barrier: Barrier) -> None:
-        """Handle a barrier: all regions are equal, and the members change."""
+        """Handle a barrier: all regions have the same model, and the members change."""
         if barrier.leaves:
             self.phase = "done"
 
