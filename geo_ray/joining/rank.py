@@ -49,7 +49,7 @@ def check_strategy(strategy: Strategy) -> None:
         )
 
 
-class Vector(Protocol):
+class ShareVector(Protocol):
     """Access to a rank's share of the module; see `geo_ray.joining.vector.ParameterVector`."""
 
     size: int
@@ -69,7 +69,7 @@ class _State(RegionState):
 
     __slots__ = ("_fresh", "_params_S", "vector")
 
-    def __init__(self, vector: Vector, fragments: tuple[tuple[int, int], ...]) -> None:
+    def __init__(self, vector: ShareVector, fragments: tuple[tuple[int, int], ...]) -> None:
         self.vector = vector
         self._params_S: Tensor | None = None
         self._fresh = -1
@@ -114,7 +114,7 @@ class JoinedModel:
     """
 
     def __init__(
-        self, strategy: Strategy, vector: Vector, fragments: tuple[tuple[int, int], ...]
+        self, strategy: Strategy, vector: ShareVector, fragments: tuple[tuple[int, int], ...]
     ) -> None:
         self._strategy = strategy
         self.state = _State(vector, fragments)

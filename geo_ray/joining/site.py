@@ -1,4 +1,4 @@
-"""The interface for a training loop of the user: `join`, `Site` and `Training`.
+"""The interface for a training loop of the user: `join`, `Site` and `JoinedTraining`.
 
 A rank has one endpoint, which only dials. The thread that trains decides and merges; encoding,
 sending and decoding happen in another thread (`_Exchanger`), so that an exchange costs the loop
@@ -204,10 +204,10 @@ class Site:
     @contextmanager
     def training(
         self, model: nn.Module, *, state: Mapping[str, Any] | None = None
-    ) -> Iterator[Training]:
+    ) -> Iterator[JoinedTraining]:
         """Train a model in the run; every rank calls it.
 
-        In the block the model has the run's parameters. The block must run until `Training.done`.
+        In the block the model has the run's parameters. The block must run until `JoinedTraining.done`.
 
         Args:
             model: module whose trained parameters are exchanged, after sharding if it is sharded.
@@ -228,7 +228,7 @@ class Site:
             with closing(
                 _Exchanger(self._endpoint, self._mail, exchange, self._ranks, self._wait_s)
             ) as exchanger:
-                sync = Training(exchange, exchanger, self._ranks)
+                sync = JoinedTraining(exchange, exchanger, self._ranks)
                 yield sync
                 sync.check_ended()
                 exchanger.end(vector)
@@ -454,7 +454,7 @@ class _Exchanger:
             return message
 
 
-class Training:
+class JoinedTraining:
     """A training of one model in a run; see `Site.training`.
 
     Attributes:

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from geo_ray.joining.credentials import Credentials
 from geo_ray.joining.server import JoinServer
 from geo_ray.joining.service import SERVER, JoinTerms
-from geo_ray.joining.site import Training, join
+from geo_ray.joining.site import JoinedTraining, join
 from geo_ray.transport.security.certs import Authority
 
 WAIT_S = 40.0
@@ -126,7 +126,7 @@ class Loop:
         return model
 
     def run(
-        self, each: Callable[[Training], None] | None = None, group: Any = None
+        self, each: Callable[[JoinedTraining], None] | None = None, group: Any = None
     ) -> tuple[Tensor, int]:
         """Train to the end of the run; returns the parameters and the steps."""
         rank = 0 if group is None else dist.get_rank(group)

@@ -24,7 +24,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.data.tasks import classification
 from geo_ray.joining.service import JoinTerms, Stage
-from geo_ray.joining.site import Training, join
+from geo_ray.joining.site import JoinedTraining, join
 from geo_ray.runs.build import initial_parameters
 from tests.integration.joining import recorded_task
 from tests.support.join_support import (
@@ -243,7 +243,7 @@ def test_a_loop_that_ends_early(after: int, error: str, tmp_path: Path) -> None:
 
 
 def test_steps_after_the_end_and_loops_without_steps(tmp_path: Path) -> None:
-    def late(sync: Training) -> None:
+    def late(sync: JoinedTraining) -> None:
         if sync.done:
             with pytest.raises(LoopMisuseError, match="after the run's last step"):
                 sync.step(rows=1)
