@@ -207,7 +207,8 @@ class Site:
     ) -> Iterator[JoinedTraining]:
         """Train a model in the run; every rank calls it.
 
-        In the block the model has the run's parameters. The block must run until `JoinedTraining.done`.
+        In the block the model has the run's parameters. The block must run until
+        `JoinedTraining.done`.
 
         Args:
             model: module whose trained parameters are exchanged, after sharding if it is sharded.
