@@ -24,7 +24,7 @@ _FIX: Final = "Use the file that `geo-ray serve` wrote for this region."
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class JoinCredentials:
     """Credentials of one region, or of the server.
 
     Attributes:

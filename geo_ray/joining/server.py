@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from geo_ray.base.errors import GeoRayError
-from geo_ray.joining.credentials import Credentials
+from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.service import SERVER, JoinService, JoinTerms, Outbound, Stage, region_of
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint import Endpoint
@@ -46,7 +46,7 @@ class JoinServer:
     def __init__(
         self,
         terms: JoinTerms,
-        credentials: Credentials,
+        credentials: JoinCredentials,
         host: str = "127.0.0.1",
         port: int = 0,
         transport: TransportConfig | None = None,

@@ -1,4 +1,4 @@
-"""The interface for a training loop of the user: `join`, `Site` and `JoinedTraining`.
+"""The interface for a training loop of the user: `join`, `JoinedRegion` and `JoinedTraining`.
 
 A rank has one endpoint, which only dials. The thread that trains decides and merges; encoding,
 sending and decoding happen in another thread (`_Exchanger`), so that an exchange costs the loop
@@ -29,7 +29,7 @@ from geo_ray.base.errors import (
     LoopMisuseError,
     ServerLostError,
 )
-from geo_ray.joining.credentials import Credentials
+from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.layout import Layout, positions, put, taken
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire, check_strategy
 from geo_ray.joining.service import SERVER, Hello, Welcome, payload_of, rank_name
@@ -82,7 +82,7 @@ def join(
     group: dist.ProcessGroup | None = None,
     transport: TransportConfig | None = None,
     wait_s: float = 600.0,
-) -> Site:
+) -> JoinedRegion:
     """Join a run as a region. Every rank of the region's process group calls it.
 
     The process needs only outbound connections.
@@ -101,7 +101,7 @@ def join(
         CertificateError: the credentials cannot be used.
         ServerLostError: the server cannot be reached.
     """
-    own = Credentials.read(credentials)
+    own = JoinCredentials.read(credentials)
     if own.region != region:
         raise ConfigError(
             f"{credentials} is for region '{own.region}', not '{region}'",
@@ -114,7 +114,7 @@ def join(
         dist.broadcast_object_list(shared, src=dist.get_global_rank(group, 0), group=group)
         attempt = int(shared[0])
     ranks = _Ranks(region, rank, world_size, attempt, group)
-    return Site(parse_address(address), ranks, own, transport or TransportConfig(), wait_s)
+    return JoinedRegion(parse_address(address), ranks, own, transport or TransportConfig(), wait_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class _Ranks:
         return bool(value.item())
 
 
-class Site:
+class JoinedRegion:
     """A region's connection to a run; see `join`.
 
     Attributes:
@@ -159,7 +159,7 @@ class Site:
         self,
         address: Address,
         ranks: _Ranks,
-        credentials: Credentials,
+        credentials: JoinCredentials,
         transport: TransportConfig,
         wait_s: float,
     ) -> None:
@@ -195,7 +195,7 @@ class Site:
         """Close the connection."""
         self._endpoint.close(2.0)
 
-    def __enter__(self) -> Site:
+    def __enter__(self) -> JoinedRegion:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -456,7 +456,7 @@ class _Exchanger:
 
 
 class JoinedTraining:
-    """A training of one model in a run; see `Site.training`.
+    """A training of one model in a run; see `JoinedRegion.training`.
 
     Attributes:
         done: whether the run is over.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from geo_ray.base.errors import GeoRayError
 from geo_ray.experiment.experiment import Experiment, ServeConfig
-from geo_ray.joining.credentials import Credentials
+from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.layout import Layout
 from geo_ray.joining.server import JoinServer
 from geo_ray.joining.service import SERVER, JoinTerms, Stage, region_of
@@ -82,7 +82,7 @@ class AveragerActor:
         self._fence = TokenFence()
         self._server = JoinServer(
             JoinTerms.model_validate_json(terms_json),
-            Credentials.read(credentials),
+            JoinCredentials.read(credentials),
             host,
             port,
             TransportConfig.model_validate_json(transport_json),
@@ -197,11 +197,11 @@ def write_credentials(experiment: Experiment, folder: Path) -> str:
     """
     own = folder / f"{SERVER}.pem"
     if own.exists():
-        return Credentials.read(own).run_id
+        return JoinCredentials.read(own).run_id
     authority, key = Authority.create(experiment.name), secrets.token_bytes(32)
     run_id = f"{experiment.name}-{secrets.token_hex(4)}"
     for name in (*experiment.region_names, SERVER):
-        Credentials(name, run_id, key, authority.issue(name)).write(folder / f"{name}.pem")
+        JoinCredentials(name, run_id, key, authority.issue(name)).write(folder / f"{name}.pem")
     return run_id
 
 

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from geo_ray.joining.credentials import Credentials
+from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.server import JoinServer
 from geo_ray.joining.service import SERVER, JoinTerms
 from geo_ray.joining.site import JoinedTraining, join
@@ -47,7 +47,7 @@ def write_credentials(folder: Path, regions: Sequence[str], run_id: str = "run")
     """Write ``REGION.pem`` for each region, and that of the server."""
     authority, key = Authority.create("test"), secrets.token_bytes(32)
     for name in (*regions, SERVER):
-        Credentials(name, run_id, key, authority.issue(name)).write(folder / f"{name}.pem")
+        JoinCredentials(name, run_id, key, authority.issue(name)).write(folder / f"{name}.pem")
 
 
 @contextmanager
@@ -56,7 +56,9 @@ def serving(
 ) -> Iterator[tuple[JoinServer, str]]:
     """Serve a run; yields the server and its address."""
     write_credentials(folder, run.regions)
-    server = JoinServer(run, Credentials.read(folder / f"{SERVER}.pem"), lost_after_s=lost_after_s)
+    server = JoinServer(
+        run, JoinCredentials.read(folder / f"{SERVER}.pem"), lost_after_s=lost_after_s
+    )
     try:
         yield server, "geo-ray://{}:{}".format(*server.address)
     finally:
