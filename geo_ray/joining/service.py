@@ -61,12 +61,24 @@ SERVER: Final = "geo-ray-server"
 """Name of the serving endpoint."""
 
 _MARK: Final = "#"
-_RANK_FIELDS: Final = ("rank", "rank_rows", "rank_loss", "slice")  # of an update's header
+_RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
 
 
 def rank_name(region: str, rank: int) -> str:
     """Return the name of a rank's endpoint."""
     return f"{region}{_MARK}{rank}"
+
+
+def rank_of(peer: str) -> int:
+    """Return the rank of an endpoint.
+
+    Raises:
+        FrameError: it is not the endpoint of a rank.
+    """
+    text = peer.partition(_MARK)[2]
+    if not text.isdecimal():
+        raise FrameError(f"'{peer}' is not the endpoint of a rank")
+    return int(text)
 
 
 def region_of(peer: str) -> str:
@@ -503,7 +515,7 @@ class JoinService:
         region = self._regions.get(name)
         if region is None or self.stage not in (Stage.TRAINING, Stage.STARTING):
             raise JoinRefusedError(f"region '{name}' takes no part in the run")
-        rank = fields.count(message.meta, "rank")
+        rank = rank_of(peer)
         rows = fields.count(message.meta, "rank_rows")
         index = fields.optional_count(message.meta, "slice")
         own = {k: v for k, v in message.meta.items() if k not in _RANK_FIELDS}

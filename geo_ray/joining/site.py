@@ -410,8 +410,7 @@ class _Exchanger:
 
     def _exchanged(self, update: UpdateMessage) -> list[ReplyMessage]:
         slices = self._exchange.slices
-        common: Meta = {"rank": self._ranks.rank}
-        common["rank_rows"] = update.num_samples
+        common: Meta = {"rank_rows": update.num_samples}
         if update.loss is not None:
             common["rank_loss"] = update.loss
         parts = self._exchange.encoded(update)

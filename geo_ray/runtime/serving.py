@@ -41,6 +41,8 @@ _ANSWER_S: Final = 60.0
 _PIECE_BYTES: Final = 32 << 20
 JOIN_FOLDER: Final = "join"
 """Folder of a run's directory with the credentials of its regions."""
+ADDRESS_FILE: Final = "address"
+"""File in that folder with the address at which the run is served."""
 
 
 def terms_of(experiment: Experiment) -> JoinTerms:
@@ -170,7 +172,9 @@ def serve(setup: RunSetup) -> Summary:
         process = ProcessSpec("averager", arguments, first.cpus_per_server, 0.0, strategy, None, 1)
         (actor,) = launcher.make([process])
         port = collect({SERVER: actor.port.remote()}, _START_S)[SERVER]
-        return _Serving(setup, actor, f"geo-ray://{_host(experiment)}:{port}").run()
+        address = f"geo-ray://{_host(experiment)}:{port}"
+        (folder / ADDRESS_FILE).write_text(address + "\n", encoding="ascii")
+        return _Serving(setup, actor, address).run()
     except BaseException as error:
         note_failure(run.path, error, reporting.began_unix_s)
         raise

@@ -88,7 +88,7 @@ def test_diloco_is_that_of_plain_pytorch(tmp_path: Path) -> None:
     )
     assert float((plain - vector_of(small_model())).abs().max()) > 0.05
     torch.testing.assert_close(found, plain, rtol=0, atol=2e-7)
-    assert [e["kind"] for e in events].count("update") == len(REGIONS) * STEPS // INTERVAL
+    assert [e["kind"] for e in events].count("exchange") == len(REGIONS) * STEPS // INTERVAL
 
 
 def test_diloco_has_the_bits_of_a_run_that_geo_ray_drives(
@@ -164,7 +164,7 @@ def test_codecs(codec: str, tmp_path: Path) -> None:
     assert not torch.equal(found, plain)
     torch.testing.assert_close(found, plain, rtol=0, atol=0.1)
     sent, exact_sent = (
-        sum(e["bytes_sent"] for e in each if e["kind"] == "update")
+        sum(e["bytes_sent"] for e in each if e["kind"] == "exchange")
         for each in (events, exact_events)
     )
     assert sent < exact_sent
