@@ -38,7 +38,8 @@ class Evaluation:
     """A finished evaluation.
 
     Attributes:
-        step: region steps of the evaluated parameters; the regions' last when `final`.
+        step: region steps of the evaluated parameters; in a combined evaluation, the largest of any
+            region.
         region: region of the parameters and held-out rows; None for all regions.
         metrics: the task's metrics.
         samples: number of held-out rows.
@@ -82,9 +83,8 @@ class EvalCollector:
     num_regions: int
     intervals: Mapping[str, int] = field(default_factory=dict)
     newest: bool = False
-    _joined: dict[str, int] = field(
-        default_factory=dict
-    )  # interval at which a region joined; later ones count
+    # Interval in which a region joined; only its evaluations of later intervals count.
+    _joined: dict[str, int] = field(default_factory=dict)
     _open: dict[tuple[int, bool], dict[str, _Reported]] = field(default_factory=dict)
 
     def add(

@@ -91,7 +91,7 @@ class Acquirable:
 
     Attributes:
         record: record to write, if the lease is still unchanged.
-        from_unknown: whether the previous holder may still be running, unobserved.
+        from_unknown: whether the previous holder has stopped renewing but may still be running.
     """
 
     record: LeaseRecord
@@ -128,7 +128,7 @@ class Claim:
 
     Attributes:
         owner: the process.
-        lives_s: lifetime of its renewals.
+        lives_s: seconds for which each renewal is valid.
     """
 
     owner: Owner
@@ -320,7 +320,7 @@ class LeaseKeeper:
         holding: state of the holder.
         tag: version of the written record.
         clock: clock of the validity.
-        from_unknown: whether the previous holder may still be running, unobserved.
+        from_unknown: whether the previous holder has stopped renewing but may still be running.
     """
 
     def __init__(
@@ -371,7 +371,7 @@ class LeaseKeeper:
     def check_known(self) -> None:
         """Return unless another process is known to have the lease; without I/O.
 
-        For writes that only this process reads, while the store may be unavailable.
+        For writes to data that only this process reads: they need not wait for the store.
 
         Raises:
             LeaseLostError: another process has the lease.
@@ -481,7 +481,7 @@ class LeaseSeeker:
         store: store of the lease.
         name: name of the run, for messages.
         notify: called with the reason of a wait.
-        lives_s: lifetime of its renewals.
+        lives_s: seconds for which each renewal is valid.
         clock: clock for judging; None: a `BootClock`, so that a lease also expires while the
             machine is suspended.
     """

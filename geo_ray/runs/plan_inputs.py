@@ -47,8 +47,8 @@ from geo_ray.training.parameters import check_module, count_parameters
 from geo_ray.transport.links import LinkTable
 
 _MOST_PARAMS: Final = 50_000_000  # limit for measuring a few rows
-# Largest size of a model that is built again to measure rows. Building it takes less time than the
-# 2 to 4 s in which PyTorch imports its compiler for a forward pass on the meta device.
+# Largest model that is built on the CPU to measure rows. A forward pass on the meta device would
+# take longer: for it, PyTorch imports its compiler, which takes 2 to 4 s.
 _MOST_PARAMS_MADE: Final = 10_000_000
 _SCHEMA: Final = re.compile(r"(\w+?)(?:\[(\d+)\])?")
 _FEW, _MORE = 2, 4  # rows
@@ -60,8 +60,8 @@ class ModelSize:
 
     Attributes:
         num_params: trainable parameters.
-        row_bytes: bytes per row that the backward pass needs from the forward pass; None if that
-            requires computation.
+        row_bytes: bytes per row that the backward pass needs from the forward pass; None if they
+            could not be measured cheaply.
     """
 
     num_params: int
@@ -150,9 +150,9 @@ class Footprint:
 
     Counted in copies of the model, 4 bytes a parameter:
 
-    - a worker: parameters and gradient, and the optimizer state where workers take local steps, on
-      its accelerator if it has one; then its host holds two more copies, which it shares with its
-      parameter server
+    - a worker: parameters, gradient and, if workers take local steps, the optimizer state. They are
+      on its accelerator if it has one; its host then has two more copies, which the worker shares
+      with the parameter server
     - a region's parameter server and bridge: parameters, the sum of gradients, the optimizer
       state, the strategy's two copies (the state at the last exchange, and the vector being
       sent) and, with several regions, an update and an answer in transit
@@ -225,7 +225,7 @@ class Footprint:
 
 _MONTH_H: Final = 730.0
 _STATES: Final = {"sgd": 0, "momentum": 1, "adamw": 2, "lion": 1, "muon": 1, "adafactor": 0}
-"""Values per parameter in the state of an optimizer; for hidden matrices, if others have more."""
+"""Values per parameter in an optimizer's state; `muon`: for hidden matrices, others have more."""
 
 
 def section_of(experiment: Experiment) -> PlanConfig:

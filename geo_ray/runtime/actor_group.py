@@ -118,7 +118,7 @@ class DrainNotices:
         try:
             until_ms = self.nodes.draining()
             where = self.nodes.of_servers() if until_ms else {}
-        except Exception as error:  # of any class: training continues without notices
+        except Exception as error:  # errors of any class: notices are optional
             log.warning("no notice of drains: %s", error)
             return
         until_s = {node: at_ms / 1e3 if at_ms else math.inf for node, at_ms in until_ms.items()}
@@ -142,7 +142,8 @@ class GroupWorker:
         rank: its number there.
         attempt: its attempt, from 1.
         handle: the actor.
-        ref: the result of its `run` call; None before it begins, and while it is not replaced.
+        ref: the result of its `run` call; None before the call, and after a death until it is
+            replaced.
         steps: number of steps it computed, once it has ended.
         node: its node, or the call that returns it.
     """
@@ -181,7 +182,7 @@ class GroupWorker:
 
 
 class Keys(Protocol):
-    """See `RunKeys`, which may be in another process."""
+    """Interface of `RunKeys`, which may be in another process."""
 
     def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
         """Return the keys for the bridge of a region."""
@@ -307,7 +308,7 @@ class ActorGroup:
         self.admit(servers, timeout_s, progress)
         calls |= {name: actor.ready.remote() for name, actor in servers.items()}
         tried = collect(calls, timeout_s, partial(progress, "starting processes")).values()
-        found = [names for names in tried if names is not None]  # of those that tried one
+        found = [names for names in tried if names is not None]  # only from actors that tried a row
         if found:
             check_metric_names(self.spec.experiment, set().union(*found))
 
@@ -509,7 +510,7 @@ class ActorGroup:
         self.bridge_addresses |= joining.bridge_addresses
 
     def note(self, origin_unix_s: float, gone: GoneRegions, *, is_changing: bool) -> None:
-        """Store what the next run actor must know with the owner of the processes, if it changed.
+        """Store the handoff record with the owner of the processes, if it changed.
 
         Args:
             origin_unix_s: wall-clock time at which the run's clock was 0.
@@ -563,7 +564,7 @@ class ActorGroup:
         """End the threads that call Ray, except those that wait for a head that is gone."""
         if head_answers():
             self.threads.close()
-        else:  # Ray ends this process if it waits for long
+        else:  # limit the wait, or Ray ends this process
             self.threads.close(_GONE_S)
 
     def close(self, timeout_s: float = 5.0) -> None:

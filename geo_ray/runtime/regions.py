@@ -82,12 +82,12 @@ class Backoff:
 
     Most losses are of one process, and the region is back within seconds. A machine that fails
     again and again must not cost the others a reconfiguration each time. So a region is brought
-    back at once; if it does not come up, or is lost again within `QUIET_S` of having been back, it
-    waits `FIRST_S` before the next attempt, then twice as long each time, at most `LONGEST_S`.
-    Times are seconds of one clock.
+    back at once; if this fails, or if it is lost again within `QUIET_S` of its return, the next
+    attempt follows after `FIRST_S`, and each later one after twice the previous time, at most
+    `LONGEST_S`. Times are seconds of one clock.
 
     Attributes:
-        attempts: attempts to bring it back since its last quiet time.
+        attempts: attempts to bring it back since it last stayed for `QUIET_S`.
         joined_s: when it was last back; None: not since it was lost.
         due_s: time of the next attempt; None: it is present, starting, or not brought back.
     """
@@ -128,7 +128,7 @@ class Region:
         state: see `REGION`.
         stays_away: it was asked to leave or removed, and is not brought back automatically.
         is_on_notice: it drains because its machine is reclaimed, and comes back afterwards.
-        is_dead: it ended without a barrier and is not back; every averager must be notified.
+        is_dead: it ended without a barrier and is not back; every new averager must be notified.
         is_awaited: the run may pause for it while it is lost.
         is_starting: it is joining, and its processes were requested.
         move_asked_s: when the averager was asked to move out of it; None: not needed.
@@ -316,7 +316,7 @@ class CallOff:
 
 @dataclass(frozen=True, slots=True)
 class AskToLeave:
-    """Ask the averager to let a region leave at the next reconfiguration point."""
+    """Ask the averager to let a region leave at the next barrier."""
 
     region: str
 
@@ -547,7 +547,7 @@ class Regions:
 
     @property
     def waited_for(self) -> list[str]:
-        """Lost regions that the run pauses for, if it pauses."""
+        """Lost regions whose absence can pause the run."""
         if self._policy.least is not None:
             return self.awaited
         return [name for name in self.awaited if self[name].is_awaited]
@@ -689,7 +689,7 @@ class Regions:
         leaving = self.in_state(MembershipState.DRAINING)
         answers = leave_on_notice(left_s, here, leaving, self.needed(now))
         late = [name for name, answer in answers.items() if answer == "lose"]
-        if late:  # one of them may host the averager: the others drain after it has moved
+        if late:  # drain others later: the averager may have to move first
             cause = "received a termination notice, and reached no barrier"
             return actions + [Lose(name, f"region '{name}' {cause}") for name in late]
         for name in answers:
@@ -748,7 +748,7 @@ class Regions:
                 actions += self._leave(self[name], now)
         for region in self:
             if region.is_leaving and region.name in view.lost:
-                region.move("stay")  # its loss is reported soon
+                region.move("stay")  # a loss event follows
         waiting = sorted(each.name for each in self if each.is_leaving)
         waiting = [name for name in waiting if name in view.members]
         if waiting and not now.is_entering and not now.is_ending:
@@ -800,7 +800,7 @@ class Regions:
         if leader.is_leaving:
             is_on_notice = leader.is_on_notice
             leader.move("stay")
-            if not is_on_notice:  # a notice is processed again
+            if not is_on_notice:  # a region on notice is drained again by its notice
                 why = f"the averager is in '{leader.name}' now"
                 actions.append(Answer("drain", leader.name, refusal=why))
         return actions

@@ -1,9 +1,9 @@
 """Charts as inline SVG: curves, bars, histograms, and curves over a choice of x axes.
 
-Series are smoothed and thinned for plotting. Text scales with a figure that scales, so a frame
-has no viewBox: positions along x are percentages of the drawing, positions along y and all text
-are in pixels of the page. Only what must be stretched lies in an SVG of its own (`stretched`).
-Colours come from the style of the page; a choice of axes needs no script.
+Series are smoothed and thinned for plotting. A viewBox would scale the text with the figure, so a
+frame has none: positions along x are percentages of the drawing, positions along y and all text are
+in pixels of the page. Only content that must be stretched is in a nested SVG with a viewBox
+(`stretched`). Colours come from the style of the page; a choice of axes needs no script.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def smooth(y_N: Floats, fraction: float = 0.03, breaks: Sequence[int] = ()) -> F
     Args:
         y_N: values, float64 (N,).
         fraction: width of the window as a part of N.
-        breaks: the first points after gaps, rising; no window has points of both sides.
+        breaks: indices of the first points after gaps, rising; no window crosses a gap.
 
     Returns:
         float64 (N,); NaN where the whole window is NaN.
@@ -134,7 +134,7 @@ def _ramp(begin_N: Floats, at_B: Floats) -> Floats:
 AXIS_LIMIT = 1e300
 """Differences and ratios of values beyond this limit, or below its inverse, may overflow."""
 
-_LETTER_PX = 7.7  # widest usual digit of the page's letters at their size, 12 px
+_LETTER_PX = 7.7  # width of the widest usual digit of the page's font at 12 px
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Axis:
         low: value at the start.
         high: value at the end; above ``low``.
         ticks: (value, text) in rising order.
-        log: whether distances are ratios.
+        log: whether the axis is logarithmic.
     """
 
     low: float
@@ -323,7 +323,7 @@ def stretched(body: str, height: int, *, cut: bool) -> str:
     """Stretch ``body`` over the width of a frame.
 
     Args:
-        body: SVG, `SPAN` wide.
+        body: SVG content, `STRETCHED_WIDTH` units wide.
         height: of the frame; pixels.
         cut: clip content outside.
     """
@@ -356,7 +356,7 @@ class Curve:
     """One line of a chart.
 
     Attributes:
-        label: for the legend; none for an empty one.
+        label: entry in the legend; empty: no entry.
         x: places in rising order, float64 (N,).
         y: values, float64 (N,); points that are not finite are left out.
         series: number of the colour and dash, or `ALL`.
@@ -467,7 +467,7 @@ def histogram(values_N: Floats, bins: int = 12) -> str:
 
     Args:
         values_N: finite values, float64 (N,).
-        bins: most bars; whole numbers get a bar each while they fit.
+        bins: largest number of bars; whole numbers from 0 to ``bins - 1`` get a bar each.
     """
     if not len(values_N):
         return ""
@@ -590,7 +590,7 @@ def switched(axes: Sequence[str], body: str) -> str:
 
     Args:
         axes: choices in this order; the first is the initial one.
-        body: HTML of sections with every `view` once for each of ``axes``.
+        body: HTML of sections that contain every chart once for each of ``axes`` (`chart_view`).
     """
     choices = "".join(
         f'<input type="radio" name="axis" id="axis-{axis}" class="x-{axis}"'
@@ -616,7 +616,7 @@ def chart_view(
         axis: one of `AXES`, the axis of the curves' x values.
         title: what y is.
         curves: as for `curves_chart`.
-        whose: behind the axis's name, such as `` of the region``.
+        whose: appended to the axis's name in the title, such as `` of the region``.
         log: as for `curves_chart`.
         at: as for `curves_chart`.
     """

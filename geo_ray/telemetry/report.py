@@ -61,7 +61,7 @@ from geo_ray.telemetry.totals import newest_noise
 from geo_ray.telemetry.view import MachinesView
 
 MOST_REGIONS = 12  # listed regions
-SILENT_REGIONS = 5  # listed regions of larger runs: the longest inactive ones
+SILENT_REGIONS = 5  # in larger runs, only the longest inactive regions are listed
 _TAGS = {Ending.FINISHED: "tag done", Ending.GOING: "tag"}
 _CAUSES = {
     Ending.CUT_OFF: "The events end without an error, and no process writes them. The run's "
@@ -347,7 +347,7 @@ _FINGERPRINT = 12  # digits
 
 
 def load_record(run_dir: Path) -> RunRecord:
-    """Read all events of a run, once, for a page; none if the run did not begin.
+    """Read all events of a run for a page; the record is empty if the run did not begin.
 
     Raises:
         RunDirectoryError: ``run_dir`` is not a run, or its events cannot be read.

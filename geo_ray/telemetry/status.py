@@ -36,7 +36,7 @@ _WITHOUT_STEPS: Final = (
     "left",
     "absent",
     "stopped",
-    "trains on",  # at an unknown pace
+    "trains on",  # at an unknown speed
     "joining",
     "did not join",
 )
@@ -62,7 +62,7 @@ class RegionStatus(StrictModel):
     name: str
     state: str = Field(
         description="lost, left, absent, done, starting, computing, waiting, joining, leaving, "
-        "stopped, did not join, or trains on (unseen)"
+        "stopped, did not join, or trains on (without a run actor that could observe it)"
     )
     lost_cause: str | None = Field(
         default=None, description="reason of its loss; null for a member"
@@ -80,8 +80,8 @@ class RegionStatus(StrictModel):
     )
     mfu: float | None = Field(
         default=None,
-        description="operations that its model needs per second, over the peak of its GPUs; null "
-        "if either is unknown",
+        description="model FLOPs utilization: operations per second for its model, divided by the "
+        "peak of its GPUs; null if either is unknown",
     )
     device_bytes: int | None = Field(
         default=None, description="largest memory of a worker on its GPU; null without a GPU"
@@ -400,7 +400,7 @@ class RunNow:
         region.rates.waiting.add(event.t_s, event["wait_s"] or 0.0)
 
 
-_NEWEST = 20  # number of steps averaged by a loss
+_NEWEST = 20  # number of steps over which a loss is averaged
 _AWAY: Final = ("lost", "left", "absent", "joining", "did not join")
 
 

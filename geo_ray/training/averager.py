@@ -1,10 +1,10 @@
 """The averager: applies every region's updates exactly once and answers them.
 
-A pure state machine around a strategy's `on_update`. Adds: deduplication by (region, attempt,
-sequence number), refusal of non-finite or wrongly sized updates, checkpoints, decoding, model
-buffers, a changed sync interval (`set_interval`), and the end of a run, where final updates wait
-for those of all regions. An exception during a change becomes `failure` and is raised by every
-later call. `stalled_regions` detects that no region can make progress.
+A pure state machine around a strategy's `on_update`. The averager adds deduplication by (region,
+attempt, sequence number), refusal of non-finite or wrongly sized updates, checkpoints, decoding,
+model buffers, changes of the sync interval (`set_interval`), and completion: final updates are
+answered once those of all regions are in. An exception during a change becomes `failure` and is
+raised by every later call. `stalled_regions` detects that no region can make progress.
 
 Source of the snapshot: Chandy and Lamport, "Distributed Snapshots" (1985); reconstructed.
 """
@@ -58,7 +58,7 @@ class AveragerClock:
     """The averager's own clock, which continues after a resume from the checkpoint's time."""
 
     _ahead_s: float = 0.0  # lead over the host's clock
-    _saved_s: float | None = None  # at the snapshot that it was restored from
+    _saved_s: float | None = None  # own time at the restored snapshot
 
     def own_s(self, host_s: float) -> float:
         """Return the averager's time of an event at ``host_s`` of the host's clock."""
@@ -82,7 +82,7 @@ _INSTEAD: Final = "geo_ray:interval_instead"
 
 
 def set_interval(state: AveragerState, steps: int, interval: int | None) -> None:
-    """Ask regions to exchange after so many steps, starting with their next answers."""
+    """Set the sync interval to ``steps``; the next answer to each region contains it."""
     state.numbers[_STEPS], state.numbers[_INSTEAD] = float(steps), float(interval or 0)
 
 
@@ -91,8 +91,8 @@ def restore_numbers(
 ) -> None:
     """Restore the numbers of a checkpoint.
 
-    A requested interval is dropped if the configured interval has changed, since a user who changes
-    the interval at a resume means it.
+    If the user changed the configured interval before the resume, an interval requested earlier is
+    dropped.
     """
     state.numbers.clear()
     state.numbers.update({str(name): float(str(value)) for name, value in numbers.items()})
@@ -116,7 +116,7 @@ def with_interval(reply: ReplyMessage, state: AveragerState) -> ReplyMessage:
 
 
 OPEN: Final = "open/"
-"""Prefix of the names of saved message tensors (open or answered at the snapshot)."""
+"""Prefix of the names under which tensors of open requests and newest answers are saved."""
 
 
 @dataclass(slots=True)
@@ -165,9 +165,8 @@ class RequestRegistry:
     def join(self, region: str, donor: str) -> None:
         """Register a joining region as a copy of its donor: with its numbers and without an answer.
 
-        Each region counts its own attempts. The donor's attempt may exceed that of the joining
-        region if both started at the same time; the joining region's requests would then count as
-        duplicates.
+        The joining region keeps its own attempt, because each region counts its own: with the
+        donor's, which may be larger, its requests would count as duplicates.
         """
         self.answers.pop(region, None)
         self.last[region] = (self.newest(region)[0], self.newest(donor)[1])
@@ -179,7 +178,7 @@ class RequestRegistry:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether a region has sent its final update or is asked to, and not all have."""
+        """Whether some region has sent, or was asked for, its final update, and not all have."""
         return bool(self.finals) or any(r.stop and not r.final for r in self.answers.values())
 
     def live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, object]]:
@@ -201,7 +200,8 @@ class RequestRegistry:
     ) -> None:
         """Restore the result of `live`.
 
-        Requests in answers (checkpoint, halt) are dropped, except stops (see `filter_stops`).
+        Flags of restored answers that ask for a checkpoint or a halt are cleared; for the stop flag
+        see `filter_stops`.
 
         Args:
             tensors: tensors by name.
@@ -239,9 +239,9 @@ class AveragerCompletion:
     """Decides when the averager asks regions to finish.
 
     The counterpart is `geo_ray.training.server`. If codecs hold coding errors that only a round's
-    final update can send, regions are notified one round before (`ReplyMessage.draining`). A run
-    that is resumed with another goal first completes the previous goal if some region had sent its
-    final update there.
+    final update can send, regions are notified one round before (`ReplyMessage.draining`). If a run
+    is resumed with another goal after some region had sent its final update for the previous goal,
+    the previous goal is completed first.
 
     Attributes:
         state: strategy's state, which has the flag for stopping.
@@ -269,7 +269,7 @@ class AveragerCompletion:
 
     @property
     def continues(self) -> bool:
-        """Whether the round announced as the last one had too few rows to be the last."""
+        """Whether the run continues, because the round announced as the last had too few rows."""
         return self.announces and self.enough is not None and not self.stopping
 
     def stop(self) -> None:
@@ -296,7 +296,7 @@ class AveragerCompletion:
         )
         if not self.announces or reply.final:
             return reply
-        # The next round will have as many rows as this one.
+        # Assume that the next round has as many rows as this one.
         is_next = self.enough is not None and self.samples + reply.num_samples >= self.enough
         return replace(reply, draining=self._draining or is_next)
 
@@ -358,8 +358,8 @@ class Averager:
     - codecs: a strategy sees vectors only. Payloads are decoded after the check for duplicates, and
       a repeated answer is identical to the byte;
     - model buffers, which bypass strategy and codec (`AveragerBuffers`);
-    - final updates, which are held until those of all regions are in. A run resumed with another
-      goal first completes the previous goal if some region was asked to finish;
+    - final updates, which are held until those of all regions are in. If a run is resumed with
+      another goal after some region was asked to finish, it first completes the previous goal;
     - failure: an exception during a state change becomes `failure`, which every later call raises.
 
     Source of the consistent cut: Chandy and Lamport, "Distributed Snapshots" (1985); reconstructed.
@@ -397,7 +397,9 @@ class Averager:
 
     def __post_init__(self, enough: int | None, goal: str) -> None:
         traits = self.strategy.traits
-        self.state.fragments = tuple(fragment_bounds(self.num_params, traits.exchange.fragments))
+        bounds = self.wire.plan.bounds
+        bounds = bounds or tuple(fragment_bounds(self.num_params, traits.exchange.fragments))
+        self.state.fragments = bounds
         has_final_updates = traits.exchange.last == "always"
         announces = traits.in_rounds and not has_final_updates and self.wire.plan.owes
         self._completion = AveragerCompletion(
@@ -433,7 +435,7 @@ class Averager:
 
     @property
     def may_begin_checkpoint(self) -> bool:
-        """Whether every answer of a lost leader that a region may hold is known here."""
+        """Whether no region can hold an answer of a lost leader that is unknown here."""
         return self._marks.may_begin
 
     def on_update(self, update: UpdateMessage) -> list[ReplyMessage]:
@@ -453,9 +455,8 @@ class Averager:
         """
         self._check_works()
         is_known = self._registry.is_known(update)
-        if not (
-            is_known and update.region in self._registry.answers
-        ):  # a region that left may not have it
+        # The answer may be missing although the update is known: the region has left.
+        if not (is_known and update.region in self._registry.answers):
             self.view.check(update.region, update.view)
         self._unread.secure()
         if is_known:
@@ -481,8 +482,8 @@ class Averager:
         """Take in the sum of several updates, of which only the headers are known.
 
         Returns:
-            Answers; None if it cannot be taken in as a whole, then nothing has changed: the parts
-            must come by themselves.
+            Answers; None if the sum cannot be taken in as a whole. The state is then unchanged, and
+            the parts must be sent individually.
 
         Raises:
             InvariantError: if it has the wrong size or the strategy has no use for sums.
@@ -583,7 +584,8 @@ class Averager:
             ):
                 return replies + self._finished()
             if state.waiting and all(name in state.waiting for name in state.members):
-                # The lost region was the last one missing: any waiting update completes the round.
+                # Only the lost region was missing: any waiting update, handled again, completes the
+                # round.
                 return replies + self._answer(state.waiting.pop(state.members[0]))
             return replies
 
@@ -626,7 +628,7 @@ class Averager:
         return True
 
     def on_failover(self, region: str) -> None:
-        """Continue in ``region`` after a failover; the lost leader may have given more answers."""
+        """Continue in ``region`` after a failover; regions may hold answers unknown here."""
         self._change = self._change and self._change.but(region)
         self._marks.on_failover(self.state.members)
         self._clock.restore(self.state.now_s)  # time of the previous host
@@ -736,7 +738,7 @@ class Averager:
         answer, final = saved.answers.get(update.region), saved.finals.get(update.region)
         if newest and final is not None and not update.final:
             with self._changing():
-                del saved.finals[update.region]  # after a resume its region has more to do
+                del saved.finals[update.region]  # the region was resumed with more steps
                 self._note_finished()
                 return self._answer(replace(final, final=False).content(self.state.version))
         return [answer] if answer is not None and newest else []
@@ -815,8 +817,8 @@ class Averager:
     def _release_finals(self) -> list[ReplyMessage]:
         """Take final updates as ordinary ones, so that they are answered.
 
-        In an open round, other regions wait for a finished one, and both sides would wait forever.
-        Not needed where the strategy knows which regions have finished.
+        In an open round, regions may wait for a finished one, which itself waits for their final
+        updates. Not needed where the strategy knows which regions have finished.
         """
         if not self.state.waiting or self.strategy.traits.averager.frees:
             return []

@@ -68,8 +68,8 @@ class ElasticConfig(StrictModel):
         where = "train.elastic"
         if stragglers:
             raise ValueError(
-                f"{where}: with train.stragglers steps do without late workers, in another way: "
-                "give one of the two"
+                f"{where}: train.stragglers also lets steps exclude late workers: "
+                "set only one of the two"
             )
         if self.min_workers > max(workers.values()):
             raise ValueError(
@@ -101,9 +101,9 @@ class TrainConfig(StrictModel):
     )
     count: Literal["each", "total"] | None = Field(
         None,
-        description="each: every region takes `steps`; total: the run ends once all regions "
-        "together have trained on as many rows as `steps` steps of each would take; null: each, or "
-        "total where regions take unequal numbers of steps between rounds",
+        description="each: every region takes `steps` steps; total: the run ends once the rows of "
+        "all regions reach the number that `steps` steps of every region take; null: total where "
+        "regions take unequal numbers of steps between rounds, else each",
     )
     mode: Literal["sync", "async"] = Field(
         "sync",
@@ -198,8 +198,8 @@ class TrainConfig(StrictModel):
             )
         if self.count == "each" and traits.region.ends_by_total_rows:
             raise ValueError(
-                f"train.count: each region ends at its own time, but '{strategy.kind}' gives "
-                "them unequal numbers of steps and needs all of them: use total"
+                "train.count: with each, regions end at different times, but "
+                f"'{strategy.kind}' needs all regions until the end: use total"
             )
         if self.mode == "async" and traits.in_rounds and len(set(workers.values())) > 1:
             raise ValueError(
@@ -220,18 +220,18 @@ class AveragerConfig(StrictModel):
         None, description="region whose bridge hosts the averager; default: the first"
     )
     standby: str | None = Field(
-        None, description="region that takes over if that one is lost; auto: any region"
+        None, description="region that takes over if `region` is lost; auto: any region"
     )
     next_standbys: tuple[str, ...] = Field(
         (),
-        description="regions that become standby afterwards, in order of preference; then the "
-        "nearest",
+        description="regions that become the next standby after a failover, in order of "
+        "preference; then the nearest",
     )
     max_divergence: float = Field(
         0.0,
         ge=0,
-        description="largest total norm of the updates that the standby may lack; 0: it has every "
-        "update that counts; must be 0 for strategies with rounds",
+        description="largest total norm of the updates that the standby may lack; 0: an update is "
+        "answered only when the standby has it; must be 0 for strategies with rounds",
     )
     failover_s: float = Field(
         5.0,

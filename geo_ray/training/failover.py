@@ -1,10 +1,10 @@
-"""Failover of the averager between bridges: leader, follower and ordinary region. Pure.
+"""Failover of the averager between bridges: leader, standby and ordinary region. Pure.
 
-The follower applies the leader's log. It takes over when it has not reached the leader for
-``failover_s`` and a majority of the other regions report the same, or when the controller
-reports the leader dead. Answers carry the leader's term, and lower terms are rejected, which
-fences off a partitioned leader. Regions then repeat what the new leader lacks (`Caller`). The
-next follower is the first configured one that is present, then the nearest by round trip time.
+The standby applies the leader's log. It takes over when it has not reached the leader for
+``failover_s`` and a majority of the other regions report the same, or when the controller reports
+the leader dead. Answers carry the leader's term, and lower terms are rejected, which fences off a
+partitioned leader. Regions then repeat what the new leader lacks (`Caller`). The next standby is
+the first configured one that is present, or else the nearest region by round trip time.
 
 Shape legend: P = parameters of the model.
 """
@@ -187,7 +187,8 @@ class Caller:
 
     Attributes:
         opener: decodes payloads.
-        keeps: whether missing exchanges are repeated (strategies that send changes).
+        keeps: whether exchanges that the new leader lacks are repeated; only for strategies whose
+            updates are changes.
     """
 
     opener: Opener
@@ -273,7 +274,7 @@ class Caller:
 
     def _finish(self, reply: ReplyMessage, number: int, stable: int) -> ReplyMessage:
         update, self._open = self._open, None
-        if update is None:  # impossible: every region that finishes has seen it
+        if update is None:  # unreachable: the caller has an open request
             return reply
         keep = self.keeps and number > stable
         if not (keep or reply.own or self._owed_P is not None):
@@ -502,10 +503,10 @@ class StandbyNode:
     off a leader that was only partitioned. When the old leader learns of the new term, its bridge
     becomes that of an ordinary region and repeats its own open request to the new leader.
 
-        leader --InstallSnapshot, Append ...--> next standby    after a failover, or when the
-        standby
-               <--Ack---------------------                      is lost: a snapshot, then every
-               entry --Append(Promote)--------->                      from here on it may take over
+        leader --InstallSnapshot, Append ...--> next standby    after a failover or a loss of
+               <--Ack---------------------                      the standby: a snapshot, then
+                                                                every entry
+               --Append(Promote)--------->                      from here on it may take over
 
     Attributes:
         region: own region.
@@ -529,7 +530,7 @@ class StandbyNode:
     replica: AveragerReplica | None = None
     standby: str | None = None
     _now_s: float = 0.0
-    _repeated: set[tuple[str, int]] = field(default_factory=set)  # regions, numbers of updates
+    _repeated: set[tuple[str, int]] = field(default_factory=set)  # (region, update number)
     _greeted: set[str] = field(default_factory=set)  # joining regions that know the leader
 
     @property
@@ -567,12 +568,12 @@ class StandbyNode:
         return self._ask([*self.caller.submit(update)])
 
     def offer(self, op: Op, now_s: float | None = None) -> list[StandbyEffect]:
-        """Offer ``op`` to the leader's log; executed once the standby is near enough."""
+        """Offer ``op`` to the leader's log; executed once the standby lacks at most `bound`."""
         primary = self.primary
         if primary is None:
             return []
         if isinstance(op, BeginCheckpoint) and not primary.averager.may_begin_checkpoint:
-            refused = LogOutcome([], done=False)  # only the leader knows that it must wait
+            refused = LogOutcome([], done=False)  # not logged: only the leader refuses it
             return [EntryDone(EntryCommitted(op, refused, primary.number, primary.stable))]
         return self._effects_of(primary.offer(op, self._now_s if now_s is None else now_s))
 
@@ -704,7 +705,7 @@ class StandbyNode:
         if primary is None or primary.averager.failure is not None:
             return []
         if self.standby is not None:
-            # A promoted standby is waited for, and is replaced later than a candidate.
+            # A candidate that is unreachable is replaced. For a promoted standby, the leader waits.
             given_up = not primary.has_standby and self.watch.is_lost(
                 self.standby, now_s, self.watch.failover_s
             )

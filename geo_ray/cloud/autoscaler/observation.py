@@ -207,7 +207,7 @@ class Observed:
 
 _ALIVE = (MachineState.PENDING, MachineState.RUNNING)
 _NOTICE_S = 900.0
-"""Longest notice of a reclaim: an end that is set earlier than that was set by a user."""
+"""Longest notice of a reclaim; an end moved forward earlier than that was moved by a user."""
 
 NOTICE = "the cloud reclaims it"
 DRAINED = "its node is being drained"
@@ -296,7 +296,7 @@ class StateUpdater:
     def _did_not_start(
         self, machine_id: str, pending_launch: PendingLaunch | None, failure_kind: LaunchFailureKind
     ) -> None:
-        """Record that an accepted machine failed to start; the failure is reported repeatedly."""
+        """Record that a launch was accepted and its machine failed to start; reports may repeat."""
         instance = self._memory.instances.get(machine_id)
         is_new = pending_launch is not None and machine_id not in pending_launch.ended
         if pending_launch is not None and is_new:
@@ -472,7 +472,7 @@ class StateUpdater:
     def _did_not_join(self, instance: ManagedInstance) -> None:
         """Count a machine whose node never joined as a failure of its pool.
 
-        Its cost is separate.
+        Its cost is recorded under the reason `NO_NODE_CAME`.
         """
         machine, retry = instance.machine, self._config.retry
         record_join_failure(self._memory, machine.pool, machine.request_id, self._now_s, retry)
@@ -498,9 +498,7 @@ class StateUpdater:
         if before_s is not None and machine.ends_unix_s < before_s and left_s <= _NOTICE_S:
             return True
         own_s = machine.launched_unix_s + self._config.life_h * 3600
-        own_s -= (
-            self._config.retry.give_up_s
-        )  # the request may have been sent that long after it was recorded
+        own_s -= self._config.retry.give_up_s  # longest time between record and request
         return left_s <= self._config.lead_s and machine.ends_unix_s < own_s
 
     def _is_gone(self, instance: ManagedInstance, when_unix_s: float) -> None:
@@ -524,8 +522,7 @@ class StateUpdater:
         """Charge the machine of the Ray head; nothing else is decided about it.
 
         It is charged from its start, which may precede the autoscaler. A head that is no longer
-        listed is forgotten once another one is listed: until then, it is the machine that this
-        process runs on.
+        listed is kept until another head is listed, since this process runs on a head.
         """
         head, heads = self._target.head, self._memory.heads
         if head is None:

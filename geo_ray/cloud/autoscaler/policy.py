@@ -1,15 +1,15 @@
 """The autoscaler's policy: from observations and state to actions. Pure.
 
-Order: the observations update the state; deadline and budget set the required speed; in each
-region the server machine and the workers are adjusted; surplus machines are drained; drained
-machines end. An unreachable region is skipped. The deadline rule is that of Can't Be Late (NSDI
-2024): use spot machines while the slack exceeds the time of a change, then only on-demand machines.
-A faster choice may cost less for the whole job: between the required speed and `most_speed`, in
-steps of 5 %, the speed is chosen with the lowest price per hour of all workers times
-``compute_fraction / speed + 1 - compute_fraction``, with the speed of the region that has the least
-of what it needs and the planned fraction of time in which machines compute.
-The budget rule stops all machines while the rest of the budget still covers stopping them, that is
-their cost until they have ended.
+Order: the observations update the state; deadline and budget set the required speed; in each region
+the server machine and the workers are adjusted; surplus machines are drained; drained machines end.
+An unreachable region is skipped. The deadline rule is that of Can't Be Late (NSDI 2024): use spot
+machines while the slack exceeds the time of a change, then only on-demand machines. A higher speed
+may cost less for the whole job. The speeds between the required one and `most_speed` are compared
+in steps of 5 %, and the cheapest is chosen. Its cost is the price per hour of all workers times
+``compute_fraction / speed + 1 - compute_fraction``: ``speed`` is that of the slowest region
+relative to its target, and ``compute_fraction`` the planned fraction of time in which machines
+compute. The budget rule stops all machines as soon as the rest of the budget is only just enough to
+pay them until they have ended.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ class AutoscalePolicy:
         required: RequiredSpeed,
         losses: Losses,
     ) -> DemandChoice:
-        """Decide for the regions without a planned speed."""
+        """Decide by pending demand, for the regions without a planned speed."""
         if required.speed <= 0:
             return DemandChoice()
         now_s, first_s = observed.now_unix_s, self._config.retry.first_s
@@ -652,7 +652,7 @@ class AutoscalePolicy:
         for instance in memory.instances.values():
             termination = instance.termination
             if termination is None or termination.deadline_unix_s is None:
-                continue  # the machine stays, or its replacement comes first
+                continue  # not terminating, or waiting for a replacement
             if instance.machine.pool.region in observed.unreachable:
                 continue
             node = observed.node(instance.machine.id)

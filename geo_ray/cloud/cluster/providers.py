@@ -1,9 +1,9 @@
 """Machine providers and secret stores of a cluster, opened from its record.
 
 `RegionProviders` combines several clouds and calls them in parallel. A cloud that fails or hangs
-does not delay the others; their results come with the error that names it. `ClusterMachines`
-filters for machines with the cluster's name and id: names may collide, ids do not.
-`RemoteProvider` and `RemoteStore` are sent to the autoscaler actor and open there.
+does not delay the others; the error names it and contains the results of the others.
+`ClusterMachines` filters for machines with the cluster's name and id: names may collide, ids do
+not. `RemoteProvider` and `RemoteStore` are sent to the autoscaler actor and open there.
 """
 
 from __future__ import annotations

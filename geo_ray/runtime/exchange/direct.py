@@ -1,4 +1,4 @@
-"""Interface of exchange transports, and the plain one: single messages, a fixed leader.
+"""Exchange transports: their interface, and the plain transport to an averager that cannot move.
 
 A bridge has one `UpdatePath`, chosen by `runtime.exchange.build`: direct (`DirectPath`), standby
 (the averager can move) or overlay (updates are summed on their way). Its `UpdateStage` decides when
@@ -29,15 +29,6 @@ from geo_ray.base.errors import (
     LinkDownError,
 )
 from geo_ray.base.user_code import error_summary
-from geo_ray.runtime.exchange.messages import (
-    payload_bytes,
-    read_refusal,
-    read_reply,
-    read_update,
-    refusal_meta,
-    reply_meta,
-    update_meta,
-)
 from geo_ray.storage.places import PartPlaces
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import Averager, interval_of, open_requests
@@ -58,6 +49,15 @@ from geo_ray.training.command_log import (
 from geo_ray.training.config import UNREACHABLE_S
 from geo_ray.training.membership import AveragerLeader, View
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
+from geo_ray.training.wire_format import (
+    payload_bytes,
+    read_refusal,
+    read_reply,
+    read_update,
+    refusal_meta,
+    reply_meta,
+    update_meta,
+)
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta
@@ -103,8 +103,8 @@ class BridgeFailure:
         """Record a failure.
 
         Args:
-            error: errors of geo_ray's tree are used unchanged; others are converted, with their
-                line.
+            error: a `GeoRayError` is used unchanged; others are converted, with the line that
+                raised them.
             doing: the operation that failed, for messages.
 
         Returns:
@@ -133,7 +133,7 @@ class BridgeFailure:
         )
 
 
-_LOOK_S: Final = 0.5  # between two checks whether the averager's region is reachable
+_LOOK_S: Final = 0.5  # seconds between checks that the averager's region is reachable
 
 
 class Answers:
@@ -249,13 +249,13 @@ class Pass(Protocol):
 
 
 class UpdateStage:
-    """Decides when an update leaves its region and when it is applied; this one: at once.
+    """Decides when an update leaves its region and when it is applied; here: immediately.
 
     `Transfers` and `Differential` are the other stages.
     """
 
     def depart(self, update: UpdateMessage, ship: Pass, *, again: bool) -> None:
-        """Send an update of the own region when it may leave, if ever.
+        """Send an update of the own region as soon as the stage permits, if at all.
 
         Args:
             update: its payload stays unchanged until it is answered.
@@ -269,7 +269,7 @@ class UpdateStage:
         return reply
 
     def recall(self) -> Meta:
-        """Stop sending the rest of the last update; return the unsent part, as a header."""
+        """Stop sending the last update; return which part is unsent, for a message header."""
         return {"seq": None}
 
     def arrive(self, update: UpdateMessage, take: Pass, *, again: bool) -> None:
@@ -283,7 +283,7 @@ class UpdateStage:
         take(update)
 
     def attach(self, reply: ReplyMessage) -> ReplyMessage:
-        """Return an answer that leaves the averager's region with all that accompanies it."""
+        """Return an answer to another region with what the stage adds to it."""
         return reply
 
     def on_moved(self) -> None:
@@ -347,8 +347,8 @@ class UpdatePath(Protocol):
 
         Args:
             region: the region.
-            comes_back: only its bridge is dead and will be replaced: an averager there moves, and
-                the region is waited for.
+            comes_back: only its bridge is dead and will be replaced. An averager there moves, and
+                the run waits for the region.
         """
 
     def submit_command(self, op: ChangeMembers | Begun | ChangeInterval) -> None:
@@ -367,7 +367,7 @@ class UpdatePath(Protocol):
 
 
 class StagedPath(Protocol):
-    """The part of a path that its stage uses; all but the first three only at the leader."""
+    """The part of a path that its stage uses; only `leader`, `send` and `give` work everywhere."""
 
     @property
     def leader(self) -> AveragerLeader:
@@ -380,7 +380,7 @@ class StagedPath(Protocol):
         """Pass an answer to the waiting own region."""
 
     def version(self) -> int:
-        """Number of commits, including those that are certain to follow."""
+        """Number of commits, including those that wait for the standby."""
 
     def skip(self, region: str, attempt: int, seq: int) -> None:
         """Answer an update without applying it."""
@@ -530,7 +530,7 @@ class LocalAverager:
         self._lock = threading.Lock()
         self._alarm = Alarm(self._on_wake)
         averager.at(time.monotonic())
-        self._alarm.set(averager.wakes_s)  # it may be a restored one
+        self._alarm.set(averager.wakes_s)  # a restored averager may have one pending
 
     @property
     def version(self) -> int:
@@ -548,7 +548,7 @@ class LocalAverager:
         return self._averager.view
 
     def open_requests(self) -> dict[str, int] | None:
-        """See `open_requests`; also None while the averager is busy, without waiting."""
+        """See `open_requests`; does not wait, and returns None while the averager is busy."""
         if not self._lock.acquire(blocking=False):
             return None
         try:

@@ -2,10 +2,10 @@
 
 Idea: the price of a resource grows exponentially with its use, so that capacity is reserved for
 more valuable jobs. Rule: find the schedule of a new job with the largest surplus (utility minus
-price); admit the job if the surplus is positive and reserve the schedule, else reject it.
-Prices: ``p = L (U / L)^(rho / C)``, with both bounds learned from past jobs; `BasePrice` raises
-them to the bids of the recent load. When: deadlines and values differ, and arrivals are not
-known in advance. Source: PD-ORS (arXiv 2108.02917), reconstructed; regions, money, spot
+price); admit the job if the surplus is positive and reserve the schedule, else reject it. Prices:
+``p = L (U / L)^(rho / C)``, with both bounds learned from past jobs; `BasePrice` adds a minimum
+price, estimated from the bids of recent jobs. When: deadlines and values differ, and arrivals are
+not known in advance. Source: PD-ORS (arXiv 2108.02917), reconstructed; regions, money, spot
 machines, blocks of slots and `pd_ors_load` are ours. OASiS: the same without locality, with
 separate sites for parameter servers.
 """
@@ -115,8 +115,8 @@ class PriceTable:
         L   = min_i u_i(until the end) / (2 T sum_{s,r} C)      value per unit, if it finishes last
 
     ``d_i_r`` is the amount of ``r`` that the job uses in all its slots at full speed (``tight``),
-    or the demand of one worker and one parameter server, as in the paper. ``L`` stays within a
-    factor ``e^span`` of U, since a job without value when late would make it 0.
+    or the demand of one worker and one parameter server, as in the paper. ``L`` is at least
+    ``U / e^span``: otherwise a job that is worthless when late would make it 0.
 
     The analysis assumes that the allocation of one job in a slot is small compared with ``C``, so
     that the price is constant meanwhile. For larger allocations, `surcharge` returns the increase.
@@ -185,8 +185,8 @@ class PriceTable:
     def surcharge(self, slot: int, used_SR: Floats) -> float:
         """Return the extra cost of an allocation whose own size raises the price.
 
-        It is the integral of the price over the allocation, minus the allocation at the initial
-        price.
+        The extra cost is the integral of the price over the allocation, minus what the allocation
+        costs at the initial price.
 
         Args:
             slot: the slot.
@@ -231,17 +231,17 @@ class PdOrsPolicy:
 
     Idea: the price of a resource grows exponentially with its use, so that capacity is reserved for
     more valuable jobs. Rule: for a new job, find the schedule with the largest surplus (utility
-    minus price); admit the job if the surplus is positive and reserve the schedule, else reject
-    it. A schedule may use one site or several, and its placement changes from slot to slot.
-    With ``value_per_usd``, egress and dollars are part of the price. After a spot preemption,
-    the rest of the job is scheduled again, without reserved capacity of others. A job that lost
-    processes or regions for another reason keeps its priority: it is rescheduled before later
-    jobs that have not begun, which are delayed. An admitted job is never rejected. A job that
-    does not fit into single slots even on an empty cluster is planned in longer blocks (ours),
-    so no job is rejected on an empty cluster for lack of a schedule. When: deadlines and values
-    differ, and arrivals are not known in advance. Source: the abstract of PD-ORS (Yu, Liu, Wu,
-    Ji, Bentley, arXiv 2108.02917); the algorithm is reconstructed, and the extensions to
-    regions, money and spot machines are ours.
+    minus price); admit the job if the surplus is positive and reserve the schedule, else reject it.
+    A schedule may use one site or several, and its placement changes from slot to slot. With
+    ``value_per_usd``, egress and dollars are part of the price. After a spot preemption, the rest
+    of the job is scheduled again on capacity that no other job has reserved. A job that lost
+    processes or regions for another reason keeps its priority: it is rescheduled before later jobs
+    that have not begun, which are delayed. An admitted job is never rejected. A job that does not
+    fit into single slots even on an empty cluster is planned in longer blocks (ours), so no job is
+    rejected on an empty cluster for lack of a schedule. When: deadlines and values differ, and
+    arrivals are not known in advance. Source: the abstract of PD-ORS (Yu, Liu, Wu, Ji, Bentley,
+    arXiv 2108.02917); the algorithm is reconstructed, and the extensions to regions, money and spot
+    machines are ours.
 
     `pd_ors_load` starts prices at half of what the past load bids (`BasePrice`), so that the first
     jobs do not fill an empty cluster. When: demand exceeds capacity and arrivals continue; with few
@@ -260,12 +260,13 @@ class PdOrsPolicy:
         locality: ``separate``: no site hosts both workers and parameter servers, as in OASiS.
         server_fraction: fraction of sites reserved for parameter servers if ``locality`` is
             ``separate``.
-        fine: divide the work of a job into as many parts as it needs slots at full speed, or a
-            multiple of that number; otherwise rounding makes plans longer than the job. Not in the
+        fine: divide the work of a job into parts that each take one slot at full speed, or a whole
+            fraction of one; with other parts, rounding makes plans longer than the job. Not in the
             paper.
         endless: whether the cluster continues after its last slot; a longer job is then planned in
             part. Not in the paper.
-        change_s: zero: planned changes use membership changes instead of restarts.
+        change_s: seconds lost by a planned change of the allocation; zero, because members change
+            without a restart.
     """
 
     search: SearchRule = field(default_factory=SearchRule)
@@ -433,12 +434,12 @@ class _PdOrs:
     ) -> BestSchedule | None:
         """Plan a job that does not fit into single slots of the window even on an empty cluster.
 
-        Each part of its work is the work of some workers in a block of slots: of most workers, then
-        of a quarter of them, and so on. Its price is the integral over its own use (`surcharge`).
-        Fewer workers give smaller parts and longer blocks, down to one worker until the last slot.
-        So an empty cluster with capacity for a worker in each of the job's regions has a schedule.
-        In an endless cluster, work after the last known slot is planned later, and is priced like
-        the planned part.
+        The work is divided into parts, and each part gets a block of several slots. The plan is
+        tried with the largest number of workers, then with a quarter of them, and so on; fewer
+        workers need more slots, and the last try uses one worker up to the last slot. The price
+        includes the rise that the job itself causes (`surcharge`). So an empty cluster with
+        capacity for a worker in each of the job's regions has a schedule. In an endless cluster,
+        work after the last known slot is planned later, and is priced like the planned part.
         """
         known = self._cluster.slots - slot
         links = [pattern.link for pattern in patterns]
@@ -482,7 +483,7 @@ class _PdOrs:
             rows: its remaining rows.
             offers: all known slots.
             patterns: placement patterns.
-            slots: number of slots for the whole work if each slot has the workers of one part.
+            slots: number of slots that the whole work takes with the tried number of workers.
             fraction: fraction of the work to plan; None: what fits into half of the slots.
         """
         known = len(offers.price_NSR)
@@ -502,7 +503,7 @@ class _PdOrs:
         )
         if found is None:
             return None
-        # Such a job uses much of the cluster: it does not pay the initial price for all of it.
+        # Such a job uses much of the cluster, so its own allocation raises the price.
         more = offers.later_fraction * sum(
             self._prices.surcharge(slot, self._used_SR(job, had))
             for slot, had in found.allocations.items()

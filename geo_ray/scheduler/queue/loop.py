@@ -378,7 +378,7 @@ class QueueLoop:
             try:
                 if requests:
                     inbox.remove(self.store, tenant, {each.id for each in requests})
-            except Exception as error:  # requests that stay there count only once
+            except Exception as error:  # requests left there are recognized by their ids
                 errors.append(f"the requests of tenant {tenant}: {_message(error)}")
 
     def _inbox(self, tenant: str, errors: list[str]) -> list[inbox.SignedRequest]:
@@ -484,7 +484,7 @@ class QueueLoop:
             self._add(self._decided(slot, now))
         except (LeaseLostError, RunDirectoryError):
             raise
-        except Exception as error:  # by a new job: the policy has decided on all others before
+        except Exception as error:  # only a new job can be the cause
             culprits = self._culprits(slot, now)
             if not culprits:
                 raise

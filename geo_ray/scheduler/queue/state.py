@@ -120,7 +120,7 @@ class JobFailure:
 
     Attributes:
         unix_s: time of the failure.
-        is_lost: whether the job was not at fault.
+        is_lost: whether the cause lies outside the job, such as a lost machine.
         had_begun: whether it had taken a step.
     """
 

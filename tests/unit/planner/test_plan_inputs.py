@@ -362,6 +362,10 @@ def test_a_configuration_follows_its_plan():
     scaled = load_tree(CONFIG, [*SMALL, *changes_of(half, experiment)], Experiment)
     assert scaled.train.steps == experiment.train.steps / 2
     assert scaled.optimizer.lr == pytest.approx(2 * experiment.optimizer.lr)  # adamw: the root
+    muon = [*SMALL, "optimizer={kind: muon, lr: 0.01, adamw: {lr: 0.004}}"]
+    experiment = load_tree(CONFIG, muon, Experiment)
+    scaled = load_tree(CONFIG, [*muon, *changes_of(half, experiment)], Experiment)
+    assert (scaled.optimizer.lr, scaled.optimizer.adamw.lr) == pytest.approx((0.02, 0.008))
     with pytest.raises(PlanError, match="regions"):
         changes_of(plan.model_copy(update={"regions": plan.regions[:1]}), experiment)
 

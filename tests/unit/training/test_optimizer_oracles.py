@@ -183,7 +183,13 @@ def test_muon_is_that_of_torch(config: Muon) -> None:
     assert float((ours(config) - wanted).abs().max()) < NEAR
 
 
-def test_in_bfloat16_torch_steps_alike() -> None:
+@pytest.mark.parametrize("scale", ["match_rms_adamw", "original"])
+def test_in_bfloat16_muon_is_that_of_torch_itself(scale: Any) -> None:
+    config = Muon(lr=0.02, weight_decay=0.1, ns_dtype="bfloat16", scale=scale)
+    assert float((ours(config) - theirs(muon_of(config))).abs().max()) < NEAR
+
+
+def test_in_single_precision_steps_differ_by_rounding_only() -> None:
     config = Muon(lr=0.02)
     start = read_parameters(Small().model(3))
     moved, wanted = ours(config) - start, theirs(muon_of(config)) - start
