@@ -88,7 +88,7 @@ def tar_pieces(
                         _refuse_pickle(found, member.name)
                     skipped[name] = None
                     continue
-                if kind not in _JSON and wanted is not None and name not in wanted:
+                if not _is_wanted(name, wanted, has_parts=kind in _JSON):
                     batch.names[name] = None
                     continue
                 data = _content(archive, member, found)
@@ -102,6 +102,12 @@ def tar_pieces(
     endings = ", ".join(f".{name}" for name in skipped)
     reason = f"its members {endings} are Python pickles, which are not read" if skipped else ""
     yield replace(_piece(batch, wanted, 1.0), skipped=reason)
+
+
+def _is_wanted(name: str, wanted: Collection[str] | None, has_parts: bool) -> bool:
+    if wanted is None or name in wanted:
+        return True
+    return has_parts and any(one.startswith(f"{name}.") for one in wanted)
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, found: InputFile) -> bytes:

@@ -205,6 +205,8 @@ def test_samples_are_grouped_by_their_names(tmp_path: Path) -> None:
 def test_members_that_cannot_be_read(tmp_path: Path, members: dict[str, bytes], part: str) -> None:
     (error,) = rows(tar(tmp_path / "a.tar", members))[1].unreadable
     assert part in error.message
+    found, report = rows(tmp_path / "a.tar", {"__key__"})  # members that nobody asks for
+    assert found == {"__key__": ["0"]} and not report.unreadable
 
 
 @pytest.mark.parametrize("dtype", ["bool", "<i2", ">i4", "uint8", "<f2", ">f8", "int64"])
