@@ -180,11 +180,13 @@ class RankExchange(RegionExchange):
         model: the parameters that this rank exchanges.
         slices: its slices.
         local_steps: steps of the loop that count as one step of the strategy.
+        eval_every: steps between evaluations; 0: only the last one.
     """
 
     model: JoinedModel
     slices: Sequence[SliceWire] = field(kw_only=True)
     local_steps: int = 1
+    eval_every: int = 0
     _local: int = 0  # steps of the loop since the last step of the strategy
     _rows: int = 0
     _seconds: float = 0.0

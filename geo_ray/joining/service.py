@@ -48,6 +48,7 @@ from geo_ray.training.payload_encoding import AveragerWire, WirePlan
 from geo_ray.training.wire_format import (
     as_tensor,
     payload_bytes,
+    read_stats,
     read_update,
     refusal_meta,
     reply_meta,
@@ -99,6 +100,7 @@ class JoinTerms(StrictModel):
     )
     seed: int = 0
     goal: str = ""
+    eval_every: int = Field(0, ge=0, description="steps between evaluations; 0: only the last one")
 
     def server_plan(self, region: str, attempt: int) -> ServerPlan:
         """Return the plan of a region."""
@@ -334,6 +336,10 @@ class JoinService:
         self._regions: dict[str, _Region] = {}
         self._missing: set[int] = set()  # slices whose parameters are on their way
         self._events: list[dict[str, Any]] = []
+        # sums of each rank by region, at each (step, is the last one), until all are there
+        self._evaluations: dict[
+            tuple[int, bool], dict[str, dict[int, tuple[int, dict[str, float]]]]
+        ] = {}
 
     def news(self) -> list[dict[str, Any]]:
         """Return the events since the last call."""
@@ -380,6 +386,9 @@ class JoinService:
                 return self._on_state(peer, message)
             if message.kind == "update":
                 return self._on_update(peer, message)
+            if message.kind == "evaluation":
+                self._on_evaluation(peer, message)
+                return []
             if message.kind == "finished":
                 return self._on_finished(peer)
             if message.kind == "failed":
@@ -655,6 +664,46 @@ class JoinService:
             round=reply.version,
         )
         region.open = None
+
+    def _on_evaluation(self, peer: str, message: Message) -> None:
+        """Add up the sums of all ranks of a region, and of all regions, at one step."""
+        name, step = region_of(peer), fields.count(message.meta, "version")
+        if name not in self._regions:
+            return
+        is_final = fields.flag(message.meta, "final")
+        sums = {
+            key: sum(values) for key, values in read_stats(message.meta, message.payload).items()
+        }
+        found = self._evaluations.setdefault((step, is_final), {})
+        found.setdefault(name, {})[rank_of(peer)] = fields.count(message.meta, "rows"), sums
+        own = found[name]
+        if len(own) < self._regions[name].world_size:
+            return
+        self._emit_evaluation(name, step, list(own.values()), final=is_final)
+        complete = [
+            each
+            for each, region in self._regions.items()
+            if len(found.get(each, {})) == region.world_size
+        ]
+        if len(complete) == len(self._regions):
+            parts = [part for each in complete for part in found[each].values()]
+            self._emit_evaluation(None, step, parts, final=is_final)
+            del self._evaluations[step, is_final]
+
+    def _emit_evaluation(
+        self,
+        region: str | None,
+        step: int,
+        parts: Sequence[tuple[int, Mapping[str, float]]],
+        *,
+        final: bool,
+    ) -> None:
+        rows = sum(count for count, _ in parts)
+        names = sorted({name for _, sums in parts for name in sums})
+        metrics = {
+            name: sum(sums.get(name, 0.0) for _, sums in parts) / rows for name in names if rows
+        }
+        self._emit("eval", region=region, step=step, metrics=metrics, samples=rows, final=final)
 
     def _on_finished(self, peer: str) -> list[Outbound]:
         """Handle the end of a rank's training; collect the model once all ranks have ended."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ from geo_ray.training.wire_format import (
     payload_bytes,
     read_refusal,
     read_reply,
+    stats_message,
     update_meta,
 )
 from geo_ray.transport.config import TransportConfig
@@ -273,7 +275,9 @@ class JoinedRegion:
         model.start()
         plan = terms.server_plan(ranks.region, ranks.attempt)
         local = max(1, terms.strategy.traits.region.worker_steps)
-        return RankExchange(plan, model, slices=slices, local_steps=local)
+        return RankExchange(
+            plan, model, slices=slices, local_steps=local, eval_every=terms.eval_every
+        )
 
     def _load(self, slices: list[SliceWire], vector: ParameterVector, *, is_source: bool) -> None:
         """Send the initial parameters, or load them."""
@@ -361,6 +365,10 @@ class _Exchanger:
         """Send an update; its payload must stay unchanged until it is answered."""
         self._sent_s = time.monotonic()
         self._orders.put(update)
+
+    def tell(self, message: Message) -> None:
+        """Send a message that has no answer."""
+        self._endpoint.send(SERVER, message)
 
     def arrived(self) -> bool:
         """Return whether the answers have arrived, or the exchange has failed."""
@@ -464,6 +472,7 @@ class JoinedTraining:
     def __init__(self, exchange: RankExchange, exchanger: _Exchanger, ranks: _Ranks) -> None:
         self._exchange, self._exchanger, self._ranks = exchange, exchanger, ranks
         self._losses: list[Tensor | float] = []
+        self._reported: tuple[int, bool] | None = None
         self._began_s = time.monotonic()
 
     @property
@@ -539,6 +548,29 @@ class JoinedTraining:
             replies, took_s = self._exchanger.take()
             sent = self._exchange.on_replies(replies, took_s)
         self._began_s = time.monotonic()
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether to evaluate now: every `train.eval_every` steps, and at the end.
+
+        It is true in all ranks at the same steps, until `report` is called.
+        """
+        every = self._exchange.eval_every
+        at = (self.steps, self.done)
+        is_time = self.done or (every > 0 and self.steps > 0 and self.steps % every == 0)
+        return is_time and at != self._reported
+
+    def report(self, sums: Mapping[str, Tensor | float], rows: int) -> None:
+        """Report an evaluation; the metric of the run is the sum over all ranks by all rows.
+
+        Args:
+            sums: sums over this rank's held-out rows by name, such as the loss times the rows.
+            rows: this rank's held-out rows.
+        """
+        self._reported = (self.steps, self.done)
+        stats = {name: np.array([float(value)]) for name, value in sums.items()}
+        meta, payload = stats_message(self.steps, stats, rows, final=self.done)
+        self._exchanger.tell(Message("evaluation", meta, bytes(payload), "control"))
 
     def _with_loss(self, update: UpdateMessage) -> UpdateMessage:
         """Return the update with the mean loss since the last one."""

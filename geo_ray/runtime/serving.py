@@ -56,6 +56,7 @@ def terms_of(experiment: Experiment) -> JoinTerms:
         steps=experiment.train.steps,
         rows=serve.rows,
         seed=experiment.seed,
+        eval_every=experiment.train.eval_every,
         goal=f"steps {experiment.train.steps}",
     )
 
@@ -278,9 +279,16 @@ class _Serving:
         return found
 
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
+        target = self._setup.experiment.train.target
         for each in found["events"]:
             values = dict(each)
-            summing.feed(recorder.emit(values.pop("kind"), values.pop("t_s"), **values))
+            event = recorder.emit(values.pop("kind"), values.pop("t_s"), **values)
+            summing.feed(event)
+            is_whole = event.kind == "eval" and event["region"] is None and not event["final"]
+            if target is not None and target.stop and is_whole and target.reached(event):
+                self._actor.request_stop.remote()
+                cause = f"{target.metric} reached {target.value:g}"
+                recorder.emit("stop_requested", event.t_s, cause=cause)
 
     def _finish(self, recorder: Recorder, summing: Summing, startup_s: float) -> Summary:
         run = self._setup.run

@@ -170,6 +170,29 @@ def test_codecs(codec: str, tmp_path: Path) -> None:
     assert sent < exact_sent
 
 
+def test_evaluations_are_added_over_regions(tmp_path: Path) -> None:
+    def evaluate(sync: JoinedTraining, rows: int) -> None:
+        if sync.evaluation_due:
+            sync.report({"loss": torch.tensor(rows * 2.0), "right": 1.0}, rows=rows)
+            assert not sync.evaluation_due
+
+    run = terms(REGIONS, STEPS, strategy=DILOCO, eval_every=6)
+    with serving(run, tmp_path) as (server, address):
+        train_all(
+            {
+                name: partial(Loop(address, name, tmp_path).run, partial(evaluate, rows=rows))
+                for name, rows in (("eu", 10), ("us", 30))
+            }
+        )
+        found = [event for event in server.news() if event["kind"] == "eval"]
+    whole = [event for event in found if event["region"] is None]
+    assert [(event["step"], event["final"]) for event in whole] == [(6, False), (12, True)]
+    for event in whole:
+        assert event["samples"] == 40
+        assert event["metrics"] == {"loss": 2.0, "right": 2 / 40}
+    assert sorted(event["region"] for event in found if event["region"]) == ["eu", "eu", "us", "us"]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_parameters_of_lower_precision(dtype: str, tmp_path: Path) -> None:
     """The outer model is fp32: it moves although its steps are too small for the parameters."""
