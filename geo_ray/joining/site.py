@@ -32,8 +32,22 @@ from geo_ray.base.errors import (
 )
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.layout import Layout, positions, put, taken
-from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire, check_strategy
-from geo_ray.joining.service import SERVER, Hello, Welcome, payload_of, rank_name
+from geo_ray.joining.rank import (
+    JoinedModel,
+    RankExchange,
+    RankState,
+    SliceWire,
+    check_strategy,
+)
+from geo_ray.joining.service import (
+    SERVER,
+    Hello,
+    Welcome,
+    copy_message,
+    payload_of,
+    rank_name,
+    read_copy,
+)
 from geo_ray.joining.vector import ParameterVector
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.payload_encoding import RegionWire
@@ -270,14 +284,26 @@ class JoinedRegion:
             )
             for index, ranges in sorted(welcome.slices.items())
         ]
-        self._load(slices, vector, is_source=welcome.is_source)
         model = JoinedModel(terms.strategy, vector, bounds)
-        model.start()
+        if not welcome.copies:
+            self._load(slices, vector, is_source=welcome.is_source)
+            model.start()
         plan = terms.server_plan(ranks.region, ranks.attempt)
         local = max(1, terms.strategy.traits.region.worker_steps)
-        return RankExchange(
+        exchange = RankExchange(
             plan, model, slices=slices, local_steps=local, eval_every=terms.eval_every
         )
+        if welcome.copies:
+            exchange.restore(self._copies(slices))
+        return exchange
+
+    def _copies(self, slices: list[SliceWire]) -> list[RankState]:
+        """Wait for the copy of another region's state."""
+        found: dict[int | None, RankState] = {}
+        while len(found) < max(1, len(slices)):
+            index, state = read_copy(self._receive("copy", "the state of another region"))
+            found[index] = state
+        return [found[each.index] for each in slices] or list(found.values())
 
     def _load(self, slices: list[SliceWire], vector: ParameterVector, *, is_source: bool) -> None:
         """Send the initial parameters, or load them."""
@@ -365,6 +391,12 @@ class _Exchanger:
         """Send an update; its payload must stay unchanged until it is answered."""
         self._sent_s = time.monotonic()
         self._orders.put(update)
+
+    def send_copies(self) -> None:
+        """Send the state of this rank, from which a joining region begins."""
+        slices = self._exchange.slices
+        for each, state in zip(slices, self._exchange.copies(), strict=False):
+            self._endpoint.send(SERVER, copy_message(each.index, state))
 
     def tell(self, message: Message) -> None:
         """Send a message that has no answer."""
@@ -547,6 +579,8 @@ class JoinedTraining:
                 break
             replies, took_s = self._exchanger.take()
             sent = self._exchange.on_replies(replies, took_s)
+            if self._exchange.is_donor:
+                self._exchanger.send_copies()
         self._began_s = time.monotonic()
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from geo_ray.joining.rank import STRATEGIES
 from geo_ray.joining.service import Stage
+from geo_ray.joining.site import JoinedTraining
 from tests.support.join_support import (
     Loop,
     Ranks,
@@ -92,6 +95,45 @@ def test_all_regions_end_with_one_model(kind: str, ranks: dict[int, Ranks], tmp_
             torch.testing.assert_close(vector, vectors["ap"], rtol=0, atol=1e-6)
         else:
             assert torch.equal(vector, vectors["ap"])
+
+
+def test_a_killed_process_group_is_replaced(tmp_path: Path) -> None:
+    """kill -9 of all ranks of a region: the others continue, and a new group joins again."""
+    steps = 60
+    run = terms(("ap", "us"), steps, strategy={"kind": "diloco", "interval": 3})
+    with serving(run, tmp_path) as (server, address):
+        loop = Loop(address, "us", tmp_path, "fsdp")
+
+        def wait(sync: JoinedTraining) -> None:
+            """Leave steps for the group that returns."""
+            view = server.service.averagers[0].view
+            while sync.steps == steps // 2 and not server.service.waiting and view.generation < 3:
+                time.sleep(0.01)
+                view = server.service.averagers[0].view
+
+        def replaced() -> list[Any]:
+            before = Ranks(2)
+            before.start(run_loop, loop)
+            while server.service.version < 2:
+                time.sleep(0.01)
+            for process in before.processes:
+                process.kill()
+            before.close()
+            after = Ranks(2)
+            try:
+                after.start(run_loop, loop)
+                return after.results()
+            finally:
+                after.close()
+
+        ap = Loop(address, "ap", tmp_path)
+        found = train_all({"ap": partial(ap.run, wait), "us": replaced})
+        assert not [each for each in found.values() if isinstance(each, Exception)], found
+        kinds = [event["kind"] for event in server.news()]
+        assert kinds.count("region_lost") == kinds.count("region_joined") == 1
+    for vector, made in found["us"]:
+        assert made == steps
+        assert torch.equal(vector, found["ap"][0])
 
 
 @pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
