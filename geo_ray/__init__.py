@@ -18,6 +18,8 @@ _WHERE: Final = {
     "shard_data": "api.data",
     "simulate": "api.train",
     "train": "api.train",
+    "serve": "api.train",
+    "join": "joining.site",
     "Run": "api.run",
     "open_run": "api.run",
     "status": "api.status",

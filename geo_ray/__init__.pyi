@@ -13,6 +13,7 @@ from geo_ray.api.status import members as members
 from geo_ray.api.status import report as report
 from geo_ray.api.status import status as status
 from geo_ray.api.status import stop as stop
+from geo_ray.api.train import serve as serve
 from geo_ray.api.train import simulate as simulate
 from geo_ray.api.train import train as train
 from geo_ray.api.tune import tune as tune
@@ -24,6 +25,7 @@ from geo_ray.data.columns import Ragged as Ragged
 from geo_ray.data.tasks.base import Dataset as Dataset
 from geo_ray.data.tasks.base import Task as Task
 from geo_ray.experiment.experiment import Experiment as Experiment
+from geo_ray.joining.site import join as join
 from geo_ray.strategies.base import Strategy as Strategy
 from geo_ray.telemetry.events import Event as Event
 

@@ -32,12 +32,12 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.runtime.bridge import Bridge, open_bridge
 from geo_ray.runtime.exchange.build import PathSetting, dials
 from geo_ray.runtime.exchange.direct import DirectPath
-from geo_ray.runtime.exchange.messages import payload_bytes, update_meta
 from geo_ray.strategies.state import AveragerState
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import Averager
 from geo_ray.training.command_log import LogOutcome, Op
 from geo_ray.training.messages import UpdateMessage
+from geo_ray.training.wire_format import payload_bytes, update_meta
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.uploads import TransfersConfig
 from geo_ray.transport.wire.message import EndpointIdentity

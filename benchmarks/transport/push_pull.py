@@ -32,7 +32,6 @@ from torch import Tensor
 
 from benchmarks.common import support
 from geo_ray.base.types import StepReport
-from geo_ray.runtime.exchange.messages import read_answer, report_meta
 from geo_ray.runtime.primary_shard import PrimaryShard
 from geo_ray.runtime.remote_shard import links_over, shared_bytes
 from geo_ray.strategies.asgd import Asgd
@@ -43,6 +42,7 @@ from geo_ray.training.optimizers import InnerOptimizer, Sgd
 from geo_ray.training.payload_encoding import WirePlan
 from geo_ray.training.server import Server
 from geo_ray.training.shard import Shard
+from geo_ray.training.wire_format import read_answer, report_meta
 from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan import LanClient, LanServer
 

@@ -31,7 +31,6 @@ import torch
 from benchmarks.common import support
 from geo_ray.base.threads import ThreadPoolMap, in_turn
 from geo_ray.base.types import StepReport
-from geo_ray.runtime.exchange.messages import read_answer, report_meta
 from geo_ray.runtime.primary_shard import PrimaryShard
 from geo_ray.runtime.remote_shard import (
     RemoteShard,
@@ -49,6 +48,7 @@ from geo_ray.training.parameters import split_sizes
 from geo_ray.training.payload_encoding import WirePlan
 from geo_ray.training.server import Server
 from geo_ray.training.shard import Shard
+from geo_ray.training.wire_format import read_answer, report_meta
 from geo_ray.transport.lan import LanClient, LanServer
 
 SIZE_MB, SHARDS = 100, 4

@@ -427,6 +427,43 @@ def train(
     return Run(ready.run, ready.experiment, summary, finished=True)
 
 
+def serve(
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    on_event: OnEvent | None = None,
+    progress: ShowProgress = False,
+    base_dir: FilePath | None = None,
+    detach: bool = False,
+) -> Run:
+    """Serve a run to regions that join it with `geo_ray.join`; returns when it has finished.
+
+    All regions of the configuration have ``join: true``. An actor of the cluster averages; the
+    directory ``join`` of the run has a file with credentials for each region.
+
+    Args:
+        config: as for `train`.
+        overrides: as for `train`.
+        on_event: as for `train`.
+        progress: as for `train`.
+        base_dir: as for `train`.
+        detach: as for `train`.
+
+    Raises:
+        ConfigError: a region does not join.
+        GeoRayError: the run ends early; the class states the cause.
+    """
+    experiment, _ = load_experiment(source_of(config, base_dir), override_items(overrides))
+    if not experiment.is_served:
+        raise ConfigError(
+            "regions: no region of this configuration joins",
+            fix="Set `join: true` for each region, or use `geo-ray train`.",
+        )
+    return train(
+        config, overrides, on_event=on_event, progress=progress, base_dir=base_dir, detach=detach
+    )
+
+
 def _copy_rest(address: str, path: Path, seeker: LeaseSeeker) -> None:
     """Upload the end of a finished run that ran on this machine to its bucket.
 

@@ -1343,3 +1343,67 @@ class ValueUnshippableError(ProgramError):
     advice = (
         "Send None, numbers, strings, bytes, lists, tuples, dictionaries, NumPy arrays and tensors."
     )
+
+
+class JoinError(GeoRayError):
+    """A training loop of the user cannot take part in a run."""
+
+    code = "JOIN"
+    exit_code = 17
+    chapter = "Own training loop"
+    causes = "See the codes of this chapter."
+    advice = "Correct the named item; docs/guides/your-own-loop.md describes how a region joins."
+
+
+class ModelMismatchError(JoinError):
+    """The model of a region or rank differs from that of the run."""
+
+    code = "MODEL_MISMATCH"
+    causes = (
+        "Another model configuration, vocabulary or dtype in one region; other frozen layers; "
+        "ranks that hold different parameters, as in pipeline parallelism."
+    )
+    advice = "Build the same model, with the same trained parameters and dtypes, in every region."
+
+
+class RanksDisagreeError(JoinError):
+    """The ranks of a region have not made the same steps."""
+
+    code = "RANKS_DISAGREE"
+    causes = (
+        "A rank that skips `sync.step` for some batches, data loaders of unequal length, or ranks "
+        "that end their loops at different steps."
+    )
+    advice = "Call `sync.step` on every rank after every optimizer step."
+
+
+class LoopMisuseError(JoinError):
+    """The training loop calls geo_ray in a way that cannot be right."""
+
+    code = "LOOP_MISUSE"
+    causes = (
+        "`sync.step` after `sync.done`, or never; the loop ends before `sync.done` is true; "
+        "several trainings with one site at the same time."
+    )
+    advice = "Loop over `sync.batches(loader)`, and call `sync.step` once per optimizer step."
+
+
+class JoinRefusedError(JoinError):
+    """The run does not accept this region."""
+
+    code = "JOIN_REFUSED"
+    causes = (
+        "A region that the run does not have, a second process group with the same region's name, "
+        "an older process group that was replaced, or a run that has ended."
+    )
+    advice = "Compare the region's name with the `regions` of the served configuration."
+
+
+class ServerLostError(JoinError):
+    """The process that serves the run cannot be reached."""
+
+    code = "SERVER_LOST"
+    causes = "A wrong address, a closed port, another run's credentials, or a server that ended."
+    advice = (
+        "Check that `geo-ray serve` runs, and that its address can be reached from this machine."
+    )

@@ -26,6 +26,7 @@ BEGAN_UNIX_S = time.time()
 _COMMANDS: Final = {
     "init": "Write a project that runs without changes into DIRECTORY.",
     "train": "Train with CONFIG, or resume a run.",
+    "serve": "Serve the run of CONFIG to regions that join it from their own training loops.",
     "simulate": "Simulate the training of CONFIG on emulated links and a virtual clock.",
     "compare": "Run CONFIG's workload with several strategies.",
     "tune": "Search for the fastest or cheapest configuration of a job.",
@@ -56,7 +57,9 @@ _COMMANDS: Final = {
 }
 """Summary by command, shown by `geo-ray --help`; the module is `geo_ray.cli.NAME`."""
 
-_OUTLIVING = frozenset(("train", "simulate", "compare", "tune", "program", "profile", "up", "down"))
+_OUTLIVING = frozenset(
+    ("train", "serve", "simulate", "compare", "tune", "program", "profile", "up", "down")
+)
 """Commands that continue when the terminal closes, because they do more than show output."""
 
 

@@ -26,7 +26,7 @@ from geo_ray.planner.config import PlanConfig
 from geo_ray.strategies.config import AnyStrategy, CodecConfig, check_shards
 from geo_ray.telemetry.export.base import ObserveConfig
 from geo_ray.training.config import AUTO, AveragerConfig, MembersConfig, TrainConfig
-from geo_ray.training.optimizers import OptimizerConfig, check_optimizer
+from geo_ray.training.optimizers import OptimizerConfig, Sgd, check_optimizer
 from geo_ray.transport.config import LanConfig, TransportConfig
 from geo_ray.transport.emulation import LinkSpec
 from geo_ray.transport.overlay.config import AnyOverlay, StarOverlay, check_overlay
@@ -88,6 +88,25 @@ class DataConfig(StrictModel):
         return self
 
 
+class ServeConfig(StrictModel):
+    """Where a run is served to regions that join it."""
+
+    host: str = Field("0.0.0.0", description="address to listen on")  # noqa: S104  (documented)
+    port: int = Field(7447, ge=0, le=65535, description="port to listen on; 0: a free one")
+    advertise: str | None = Field(
+        None, description="name or IP of this machine for other regions; null: its own IP"
+    )
+    rows: int | None = Field(
+        None, ge=1, description="rows of all regions, for strategies that end by rows"
+    )
+
+
+OWN_LOOP: Final = "own_loop"
+"""`task.use` of a run whose regions join: their loops have the task."""
+_OWN_SECTIONS: Final = ("task", "data", "optimizer")
+"""Sections that a run has unless its regions join."""
+
+
 class Experiment(StrictModel):
     """The configuration of a run. The same file trains, simulates and resumes."""
 
@@ -98,12 +117,12 @@ class Experiment(StrictModel):
         Field(pattern=r"^(cpu|cuda(:\d+)?)$"),
         MessageWords("cpu, cuda, or cuda:N for the GPU N"),
     ] = Field("cpu", description="device of the workers")
-    task: TaskConfig
-    data: DataConfig
+    task: TaskConfig = TaskConfig(use=OWN_LOOP)
+    data: DataConfig = DataConfig(manifest=None, generate=GenerateConfig())
     regions: Annotated[tuple[RegionConfig, ...], AfterValidator(with_copies)] = Field(min_length=1)
     strategy: Annotated[AnyStrategy, OR_AUTO]
     codec: CodecConfig = CodecConfig()
-    optimizer: OptimizerConfig
+    optimizer: OptimizerConfig = Sgd(lr=1.0)
     train: TrainConfig
     averager: AveragerConfig = AveragerConfig()
     members: MembersConfig = MembersConfig()
@@ -120,9 +139,11 @@ class Experiment(StrictModel):
     checkpoint: CheckpointConfig = CheckpointConfig()
     run: RunConfig = RunConfig()
     observe: ObserveConfig = ObserveConfig()
+    serve: ServeConfig | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        self._check_joining()
         names = [region.name for region in self.regions]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -133,6 +154,23 @@ class Experiment(StrictModel):
         if not only_recorded(self.strategy, self.codec.up, self.codec.down):
             self._check_sections({region.name: region.workers for region in self.regions})
         return self
+
+    def _check_joining(self) -> None:
+        """Check that either all regions join, or none; and that sections fit that."""
+        joining = {region.join for region in self.regions}
+        if len(joining) > 1:
+            raise ValueError(
+                "regions: either all regions join from training loops of their own, or none does"
+            )
+        for name in _OWN_SECTIONS:
+            is_given = name in self.model_fields_set
+            if not is_given and not self.is_served:
+                raise ValueError(f"{name}: missing; it is required")
+            is_default = getattr(self, name) == type(self).model_fields[name].default
+            if is_given and self.is_served and not is_default:
+                raise ValueError(f"{name}: regions that join have their own; omit it")
+        if self.serve is not None and not self.is_served:
+            raise ValueError("serve: no region joins; set `join: true` for each")
 
     def _check_sections(self, workers: Mapping[str, int]) -> None:
         """Check every section against the sections that it depends on."""
@@ -174,6 +212,11 @@ class Experiment(StrictModel):
         return found
 
     @property
+    def is_served(self) -> bool:
+        """Whether the regions join the run from training loops of their own."""
+        return self.regions[0].join
+
+    @property
     def first_standby(self) -> str | None:
         """The averager's standby region at the start, or None."""
         return self.averager.first_standby(self.averager_region, self.present_names)
@@ -194,8 +237,12 @@ class Experiment(StrictModel):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Region labels of nodes without duplicates, in the order of the file."""
-        return tuple(dict.fromkeys(region.label for region in self.regions))
+        """Region labels of nodes without duplicates, in the order of the file.
+
+        Regions that join need no nodes: the averager runs on a node of the first one.
+        """
+        with_nodes = self.regions[:1] if self.is_served else self.regions
+        return tuple(dict.fromkeys(region.label for region in with_nodes))
 
     @property
     def rows(self) -> int:

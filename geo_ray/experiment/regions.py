@@ -40,6 +40,11 @@ class RegionConfig(StrictModel):
     copies: int = Field(
         1, ge=1, le=1000, description="number of identical sites, named NAME-0, NAME-1 and so on"
     )
+    join: bool = Field(
+        False,
+        description="the region joins the run from a training loop of its own "
+        "(`geo_ray.join`); no process of it is started",
+    )
     workers: int = Field(1, ge=1, le=1024, description="worker processes")
     batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None, description="rows per step, by worker; null: `data.batch_size` for each"

@@ -140,7 +140,7 @@ class Recorder:
             task=experiment.task.use,
             seed=experiment.seed,
             simulated=simulated,
-            averager=experiment.averager_region,
+            averager="" if experiment.is_served else experiment.averager_region,
             steps={r.name: each * (1 if alone else r.workers) for r in experiment.present},
             links=links_text(experiment, simulated=simulated),
             codec={"up": up.kind if up else None, "down": down.kind if down else None},

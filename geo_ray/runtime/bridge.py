@@ -34,7 +34,10 @@ from geo_ray.base.errors import (
 from geo_ray.runtime.exchange.build import PathSetting, build_path
 from geo_ray.runtime.exchange.differential import EndpointSite
 from geo_ray.runtime.exchange.direct import BridgeFailure, UpdatePath, joined
-from geo_ray.runtime.exchange.messages import (
+from geo_ray.runtime.state_transfer import CopyTransfer
+from geo_ray.training.config import UNREACHABLE_S
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
+from geo_ray.training.wire_format import (
     as_bytes,
     as_tensor,
     payload_bytes,
@@ -45,9 +48,6 @@ from geo_ray.runtime.exchange.messages import (
     reply_meta,
     update_meta,
 )
-from geo_ray.runtime.state_transfer import CopyTransfer
-from geo_ray.training.config import UNREACHABLE_S
-from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.emulation import build_links
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.lan import LanClient, LanConnection

@@ -113,9 +113,10 @@ class Handoff:
     newest_attempt: int
 
 
-ProcessKind = Literal["bridge", "primary", "shard", "worker"]
+ProcessKind = Literal["averager", "bridge", "primary", "shard", "worker"]
 
 _CLASSES: Final[Mapping[ProcessKind, tuple[str, str, int]]] = {
+    "averager": ("geo_ray.runtime.serving", "AveragerActor", 4),
     "bridge": ("geo_ray.runtime.bridge_actor", "BridgeActor", 12),
     "primary": ("geo_ray.runtime.server_actors", "PrimaryActor", 4),
     "shard": ("geo_ray.runtime.server_actors", "ShardServerActor", 2),

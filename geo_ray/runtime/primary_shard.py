@@ -28,14 +28,6 @@ from geo_ray.base.errors import (
 )
 from geo_ray.base.threads import ThreadPoolMap
 from geo_ray.runtime.bridge import BridgeAnswer, BridgeClient, ReconnectingBridgeClient
-from geo_ray.runtime.exchange.messages import (
-    answer_meta,
-    as_bytes,
-    pull_meta,
-    read_pull,
-    read_report,
-    read_stats,
-)
 from geo_ray.runtime.remote_shard import RemoteShard, parameters_for, pushed_gradient, slice_for
 from geo_ray.storage.manifest import PartInfo
 from geo_ray.telemetry.event_buffer import EventBuffer
@@ -55,6 +47,14 @@ from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.server import Server
 from geo_ray.training.state_guard import CHANGE_KINDS
 from geo_ray.training.stragglers import WorkTimes
+from geo_ray.training.wire_format import (
+    answer_meta,
+    as_bytes,
+    pull_meta,
+    read_pull,
+    read_report,
+    read_stats,
+)
 from geo_ray.transport.lan import LanClient, LanConnection
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import InvariantError, LinkDownError
-from geo_ray.runtime.exchange.messages import (
+from geo_ray.storage.manifest import PartInfo
+from geo_ray.strategies.state import Outgoing, Wait
+from geo_ray.training.checkpoint_parts import HeldShard
+from geo_ray.training.config import answer_s
+from geo_ray.training.messages import ReplyMessage
+from geo_ray.training.parameters import split_sizes
+from geo_ray.training.shard import Change, Concurrently, Contribution, Pull, Shard
+from geo_ray.training.wire_format import (
     as_bytes,
     as_tensor,
     contributions_meta,
@@ -28,13 +35,6 @@ from geo_ray.runtime.exchange.messages import (
     read_reply,
     reply_meta,
 )
-from geo_ray.storage.manifest import PartInfo
-from geo_ray.strategies.state import Outgoing, Wait
-from geo_ray.training.checkpoint_parts import HeldShard
-from geo_ray.training.config import answer_s
-from geo_ray.training.messages import ReplyMessage
-from geo_ray.training.parameters import split_sizes
-from geo_ray.training.shard import Change, Concurrently, Contribution, Pull, Shard
 from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan import LanClient, LanConnection
 from geo_ray.transport.wire import fields

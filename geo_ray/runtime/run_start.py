@@ -14,6 +14,7 @@ from geo_ray.base.load import digest
 from geo_ray.data.tasks.checked_calls import RowWork
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
+from geo_ray.joining.rank import check_strategy
 from geo_ray.ray_cluster.placement import PlacedRegion
 from geo_ray.ray_cluster.preflight import CheckedCluster, check_cluster, preflight
 from geo_ray.runs import requests
@@ -59,6 +60,9 @@ def check_inputs(experiment: Experiment, run: RunDirectory, *, goes_on: bool) ->
         GeoRayError: the run cannot start; the class says why.
     """
     check_absent(experiment)
+    if experiment.is_served:
+        check_strategy(experiment.strategy)
+        return
     task = load_task(experiment.task, run.base_dir)
     if goes_on:
         return

@@ -67,12 +67,20 @@ def _overtaken(token: int, by: int) -> LeaseLostError:
 
 
 def demands_of(experiment: Experiment) -> list[RegionDemand]:
-    """Return the resources that the run requests in each region present at the start."""
+    """Return the resources that the run requests in each region present at the start.
+
+    A run whose regions join requests only a place for its averager.
+    """
+    if experiment.is_served:
+        return [demand_of(experiment, experiment.regions[0])]
     return [demand_of(experiment, region) for region in experiment.present]
 
 
 def demand_of(experiment: Experiment, region: RegionConfig) -> RegionDemand:
     """Return the resources that the run requests in a region."""
+    if region.join:
+        averager = Bundle("bridge", region.cpus_per_server)
+        return RegionDemand(region.name, (averager,), region.label)
     # A local cluster provides all machines.
     own = None if experiment.cluster.kind == "local" else region.nodes
     on = (region.server_node if experiment.cluster.kind != "local" else None) or ""

@@ -26,7 +26,7 @@ import ray
 from geo_ray.base.errors import CheckpointCorruptError, GeoRayError, LinkDownError
 from geo_ray.ray_cluster.calls import failure_of
 from geo_ray.runtime.exchange.direct import Routes
-from geo_ray.runtime.exchange.messages import read_refusal, refusal_meta
+from geo_ray.training.wire_format import read_refusal, refusal_meta
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.message import BACKGROUND, CONTROL, Message

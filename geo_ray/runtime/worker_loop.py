@@ -16,10 +16,10 @@ from geo_ray.data.reader import ReadAhead, RegionReader
 from geo_ray.data.tasks.base import Columns
 from geo_ray.runs.evaluation import EvalSetting
 from geo_ray.runtime.device import ON_CPU, DeviceReport
-from geo_ray.runtime.exchange.messages import read_answer, report_meta, stats_message
 from geo_ray.runtime.remote_shard import ShardLink, ShardLinks
 from geo_ray.training.effects import Assignment
 from geo_ray.training.stragglers import READING
+from geo_ray.training.wire_format import read_answer, report_meta, stats_message
 from geo_ray.training.worker import LocalStepsWorker, StepResult, StepTime, Worker, coded_step
 from geo_ray.transport.wire.fields import Meta
 

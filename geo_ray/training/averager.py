@@ -397,7 +397,9 @@ class Averager:
 
     def __post_init__(self, enough: int | None, goal: str) -> None:
         traits = self.strategy.traits
-        self.state.fragments = tuple(fragment_bounds(self.num_params, traits.exchange.fragments))
+        bounds = self.wire.plan.bounds
+        bounds = bounds or tuple(fragment_bounds(self.num_params, traits.exchange.fragments))
+        self.state.fragments = bounds
         has_final_updates = traits.exchange.last == "always"
         announces = traits.in_rounds and not has_final_updates and self.wire.plan.owes
         self._completion = AveragerCompletion(

@@ -59,6 +59,8 @@ class WirePlan:
         seed: run's seed.
         fragments: number of the model's parts, each with its own stream.
         last_error: largest relative error of the last exchange; 0: it is sent in full.
+        bounds: positions of the parts, and of the whole, in a vector that is only a slice of the
+            model; empty: it is the model.
     """
 
     up: Codec | None = None
@@ -68,6 +70,11 @@ class WirePlan:
     seed: int = 0
     fragments: int = 1
     last_error: float = 0.0
+    bounds: tuple[tuple[int, int], ...] = ()
+
+    def bounds_of(self, num_params: int) -> list[tuple[int, int]]:
+        """Return the positions of the parts in a vector; see `fragment_bounds`."""
+        return list(self.bounds) or fragment_bounds(num_params, self.fragments)
 
     @property
     def keeps_reference(self) -> bool:
@@ -179,7 +186,7 @@ class RegionWire:
     def __post_init__(self) -> None:
         stream = f"{self.plan.seed}/up/{self.region}"
         self._encoder = Encoder(self.plan.up, stream)
-        self._bounds = fragment_bounds(self.num_params, self.plan.fragments)
+        self._bounds = self.plan.bounds_of(self.num_params)
         if len(self._bounds) > 1:
             self._parts = [Encoder(self.plan.up, f"{stream}/{i}") for i in range(len(self._bounds))]
         differential = None if self.plan.up is None else self.plan.up.traits.differential
@@ -432,7 +439,7 @@ class AveragerWire:
             ReferenceLostError: if it is a difference from something that is not here.
         """
         if update.coded is not None:
-            bounds = fragment_bounds(num_params, self.plan.fragments)
+            bounds = self.plan.bounds_of(num_params)
             if update.fragment >= len(bounds):
                 raise wrong(update.coded.kind, f"unknown fragment {update.fragment}")
             start, stop = bounds[update.fragment]
@@ -476,7 +483,7 @@ class AveragerWire:
     def _owed_by_fragments(self, key: str, payload_P: Tensor) -> Tensor:
         """Return the whole model's answer plus what its fragments owe."""
         whole_P = payload_P.clone()
-        bounds = fragment_bounds(payload_P.numel(), self.plan.fragments)[:-1]
+        bounds = self.plan.bounds_of(payload_P.numel())[:-1]
         for i, (start, stop) in enumerate(bounds):
             whole_P[start:stop] = self._encoder(f"{key}#{i}").in_full(whole_P[start:stop])
         return whole_P

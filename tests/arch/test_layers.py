@@ -17,8 +17,17 @@ import geo_ray
 # From the bottom up: a package imports only those before it.
 PACKAGES = (
     *("base", "codecs", "strategies", "storage", "telemetry", "prices", "data", "transport"),
-    *("training", "join", "planner", "experiment", "runs", "ray_cluster", "simulator", "runtime"),
-    *("cloud", "scheduler", "program", "sweep", "lab", "testing", "api", "cli"),
+    *(
+        "training",
+        "joining",
+        "planner",
+        "experiment",
+        "runs",
+        "ray_cluster",
+        "simulator",
+        "runtime",
+    ),
+    *("runtime", "cloud", "scheduler", "program", "sweep", "lab", "testing", "api", "cli"),
 )
 
 # Third-party package -> modules below geo_ray that may import it.
@@ -36,10 +45,10 @@ FENCES = {
     "tensorboardX": ("telemetry.export",),
     "mlflow": ("telemetry.export",),
     "wandb": ("telemetry.export",),
-    "transformers": ("join",),
-    "accelerate": ("join",),
-    "lightning": ("join",),
-    "peft": ("join", "runs.model_export"),
+    "transformers": ("joining",),
+    "accelerate": ("joining",),
+    "lightning": ("joining",),
+    "peft": ("joining", "runs.model_export"),
 }
 NO_TORCH = ("base.errors", "base.model", "planner", "cloud", "scheduler", "prices", "experiment")
 NO_TORCH_EXCEPT = ("cloud.autoscaler.actor",)

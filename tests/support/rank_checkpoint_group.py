@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from geo_ray.base.errors import CheckpointError, CheckpointMissingError
-from geo_ray.join.checkpoint import (
+from geo_ray.joining.checkpoint import (
     CheckedLoadPlanner,
     SafetensorsReader,
     SafetensorsWriter,
@@ -28,7 +28,7 @@ from geo_ray.join.checkpoint import (
     load,
     write_part,
 )
-from geo_ray.join.checkpoint_manifest import PartRecord
+from geo_ray.joining.checkpoint_manifest import PartRecord
 from tests.support.rank_checkpoint_support import TiedModel, oracle
 
 WORLD = 3

@@ -148,6 +148,7 @@ BUILT_IN: Mapping[str, str] = {
 """Short names of the built-in tasks."""
 
 
+_OWN_LOOP: Final = "own_loop"  # see `geo_ray.experiment.experiment`
 _TASK: Final = UserClass("task", TaskLoadError, "docs/guides/tasks.md")
 
 
@@ -173,6 +174,12 @@ def load_task(cfg: TaskConfig, base_dir: Path) -> Task:
     Raises:
         TaskLoadError: naming the file, attribute or option, and the nearest valid one.
     """
+    if cfg.use == _OWN_LOOP:
+        raise TaskLoadError(
+            "the regions of this run have joined from training loops of their own, so geo_ray does "
+            "not know the model's class",
+            fix="Load the run's model.safetensors into the model of your loop.",
+        )
     kind = find_class(cfg.use, base_dir, _TASK, BUILT_IN)
     options = _build_options(kind, cfg)
     try:

@@ -29,15 +29,6 @@ from geo_ray.base.errors import (
     LinkDownError,
 )
 from geo_ray.base.user_code import error_summary
-from geo_ray.runtime.exchange.messages import (
-    payload_bytes,
-    read_refusal,
-    read_reply,
-    read_update,
-    refusal_meta,
-    reply_meta,
-    update_meta,
-)
 from geo_ray.storage.places import PartPlaces
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.averager import Averager, interval_of, open_requests
@@ -58,6 +49,15 @@ from geo_ray.training.command_log import (
 from geo_ray.training.config import UNREACHABLE_S
 from geo_ray.training.membership import AveragerLeader, View
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
+from geo_ray.training.wire_format import (
+    payload_bytes,
+    read_refusal,
+    read_reply,
+    read_update,
+    refusal_meta,
+    reply_meta,
+    update_meta,
+)
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta

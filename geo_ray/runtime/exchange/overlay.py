@@ -31,7 +31,13 @@ from geo_ray.runtime.exchange.direct import (
     UpdateStage,
     joined,
 )
-from geo_ray.runtime.exchange.messages import (
+from geo_ray.strategies.base import Strategy
+from geo_ray.training.averager import Averager
+from geo_ray.training.command_log import Begun, ChangeInterval, ChangeMembers
+from geo_ray.training.config import UNREACHABLE_S
+from geo_ray.training.membership import AveragerLeader
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
+from geo_ray.training.wire_format import (
     as_bytes,
     read_refusal,
     read_reply,
@@ -40,12 +46,6 @@ from geo_ray.runtime.exchange.messages import (
     reply_meta,
     update_meta,
 )
-from geo_ray.strategies.base import Strategy
-from geo_ray.training.averager import Averager
-from geo_ray.training.command_log import Begun, ChangeInterval, ChangeMembers
-from geo_ray.training.config import UNREACHABLE_S
-from geo_ray.training.membership import AveragerLeader
-from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.overlay.build import (
     build_coordinator,

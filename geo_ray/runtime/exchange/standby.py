@@ -23,14 +23,6 @@ from torch import Tensor
 from geo_ray.base.canonical import JSONObject, canonical_json
 from geo_ray.base.errors import CheckpointCorruptError, FrameError, GeoRayError, InvariantError
 from geo_ray.runtime.exchange.direct import Alarm, Answers, AveragerOutput, Routes, StageFactory
-from geo_ray.runtime.exchange.messages import (
-    ERROR,
-    REPLY,
-    UPDATE,
-    as_bytes,
-    as_tensor,
-    payload_bytes,
-)
 from geo_ray.runtime.exchange.upload_scheduling import PARTS, headers_of
 from geo_ray.storage.parts import aligned, check_header, encode_header, header_bytes
 from geo_ray.telemetry.event_buffer import EventBuffer
@@ -72,6 +64,14 @@ from geo_ray.training.failover import (
 from geo_ray.training.membership import AveragerLeader, MemberChange
 from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.replication import copied_update
+from geo_ray.training.wire_format import (
+    ERROR,
+    REPLY,
+    UPDATE,
+    as_bytes,
+    as_tensor,
+    payload_bytes,
+)
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.uploads import UploadRequest
 from geo_ray.transport.wire import fields

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from geo_ray.base.errors import GeoRayError, LinkDownError
 from geo_ray.runtime.exchange.direct import Pass, Route, Routes, StagedPath, UpdateStage
-from geo_ray.runtime.exchange.messages import (
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
+from geo_ray.training.wire_format import (
     UPDATE,
     as_bytes,
     as_tensor,
@@ -32,7 +33,6 @@ from geo_ray.runtime.exchange.messages import (
     read_reply,
     reply_meta,
 )
-from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.uploads import (
     Decision,

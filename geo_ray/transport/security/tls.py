@@ -159,11 +159,13 @@ def peer_region(sock: ssl.SSLSocket | ssl.SSLObject) -> str:
 def expect_region(sock: ssl.SSLSocket | ssl.SSLObject, region: str) -> None:
     """Refuse a peer whose certificate is not that of ``region``.
 
+    The processes of a region that joined have names such as ``eu-west#3`` and one certificate.
+
     Raises:
         PeerRefusedError: with both names.
     """
     found = peer_region(sock)
-    if found != region:
+    if found != region.partition("#")[0]:
         raise PeerRefusedError(
             f"the peer should be region {region!r}, but its certificate is that of {found!r}",
             fix="Check the address of the region, and which certificate its bridge was given.",

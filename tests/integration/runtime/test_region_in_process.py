@@ -16,7 +16,9 @@ from geo_ray.base.errors import (
     RunDirectoryError,
 )
 from geo_ray.base.types import Span, StepReport
-from geo_ray.runtime.exchange.messages import (
+from geo_ray.runtime.remote_shard import shared_gradient, shared_parameters
+from geo_ray.training.effects import Assignment
+from geo_ray.training.wire_format import (
     as_bytes,
     as_tensor,
     pull_meta,
@@ -24,8 +26,6 @@ from geo_ray.runtime.exchange.messages import (
     read_pull,
     report_meta,
 )
-from geo_ray.runtime.remote_shard import shared_gradient, shared_parameters
-from geo_ray.training.effects import Assignment
 from geo_ray.transport.lan import LanClient
 from geo_ray.transport.wire.fields import Meta
 from tests.support.region_support import (

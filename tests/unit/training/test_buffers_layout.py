@@ -10,13 +10,6 @@ from torch import nn
 
 from geo_ray.base.errors import FrameError, InvariantError, NonFiniteError, TaskStateError
 from geo_ray.data.tasks.model_buffers import buffer_entries, rules_of
-from geo_ray.runtime.exchange.messages import (
-    payload_bytes,
-    read_reply,
-    read_update,
-    reply_meta,
-    update_meta,
-)
 from geo_ray.training.checkpoint_parts import load_messages, save_messages
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.model_buffers import AveragerBuffers
@@ -27,6 +20,13 @@ from geo_ray.training.state_guard import (
     check_constants,
     check_same_size,
     constants_of,
+)
+from geo_ray.training.wire_format import (
+    payload_bytes,
+    read_reply,
+    read_update,
+    reply_meta,
+    update_meta,
 )
 from geo_ray.training.worker import StatisticsCollector, precise_statistics
 

@@ -28,7 +28,7 @@ from geo_ray.base.errors import (
     CheckpointMissingError,
     GeoRayError,
 )
-from geo_ray.join.checkpoint import (
+from geo_ray.joining.checkpoint import (
     CheckedLoadPlanner,
     SafetensorsReader,
     SafetensorsWriter,
@@ -36,7 +36,7 @@ from geo_ray.join.checkpoint import (
     load,
     write_part,
 )
-from geo_ray.join.checkpoint_manifest import (
+from geo_ray.joining.checkpoint_manifest import (
     PartRecord,
     combine,
     decode_value,

@@ -16,7 +16,7 @@ from geo_ray.base.errors import (
     CheckpointError,
     CheckpointMissingError,
 )
-from geo_ray.join.checkpoint import (
+from geo_ray.joining.checkpoint import (
     CheckedLoadPlanner,
     SafetensorsReader,
     SafetensorsWriter,
@@ -24,7 +24,7 @@ from geo_ray.join.checkpoint import (
     load,
     write_part,
 )
-from geo_ray.join.checkpoint_manifest import PartRecord, read_manifest
+from geo_ray.joining.checkpoint_manifest import PartRecord, read_manifest
 from geo_ray.storage.uri import join, parse_s3
 from tests.support.rank_checkpoint_support import as_rank, sharded
 from tests.support.s3_support import client_of, new_prefix, s3_server, set_credentials

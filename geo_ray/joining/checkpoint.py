@@ -58,7 +58,7 @@ from geo_ray.base.errors import (
     CheckpointMismatchError,
     GeoRayError,
 )
-from geo_ray.join.checkpoint_manifest import (
+from geo_ray.joining.checkpoint_manifest import (
     DAMAGED_FIX,
     MAX_MANIFEST_BYTES,
     PartRecord,

@@ -16,8 +16,8 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 
 from geo_ray.base.canonical import canonical_json
 from geo_ray.base.errors import CheckpointError
-from geo_ray.join.checkpoint import commit, load, write_part
-from geo_ray.join.checkpoint_manifest import (
+from geo_ray.joining.checkpoint import commit, load, write_part
+from geo_ray.joining.checkpoint_manifest import (
     PartRecord,
     TensorChunk,
     TensorRecord,

@@ -1,0 +1,36 @@
+"""`geo-ray serve`: serves a run to regions that join it from their own training loops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from geo_ray.cli.paths import check_config, config_file, loading
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path), callback=config_file)
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a key.")
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="Return as soon as all regions train; on an existing cluster.",
+)
+@click.option("--plain", is_flag=True, help="Print lines instead of a live table.")
+def serve(config: Path, overrides: tuple[str, ...], detach: bool, plain: bool) -> None:
+    """Serve the run of CONFIG to regions that join it from their own training loops.
+
+    Prints the address of the run, and writes a file with credentials for each region. Ctrl-C lets
+    all regions finish with their next exchange.
+    """
+    check_config(config, overrides)
+    loading("torch", "ray", "geo_ray.api.train")
+    import geo_ray
+    from geo_ray.cli.ending import show_detached, show_end
+
+    run = geo_ray.serve(config, overrides, progress="plain" if plain else True, detach=detach)
+    if detach and not run.finished:
+        show_detached(run)
+    else:
+        show_end(run)

@@ -1,0 +1,357 @@
+"""The exchanges of one rank of a region that trains in a loop of the user.
+
+A pure state machine: the loop reports steps, and the machine returns messages for the averagers and
+merges their answers. All ranks of a region make the same decisions, because they count the same
+steps and get the same control fields. So steps need no communication between ranks.
+
+The optimizer runs outside: strategies never see a gradient. Between exchanges nothing is copied,
+because a strategy's access to `RegionState.params_P` reads the module.
+
+Shape legend: S = parameters that this rank exchanges; Q = parameters of one slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from geo_ray.base.errors import ConfigError, InvariantError, LoopMisuseError
+from geo_ray.joining.layout import Ranges, put, taken
+from geo_ray.strategies.base import Strategy
+from geo_ray.strategies.state import Outgoing, RegionState, Wait
+from geo_ray.training.effects import SendUpdate
+from geo_ray.training.messages import Barrier, ReplyMessage, UpdateMessage
+from geo_ray.training.payload_encoding import REFERENCE, RegionWire
+from geo_ray.training.region_exchange import RegionExchange
+
+STRATEGIES: Final = (
+    *("sma", "ama", "asgd_ga", "diloco", "diloco_streaming", "diloco_eager", "one_step_delay"),
+    *("decoupled", "async_local_sgd", "halos", "sparseloco", "hfa", "nbsync"),
+)
+"""Strategies that train locally, and so can leave the optimizer to the loop."""
+
+
+def check_strategy(strategy: Strategy) -> None:
+    """Refuse strategies that need every gradient.
+
+    Raises:
+        ConfigError: names the strategy.
+    """
+    if strategy.kind not in STRATEGIES:
+        raise ConfigError(
+            f"strategy.kind: '{strategy.kind}' needs every gradient of the region, which a loop of "
+            "your own keeps",
+            fix=f"Use one of {', '.join(STRATEGIES)}.",
+        )
+
+
+class ShareVector(Protocol):
+    """Access to a rank's share of the module; see `geo_ray.joining.vector.ParameterVector`."""
+
+    size: int
+
+    def read(self) -> Tensor:
+        """Return the present parameters, fp32 (S,)."""
+
+    def write(self, params_S: Tensor) -> None:
+        """Set the parameters."""
+
+    def release(self) -> None:
+        """Free memory until the next `read`."""
+
+
+class _State(RegionState):
+    """A region's state whose parameters are read from the module when a strategy uses them."""
+
+    __slots__ = ("_fresh", "_params_S", "vector")
+
+    def __init__(self, vector: ShareVector, fragments: tuple[tuple[int, int], ...]) -> None:
+        self.vector = vector
+        self._params_S: Tensor | None = None
+        self._fresh = -1
+        RegionState.__init__(self, torch.empty(0), _no_gradient, fragments=fragments)
+
+    @property
+    def params_P(self) -> Tensor:
+        """The module's present parameters, fp32 (S,)."""
+        if self._params_S is None:
+            self._params_S = self.vector.read()
+            self._fresh = self._params_S._version
+        return self._params_S
+
+    @params_P.setter
+    def params_P(self, value: Tensor) -> None:
+        if value.numel():
+            raise InvariantError("strategies change parameters in place")
+
+    def stepped(self) -> None:
+        """Record that the module has changed."""
+        self._params_S = None
+        self.vector.release()
+
+    def settle(self) -> None:
+        """Write the parameters to the module, if a strategy has changed them."""
+        params_S = self._params_S
+        if params_S is not None and params_S._version != self._fresh:
+            self.vector.write(params_S)
+            self._fresh = params_S._version
+
+
+def _no_gradient(grad_P: Tensor) -> None:
+    raise InvariantError("a strategy of a joined region has applied a gradient")
+
+
+class JoinedModel:
+    """The strategy's operations on the parameters that a rank exchanges.
+
+    Args:
+        strategy: strategy of the run; see `check_strategy`.
+        vector: the rank's share of the module.
+        fragments: positions of the model's fragments in the share.
+    """
+
+    def __init__(
+        self, strategy: Strategy, vector: ShareVector, fragments: tuple[tuple[int, int], ...]
+    ) -> None:
+        self._strategy = strategy
+        self.traits = strategy.traits
+        self.state = _State(vector, fragments)
+
+    def start(self) -> None:
+        """Read the initial parameters, before the first step changes them."""
+        self.state.stepped()
+        _ = self.state.params_P
+
+    def step(self, samples: int) -> None:
+        """Count a step that the loop has made."""
+        state = self.state
+        self._strategy.on_gradient(state, None)
+        state.step += 1
+        state.since_send += 1
+        state.samples += samples
+        state.stepped()
+
+    def outgoing(self) -> Outgoing | Wait | None:
+        """Return the message after a step, if one is due."""
+        return self._sent(self._strategy.after_step(self.state))
+
+    def finish(self) -> Outgoing | None:
+        """Return the final update after the last step."""
+        return self._sent(self._strategy.on_finish(self.state))  # type: ignore[return-value]
+
+    def merge(self, reply: ReplyMessage) -> None:
+        """Merge an answer whose payload is that of this rank."""
+        self.state.link_busy = False
+        self.state.budget = reply.steps
+        self._strategy.on_reply(self.state, reply.content())
+        self.state.settle()
+
+    def _sent(self, out: Outgoing | Wait | None) -> Outgoing | Wait | None:
+        if isinstance(out, Outgoing):
+            self.state.link_busy = True
+            self.state.since_send = 0
+            self.state.samples = 0
+        self.state.settle()
+        return out
+
+
+@dataclass(slots=True)
+class SliceWire:
+    """One slice of a rank: its place in the rank's vector, and its codecs.
+
+    Attributes:
+        index: number of the slice in the run.
+        places: where its elements are in the rank's vector (S,).
+        wire: encodes its updates and decodes its answers.
+    """
+
+    index: int
+    places: Ranges
+    wire: RegionWire
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """State of a slice at a membership barrier, from which a joining region begins.
+
+    Attributes:
+        tensors: fp32 vectors (Q,) by name.
+        control: plain values, equal for all slices but for the codecs' (``wire``).
+    """
+
+    tensors: Mapping[str, Tensor]
+    control: Mapping[str, object]
+
+
+_PARAMS: Final = "params"
+_MEMORY: Final = "memory/"
+
+
+@dataclass(slots=True)
+class RankExchange(RegionExchange):
+    """One rank of a joined region.
+
+    Attributes:
+        model: the parameters that this rank exchanges.
+        slices: its slices.
+        local_steps: steps of the loop that count as one step of the strategy.
+        eval_every: steps between evaluations; 0: only the last one.
+    """
+
+    model: JoinedModel
+    slices: Sequence[SliceWire] = field(kw_only=True)
+    local_steps: int = 1
+    eval_every: int = 0
+    is_donor: bool = False  # a joining region begins with a copy of this rank's state
+    _local: int = 0  # steps of the loop since the last step of the strategy
+    _rows: int = 0
+    _seconds: float = 0.0
+
+    @property
+    def _is_computing(self) -> bool:
+        return False  # the loop asks between two steps
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the region has finished."""
+        return self.phase == "done"
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether some local steps of the next step of the strategy have been made."""
+        return self._local > 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the loop must wait for an answer before it continues."""
+        return self.phase in ("waiting", "must_send", "finishing")
+
+    def step(self, rows: int, seconds: float) -> list[SendUpdate]:
+        """Handle a step of the loop.
+
+        Args:
+            rows: rows of this rank in the step.
+            seconds: duration of the step.
+
+        Returns:
+            The update that is due, with the payload of this rank; see `encoded`.
+
+        Raises:
+            LoopMisuseError: the region has finished, or waits for an answer.
+        """
+        if self.is_done:
+            raise LoopMisuseError(
+                f"region '{self.plan.region}' called step after the run's last step"
+            )
+        if self.waits:
+            raise LoopMisuseError("step was called while an answer is awaited")
+        self._local += 1
+        self._rows += rows
+        self._seconds += seconds
+        if self._local < self.local_steps:
+            return []
+        self.model.step(self._rows)
+        self.version += 1
+        self.requests.stepped(self._rows, self._seconds)
+        self._local, self._rows, self._seconds = 0, 0, 0.0
+        return self._advance(self._outgoing())
+
+    def on_replies(self, replies: Sequence[ReplyMessage], took_s: float) -> list[SendUpdate]:
+        """Merge the decoded answers of all slices to the open request.
+
+        Args:
+            replies: the answers, in the order of `slices`.
+            took_s: seconds since the request.
+        """
+        whole = replies[0]
+        if len(replies) > 1 or self.slices[0].places != ((0, whole.payload_P.numel()),):
+            payload_S = torch.empty(sum(reply.payload_P.numel() for reply in replies))
+            for each, reply in zip(self._fragment_places(whole.fragment), replies, strict=True):
+                put(payload_S, each, reply.payload_P)
+            whole = replace(whole, payload_P=payload_S)
+        self._merge(whole, took_s)
+        return self._advance([])
+
+    def _enter(self, barrier: Barrier) -> None:
+        """See `RegionExchange._enter`; a donor's state must be copied before the next step."""
+        RegionExchange._enter(self, barrier)
+        self.is_donor = barrier.is_donor
+
+    def copies(self) -> list[RankState]:
+        """Return the state of each slice, in the order of `slices`, for a joining region."""
+        self.is_donor = False
+        state = self.model.state
+        unsent = self.model.traits.region.unsent
+        vectors = {_MEMORY + k: v for k, v in state.memory.items() if k not in unsent}
+        size = state.params_P.numel()
+        if wrong := [name for name, vector_S in vectors.items() if vector_S.numel() != size]:
+            raise InvariantError(f"the strategy's {wrong} do not have the size of the parameters")
+        vectors[_PARAMS] = state.params_P
+        control: dict[str, object] = {
+            "version": self.version,
+            "averager_version": self.averager_version,
+            "numbers": dict(state.numbers),
+            "counts": [state.step, state.since_send, state.samples, state.budget],
+            "requests": self.requests.export(),
+            "completion": self._completion.export(),
+        }
+        found = []
+        for each in self.slices:
+            own = {name: taken(vector_S, each.places) for name, vector_S in vectors.items()}
+            reference_Q = each.wire.tensors().get(REFERENCE)
+            own |= {} if reference_Q is None else {REFERENCE: reference_Q}
+            found.append(RankState(own, {**control, "wire": each.wire.export()}))
+        return found or [RankState({}, control)]
+
+    def restore(self, states: Sequence[RankState]) -> None:
+        """Begin with copies of the state of another region, in the order of `slices`."""
+        state, first = self.model.state, states[0].control
+        vectors: dict[str, Tensor] = {}
+        for each, copied in zip(self.slices, states, strict=False):
+            for name, values_Q in copied.tensors.items():
+                if name != REFERENCE:
+                    vector_S = vectors.setdefault(name, torch.empty(state.vector.size))
+                    put(vector_S, each.places, values_Q)
+            reference = {k: v for k, v in copied.tensors.items() if k == REFERENCE}
+            each.wire.restore(reference, cast(Mapping[str, object], copied.control["wire"]))
+        params_S = vectors.pop(_PARAMS, torch.empty(0))
+        state.memory.update({k.removeprefix(_MEMORY): v for k, v in vectors.items()})
+        numbers = cast(Mapping[str, float], first["numbers"])
+        state.numbers.update({name: float(value) for name, value in numbers.items()})
+        step, since_send, samples, budget = cast(list[int], first["counts"])
+        state.step, state.since_send, state.samples = step, since_send, samples
+        state.budget = budget
+        self.version = int(str(first["version"]))
+        self.averager_version = int(str(first["averager_version"]))
+        self.requests.restore(cast(Mapping[str, object], first["requests"]), self.version)
+        completion = cast(Mapping[str, object], first["completion"])
+        self._completion.restore(completion, self.version, done=False)
+        state.vector.write(params_S)
+        self.model.start()
+
+    def encoded(self, update: UpdateMessage) -> list[UpdateMessage]:
+        """Return the encoded message of each slice, in the order of `slices`."""
+        return [
+            each.wire.encode(replace(update, payload_P=taken(update.payload_P, places)))
+            for each, places in zip(
+                self.slices, self._fragment_places(update.fragment), strict=True
+            )
+        ]
+
+    def _fragment_places(self, fragment: int) -> list[Ranges]:
+        """Return where each slice's elements are in the payload of a fragment."""
+        start, stop = self.model.state.fragments[fragment]
+        found = []
+        for each in self.slices:
+            inside = ((max(a, start), min(b, stop)) for a, b in each.places)
+            found.append(tuple((a - start, b - start) for a, b in inside if a < b))
+        return found
+
+    def _advance(self, sent: list[SendUpdate]) -> list[SendUpdate]:
+        while (more := self._next_request()) is not None:
+            sent += more
+        return sent

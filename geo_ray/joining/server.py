@@ -1,0 +1,132 @@
+"""Serves a `JoinService` over the network: one listening endpoint, no Ray.
+
+Messages of ranks are handled one at a time, in receiving threads. A thread of its own sends the
+answers, because a receiving thread must not wait for space in the outbox of its peer.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from geo_ray.base.errors import GeoRayError
+from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.service import SERVER, JoinService, JoinTerms, Outbound, Stage, region_of
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.wire.message import EndpointIdentity, Message, PeerStats
+from geo_ray.transport.wire.sockets import Address
+
+log = logging.getLogger(__name__)
+
+_CLOSE_S: Final = 5.0
+
+
+class JoinServer:
+    """A listening `JoinService`.
+
+    Attributes:
+        service: the run's state machine; use it under `lock`.
+        lock: guards the service.
+        address: where it listens.
+
+    Args:
+        terms: the run.
+        credentials: those of `SERVER`.
+        host: where to listen.
+        port: where to listen; 0 takes a free one.
+        transport: settings of connections.
+        lost_after_s: a region whose ranks are not connected for so long is lost.
+    """
+
+    def __init__(
+        self,
+        terms: JoinTerms,
+        credentials: JoinCredentials,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        transport: TransportConfig | None = None,
+        lost_after_s: float = 600.0,
+    ) -> None:
+        self._origin_s = time.monotonic()
+        self.service = JoinService(terms, self.now_s)
+        self.lock = threading.Lock()
+        self._lost_after_s = lost_after_s
+        self._away_s: dict[str, float] = {}
+        self._outbox: queue.SimpleQueue[Outbound | None] = queue.SimpleQueue()
+        identity = EndpointIdentity(
+            credentials.run_id, SERVER, time.time_ns() // 1_000_000, credentials.key
+        )
+        self._endpoint = Endpoint(
+            identity, self._on_message, transport, certificate=credentials.certificate
+        )
+        self._sender = threading.Thread(target=self._send_all, name="join-send", daemon=True)
+        self._sender.start()
+        self.address: Address = self._endpoint.listen(host, port)
+
+    def now_s(self) -> float:
+        """Return the seconds since the start."""
+        return time.monotonic() - self._origin_s
+
+    def tick(self) -> None:
+        """Continue without regions that have been away, or have hung, for too long."""
+        with self.lock:
+            self._post(self.service.check_late(self._lost_after_s))
+        stats, now_s = self._endpoint.stats(), time.monotonic()
+        for peer, each in stats.items():
+            if each["connected"]:
+                self._away_s.pop(peer, None)
+            elif now_s - self._away_s.setdefault(peer, now_s) > self._lost_after_s:
+                self._away_s.pop(peer)
+                self.lose(
+                    region_of(peer), f"rank '{peer}' has been away for {self._lost_after_s} s"
+                )
+
+    def lose(self, region: str, cause: str) -> None:
+        """Continue without a region."""
+        with self.lock:
+            self._post(self.service.on_lost(region, cause))
+
+    def request_stop(self) -> None:
+        """Ask every region to finish."""
+        with self.lock:
+            self.service.request_stop()
+
+    def links(self) -> dict[str, PeerStats]:
+        """Return the counters of all connections, by rank."""
+        return self._endpoint.stats()
+
+    def news(self) -> list[dict[str, Any]]:
+        """Return the events since the last call."""
+        with self.lock:
+            return self.service.news()
+
+    @property
+    def stage(self) -> Stage:
+        """The run's progress."""
+        return self.service.stage
+
+    def close(self) -> None:
+        """Send what is queued, and close all connections."""
+        self._outbox.put(None)
+        self._sender.join(_CLOSE_S)
+        self._endpoint.close(_CLOSE_S)
+
+    def _on_message(self, peer: str, message: Message) -> None:
+        with self.lock:
+            self._post(self.service.on_message(peer, message))
+
+    def _post(self, found: Sequence[Outbound]) -> None:
+        for each in found:
+            self._outbox.put(each)
+
+    def _send_all(self) -> None:
+        while (each := self._outbox.get()) is not None:
+            try:
+                self._endpoint.send(each.peer, each.message)
+            except GeoRayError as error:
+                log.warning("'%s' was not sent to '%s': %s", each.message.kind, each.peer, error)

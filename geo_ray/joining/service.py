@@ -1,0 +1,939 @@
+"""The served side of a run whose regions join from their own training loops.
+
+A pure state machine: calls are messages of ranks, and return messages for ranks. `JoinService`
+
+1. waits until every rank of every expected region has described its model and its share of it;
+2. cuts the model into slices (`geo_ray.joining.layout`), with one averager each;
+3. distributes the initial parameters, those of the first region by name;
+4. takes in a region's update once all its ranks have sent all its slices, so that a round commits
+   in all slices or in none, and sends each answer to the rank that owns the slice;
+5. collects the final parameters.
+
+Steps and rows of a region are those of all its ranks. Ranks that disagree end the region.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Final
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.base.errors import (
+    FrameError,
+    GeoRayError,
+    InvariantError,
+    JoinRefusedError,
+    NonFiniteError,
+    RanksDisagreeError,
+    RegionLostError,
+)
+from geo_ray.base.model import StrictModel
+from geo_ray.codecs.base import Codec
+from geo_ray.codecs.feedback import all_finite
+from geo_ray.joining.layout import Layout, Ranges, Slice, put, shapes_in, slices_of
+from geo_ray.joining.rank import RankState
+from geo_ray.strategies.config import AnyStrategy, CodecConfig
+from geo_ray.strategies.state import AveragerState
+from geo_ray.training.assignment import ServerPlan
+from geo_ray.training.averager import Averager
+from geo_ray.training.membership import MemberChange
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
+from geo_ray.training.parameters import digest, fragment_bounds
+from geo_ray.training.payload_encoding import AveragerWire, WirePlan
+from geo_ray.training.wire_format import (
+    as_tensor,
+    payload_bytes,
+    read_stats,
+    read_update,
+    refusal_meta,
+    reply_meta,
+)
+from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.fields import Meta
+from geo_ray.transport.wire.message import CONTROL, Message
+
+_LOGGER: Final = logging.getLogger(__name__)
+SERVER: Final = "geo-ray-server"
+"""Name of the serving endpoint."""
+
+_MARK: Final = "#"
+_RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
+
+
+def rank_name(region: str, rank: int) -> str:
+    """Return the name of a rank's endpoint."""
+    return f"{region}{_MARK}{rank}"
+
+
+def rank_of(peer: str) -> int:
+    """Return the rank of an endpoint.
+
+    Raises:
+        FrameError: it is not the endpoint of a rank.
+    """
+    text = peer.partition(_MARK)[2]
+    if not text.isdecimal():
+        raise FrameError(f"'{peer}' is not the endpoint of a rank")
+    return int(text)
+
+
+def region_of(peer: str) -> str:
+    """Return the region of an endpoint."""
+    return peer.partition(_MARK)[0]
+
+
+class JoinTerms(StrictModel):
+    """What every rank of a run must know: a part of the served configuration."""
+
+    name: str = Field(description="name of the run")
+    regions: tuple[str, ...] = Field(min_length=1, description="regions that are expected")
+    strategy: AnyStrategy
+    codec: CodecConfig = CodecConfig()
+    steps: int = Field(ge=1, description="steps of every region")
+    rows: int | None = Field(
+        None, ge=1, description="rows of all regions, for strategies that end by rows"
+    )
+    seed: int = 0
+    goal: str = ""
+    eval_every: int = Field(0, ge=0, description="steps between evaluations; 0: only the last one")
+
+    def server_plan(self, region: str, attempt: int) -> ServerPlan:
+        """Return the plan of a region."""
+        traits = self.strategy.traits
+        return ServerPlan(
+            region=region,
+            num_workers=1,
+            batch_size=1,
+            steps=None if traits.region.ends_by_total_rows else self.steps,
+            attempt=attempt,
+            alone=len(self.regions) == 1,
+            goal=self.goal,
+            last_round_is_final=traits.exchange.last != "always" and self.wire_plan().owes,
+            has_final_update=traits.exchange.last == "always",
+            never_waits=False,  # depends on measured times, which differ between ranks
+            round_steps=traits.round_steps,
+        )
+
+    def wire_plan(self, layout: Layout | None = None, ranges: Ranges = ()) -> WirePlan:
+        """Return how the payloads of a slice are encoded.
+
+        Args:
+            layout: the model; None: only the kinds of codecs matter.
+            ranges: ranges of the slice.
+        """
+        codec, traits = self.codec, self.strategy.traits
+        up, down = codec.up, codec.down
+        if layout is not None:
+            shapes = shapes_in(layout, ranges)
+            up, down = _shaped(up, shapes), _shaped(down, shapes)
+        return WirePlan(
+            up,
+            down,
+            traits.sends,
+            traits.in_rounds,
+            self.seed,
+            traits.exchange.fragments,
+            codec.last_error_of(self.strategy),
+            () if layout is None else self.bounds_in(ranges, layout.size),
+        )
+
+    def bounds_in(self, ranges: Ranges, size: int) -> tuple[tuple[int, int], ...]:
+        """Return the positions of the model's fragments in a vector that has some ranges of it.
+
+        Args:
+            ranges: ranges of the model.
+            size: P.
+        """
+        found = []
+        for start, stop in fragment_bounds(size, self.strategy.traits.exchange.fragments):
+            before = sum(max(0, min(b, start) - a) for a, b in ranges)
+            inside = sum(max(0, min(b, stop) - max(a, start)) for a, b in ranges)
+            found.append((before, before + inside))
+        return tuple(found)
+
+    def averager(self, layout: Layout, part: Slice) -> Averager:
+        """Return the averager of a slice."""
+        traits = self.strategy.traits
+        enough = self.rows if traits.region.ends_by_total_rows else None
+        wire = AveragerWire(self.wire_plan(layout, part.ranges))
+        state = AveragerState(tuple(sorted(self.regions)))
+        return Averager(self.strategy, part.size, state, wire=wire, enough=enough, goal=self.goal)
+
+
+def _shaped(codec: Codec | None, shapes: Sequence[tuple[int, ...]]) -> Codec | None:
+    """Return the codec for vectors that consist of tensors of some shapes."""
+    with_shapes = None if codec is None else codec.traits.with_shapes
+    return codec if with_shapes is None else with_shapes(shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A rank's description of itself.
+
+    Attributes:
+        region: its region.
+        rank: its rank in the region.
+        world_size: ranks of the region.
+        attempt: incarnation of the region's process group.
+        layout: its model.
+        share: the ranges that it exchanges.
+    """
+
+    region: str
+    rank: int
+    world_size: int
+    attempt: int
+    layout: Layout
+    share: Ranges
+
+    def message(self) -> Message:
+        """Return the message that contains it."""
+        meta: Meta = {
+            "region": self.region,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "attempt": self.attempt,
+        }
+        body = json.dumps({"layout": self.layout.to_json(), "share": self.share})
+        return Message("join", meta, body.encode(), "control", CONTROL)
+
+    @classmethod
+    def read(cls, message: Message) -> Hello:
+        """Read the result of `message`.
+
+        Raises:
+            FrameError: a field is missing or invalid.
+            ModelMismatchError: the model cannot be read.
+        """
+        meta = message.meta
+        try:
+            body = json.loads(bytes(message.payload))
+            share = tuple((int(a), int(b)) for a, b in body["share"])
+            layout = Layout.from_json(str(body["layout"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise FrameError(f"a rank's description cannot be read: {error!r}") from None
+        return cls(
+            fields.text(meta, "region"),
+            fields.count(meta, "rank"),
+            fields.count(meta, "world_size"),
+            fields.count(meta, "attempt"),
+            layout,
+            share,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The run's answer to a rank, once all regions are there.
+
+    Attributes:
+        terms: the run's terms.
+        slices: ranges of the slices that the rank exchanges, by number.
+        is_source: whether the rank sends its initial parameters.
+        copies: whether the rank begins with a copy of another region's state (`CopyMessage`).
+    """
+
+    terms: JoinTerms
+    slices: Mapping[int, Ranges]
+    is_source: bool
+    copies: bool = False
+
+    def message(self) -> Message:
+        """Return the message that contains it."""
+        body = {
+            "terms": self.terms.model_dump_json(),
+            "slices": [[index, ranges] for index, ranges in self.slices.items()],
+            "is_source": self.is_source,
+            "copies": self.copies,
+        }
+        return Message("welcome", {}, json.dumps(body).encode(), "control", CONTROL)
+
+    @classmethod
+    def read(cls, message: Message) -> Welcome:
+        """Read the result of `message`."""
+        body = json.loads(bytes(message.payload))
+        slices = {
+            int(index): tuple((int(a), int(b)) for a, b in ranges)
+            for index, ranges in body["slices"]
+        }
+        return cls(
+            JoinTerms.model_validate_json(body["terms"]),
+            slices,
+            bool(body["is_source"]),
+            bool(body["copies"]),
+        )
+
+
+def copy_message(index: int | None, state: RankState) -> Message:
+    """Return the message with a copy of the state of a slice; ``index``: None without a slice."""
+    names = sorted(state.tensors)
+    meta: Meta = {
+        "names": [*names],
+        "sizes": [state.tensors[name].numel() for name in names],
+        "control": json.dumps(state.control),
+    }
+    if index is not None:
+        meta["slice"] = index
+    vectors = [state.tensors[name].reshape(-1) for name in names]
+    payload = payload_of(torch.cat(vectors)) if vectors else b""
+    return Message("copy", meta, payload, "transfer")
+
+
+def read_copy(message: Message) -> tuple[int | None, RankState]:
+    """Read the result of `copy_message`.
+
+    Raises:
+        FrameError: a field is missing or invalid.
+    """
+    meta = message.meta
+    sizes, names = fields.counts(meta, "sizes"), fields.texts(meta, "names")
+    whole = as_tensor(memoryview(message.payload), sum(sizes))
+    parts = torch.split(whole, list(sizes)) if sizes else ()
+    tensors = {name: part.clone() for name, part in zip(names, parts, strict=True)}
+    try:
+        control = json.loads(fields.text(meta, "control"))
+    except ValueError as error:
+        raise FrameError(f"the state of a slice cannot be read: {error}") from None
+    return fields.optional_count(meta, "slice"), RankState(tensors, control)
+
+
+class Stage(Enum):
+    """Progress of a run."""
+
+    GATHERING = "gathering"
+    """Not all ranks of all regions are there."""
+    STARTING = "starting"
+    """The initial parameters are on their way."""
+    TRAINING = "training"
+    """Regions exchange updates."""
+    ENDING = "ending"
+    """All regions have finished; the final parameters are on their way."""
+    DONE = "done"
+    """The final parameters are here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outbound:
+    """A message to a rank."""
+
+    peer: str
+    message: Message
+
+
+@dataclass(slots=True)
+class _Region:
+    """The ranks of a region, and the parts of its open update."""
+
+    attempt: int
+    world_size: int
+    hellos: dict[int, Hello] = field(default_factory=dict)
+    parts: dict[int, UpdateMessage] = field(default_factory=dict)  # by slice
+    since_s: float = 0.0  # when the first of them arrived
+    losses: dict[int, float] = field(default_factory=dict)  # of ranks that report one
+    steps: int = 0  # in all updates that were taken in
+    stepped_s: float = 0.0  # time of the newest of them
+    open: UpdateMessage | None = None  # the update that is not answered yet, of the first slice
+    sent_bytes: int = 0  # payload of that update in all slices
+    headers: dict[int, tuple[UpdateMessage, int]] = field(default_factory=dict)  # by rank
+    finished: set[str] = field(default_factory=set)  # ranks that have ended
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all ranks have described themselves."""
+        return len(self.hellos) == self.world_size
+
+
+class JoinService:
+    """See the module.
+
+    Attributes:
+        terms: the run.
+        stage: its progress.
+        layout: its model; None until the first rank has described it.
+        slices: slices of the model.
+        averagers: one per slice.
+        model_P: the final parameters, fp32 (P,), in stage `DONE`; the initial ones before.
+        failure: the error that ends the run; None: there is none.
+
+    Args:
+        terms: the run.
+        now_s: returns the time of the run's clock.
+    """
+
+    def __init__(self, terms: JoinTerms, now_s: Callable[[], float]) -> None:
+        self.terms = terms
+        self.stage = Stage.GATHERING
+        self.layout: Layout | None = None
+        self.slices: tuple[Slice, ...] = ()
+        self.averagers: list[Averager] = []
+        self.model_P = torch.empty(0)
+        self.failure: GeoRayError | None = None
+        self._now_s = now_s
+        self._regions: dict[str, _Region] = {}
+        self._missing: set[int] = set()  # slices whose parameters are on their way
+        self._joining: dict[str, _Region] = {}  # regions that wait for the next barrier
+        self._donor = ""  # whose state a joining region copies
+        self._copied: dict[int, int] = {}  # bytes of each slice of that state that has arrived
+        self._barrier_s = 0.0  # time of the barrier at which it joined
+        self._events: list[dict[str, Any]] = []
+        # sums of each rank by region, at each (step, is the last one), until all are there
+        self._evaluations: dict[
+            tuple[int, bool], dict[str, dict[int, tuple[int, dict[str, float]]]]
+        ] = {}
+
+    def news(self) -> list[dict[str, Any]]:
+        """Return the events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    @property
+    def version(self) -> int:
+        """Commits so far."""
+        return self.averagers[0].state.version if self.averagers else 0
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the final parameters."""
+        return digest(self.model_P)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The regions that wait for the next barrier to join the run again."""
+        return tuple(name for name, region in self._joining.items() if region.is_complete)
+
+    def missing(self) -> dict[str, str]:
+        """Return what is missing for the start, by region."""
+        found = {}
+        for name in self.terms.regions:
+            region = self._regions.get(name)
+            if region is None:
+                found[name] = "not there"
+            elif not region.is_complete:
+                found[name] = f"{len(region.hellos)} of {region.world_size} ranks"
+        return found
+
+    # ------------------------------------------------------------------ messages of ranks
+
+    def on_message(self, peer: str, message: Message) -> list[Outbound]:
+        """Handle a message of a rank.
+
+        Args:
+            peer: name of its endpoint, which the transport has verified.
+            message: the message.
+
+        Returns:
+            Messages to ranks. A rank whose message is refused gets the error.
+        """
+        try:
+            if message.kind == "join":
+                return self._on_join(peer, Hello.read(message))
+            if message.kind == "state":
+                return self._on_state(peer, message)
+            if message.kind == "update":
+                return self._on_update(peer, message)
+            if message.kind == "copy":
+                return self._on_copy(peer, message)
+            if message.kind == "evaluation":
+                self._on_evaluation(peer, message)
+                return []
+            if message.kind == "finished":
+                return self._on_finished(peer)
+            if message.kind == "failed":
+                return self._on_failed(peer, fields.text(message.meta, "cause"))
+            raise FrameError(f"unknown message '{message.kind}'")
+        except GeoRayError as error:
+            return self._refuse(region_of(peer), error, [peer])
+
+    def on_lost(self, region: str, cause: str) -> list[Outbound]:
+        """Continue without a region."""
+        found = self._regions.pop(region, None)
+        if found is None or self.stage is not Stage.TRAINING:
+            return []
+        self._emit("region_lost", region=region, cause=cause)
+        if not self._regions:
+            self.failure = RegionLostError(f"all regions are lost; the last one: {cause}")
+            return []
+        replies = [averager.leave(region) for averager in self.averagers]
+        return self._answers(replies) + self._ended()
+
+    def check_late(self, longest_s: float) -> list[Outbound]:
+        """Continue without regions whose ranks do not all send an update that others have sent.
+
+        Args:
+            longest_s: largest time between the first and the last rank of a region.
+        """
+        found: list[Outbound] = []
+        for name, region in list(self._regions.items()):
+            missing = sorted(set(range(region.world_size)) - region.headers.keys())
+            if not region.headers or self._now_s() - region.since_s < longest_s:
+                continue
+            sent, (update, _) = next(iter(region.headers.items()))
+            error = RanksDisagreeError(
+                f"region '{name}': rank {sent} sent update {update.seq} {longest_s:g} s ago; ranks "
+                f"{missing} have not"
+            )
+            found += self._refuse(name, error) + self.on_lost(name, error.message)
+        return found
+
+    def request_stop(self) -> None:
+        """Ask every region to finish with its next answer."""
+        for averager in self.averagers:
+            averager.request_stop()
+
+    # ------------------------------------------------------------------ start
+
+    def _on_join(self, peer: str, hello: Hello) -> list[Outbound]:
+        name, terms = hello.region, self.terms
+        if peer != rank_name(name, hello.rank):
+            raise FrameError(f"'{peer}' describes itself as rank {hello.rank} of '{name}'")
+        if name not in terms.regions:
+            raise JoinRefusedError(
+                f"run '{terms.name}' has no region '{name}'; it has {', '.join(terms.regions)}"
+            )
+        known = self._regions.get(name)
+        if known is not None and hello.attempt < known.attempt:
+            raise JoinRefusedError(f"region '{name}': a newer process group has joined")
+        if self.stage is Stage.TRAINING:
+            return self._on_rejoin(name, hello)
+        if self.stage is not Stage.GATHERING:
+            raise JoinRefusedError(
+                f"run '{terms.name}' is {self.stage.value}: region '{name}' cannot join now"
+            )
+        if known is None or hello.attempt > known.attempt:
+            known = self._regions[name] = _Region(hello.attempt, hello.world_size)
+        if hello.world_size != known.world_size or not 0 <= hello.rank < known.world_size:
+            raise RanksDisagreeError(
+                f"region '{name}': rank {hello.rank} counts {hello.world_size} ranks, another "
+                f"one {known.world_size}"
+            )
+        if self.layout is None:
+            self.layout = hello.layout
+        else:
+            first = next(iter(self._regions))
+            whose = f"region '{first}'"
+            self.layout.check_same(hello.layout, f"region '{name}' (rank {hello.rank})", whose)
+        known.hellos[hello.rank] = hello
+        if self.missing():
+            return []
+        return self._start(self.layout)
+
+    def _on_rejoin(self, name: str, hello: Hello) -> list[Outbound]:
+        """Handle a rank of a region that was lost, or that restarted before anybody noticed."""
+        found: list[Outbound] = []
+        before = self._regions.get(name)
+        if before is not None:
+            if hello.attempt == before.attempt:
+                raise JoinRefusedError(f"region '{name}' trains already")
+            found += self.on_lost(name, "its process group was replaced")
+            if self.failure is not None:
+                raise JoinRefusedError(
+                    f"region '{name}' was the only one; its state is lost with its processes"
+                )
+        layout, region = self.layout, self._joining.get(name)
+        if layout is None:
+            raise InvariantError("a run trains without a model")
+        layout.check_same(hello.layout, f"region '{name}' (rank {hello.rank})", "the run")
+        if region is not None and hello.attempt < region.attempt:
+            raise JoinRefusedError(f"region '{name}': a newer process group has joined")
+        if region is None or hello.attempt > region.attempt:
+            region = self._joining[name] = _Region(hello.attempt, hello.world_size)
+        region.hellos[hello.rank] = hello
+        if not region.is_complete:
+            return found
+        owned = [
+            tuple(each.ranges for each in self.slices if each.owners[name] == rank)
+            for rank in range(region.world_size)
+        ]
+        for rank, ranges in enumerate(owned):
+            own = sorted(pair for each in ranges for pair in each)
+            share = region.hellos[rank].share
+            if _merged(own) != _merged(share) or sum(map(len, owned)) != len(self.slices):
+                del self._joining[name]
+                raise JoinRefusedError(
+                    f"region '{name}' returns with another world size or sharding",
+                    fix="Start it with as many ranks and the same sharding as before.",
+                )
+        for rank in range(region.world_size):
+            own_slices = {i: e.ranges for i, e in enumerate(self.slices) if e.owners[name] == rank}
+            welcome = Welcome(self.terms, own_slices, is_source=False, copies=True)
+            found.append(Outbound(rank_name(name, rank), welcome.message()))
+        return found + self._admit_next()
+
+    def _admit_next(self) -> list[Outbound]:
+        """Let the next waiting region join at the next barrier, if none is joining now."""
+        ready = [name for name, region in self._joining.items() if region.is_complete]
+        if not ready or any(averager.is_changing for averager in self.averagers):
+            return []
+        if any(averager.stopping for averager in self.averagers):
+            return []
+        change = MemberChange(joins=(min(ready),))
+        return self._answers([averager.change(change) for averager in self.averagers])
+
+    def _at_barrier(self, replies: Sequence[ReplyMessage]) -> None:
+        """Make the joining regions members."""
+        view = self.averagers[0].view
+        for name in view.joining:
+            if name in self._joining:
+                self._regions[name] = self._joining.pop(name)
+                self._copied = dict.fromkeys(range(len(self.slices)), 0)
+                self._barrier_s = self._now_s()
+        donors = [r.to for r in replies if r.barrier is not None and r.barrier.is_donor]
+        self._donor = donors[0] if donors else self._donor
+
+    def _on_copy(self, peer: str, message: Message) -> list[Outbound]:
+        """Pass a donor's state on to the ranks that begin with it."""
+        if region_of(peer) != self._donor:
+            raise FrameError(f"'{peer}' sent its state, which nobody awaits")
+        index, state = read_copy(message)
+        if index is None or index not in self._copied:
+            return []
+        self._copied[index] = len(message.payload)
+        found = []
+        for name in self.averagers[0].view.joining:
+            owners = {each.owners[name] for each in self.slices}
+            owner = rank_name(name, self.slices[index].owners[name])
+            found.append(Outbound(owner, message))
+            if index == 0:  # ranks without a slice need the plain values
+                meta = {k: v for k, v in message.meta.items() if k != "slice"}
+                empty = Message("copy", {**meta, "names": [], "sizes": []}, b"", "transfer")
+                idle = set(range(self._regions[name].world_size)) - owners
+                found += [Outbound(rank_name(name, rank), empty) for rank in idle]
+            if all(self._copied.values()):
+                self._emit(
+                    "region_joined",
+                    region=name,
+                    view=self.averagers[0].view.generation,
+                    round=self.version,
+                    step=int(str(state.control["version"])),
+                    bytes=sum(self._copied.values()),
+                    took_s=self._now_s() - self._barrier_s,
+                )
+        return found
+
+    def _start(self, layout: Layout) -> list[Outbound]:
+        shares = {
+            name: [region.hellos[rank].share for rank in range(region.world_size)]
+            for name, region in self._regions.items()
+        }
+        self.slices = slices_of(layout, shares)
+        self.averagers = [self.terms.averager(layout, each) for each in self.slices]
+        self.stage, self._missing = Stage.STARTING, set(range(len(self.slices)))
+        self.model_P = torch.empty(layout.size)
+        source = self._source
+        found = []
+        for name, region in self._regions.items():
+            for rank in range(region.world_size):
+                own = {
+                    index: each.ranges
+                    for index, each in enumerate(self.slices)
+                    if each.owners[name] == rank
+                }
+                welcome = Welcome(self.terms, own, is_source=name == source)
+                found.append(Outbound(rank_name(name, rank), welcome.message()))
+        return found
+
+    def _on_state(self, peer: str, message: Message) -> list[Outbound]:
+        index = fields.count(message.meta, "slice")
+        if index not in self._missing:
+            return []
+        each = self.slices[index]
+        params_Q = as_tensor(memoryview(message.payload), each.size)
+        if not all_finite(params_Q):
+            raise NonFiniteError(f"the parameters of '{peer}' are not finite")
+        put(self.model_P, each.ranges, params_Q)
+        self._missing.discard(index)
+        if self.stage is Stage.ENDING:
+            if self._missing:
+                return []
+            self.stage = Stage.DONE
+            return self._all("over", [self._source])
+        if not self._missing:
+            self.stage = Stage.TRAINING
+        source = self._source
+        return [
+            Outbound(
+                rank_name(name, rank),
+                Message("state", {"slice": index}, payload_of(params_Q), "transfer"),
+            )
+            for name, rank in each.owners.items()
+            if name != source
+        ]
+
+    # ------------------------------------------------------------------ updates
+
+    def _on_update(self, peer: str, message: Message) -> list[Outbound]:
+        name = region_of(peer)
+        region = self._regions.get(name)
+        if region is None or self.stage not in (Stage.TRAINING, Stage.STARTING):
+            raise JoinRefusedError(f"region '{name}' takes no part in the run")
+        rank = rank_of(peer)
+        rows = fields.count(message.meta, "rank_rows")
+        index = fields.optional_count(message.meta, "slice")
+        own = {k: v for k, v in message.meta.items() if k not in _RANK_FIELDS}
+        update = read_update(own, message.payload)
+        if update.region != name:
+            raise FrameError(f"'{peer}' sent an update of region '{update.region}'")
+        if update.attempt < region.attempt:
+            raise JoinRefusedError(f"region '{name}': a newer process group has joined")
+        self._check_agrees(name, region, rank, update)
+        if not region.headers:
+            region.since_s = self._now_s()
+        region.headers[rank] = update, rows
+        if "rank_loss" in message.meta:
+            region.losses[rank] = fields.number(message.meta, "rank_loss")
+        if index is not None:
+            if index >= len(self.slices) or self.slices[index].owners[name] != rank:
+                raise FrameError(f"'{peer}' sent slice {index}, which is not its own")
+            region.parts[index] = update
+        if len(region.headers) < region.world_size or len(region.parts) < len(self.slices):
+            return []
+        return self._take(name, region)
+
+    def _check_agrees(self, name: str, region: _Region, rank: int, update: UpdateMessage) -> None:
+        for other, (known, _) in region.headers.items():
+            mine, theirs = _decided(update), _decided(known)
+            if mine != theirs:
+                differs = ", ".join(
+                    f"{key} {mine[key]} and {theirs[key]}"
+                    for key in mine
+                    if mine[key] != theirs[key]
+                )
+                raise RanksDisagreeError(
+                    f"region '{name}': ranks {rank} and {other} differ in {differs}"
+                )
+
+    def _take(self, name: str, region: _Region) -> list[Outbound]:
+        """Take in a region's update, which is complete."""
+        headers = [header for header, _ in region.headers.values()]
+        rows = sum(count for _, count in region.headers.values())
+        step_s = max(header.step_s for header in headers)
+        exchange_s = max(header.exchange_s for header in headers)
+        parts = [
+            replace(region.parts[index], num_samples=rows, step_s=step_s, exchange_s=exchange_s)
+            for index in range(len(self.slices))
+        ]
+        losses = [
+            (region.losses[r], n) for r, (_, n) in region.headers.items() if r in region.losses
+        ]
+        region.parts.clear()
+        region.headers.clear()
+        region.losses.clear()
+        for averager, part in zip(self.averagers, parts, strict=True):
+            self._check_part(averager, part)
+        now_s = self._now_s()
+        replies = []
+        for averager, part in zip(self.averagers, parts, strict=True):
+            averager.at(now_s)
+            replies.append(averager.on_update(part))
+        first, weight = parts[0], sum(n for _, n in losses)
+        region.open, region.sent_bytes = first, sum(part.size_bytes for part in parts)
+        region.steps += first.steps
+        compute_s = first.steps * first.step_s
+        before_s, region.stepped_s = region.stepped_s or now_s - compute_s, now_s
+        self._emit(
+            "step",
+            region=name,
+            step=region.steps,
+            samples=rows,
+            loss=sum(loss * n for loss, n in losses) / weight if weight else None,
+            compute_s=compute_s,
+            wait_s=max(0.0, now_s - before_s - compute_s),
+            start_s=now_s - compute_s,
+        )
+        return self._answers(replies)
+
+    def _check_part(self, averager: Averager, part: UpdateMessage) -> None:
+        """Refuse a part before any averager has taken one in.
+
+        Raises:
+            NonFiniteError: it has NaN or infinity.
+        """
+        if part.coded is None and not all_finite(part.payload_P):
+            raise NonFiniteError(
+                f"update {part.seq} of region '{part.region}' is not finite; refused",
+                fix="Lower the learning rate, or clip gradients.",
+            )
+
+    def _answers(self, replies: Sequence[Sequence[ReplyMessage]]) -> list[Outbound]:
+        """Return the answers of all slices' averagers, for the ranks that own the slices."""
+        found: list[Outbound] = []
+        first = {reply.to: reply for reply in replies[0]} if replies else {}
+        for index, of_slice in enumerate(replies):
+            if {reply.to for reply in of_slice} != first.keys():
+                raise InvariantError("the averagers of two slices answer different regions")
+            for reply in of_slice:
+                owner = rank_name(reply.to, self.slices[index].owners[reply.to])
+                meta = {**reply_meta(reply), "slice": index}
+                found.append(Outbound(owner, Message("reply", meta, payload_bytes(reply), "reply")))
+        for name, reply in first.items():
+            region = self._regions.get(name)
+            if region is None:
+                continue
+            if reply.barrier is not None:
+                self._at_barrier(list(first.values()))
+            owners = {each.owners[name] for each in self.slices}
+            empty = replace(reply, payload_P=torch.empty(0), coded=None, against=None)
+            for rank in set(range(region.world_size)) - owners:
+                message = Message("reply", reply_meta(empty), b"", "reply")
+                found.append(Outbound(rank_name(name, rank), message))
+            self._note_exchange(
+                name,
+                region,
+                reply,
+                sum(
+                    each.size_bytes for of_slice in replies for each in of_slice if each.to == name
+                ),
+            )
+        return found + (self._admit_next() if self._joining else [])
+
+    def _note_exchange(
+        self, name: str, region: _Region, reply: ReplyMessage, received_bytes: int
+    ) -> None:
+        """Record the answer to a region's update."""
+        update, layout = region.open, self.layout
+        if update is None or layout is None:
+            return
+        start, stop = self.terms.bounds_in(((0, layout.size),), layout.size)[reply.fragment]
+        self._emit(
+            "exchange",
+            region=name,
+            seq=reply.seq,
+            start_s=region.since_s,
+            bytes_sent=region.sent_bytes,
+            bytes_received=received_bytes,
+            bytes_before=4 * (stop - start),
+            blocking=self.terms.strategy.traits.exchange.blocking == "always",
+            held_s=self._now_s() - region.since_s,
+            staleness=max(0, reply.version - update.base_version - 1),
+            round=reply.version,
+        )
+        region.open = None
+
+    def _on_evaluation(self, peer: str, message: Message) -> None:
+        """Add up the sums of all ranks of a region, and of all regions, at one step."""
+        name, step = region_of(peer), fields.count(message.meta, "version")
+        if name not in self._regions:
+            return
+        is_final = fields.flag(message.meta, "final")
+        sums = {
+            key: sum(values) for key, values in read_stats(message.meta, message.payload).items()
+        }
+        found = self._evaluations.setdefault((step, is_final), {})
+        found.setdefault(name, {})[rank_of(peer)] = fields.count(message.meta, "rows"), sums
+        own = found[name]
+        if len(own) < self._regions[name].world_size:
+            return
+        self._emit_evaluation(name, step, list(own.values()), final=is_final)
+        complete = [
+            each
+            for each, region in self._regions.items()
+            if len(found.get(each, {})) == region.world_size
+        ]
+        if len(complete) == len(self._regions):
+            parts = [part for each in complete for part in found[each].values()]
+            self._emit_evaluation(None, step, parts, final=is_final)
+            del self._evaluations[step, is_final]
+
+    def _emit_evaluation(
+        self,
+        region: str | None,
+        step: int,
+        parts: Sequence[tuple[int, Mapping[str, float]]],
+        *,
+        final: bool,
+    ) -> None:
+        rows = sum(count for count, _ in parts)
+        names = sorted({name for _, sums in parts for name in sums})
+        metrics = {
+            name: sum(sums.get(name, 0.0) for _, sums in parts) / rows for name in names if rows
+        }
+        self._emit("eval", region=region, step=step, metrics=metrics, samples=rows, final=final)
+
+    def _on_finished(self, peer: str) -> list[Outbound]:
+        """Handle the end of a rank's training; collect the model once all ranks have ended."""
+        region = self._regions.get(region_of(peer))
+        if region is None or self.stage is not Stage.TRAINING:
+            return []
+        region.finished.add(peer)
+        return self._ended()
+
+    def _ended(self) -> list[Outbound]:
+        """Collect the model, if all regions have finished."""
+        if not all(len(each.finished) == each.world_size for each in self._regions.values()):
+            return []
+        self.stage, self._missing = Stage.ENDING, set(range(len(self.slices)))
+        others = [name for name in self._regions if name != self._source]
+        return self._all("collect", [self._source]) + self._all("over", others)
+
+    @property
+    def _source(self) -> str:
+        """The region that sends the initial and the final parameters."""
+        return min(self._regions)
+
+    def _all(self, kind: str, names: Sequence[str]) -> list[Outbound]:
+        """Return a message without content for all ranks of some regions."""
+        message = Message(kind, {}, b"", "control", CONTROL)
+        return [
+            Outbound(rank_name(name, rank), message)
+            for name in names
+            for rank in range(self._regions[name].world_size)
+        ]
+
+    def _on_failed(self, peer: str, cause: str) -> list[Outbound]:
+        """Handle the end of a rank's loop by an error: the other ranks cannot continue."""
+        name = region_of(peer)
+        if name not in self._regions:
+            return []
+        error = RegionLostError(f"rank '{peer}' has failed: {cause}")
+        told = [each for each in self._refuse(name, error) if each.peer != peer]
+        return told + self.on_lost(name, error.message)
+
+    def _refuse(self, name: str, error: GeoRayError, peers: Sequence[str] = ()) -> list[Outbound]:
+        """Tell all ranks of a region why it cannot continue.
+
+        Args:
+            name: the region.
+            error: the reason.
+            peers: further endpoints to tell.
+        """
+        _LOGGER.warning("region '%s' is refused: %s", name, error.message)
+        region = self._regions.get(name)
+        ranks = [] if region is None else [rank_name(name, rank) for rank in region.hellos]
+        message = Message("refused", refusal_meta(0, error), b"", "control", CONTROL)
+        return [Outbound(peer, message) for peer in dict.fromkeys((*ranks, *peers))]
+
+    def _emit(self, kind: str, **values: Any) -> None:
+        self._events.append({"kind": kind, "t_s": self._now_s(), **values})
+
+
+def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join neighbouring ranges."""
+    found: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return found
+
+
+def _decided(update: UpdateMessage) -> dict[str, object]:
+    """Return the values that all ranks of a region decide alike."""
+    return {
+        "seq": update.seq,
+        "steps": update.steps,
+        "final": update.final,
+        "fragment": update.fragment,
+    }
+
+
+def payload_of(vector: Tensor) -> memoryview:
+    """Return a fp32 vector as bytes."""
+    return memoryview(vector.detach().contiguous().numpy().data).cast("B")

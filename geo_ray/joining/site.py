@@ -1,0 +1,625 @@
+"""The interface for a training loop of the user: `join`, `JoinedRegion` and `JoinedTraining`.
+
+A rank has one endpoint, which only dials. The thread that trains decides and merges; encoding,
+sending and decoding happen in another thread (`_Exchanger`), so that an exchange costs the loop
+only the copy of its parameters.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from geo_ray.base.errors import (
+    ConfigError,
+    GeoRayError,
+    JoinRefusedError,
+    LinkDownError,
+    LoopMisuseError,
+    ServerLostError,
+)
+from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.layout import Layout, positions, put, taken
+from geo_ray.joining.rank import (
+    JoinedModel,
+    RankExchange,
+    RankState,
+    SliceWire,
+    check_strategy,
+)
+from geo_ray.joining.service import (
+    SERVER,
+    Hello,
+    Welcome,
+    copy_message,
+    payload_of,
+    rank_name,
+    read_copy,
+)
+from geo_ray.joining.vector import ParameterVector
+from geo_ray.training.messages import ReplyMessage, UpdateMessage
+from geo_ray.training.payload_encoding import RegionWire
+from geo_ray.training.wire_format import (
+    as_tensor,
+    payload_bytes,
+    read_refusal,
+    read_reply,
+    stats_message,
+    update_meta,
+)
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.fields import Meta
+from geo_ray.transport.wire.message import CONTROL, EndpointIdentity, Message
+from geo_ray.transport.wire.sockets import Address
+
+log = logging.getLogger(__name__)
+
+SCHEME: Final = "geo-ray://"
+_LOOK_S: Final = 0.5
+_NOTICE_S: Final = 2.0
+_CAUSE_CHARS: Final = 500
+T = TypeVar("T")
+
+
+def parse_address(text: str) -> Address:
+    """Return host and port of an address such as ``geo-ray://10.0.0.5:7447``.
+
+    Raises:
+        ConfigError: it has another form.
+    """
+    host, _, port = text.removeprefix(SCHEME).rpartition(":")
+    if not text.startswith(SCHEME) or not host or not port.isdecimal():
+        raise ConfigError(
+            f"'{text}' is no address of a run",
+            fix="Use the address that `geo-ray serve` printed: geo-ray://HOST:PORT.",
+        )
+    return host.strip("[]"), int(port)
+
+
+def join(
+    address: str,
+    *,
+    region: str,
+    credentials: str | Path,
+    group: dist.ProcessGroup | None = None,
+    transport: TransportConfig | None = None,
+    wait_s: float = 600.0,
+) -> JoinedRegion:
+    """Join a run as a region. Every rank of the region's process group calls it.
+
+    The process needs only outbound connections.
+
+    Args:
+        address: where the run is served, such as ``geo-ray://10.0.0.5:7447``.
+        region: name of the region.
+        credentials: file that `geo-ray serve` wrote for the region.
+        group: process group of the region's ranks; None: this process is the only one.
+        transport: settings of the connection.
+        wait_s: longest wait for the server and for the other regions at the start, and longest
+            time without the server while training.
+
+    Raises:
+        ConfigError: the address or the region's name is wrong.
+        CertificateError: the credentials cannot be used.
+        ServerLostError: the server cannot be reached.
+    """
+    own = JoinCredentials.read(credentials)
+    if own.region != region:
+        raise ConfigError(
+            f"{credentials} is for region '{own.region}', not '{region}'",
+            fix="Use the file of this region.",
+        )
+    rank, world_size, attempt = 0, 1, time.time_ns() // 1_000_000
+    if group is not None:
+        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+        shared: list[Any] = [attempt]
+        dist.broadcast_object_list(shared, src=dist.get_global_rank(group, 0), group=group)
+        attempt = int(shared[0])
+    ranks = _Ranks(region, rank, world_size, attempt, group)
+    return JoinedRegion(parse_address(address), ranks, own, transport or TransportConfig(), wait_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranks:
+    """This rank and its region."""
+
+    region: str
+    rank: int
+    world_size: int
+    attempt: int
+    group: dist.ProcessGroup | None
+    control: dist.ProcessGroup | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.group is not None and self.world_size > 1:
+            members = dist.get_process_group_ranks(self.group)
+            control = dist.new_group(members, backend="gloo")  # flags need no device
+            object.__setattr__(self, "control", control)
+
+    @property
+    def name(self) -> str:
+        """Name of this rank's endpoint."""
+        return rank_name(self.region, self.rank)
+
+    def all_true(self, flag: bool) -> bool:
+        """Return whether a flag is true in every rank; collective."""
+        if self.control is None:
+            return flag
+        value = torch.tensor([int(flag)])
+        dist.all_reduce(value, dist.ReduceOp.MIN, group=self.control)
+        return bool(value.item())
+
+
+class JoinedRegion:
+    """A region's connection to a run; see `join`.
+
+    Attributes:
+        region: its name.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        ranks: _Ranks,
+        credentials: JoinCredentials,
+        transport: TransportConfig,
+        wait_s: float,
+    ) -> None:
+        self._ranks, self._wait_s = ranks, wait_s
+        self._mail: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._is_training = False
+        identity = EndpointIdentity(credentials.run_id, ranks.name, ranks.attempt, credentials.key)
+        self._endpoint = Endpoint(
+            identity,
+            lambda _, message: self._mail.put(message),
+            transport,
+            certificate=credentials.certificate,
+        )
+        try:
+            self._endpoint.connect(SERVER, address)
+            self._endpoint.wait_connected([SERVER], wait_s)
+        except LinkDownError as error:
+            self._endpoint.close(0.0)
+            raise ServerLostError(
+                f"region '{ranks.region}': no run answers at {address[0]}:{address[1]}: "
+                f"{error.message}"
+            ) from None
+        except BaseException:
+            self._endpoint.close(0.0)
+            raise
+
+    @property
+    def region(self) -> str:
+        """Its name."""
+        return self._ranks.region
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._endpoint.close(2.0)
+
+    def __enter__(self) -> JoinedRegion:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def training(
+        self, model: nn.Module, *, state: Mapping[str, Any] | None = None
+    ) -> Iterator[JoinedTraining]:
+        """Train a model in the run; every rank calls it.
+
+        In the block the model has the run's parameters. The block must run until
+        `JoinedTraining.done`.
+
+        Args:
+            model: module whose trained parameters are exchanged, after sharding if it is sharded.
+            state: further objects with ``state_dict`` for checkpoints, such as the optimizer.
+
+        Raises:
+            ModelMismatchError: another region has another model.
+            JoinRefusedError: the run does not accept the region.
+            LoopMisuseError: the block ends before the run does.
+        """
+        if self._is_training:
+            raise LoopMisuseError(f"region '{self.region}' trains already")
+        self._is_training = True
+        try:
+            layout = Layout.of(model)
+            vector = ParameterVector(model, layout, self._ranks.group)
+            exchange = self._start(layout, vector)
+            with closing(
+                _Exchanger(self._endpoint, self._mail, exchange, self._ranks, self._wait_s)
+            ) as exchanger:
+                sync = JoinedTraining(exchange, exchanger, self._ranks)
+                yield sync
+                sync.check_ended()
+                exchanger.end(vector)
+        except BaseException as error:
+            self._tell_failed(error)
+            raise
+        finally:
+            self._is_training = False
+
+    def _tell_failed(self, error: BaseException) -> None:
+        """Tell the server that this rank ends, so that other regions do not wait for it."""
+        cause = f"{type(error).__name__}: {error}"[:_CAUSE_CHARS]
+        failed = Message("failed", {"cause": cause}, b"", "control", CONTROL)
+        with suppress(GeoRayError):
+            self._endpoint.send(SERVER, failed, 0.0)
+            self._endpoint.flush(SERVER, _LOOK_S)
+
+    def _start(self, layout: Layout, vector: ParameterVector) -> RankExchange:
+        """Describe the model, wait for all regions, and load the run's parameters."""
+        ranks = self._ranks
+        hello = Hello(
+            ranks.region, ranks.rank, ranks.world_size, ranks.attempt, layout, vector.share
+        )
+        self._endpoint.send(SERVER, hello.message())
+        welcome = Welcome.read(self._receive("welcome", "the other regions"))
+        terms = welcome.terms
+        check_strategy(terms.strategy)
+        bounds = terms.bounds_in(vector.share, layout.size)
+        slices = [
+            SliceWire(
+                index,
+                positions(ranges, vector.share),
+                RegionWire(
+                    terms.wire_plan(layout, ranges), ranks.region, sum(b - a for a, b in ranges)
+                ),
+            )
+            for index, ranges in sorted(welcome.slices.items())
+        ]
+        model = JoinedModel(terms.strategy, vector, bounds)
+        if not welcome.copies:
+            self._load(slices, vector, is_source=welcome.is_source)
+            model.start()
+        plan = terms.server_plan(ranks.region, ranks.attempt)
+        local = max(1, terms.strategy.traits.region.worker_steps)
+        exchange = RankExchange(
+            plan, model, slices=slices, local_steps=local, eval_every=terms.eval_every
+        )
+        if welcome.copies:
+            exchange.restore(self._copies(slices))
+        return exchange
+
+    def _copies(self, slices: list[SliceWire]) -> list[RankState]:
+        """Wait for the copy of another region's state."""
+        found: dict[int | None, RankState] = {}
+        while len(found) < max(1, len(slices)):
+            index, state = read_copy(self._receive("copy", "the state of another region"))
+            found[index] = state
+        return [found[each.index] for each in slices] or list(found.values())
+
+    def _load(self, slices: list[SliceWire], vector: ParameterVector, *, is_source: bool) -> None:
+        """Send the initial parameters, or load them."""
+        params_S = vector.read()
+        if is_source:
+            for each in slices:
+                send_state(self._endpoint, each.index, taken(params_S, each.places))
+            self._endpoint.flush(SERVER, self._wait_s)
+            return
+        places = {each.index: each.places for each in slices}
+        while places:
+            message = self._receive("state", "the initial parameters")
+            own = places.pop(fields.count(message.meta, "slice"))
+            put(params_S, own, as_tensor(memoryview(message.payload)))
+        vector.write(params_S)
+
+    def _receive(self, kind: str, what: str) -> Message:
+        """Wait for a message of the start."""
+        return receive(self._mail, self._endpoint, (kind,), what, self._wait_s)
+
+
+def receive(
+    mail: queue.SimpleQueue[Message],
+    endpoint: Endpoint,
+    kinds: tuple[str, ...],
+    what: str,
+    wait_s: float,
+) -> Message:
+    """Wait for a message of the server.
+
+    Raises:
+        ServerLostError: it did not come in time.
+        GeoRayError: the server refused the region.
+    """
+    began_s, is_noted = time.monotonic(), False
+    while True:
+        try:
+            message = mail.get(timeout=_LOOK_S)
+        except queue.Empty:
+            waited_s = time.monotonic() - began_s
+            if waited_s > _NOTICE_S and not is_noted:
+                log.warning("waiting for %s", what)
+                is_noted = True
+            if waited_s > wait_s:
+                raise ServerLostError(
+                    f"{what} did not come within {wait_s:g} s",
+                    fix="See on the server which regions are missing.",
+                ) from None
+            continue
+        if message.kind == "refused":
+            raise read_refusal(message.meta)[1]
+        if message.kind in kinds:
+            return message
+        raise JoinRefusedError(f"the server sent '{message.kind}' instead of {kinds}")
+
+
+def send_state(endpoint: Endpoint, index: int, params_Q: Tensor) -> None:
+    """Send the parameters of a slice, fp32 (Q,)."""
+    copied = params_Q.clone()
+    endpoint.send(SERVER, Message("state", {"slice": index}, payload_of(copied), "transfer"))
+
+
+class _Exchanger:
+    """Encodes and sends updates, and decodes their answers, in a thread of its own."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        mail: queue.SimpleQueue[Message],
+        exchange: RankExchange,
+        ranks: _Ranks,
+        wait_s: float,
+    ) -> None:
+        self._endpoint, self._mail, self._exchange = endpoint, mail, exchange
+        self._ranks, self._wait_s = ranks, wait_s
+        self._orders: queue.SimpleQueue[UpdateMessage | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[list[ReplyMessage] | BaseException] = queue.SimpleQueue()
+        self._ready: list[ReplyMessage] | BaseException | None = None
+        self._sent_s = 0.0
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="geo-ray-exchange", daemon=True)
+        self._thread.start()
+
+    def send(self, update: UpdateMessage) -> None:
+        """Send an update; its payload must stay unchanged until it is answered."""
+        self._sent_s = time.monotonic()
+        self._orders.put(update)
+
+    def send_copies(self) -> None:
+        """Send the state of this rank, from which a joining region begins."""
+        slices = self._exchange.slices
+        for each, state in zip(slices, self._exchange.copies(), strict=False):
+            self._endpoint.send(SERVER, copy_message(each.index, state))
+
+    def tell(self, message: Message) -> None:
+        """Send a message that has no answer."""
+        self._endpoint.send(SERVER, message)
+
+    def arrived(self) -> bool:
+        """Return whether the answers have arrived, or the exchange has failed."""
+        if self._ready is None and not self._answers.empty():
+            self._ready = self._answers.get()
+        return self._ready is not None
+
+    def take(self) -> tuple[list[ReplyMessage], float]:
+        """Wait for the answers of all slices; return them and the seconds since the update.
+
+        Raises:
+            GeoRayError: the exchange failed.
+        """
+        found = self._ready if self._ready is not None else self._answers.get()
+        self._ready = None
+        if isinstance(found, BaseException):
+            raise found
+        return found, time.monotonic() - self._sent_s
+
+    def end(self, vector: ParameterVector) -> None:
+        """Tell the server that this rank has finished; send the final parameters if it asks.
+
+        Returns when the server has the model.
+        """
+        self._endpoint.send(SERVER, Message("finished", {}, b"", "control", CONTROL))
+        while self._receive_end().kind == "collect":
+            params_S = vector.read()
+            for each in self._exchange.slices:
+                send_state(self._endpoint, each.index, taken(params_S, each.places))
+
+    def _receive_end(self) -> Message:
+        kinds, what = ("collect", "over"), "the end of the run"
+        return receive(self._mail, self._endpoint, kinds, what, self._wait_s)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._orders.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (update := self._orders.get()) is not None:
+            try:
+                self._answers.put(self._exchanged(update))
+            except BaseException as error:  # raised by `take` in the thread that trains
+                self._answers.put(error)
+
+    def _exchanged(self, update: UpdateMessage) -> list[ReplyMessage]:
+        slices = self._exchange.slices
+        common: Meta = {"rank_rows": update.num_samples}
+        if update.loss is not None:
+            common["rank_loss"] = update.loss
+        parts = self._exchange.encoded(update)
+        for each, part in zip(slices, parts, strict=True):
+            meta = {**update_meta(part), **common, "slice": each.index}
+            self._endpoint.send(SERVER, Message("update", meta, payload_bytes(part), "update"))
+        if not slices:
+            nothing = replace(update, payload_P=torch.empty(0))
+            meta = {**update_meta(nothing), **common}
+            self._endpoint.send(SERVER, Message("update", meta, b"", "update"))
+        replies: dict[int | None, ReplyMessage] = {}
+        while len(replies) < max(1, len(slices)):
+            message = self._next("reply")
+            own = {k: v for k, v in message.meta.items() if k != "slice"}
+            replies[fields.optional_count(message.meta, "slice")] = read_reply(own, message.payload)
+        if not slices:
+            return list(replies.values())
+        return [each.wire.decode(replies[each.index]) for each in slices]
+
+    def _next(self, kind: str) -> Message:
+        """Wait for the next message of the server while it is connected."""
+        reached_s = time.monotonic()
+        while True:
+            if self._closed:
+                raise LinkDownError("the training is over")
+            try:
+                message = self._mail.get(timeout=_LOOK_S)
+            except queue.Empty:
+                now_s = time.monotonic()
+                if self._endpoint.stats()[SERVER]["connected"]:
+                    reached_s = now_s
+                elif now_s - reached_s > self._wait_s:
+                    raise ServerLostError(
+                        f"the server has been unreachable for {self._wait_s:g} s"
+                    ) from None
+                continue
+            if message.kind == "refused":
+                raise read_refusal(message.meta)[1]
+            if message.kind != kind:
+                raise JoinRefusedError(f"the server sent '{message.kind}' instead of '{kind}'")
+            return message
+
+
+class JoinedTraining:
+    """A training of one model in a run; see `JoinedRegion.training`.
+
+    Attributes:
+        done: whether the run is over.
+    """
+
+    def __init__(self, exchange: RankExchange, exchanger: _Exchanger, ranks: _Ranks) -> None:
+        self._exchange, self._exchanger, self._ranks = exchange, exchanger, ranks
+        self._losses: list[Tensor | float] = []
+        self._reported: tuple[int, bool] | None = None
+        self._began_s = time.monotonic()
+
+    @property
+    def done(self) -> bool:
+        """Whether the run is over."""
+        return self._exchange.is_done
+
+    @property
+    def steps(self) -> int:
+        """Steps so far that count for the run."""
+        return self._exchange.version
+
+    def batches(self, loader: Iterable[T]) -> Iterator[T]:
+        """Repeat a data loader until the run is over.
+
+        Before each pass over the data, ``loader.sampler.set_epoch`` gets the number of the pass, if
+        there is such a method.
+
+        Raises:
+            LoopMisuseError: the loader is empty, or `step` is never called.
+        """
+        epoch = 0
+        while not self.done:
+            sampler = getattr(loader, "sampler", None)
+            for each in (sampler, loader):
+                if callable(set_epoch := getattr(each, "set_epoch", None)):
+                    set_epoch(epoch)
+                    break
+            before, is_empty = self.steps, True
+            for batch in loader:
+                is_empty = False
+                yield batch
+                if self._exchange.is_done:
+                    return
+            if is_empty:
+                raise LoopMisuseError(f"the data loader of region '{self._ranks.region}' is empty")
+            if self.steps == before and not self._exchange.is_counting:
+                raise LoopMisuseError(
+                    f"region '{self._ranks.region}' made a pass over its data without a call of "
+                    "`sync.step`",
+                    fix="Call `sync.step(rows=..., loss=...)` after every optimizer step.",
+                )
+            epoch += 1
+
+    def step(self, rows: int, loss: Tensor | float | None = None) -> None:
+        """Count an optimizer step; exchange and merge if that is due.
+
+        All ranks of the region call it after every optimizer step.
+
+        Args:
+            rows: rows of this rank in the step.
+            loss: its training loss; a tensor is read only at exchanges.
+
+        Raises:
+            LoopMisuseError: the run is over.
+            RanksDisagreeError: other ranks have made other steps.
+            ServerLostError: the server could not be reached for too long.
+            NonFiniteError: the parameters are not finite.
+            GeoRayError: the server has refused the update for another reason.
+        """
+        if loss is not None:
+            self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
+        now_s = time.monotonic()
+        sent = self._exchange.step(rows, now_s - self._began_s)
+        while True:
+            for each in sent:
+                self._exchanger.send(self._with_loss(each.update))
+            if not self._exchange.link_busy:
+                break
+            is_here = self._exchanger.arrived()
+            if not self._exchange.waits and not self._ranks.all_true(is_here):
+                break
+            replies, took_s = self._exchanger.take()
+            sent = self._exchange.on_replies(replies, took_s)
+            if self._exchange.is_donor:
+                self._exchanger.send_copies()
+        self._began_s = time.monotonic()
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether to evaluate now: every `train.eval_every` steps, and at the end.
+
+        It is true in all ranks at the same steps, until `report` is called.
+        """
+        every = self._exchange.eval_every
+        at = (self.steps, self.done)
+        is_time = self.done or (every > 0 and self.steps > 0 and self.steps % every == 0)
+        return is_time and at != self._reported
+
+    def report(self, sums: Mapping[str, Tensor | float], rows: int) -> None:
+        """Report an evaluation; the metric of the run is the sum over all ranks by all rows.
+
+        Args:
+            sums: sums over this rank's held-out rows by name, such as the loss times the rows.
+            rows: this rank's held-out rows.
+        """
+        self._reported = (self.steps, self.done)
+        stats = {name: np.array([float(value)]) for name, value in sums.items()}
+        meta, payload = stats_message(self.steps, stats, rows, final=self.done)
+        self._exchanger.tell(Message("evaluation", meta, bytes(payload), "control"))
+
+    def _with_loss(self, update: UpdateMessage) -> UpdateMessage:
+        """Return the update with the mean loss since the last one."""
+        losses, self._losses = self._losses, []
+        if not losses:
+            return update
+        mean = sum(float(each) for each in losses) / len(losses)
+        return replace(update, loss=mean)
+
+    def check_ended(self) -> None:
+        """Refuse a loop that ended before the run."""
+        if not self.done:
+            plan = self._exchange.plan
+            raise LoopMisuseError(
+                f"the loop of region '{plan.region}' ended after {self.steps} of {plan.steps} "
+                "steps",
+                fix="Loop over `sync.batches(loader)`, or until `sync.done`.",
+            )

@@ -1,0 +1,185 @@
+"""The part of a model that a rank exchanges, as one fp32 vector in host memory.
+
+Shape legend: S = parameters that this rank exchanges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from geo_ray.base.errors import TaskOutputError
+from geo_ray.joining.layout import (
+    Layout,
+    Ranges,
+    divided,
+    held_ranges,
+    local_part,
+    positions,
+    replicas_of,
+    trained_parameters,
+)
+
+_BUCKET: Final = 1 << 24  # elements of one broadcast
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Consecutive elements of a parameter's local part, and their place in the vector."""
+
+    param: nn.Parameter
+    start: int
+    stop: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """A parameter that several ranks hold; each of them exchanges a part of it.
+
+    Attributes:
+        param: the parameter.
+        bounds: part of each replica, as ranges of the local part.
+        group: process group of the replicas; None: all ranks of the member.
+    """
+
+    param: nn.Parameter
+    bounds: tuple[Ranges, ...]
+    group: dist.ProcessGroup | None
+
+
+class ParameterVector:
+    """Reads a rank's share of a module into a vector (S,), and writes the vector back.
+
+    Between `read` and `write` the caller may change ``params_S`` in place. For parameters in bf16
+    or fp16 the vector keeps the full precision: `read` adds the change of the module since `write`,
+    so that rounding does not accumulate in the vector.
+
+    Attributes:
+        share: ranges of the vector of all parameters that this rank exchanges.
+
+    Args:
+        module: trained module.
+        layout: its layout.
+        group: process group of the member's ranks; None: there is one rank.
+
+    Raises:
+        TaskOutputError: the parameters are sharded in a way that is not supported.
+    """
+
+    def __init__(
+        self, module: nn.Module, layout: Layout, group: dist.ProcessGroup | None = None
+    ) -> None:
+        rank = 0 if group is None else dist.get_rank(group)
+        world_size = 1 if group is None else dist.get_world_size(group)
+        self._group, self._world_size = group, world_size
+        self._pieces: list[_Piece] = []
+        self._copies: list[_Copies] = []
+        share: list[tuple[int, int]] = []
+        at = 0
+        for index, param in enumerate(trained_parameters(module).values()):
+            held = held_ranges(param, layout.start(index))
+            replica, count = replicas_of(param, rank, world_size)
+            own = divided(held, replica, count)
+            for start, stop in positions(own, held):
+                self._pieces.append(_Piece(param, start, stop, at))
+                at += stop - start
+            share += own
+            if count > 1:
+                parts = tuple(positions(divided(held, each, count), held) for each in range(count))
+                self._copies.append(_Copies(param, parts, self._replica_group(param)))
+        self.share: Ranges = _joined(share)
+        self.size = at
+        self._params_S: Tensor | None = None
+        self._pinned = any(each.param.device.type == "cuda" for each in self._pieces)
+        self._exact = all(each.param.dtype == torch.float32 for each in self._pieces)
+
+    def read(self) -> Tensor:
+        """Return the present parameters, fp32 (S,), in memory that the next call reuses."""
+        params_S = self._params_S
+        is_first = params_S is None
+        if params_S is None:
+            params_S = torch.empty(self.size, pin_memory=self._pinned)
+            self._params_S = params_S
+        with torch.no_grad():
+            for piece, local in self._locals():
+                into = params_S[piece.at : piece.at + piece.stop - piece.start]
+                if is_first or local.dtype == torch.float32:
+                    into.copy_(local, non_blocking=self._pinned)
+                else:
+                    written = into.to(local.dtype)
+                    into.add_(local.to(into.device).float() - written.float())
+        if self._pinned:
+            torch.cuda.synchronize()
+        return params_S
+
+    def write(self, params_S: Tensor) -> None:
+        """Set the parameters of all replicas to a vector (S,); collective if there are replicas."""
+        with torch.no_grad():
+            for piece, local in self._locals():
+                part_S = params_S[piece.at : piece.at + piece.stop - piece.start]
+                if local.data_ptr() == 0 or not _is_view(local, piece.param):
+                    whole = local_part(piece.param)
+                    flat = whole.reshape(-1)
+                    flat[piece.start : piece.stop].copy_(part_S)
+                    whole.copy_(flat.view(whole.shape))
+                else:
+                    local.copy_(part_S, non_blocking=self._pinned)
+            for copies in self._copies:
+                _broadcast(copies, self._world_size)
+
+    def release(self) -> None:
+        """Free the vector, unless it is pinned or holds more precision than the module."""
+        if self._exact and not self._pinned:
+            self._params_S = None
+
+    def _locals(self) -> Iterator[tuple[_Piece, Tensor]]:
+        for piece in self._pieces:
+            yield piece, local_part(piece.param).reshape(-1)[piece.start : piece.stop]
+
+    def _replica_group(self, param: nn.Parameter) -> dist.ProcessGroup | None:
+        if not isinstance(param, DTensor):
+            return self._group
+        dims = [d for d, placement in enumerate(param.placements) if placement.is_replicate()]
+        dims = [d for d in dims if param.device_mesh.size(d) > 1]
+        if len(dims) != 1:
+            raise TaskOutputError(
+                f"a parameter is replicated over {len(dims)} dimensions of its device mesh",
+                fix="Use one replicated dimension, as HSDP does.",
+            )
+        return param.device_mesh.get_group(dims[0])
+
+
+def _is_view(part: Tensor, param: nn.Parameter) -> bool:
+    return part.untyped_storage().data_ptr() == local_part(param).untyped_storage().data_ptr()
+
+
+def _broadcast(copies: _Copies, world_size: int) -> None:
+    """Give every replica the parts that the others have written."""
+    group = copies.group
+    whole = local_part(copies.param)
+    flat = whole.reshape(-1)
+    for replica, ranges in enumerate(copies.bounds):
+        source = replica if group is None else dist.get_global_rank(group, replica)
+        for start, stop in ranges:
+            for first in range(start, stop, _BUCKET):
+                dist.broadcast(flat[first : min(stop, first + _BUCKET)], source, group=group)
+    if not _is_view(flat, copies.param):
+        whole.copy_(flat.view(whole.shape))
+
+
+def _joined(ranges: list[tuple[int, int]]) -> Ranges:
+    """Merge neighbours."""
+    found: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return tuple(found)

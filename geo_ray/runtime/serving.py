@@ -1,0 +1,335 @@
+"""A run whose regions join from their own training loops: only its averager is started.
+
+The averager (`AveragerActor`) is a process of the run's supervisor. The run loop (`serve`) polls
+it, records events, and writes model and summary. Credentials of the regions are files in the run's
+directory.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from geo_ray.base.errors import GeoRayError
+from geo_ray.experiment.experiment import Experiment, ServeConfig
+from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.layout import Layout
+from geo_ray.joining.server import JoinServer
+from geo_ray.joining.service import SERVER, JoinTerms, Stage, region_of
+from geo_ray.ray_cluster.calls import Handle, collect
+from geo_ray.runs.model_file import save_module
+from geo_ray.runs.recorder import Recorder
+from geo_ray.runtime.launcher import ProcessSpec
+from geo_ray.runtime.run_context import RayMetrics, RunSetup
+from geo_ray.runtime.spec import TokenFence, demands_of
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, note_failure
+from geo_ray.telemetry.export.base import ExportOrder
+from geo_ray.telemetry.export.exporters import exporting
+from geo_ray.telemetry.summary import Summary, Summing, save_summary
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.security.certs import Authority
+
+_POLL_S: Final = 0.2
+_START_S: Final = 120.0
+_ANSWER_S: Final = 60.0
+_PIECE_BYTES: Final = 32 << 20
+JOIN_FOLDER: Final = "join"
+"""Folder of a run's directory with the credentials of its regions."""
+ADDRESS_FILE: Final = "address"
+"""File in that folder with the address at which the run is served."""
+
+
+def terms_of(experiment: Experiment) -> JoinTerms:
+    """Return what the ranks of a served run must know."""
+    serve = experiment.serve or ServeConfig()
+    return JoinTerms(
+        name=experiment.name,
+        regions=experiment.region_names,
+        strategy=experiment.strategy,
+        codec=experiment.codec,
+        steps=experiment.train.steps,
+        rows=serve.rows,
+        seed=experiment.seed,
+        eval_every=experiment.train.eval_every,
+        goal=f"steps {experiment.train.steps}",
+    )
+
+
+class AveragerActor:
+    """The averager of a served run.
+
+    Args:
+        terms_json: the run.
+        transport_json: settings of connections.
+        credentials: file with its own credentials.
+        host: where to listen.
+        port: where to listen.
+        lost_after_s: a region that is away for so long is lost.
+    """
+
+    def __init__(
+        self,
+        terms_json: str,
+        transport_json: str,
+        credentials: str,
+        host: str,
+        port: int,
+        lost_after_s: float,
+    ) -> None:
+        self._fence = TokenFence()
+        self._server = JoinServer(
+            JoinTerms.model_validate_json(terms_json),
+            JoinCredentials.read(credentials),
+            host,
+            port,
+            TransportConfig.model_validate_json(transport_json),
+            lost_after_s,
+        )
+
+    def port(self) -> int:
+        """Return the port on which it listens."""
+        return self._server.address[1]
+
+    def poll(self, token: int) -> dict[str, Any]:
+        """Return new events and the state of the run to a run actor.
+
+        Raises:
+            LeaseLostError: a later run actor has attached.
+        """
+        self._fence.check(token)
+        self._server.tick()
+        with self._server.lock:
+            service = self._server.service
+            return {
+                "stage": service.stage.value,
+                "missing": service.missing(),
+                "events": service.news(),
+                "now_s": self._server.now_s(),
+                "failure": service.failure,
+            }
+
+    def links(self) -> dict[str, dict[str, int]]:
+        """Return the bytes received from each region, and sent to it."""
+        found: dict[str, dict[str, int]] = {}
+        for peer, each in self._server.links().items():
+            counts = found.setdefault(region_of(peer), {"sent": 0, "received": 0})
+            counts["sent"] += sum(each["bytes_sent"].values())
+            counts["received"] += sum(each["bytes_received"].values())
+        return found
+
+    def request_stop(self) -> None:
+        """Let all regions finish with their next answer."""
+        self._server.request_stop()
+
+    def model(self) -> tuple[str, str]:
+        """Return the layout of the model as text, and the digest of its final parameters."""
+        layout = self._server.service.layout
+        return "[]" if layout is None else layout.to_json(), self._server.service.digest
+
+    def model_piece(self, start: int, stop: int) -> bytes:
+        """Return a part of the final parameters."""
+        return self._server.service.model_P[start:stop].numpy().tobytes()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._server.close()
+
+
+def serve(setup: RunSetup) -> Summary:
+    """Serve a run to the regions that join it, until all have finished.
+
+    Raises:
+        GeoRayError: the run ended early; the error says why.
+    """
+    experiment, run, launcher, reporting = (
+        setup.experiment,
+        setup.run,
+        setup.launcher,
+        setup.reporting,
+    )
+    server = experiment.serve or ServeConfig()
+    folder = run.path / JOIN_FOLDER
+    run_id = write_credentials(experiment, folder)
+    launcher.attach(setup.lease.token)
+    launcher.begin(run_id, experiment.region_names, experiment.transport)
+    placed = launcher.place(demands_of(experiment), _START_S)
+    try:
+        first = experiment.regions[0]
+        arguments = (
+            terms_of(experiment).model_dump_json(),
+            experiment.transport.model_dump_json(),
+            str(folder / f"{SERVER}.pem"),
+            server.host,
+            server.port,
+            experiment.members.wait_s,
+        )
+        strategy = placed[first.name].strategy("bridge")
+        process = ProcessSpec("averager", arguments, first.cpus_per_server, 0.0, strategy, None, 1)
+        (actor,) = launcher.make([process])
+        port = collect({SERVER: actor.port.remote()}, _START_S)[SERVER]
+        address = f"geo-ray://{_host(experiment)}:{port}"
+        (folder / ADDRESS_FILE).write_text(address + "\n", encoding="ascii")
+        return _Serving(setup, actor, address).run()
+    except BaseException as error:
+        note_failure(run.path, error, reporting.began_unix_s)
+        raise
+    finally:
+        launcher.remove(placed)
+
+
+def _host(experiment: Experiment) -> str:
+    import ray.util
+
+    server = experiment.serve or ServeConfig()
+    if server.advertise is not None:
+        return server.advertise
+    if server.host not in ("0.0.0.0", "::"):  # noqa: S104  (compared only)
+        return server.host
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def write_credentials(experiment: Experiment, folder: Path) -> str:
+    """Write the credentials of the server and of all regions, unless they exist.
+
+    Returns:
+        The run's id.
+    """
+    own = folder / f"{SERVER}.pem"
+    if own.exists():
+        return JoinCredentials.read(own).run_id
+    authority, key = Authority.create(experiment.name), secrets.token_bytes(32)
+    run_id = f"{experiment.name}-{secrets.token_hex(4)}"
+    for name in (*experiment.region_names, SERVER):
+        JoinCredentials(name, run_id, key, authority.issue(name)).write(folder / f"{name}.pem")
+    return run_id
+
+
+class _Serving:
+    """The loop of a served run."""
+
+    def __init__(self, setup: RunSetup, actor: Handle, address: str) -> None:
+        self._setup, self._actor, self._address = setup, actor, address
+        self._origin_unix_s = 0.0
+
+    def run(self) -> Summary:
+        """Poll the averager to the end of the run; write model and summary."""
+        setup, reporting = self._setup, self._setup.reporting
+        run, experiment = setup.run, setup.experiment
+        folder = run.path / JOIN_FOLDER
+        reporting.status(f"serving at {self._address}; credentials: {folder}/REGION.pem")
+        found = self._await_regions()
+        startup_s = time.time() - reporting.began_unix_s
+        self._origin_unix_s = time.time() - found["now_s"]
+        order = ExportOrder(run.path, run.base_dir, self._origin_unix_s)
+        with (
+            EventLog(run.path / EVENTS_FILE) as log,
+            exporting(experiment.observe.export, order) as export,
+        ):
+            sinks = [reporting.observer.on_event, RayMetrics().feed, export.feed]
+            recorder = Recorder(log, sinks, setup.lease.check)
+            summing = Summing(experiment.train.target)
+            began_s = found["now_s"]
+            started = recorder.started(
+                experiment, run.path.name, began_s, simulated=False, startup_s=startup_s
+            )
+            summing.feed(started)
+            self._record(recorder, summing, found)
+            while found["stage"] != Stage.DONE.value:
+                time.sleep(_POLL_S)
+                found = self._poll()
+                self._record(recorder, summing, found)
+            return self._finish(recorder, summing, startup_s)
+
+    def _await_regions(self) -> dict[str, Any]:
+        """Wait until all regions are there."""
+        reporting, shown = self._setup.reporting, ""
+        while True:
+            found = self._poll()
+            if found["stage"] not in (Stage.GATHERING.value, Stage.STARTING.value):
+                reporting.status("")
+                return found
+            if self._setup.reporting.interruption.is_set():
+                raise self._setup.reporting.interruption.why
+            missing = ", ".join(f"{name} ({why})" for name, why in found["missing"].items())
+            text = f"{self._address}: waiting for {missing or 'the initial parameters'}"
+            if text != shown:
+                reporting.status(text)
+                shown = text
+            time.sleep(_POLL_S)
+
+    def _poll(self) -> dict[str, Any]:
+        """Ask the averager for news.
+
+        Raises:
+            RegionLostError: the averager is lost, or all regions are.
+        """
+        call = self._actor.poll.remote(self._setup.lease.token)
+        found: dict[str, Any] = collect({SERVER: call}, _ANSWER_S)[SERVER]
+        if isinstance(found["failure"], GeoRayError):
+            raise found["failure"]
+        interruption = self._setup.reporting.interruption
+        if interruption.is_set() and found["stage"] == Stage.TRAINING.value:
+            self._actor.request_stop.remote()
+        return found
+
+    def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
+        target = self._setup.experiment.train.target
+        for each in found["events"]:
+            values = dict(each)
+            event = recorder.emit(values.pop("kind"), values.pop("t_s"), **values)
+            summing.feed(event)
+            is_whole = event.kind == "eval" and event["region"] is None and not event["final"]
+            if target is not None and target.stop and is_whole and target.reached(event):
+                self._actor.request_stop.remote()
+                cause = f"{target.metric} reached {target.value:g}"
+                recorder.emit("stop_requested", event.t_s, cause=cause)
+
+    def _finish(self, recorder: Recorder, summing: Summing, startup_s: float) -> Summary:
+        run = self._setup.run
+        now_s = time.time() - self._origin_unix_s
+        links = collect({SERVER: self._actor.links.remote()}, _ANSWER_S)[SERVER]
+        for region, counts in links.items():
+            for src, dst, count in ((region, SERVER, "received"), (SERVER, region, "sent")):
+                event = recorder.emit(
+                    "wan", now_s, src=src, dst=dst, bytes_by_class={"update": counts[count]}
+                )
+                summing.feed(event)
+        text, digest = collect({SERVER: self._actor.model.remote()}, _ANSWER_S)[SERVER]
+        layout = Layout.from_json(text)
+        params_P = torch.empty(layout.size)
+        piece = _PIECE_BYTES // 4
+        for start in range(0, layout.size, piece):
+            stop = min(layout.size, start + piece)
+            call = self._actor.model_piece.remote(start, stop)
+            data = collect({SERVER: call}, _ANSWER_S)[SERVER]
+            params_P[start:stop] = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        summary = summing.summary(startup_s=startup_s, digest=digest)
+        save_module(module_of(layout, params_P), run.model, {"run": run.path.name})
+        save_summary(summary, run.path)
+        recorder.emit("run_finished", now_s, summary=summary.model_dump(), digests={SERVER: digest})
+        return summary
+
+
+def module_of(layout: Layout, params_P: Tensor) -> nn.Module:
+    """Return a module that has the parameters of a vector under their names, in their dtypes."""
+    root = nn.Module()
+    for index, each in enumerate(layout.parameters):
+        *path, name = each.name.split(".")
+        owner = root
+        for part in path:
+            child = owner._modules.get(part)
+            if child is None:
+                child = nn.Module()
+                owner.add_module(part, child)
+            owner = child
+        start = layout.start(index)
+        part_N = params_P[start : start + each.size].view(each.shape)
+        value = part_N.to(getattr(torch, each.dtype), copy=True)
+        owner.register_parameter(name, nn.Parameter(value))
+    return root

@@ -1,0 +1,368 @@
+"""Regions that join a run from a loop of their own, over sockets, in threads of one process."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyarrow import parquet
+from torch import Tensor, nn
+
+import geo_ray
+from geo_ray.api.data import SourceFiles
+from geo_ray.base.errors import (
+    ConfigError,
+    LoopMisuseError,
+    ModelMismatchError,
+    NonFiniteError,
+    ServerLostError,
+)
+from geo_ray.data.tasks import classification
+from geo_ray.joining.service import JoinTerms, Stage
+from geo_ray.joining.site import JoinedRegion, JoinedTraining, join
+from geo_ray.runs.build import initial_parameters
+from tests.integration.joining import recorded_task
+from tests.support.join_support import (
+    Loop,
+    adamw,
+    loss_of,
+    rows_of,
+    serving,
+    small_model,
+    terms,
+    train_all,
+    vector_of,
+    write_credentials,
+)
+
+REGIONS = ("eu", "us")
+STEPS, INTERVAL = 12, 4
+OUTER = {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}
+DILOCO = {"kind": "diloco", "interval": INTERVAL, "weights": "uniform", "outer": OUTER}
+
+
+def train(run: JoinTerms, folder: Path, **loop: Any) -> tuple[Tensor, list[dict[str, Any]]]:
+    """Train all regions to the end; returns the model, which is equal everywhere, and events."""
+    with serving(run, folder) as (server, address):
+        found = train_all({name: Loop(address, name, folder, **loop).run for name in run.regions})
+        for name, result in found.items():
+            assert not isinstance(result, Exception), f"{name}: {result!r}"
+            assert torch.equal(result[0], found[run.regions[0]][0])
+            assert torch.equal(result[0], server.service.model_P) or loop
+        assert server.stage is Stage.DONE
+        return found[run.regions[0]][0], server.news()
+
+
+def plain_diloco(
+    models: dict[str, nn.Module], step: Callable[[str, int], Tensor], steps: int
+) -> Tensor:
+    """DiLoCo in plain PyTorch, written from docs/reference/strategies.md; uniform weights."""
+    first = models[REGIONS[0]]
+    outer = vector_of(first)
+    momentum = torch.zeros_like(outer)
+    optimizers = {name: adamw(model) for name, model in models.items()}
+    for number in range(steps):
+        for name in models:
+            optimizers[name].zero_grad()
+            step(name, number).backward()
+            optimizers[name].step()
+        if (number + 1) % INTERVAL == 0:
+            delta = sum(outer - vector_of(model) for model in models.values()) / len(models)
+            momentum = OUTER["momentum"] * momentum + delta
+            outer = outer - OUTER["lr"] * (delta + OUTER["momentum"] * momentum)
+            for model in models.values():
+                nn.utils.vector_to_parameters(outer.clone(), model.parameters())
+    return outer
+
+
+def test_diloco_is_that_of_plain_pytorch(tmp_path: Path) -> None:
+    found, events = train(terms(REGIONS, STEPS, strategy=DILOCO), tmp_path)
+    models = {name: small_model() for name in REGIONS}
+    plain = plain_diloco(
+        models, lambda name, step: loss_of(models[name], rows_of(name, step)), STEPS
+    )
+    assert float((plain - vector_of(small_model())).abs().max()) > 0.05
+    torch.testing.assert_close(found, plain, rtol=0, atol=2e-7)
+    assert [e["kind"] for e in events].count("exchange") == len(REGIONS) * STEPS // INTERVAL
+
+
+def test_diloco_has_the_bits_of_a_run_that_geo_ray_drives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rows and initial parameters, and the fused AdamW that geo_ray uses."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "files").mkdir()
+    lines = ["x,label", *(f"{i / 100},{i % 3}" for i in range(400))]
+    (tmp_path / "files" / "rows.csv").write_text("\n".join(lines))
+    task = "tests.integration.joining.recorded_task:Recorded"
+    geo_ray.shard_data(task, REGIONS, "data", files=SourceFiles("files"))
+    recorded_task.BATCHES.clear()
+    run = geo_ray.simulate(
+        {
+            "name": "driven",
+            "task": {"use": task},
+            "data": {"manifest": "data/manifest.json", "batch_size": 8},
+            "regions": [{"name": name} for name in REGIONS],
+            "strategy": DILOCO,
+            "optimizer": {"kind": "adamw", "lr": 0.01, "weight_decay": 0.01},
+            "train": {"steps": STEPS, "eval_every": 0},
+            "emulate": {"step_s": 0.05},  # otherwise some steps are made to measure them
+        }
+    )
+    held = {
+        name: {
+            x
+            for path in Path("data", name).glob("train-*.parquet")
+            for x in parquet.read_table(path)["x"].to_pylist()
+        }
+        for name in REGIONS
+    }
+    batches: dict[str, list[Any]] = {name: [] for name in REGIONS}
+    for batch in recorded_task.BATCHES:
+        rows = batch.inputs[:, 0].tolist()
+        for name in REGIONS:
+            if set(rows) <= held[name]:
+                batches[name].append(batch)  # others are for evaluation
+    driven = vector_of(run.model())
+
+    def loop(address: str, name: str) -> Tensor:
+        model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 3))
+        nn.utils.vector_to_parameters(initial.clone(), model.parameters())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+        path = tmp_path / f"{name}.pem"
+        with join(address, region=name, credentials=path) as site, site.training(model) as sync:
+            while not sync.done:
+                batch = batches[name][sync.steps]
+                optimizer.zero_grad()
+                classification.classification_loss(model, batch).backward()
+                optimizer.step()
+                sync.step(rows=len(batch.labels))
+        return vector_of(model)
+
+    initial = initial_parameters(recorded_task.Recorded(geo_ray.Options()), seed=0)
+    with serving(terms(REGIONS, STEPS, strategy=DILOCO), tmp_path) as (_, address):
+        found = train_all({name: partial(loop, address, name) for name in REGIONS})
+    assert [len(each) for each in batches.values()] == [STEPS, STEPS]
+    assert torch.equal(found["eu"], driven)
+    assert torch.equal(found["us"], driven)
+
+
+@pytest.mark.parametrize("codec", ["fp16", "int8", "topk", "powersgd"])
+def test_codecs(codec: str, tmp_path: Path) -> None:
+    """A lossy codec ends near the result without one, and all regions are equal to the bit."""
+    both: dict[str, Any] = {"up": {"kind": codec}, "down": {"kind": codec}}
+    if codec == "powersgd":
+        both = {"up": {"kind": codec, "rank": 1}}
+    found, events = train(terms(REGIONS, STEPS, strategy=DILOCO, codec=both), tmp_path)
+    (exact := tmp_path / "exact").mkdir()
+    plain, exact_events = train(terms(REGIONS, STEPS, strategy=DILOCO), exact)
+    assert not torch.equal(found, plain)
+    torch.testing.assert_close(found, plain, rtol=0, atol=0.1)
+    sent, exact_sent = (
+        sum(e["bytes_sent"] for e in each if e["kind"] == "exchange")
+        for each in (events, exact_events)
+    )
+    assert sent < exact_sent
+
+
+def test_evaluations_are_added_over_regions(tmp_path: Path) -> None:
+    def evaluate(sync: JoinedTraining, rows: int) -> None:
+        if sync.evaluation_due:
+            sync.report({"loss": torch.tensor(rows * 2.0), "right": 1.0}, rows=rows)
+            assert not sync.evaluation_due
+
+    run = terms(REGIONS, STEPS, strategy=DILOCO, eval_every=6)
+    with serving(run, tmp_path) as (server, address):
+        train_all(
+            {
+                name: partial(Loop(address, name, tmp_path).run, partial(evaluate, rows=rows))
+                for name, rows in (("eu", 10), ("us", 30))
+            }
+        )
+        found = [event for event in server.news() if event["kind"] == "eval"]
+    whole = [event for event in found if event["region"] is None]
+    assert [(event["step"], event["final"]) for event in whole] == [(6, False), (12, True)]
+    for event in whole:
+        assert event["samples"] == 40
+        assert event["metrics"] == {"loss": 2.0, "right": 2 / 40}
+    assert sorted(event["region"] for event in found if event["region"]) == ["eu", "eu", "us", "us"]
+
+
+class KilledError(Exception):
+    """Ends a loop as a crash does."""
+
+
+STRATEGIES_THAT_REJOIN = (
+    {"kind": "sma", "interval": 3},
+    DILOCO,
+    {"kind": "diloco_streaming", "interval": 4, "fragments": 2, "tau": 1},
+    {"kind": "one_step_delay", "interval": 3},
+    {"kind": "diloco_eager", "interval": 3},
+    {"kind": "asgd_ga", "interval": 3},
+    {"kind": "ama", "interval": 3},
+)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES_THAT_REJOIN, ids=lambda each: each["kind"])
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_region_that_failed_joins_again(
+    strategy: dict[str, Any], tells: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It continues with a copy of another region's state; all regions end equal."""
+    if not tells:  # as after kill -9
+        monkeypatch.setattr(JoinedRegion, "_tell_failed", lambda *_: None)
+    steps = 40
+
+    def fail(sync: JoinedTraining) -> None:
+        if sync.steps == 5:
+            raise KilledError
+
+    def twice(loop: Loop) -> Any:
+        with pytest.raises(KilledError):
+            loop.run(fail)
+        return loop.run(first.append)
+
+    def wait(sync: JoinedTraining) -> None:
+        """Leave steps for the region that returns."""
+        while sync.steps == steps // 2 and not (first or server.service.waiting):
+            time.sleep(0.01)
+
+    first: list[JoinedTraining] = []
+    run = terms(REGIONS, steps, strategy=strategy)
+    with serving(run, tmp_path) as (server, address):
+        loops = {name: Loop(address, name, tmp_path) for name in REGIONS}
+        found = train_all(
+            {
+                "eu": partial(loops["eu"].run, wait),
+                "us": partial(twice, loops["us"]),
+            }
+        )
+        for result in found.values():
+            assert not isinstance(result, Exception), repr(result)
+        kinds = [event["kind"] for event in server.news()]
+        assert kinds.count("region_lost") == kinds.count("region_joined") == 1
+        assert server.stage is Stage.DONE
+    assert found["us"][1] == found["eu"][1] == steps
+    torch.testing.assert_close(found["us"][0], found["eu"][0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_parameters_of_lower_precision(dtype: str, tmp_path: Path) -> None:
+    """The outer model is fp32: it moves although its steps are too small for the parameters."""
+    found, _ = train(terms(REGIONS, STEPS, strategy=DILOCO), tmp_path, dtype=dtype)
+    whole = vector_of(small_model())
+    assert float((found - whole).abs().max()) > 0.01
+
+
+def test_another_run_and_wrong_addresses(tmp_path: Path) -> None:
+    with serving(terms(REGIONS, STEPS, strategy=DILOCO), tmp_path) as (_, address):
+        pem = tmp_path / "eu.pem"
+        with pytest.raises(ConfigError, match="is for region 'eu', not 'us'"):
+            join(address, region="us", credentials=pem)
+        with pytest.raises(ConfigError, match="is no address of a run"):
+            join("10.0.0.5:7447", region="eu", credentials=pem)
+        other = tmp_path / "other"
+        write_credentials(other, REGIONS, "another")
+        with pytest.raises(ServerLostError, match=r"no run answers at .*PEER_REFUSED"):
+            join(address, region="eu", credentials=other / "eu.pem", wait_s=1.0)
+    with pytest.raises(ServerLostError, match=r"no run answers at 127\.0\.0\.1:1"):
+        join("geo-ray://127.0.0.1:1", region="eu", credentials=pem, wait_s=1.0)
+
+
+def test_another_model_is_refused_in_words(tmp_path: Path) -> None:
+    def other(loop: Loop) -> None:
+        model = nn.Sequential(nn.Linear(7, 12), nn.Tanh(), nn.Linear(12, 3))
+        path = loop.folder / "us.pem"
+        with (
+            join(loop.address, region="us", credentials=path, wait_s=3.0) as site,
+            site.training(model),
+        ):
+            pass
+
+    with serving(terms(REGIONS, STEPS, strategy=DILOCO), tmp_path) as (_, address):
+        loop = Loop(address, "eu", tmp_path, wait_s=3.0)
+        found = train_all({"eu": loop.run, "us": partial(other, loop)})
+    errors = [str(each) for each in found.values() if isinstance(each, ModelMismatchError)]
+    assert len(errors) == 1  # the second one to arrive
+    assert re.search(
+        r"'0\.weight' is float32 \[1[23], 7\] in region '(eu|us)' \(rank 0\)", errors[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("after", "error"),
+    [
+        (3, r"ended after 3 of 12 steps"),
+        (0, r"ended after 0 of 12 steps"),
+    ],
+)
+def test_a_loop_that_ends_early(after: int, error: str, tmp_path: Path) -> None:
+    def early(loop: Loop) -> None:
+        model = small_model()
+        path = loop.folder / "eu.pem"
+        with (
+            join(loop.address, region="eu", credentials=path) as site,
+            site.training(model) as sync,
+        ):
+            for _ in range(after):
+                sync.step(rows=1)
+
+    run = terms(REGIONS, STEPS, strategy=DILOCO)
+    with serving(run, tmp_path) as (server, address):
+        loops = {name: Loop(address, name, tmp_path) for name in REGIONS}
+        found = train_all({"eu": partial(early, loops["eu"]), "us": loops["us"].run})
+        assert isinstance(found["eu"], LoopMisuseError)
+        assert re.search(error, str(found["eu"]))
+        assert not isinstance(found["us"], Exception), found["us"]
+        assert found["us"][1] == STEPS  # continues alone
+        assert server.stage is Stage.DONE
+
+
+def test_steps_after_the_end_and_loops_without_steps(tmp_path: Path) -> None:
+    def late(sync: JoinedTraining) -> None:
+        if sync.done:
+            with pytest.raises(LoopMisuseError, match="after the run's last step"):
+                sync.step(rows=1)
+
+    run = terms(("eu",), 4, strategy=DILOCO)
+    with serving(run, tmp_path) as (_, address):
+        found = train_all({"eu": partial(Loop(address, "eu", tmp_path).run, late)})
+        assert found["eu"][1] == 4
+    never = tmp_path / "never"
+    with serving(run, never) as (_, address):
+        path = never / "eu.pem"
+        with (
+            pytest.raises(LoopMisuseError, match="a pass over its data without"),
+            join(address, region="eu", credentials=path) as site,
+            site.training(small_model()) as sync,
+        ):
+            for _ in sync.batches([1, 2, 3]):
+                pass
+
+
+def test_parameters_that_are_not_finite_end_the_region(tmp_path: Path) -> None:
+    def broken(loop: Loop) -> None:
+        model = small_model()
+        path = loop.folder / "eu.pem"
+        with (
+            join(loop.address, region="eu", credentials=path) as site,
+            site.training(model) as sync,
+        ):
+            for step in range(INTERVAL):
+                if step == 2:
+                    with torch.no_grad():
+                        next(model.parameters()).fill_(float("nan"))
+                sync.step(rows=1)
+
+    run = terms(REGIONS, STEPS, strategy=DILOCO)
+    with serving(run, tmp_path) as (_, address):
+        loops = {name: Loop(address, name, tmp_path) for name in REGIONS}
+        found = train_all({"eu": partial(broken, loops["eu"]), "us": loops["us"].run})
+        assert isinstance(found["eu"], NonFiniteError)
+        assert found["us"][1] == STEPS

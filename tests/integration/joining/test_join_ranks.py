@@ -1,0 +1,151 @@
+"""Regions with several ranks: sharded or replicated models, other world sizes in each region."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from geo_ray.joining.rank import STRATEGIES
+from geo_ray.joining.service import Stage
+from geo_ray.joining.site import JoinedTraining
+from tests.support.join_support import (
+    Loop,
+    Ranks,
+    run_loop,
+    serving,
+    small_model,
+    terms,
+    train_all,
+    vector_of,
+)
+
+REGIONS = ("ap", "eu", "us")
+STEPS = 9
+ONE_BY_ONE = ("asgd_ga", "decoupled", "async_local_sgd", "halos")  # equal to rounding
+OPTIONS: dict[str, dict[str, Any]] = {
+    "nbsync": {},
+    "hfa": {"k1": 3, "k2": 1},
+    "diloco": {"interval": 3, "outer": {"kind": "nesterov", "lr": 0.7, "momentum": 0.5}},
+    "diloco_streaming": {"interval": 4, "fragments": 2, "tau": 1},
+    "decoupled": {"interval": 4, "fragments": 2, "outer": {"kind": "sgd"}},
+}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[dict[int, Ranks]]:
+    pools = {size: Ranks(size) for size in (2, 3)}
+    yield pools
+    for pool in pools.values():
+        pool.close()
+
+
+def train(
+    strategy: dict[str, Any],
+    folder: Path,
+    pools: dict[str, tuple[Ranks, str]],
+    steps: int = STEPS,
+    dtype: str = "float32",
+    **sections: Any,
+) -> tuple[dict[str, Tensor], Tensor, int]:
+    """The parameters of each region, those of the server, and the number of slices."""
+    run = terms(REGIONS, steps, strategy=strategy, **sections)
+    with serving(run, folder) as (server, address):
+        loops = {}
+        for name in REGIONS:
+            pool, sharding = pools.get(name, (None, "none"))
+            loop = Loop(address, name, folder, sharding, dtype)
+            if pool is None:
+                loops[name] = loop.run
+                continue
+            pool.start(run_loop, loop)
+        found = {name: [result] for name, result in train_all(loops).items()}
+        found |= {name: pool.results() for name, (pool, _) in pools.items()}
+        errors = [each for all_ in found.values() for each in all_ if isinstance(each, Exception)]
+        assert not errors, errors
+        assert server.stage is Stage.DONE
+        vectors = {name: results[0][0] for name, results in found.items()}
+        for name, results in found.items():
+            assert all(torch.equal(each[0], vectors[name]) for each in results), name
+        return vectors, server.service.model_P.clone(), len(server.service.slices)
+
+
+def options(kind: str) -> dict[str, Any]:
+    return {"kind": kind, **OPTIONS.get(kind, {"interval": 3})}
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_all_regions_end_with_one_model(kind: str, ranks: dict[int, Ranks], tmp_path: Path) -> None:
+    pools = {"eu": (ranks[2], "fsdp"), "us": (ranks[3], "fsdp")}
+    steps = 3 if kind == "hfa" else STEPS
+    sections = {"rows": 150} if kind == "nbsync" else {}
+    codec = {"up": {"kind": "topk"}} if kind == "sparseloco" else {}
+    vectors, served, slices = train(options(kind), tmp_path, pools, steps, codec=codec, **sections)
+    assert slices == 4  # (eu, us): (0, 0), (0, 1), (1, 1), (1, 2)
+    moved = float((vectors["ap"] - vector_of(small_model())).abs().max())
+    assert moved > 0.01
+    for vector in (*vectors.values(), served):
+        if kind in ONE_BY_ONE:
+            torch.testing.assert_close(vector, vectors["ap"], rtol=0, atol=1e-6)
+        else:
+            assert torch.equal(vector, vectors["ap"])
+
+
+def test_a_killed_process_group_is_replaced(tmp_path: Path) -> None:
+    """kill -9 of all ranks of a region: the others continue, and a new group joins again."""
+    steps = 60
+    run = terms(("ap", "us"), steps, strategy={"kind": "diloco", "interval": 3})
+    with serving(run, tmp_path) as (server, address):
+        loop = Loop(address, "us", tmp_path, "fsdp")
+
+        def wait(sync: JoinedTraining) -> None:
+            """Leave steps for the group that returns."""
+            view = server.service.averagers[0].view
+            while sync.steps == steps // 2 and not server.service.waiting and view.generation < 3:
+                time.sleep(0.01)
+                view = server.service.averagers[0].view
+
+        def replaced() -> list[Any]:
+            before = Ranks(2)
+            before.start(run_loop, loop)
+            while server.service.version < 2:
+                time.sleep(0.01)
+            for process in before.processes:
+                process.kill()
+            before.close()
+            after = Ranks(2)
+            try:
+                after.start(run_loop, loop)
+                return after.results()
+            finally:
+                after.close()
+
+        ap = Loop(address, "ap", tmp_path)
+        found = train_all({"ap": partial(ap.run, wait), "us": replaced})
+        assert not [each for each in found.values() if isinstance(each, Exception)], found
+        kinds = [event["kind"] for event in server.news()]
+        assert kinds.count("region_lost") == kinds.count("region_joined") == 1
+    for vector, made in found["us"]:
+        assert made == steps
+        assert torch.equal(vector, found["ap"][0])
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
+@pytest.mark.parametrize("kind", ["diloco", "one_step_delay", "diloco_streaming", "sma"])
+def test_the_result_does_not_depend_on_sharding(
+    kind: str, sharding: str, ranks: dict[int, Ranks], tmp_path: Path
+) -> None:
+    (alone := tmp_path / "alone").mkdir()
+    (together := tmp_path / "together").mkdir()
+    one, _, slices = train(options(kind), alone, {})
+    assert slices == 1
+    pools = {"eu": (ranks[2], sharding), "us": (ranks[3], sharding)}
+    many, _, slices = train(options(kind), together, pools)
+    assert slices == 4
+    torch.testing.assert_close(many["ap"], one["ap"], rtol=0, atol=2e-6)

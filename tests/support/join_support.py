@@ -1,0 +1,240 @@
+"""Runs that are served in the test's process, and regions that join them.
+
+Regions of one rank are threads. Regions of several ranks are processes of `Ranks`, which a fork
+server makes without another import of PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.server import JoinServer
+from geo_ray.joining.service import SERVER, JoinTerms
+from geo_ray.joining.site import JoinedTraining, join
+from geo_ray.transport.security.certs import Authority
+
+WAIT_S = 40.0
+ROWS = 6  # of a region and step
+_SEEDING = threading.Lock()  # regions are threads, and torch has one generator
+
+
+def terms(regions: Sequence[str], steps: int, **sections: Any) -> JoinTerms:
+    """The terms of a run, from plain values."""
+    values = {"name": "test", "regions": list(regions), "steps": steps, **sections}
+    return JoinTerms.model_validate_json(json.dumps(values))
+
+
+def write_credentials(folder: Path, regions: Sequence[str], run_id: str = "run") -> None:
+    """Write ``REGION.pem`` for each region, and that of the server."""
+    authority, key = Authority.create("test"), secrets.token_bytes(32)
+    for name in (*regions, SERVER):
+        JoinCredentials(name, run_id, key, authority.issue(name)).write(folder / f"{name}.pem")
+
+
+@contextmanager
+def serving(
+    run: JoinTerms, folder: Path, *, lost_after_s: float = WAIT_S
+) -> Iterator[tuple[JoinServer, str]]:
+    """Serve a run; yields the server and its address."""
+    write_credentials(folder, run.regions)
+    server = JoinServer(
+        run, JoinCredentials.read(folder / f"{SERVER}.pem"), lost_after_s=lost_after_s
+    )
+    try:
+        yield server, "geo-ray://{}:{}".format(*server.address)
+    finally:
+        server.close()
+
+
+def small_model(seed: int = 0) -> nn.Module:
+    """A model whose parameters do not divide evenly among ranks."""
+    with _SEEDING:
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5), nn.LayerNorm(5), nn.Linear(5, 3)
+        )
+
+
+def rows_of(region: str, step: int, rank: int = 0, world_size: int = 1) -> tuple[Tensor, Tensor]:
+    """A rank's rows of a step."""
+    seed = sum(map(ord, region)) * 1000 + step
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (
+        torch.randn(ROWS, 7, generator=generator),
+        torch.randint(0, 3, (ROWS,), generator=generator),
+    )
+    own = slice(rank * ROWS // world_size, (rank + 1) * ROWS // world_size)
+    return x[own], y[own]
+
+
+def loss_of(model: nn.Module, rows: tuple[Tensor, Tensor]) -> Tensor:
+    return functional.cross_entropy(model(rows[0]).float(), rows[1])
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-6, foreach=False)
+
+
+def vector_of(model: nn.Module) -> Tensor:
+    """All parameters, fp32 (P,); collective if they are sharded."""
+    return torch.cat(
+        [
+            (p.full_tensor() if isinstance(p, DTensor) else p).detach().reshape(-1).float()
+            for p in model.parameters()
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A training loop of a region; picklable."""
+
+    address: str
+    region: str
+    folder: Path
+    sharding: str = "none"  # fsdp, hsdp or ddp
+    dtype: str = "float32"
+    wait_s: float = WAIT_S
+
+    def model(self, world_size: int) -> nn.Module:
+        model = small_model().to(getattr(torch, self.dtype))
+        if self.sharding == "ddp":
+            return DistributedDataParallel(model)
+        if self.sharding in ("fsdp", "hsdp"):
+            shape = (world_size,) if self.sharding == "fsdp" else (2, world_size // 2)
+            mesh = init_device_mesh("cpu", shape)
+            for layer in (model[0], model[2]):  # type: ignore[index]
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        return model
+
+    def run(
+        self, each: Callable[[JoinedTraining], None] | None = None, group: Any = None
+    ) -> tuple[Tensor, int]:
+        """Train to the end of the run; returns the parameters and the steps."""
+        rank = 0 if group is None else dist.get_rank(group)
+        world_size = 1 if group is None else dist.get_world_size(group)
+        model = self.model(world_size)
+        optimizer = adamw(model)
+        path = self.folder / f"{self.region}.pem"
+        dtype = getattr(torch, self.dtype)
+        with (
+            join(
+                self.address, region=self.region, credentials=path, group=group, wait_s=self.wait_s
+            ) as site,
+            site.training(model) as sync,
+        ):
+            for _ in sync.batches(range(1000)):
+                x, y = rows_of(self.region, sync.steps, rank, world_size)
+                loss = loss_of(model, (x.to(dtype), y))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                sync.step(rows=len(x), loss=loss)
+                if each is not None:
+                    each(sync)
+        return vector_of(model), sync.steps
+
+
+def train_all(loops: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Run the loop of each region in a thread; returns results or errors by region."""
+    found: dict[str, Any] = {}
+
+    def call(name: str) -> None:
+        try:
+            found[name] = loops[name]()
+        except Exception as error:
+            found[name] = error
+
+    threads = [threading.Thread(target=call, args=(name,), daemon=True) for name in loops]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _serve_rank(rank: int, world_size: int, port: int, orders: Any) -> None:
+    """Run loops until the pipe is closed."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size
+    )
+    try:
+        while (order := orders.recv()) is not None:
+            function, arguments = order
+            try:
+                orders.send(function(*arguments, dist.group.WORLD))
+            except Exception as error:
+                orders.send(error)
+    except EOFError:
+        pass
+    dist.destroy_process_group()
+
+
+class Ranks:
+    """A process group of gloo ranks that runs functions; the last argument is the group."""
+
+    def __init__(self, world_size: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.support.join_support"])
+        port = free_port()
+        self.processes, self._pipes = [], []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve_rank, args=(rank, world_size, port, theirs))
+            process.start()
+            theirs.close()
+            self.processes.append(process)
+            self._pipes.append(ours)
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> None:
+        for pipe in self._pipes:
+            pipe.send((function, arguments))
+
+    def results(self) -> list[Any]:
+        found = []
+        for pipe in self._pipes:
+            assert pipe.poll(WAIT_S), "a rank gives no answer"
+            found.append(pipe.recv())
+        return found
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            with suppress(OSError):
+                pipe.send(None)
+            pipe.close()
+        for process in self.processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def run_loop(loop: Loop, group: Any) -> tuple[Tensor, int]:
+    return loop.run(group=group)
