@@ -34,7 +34,7 @@ from geo_ray.transport.security.certs import Authority
 
 WAIT_S = 40.0
 ROWS = 6  # of a region and step
-_SEEDING = threading.Lock()  # regions are threads, and torch has one generator
+SEEDING = threading.Lock()  # regions are threads, and torch has one generator
 
 
 def terms(regions: Sequence[str], steps: int, **sections: Any) -> JoinTerms:
@@ -67,7 +67,7 @@ def serving(
 
 def small_model(seed: int = 0) -> nn.Module:
     """A model whose parameters do not divide evenly among ranks."""
-    with _SEEDING:
+    with SEEDING:
         torch.manual_seed(seed)
         return nn.Sequential(
             nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5), nn.LayerNorm(5), nn.Linear(5, 3)
