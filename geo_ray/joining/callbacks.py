@@ -44,11 +44,11 @@ class _Counted:
             GeoRayError: the run does not accept the model.
         """
         sync = self._sync = self._site.begin(model)
-        total = sync.total_steps
-        if planned is not None and total is not None and planned < total:
+        left = sync.remaining_steps
+        if planned is not None and left is not None and planned < left:
             raise LoopMisuseError(
-                f"{self._trainer} would end after {planned} of the {total} steps of the run",
-                fix=fix.format(steps=total),
+                f"{self._trainer} would end after {planned} of the {left} steps of the run",
+                fix=fix.format(steps=left),
             )
 
     def step(self, rows: int, loss: Tensor | float | None) -> bool:

@@ -545,6 +545,12 @@ class JoinedTraining:
         steps = self._exchange.plan.steps
         return None if steps is None else steps * self._exchange.local_steps
 
+    @property
+    def remaining_steps(self) -> int | None:
+        """Those of `total_steps` that are left; fewer than all if the region has joined again."""
+        steps = self._exchange.plan.steps
+        return None if steps is None else (steps - self.steps) * self._exchange.local_steps
+
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """Repeat a data loader until the run is over.
 
