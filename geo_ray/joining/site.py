@@ -221,9 +221,7 @@ class JoinedRegion:
         finally:
             self.close()
 
-    def begin(
-        self, model: nn.Module, *, state: Mapping[str, Any] | None = None
-    ) -> JoinedTraining:
+    def begin(self, model: nn.Module, *, state: Mapping[str, Any] | None = None) -> JoinedTraining:
         """Begin a training where a block would not do, as in callbacks; see `training`.
 
         The training lasts until `finish`. If the block of the region ends before, the training has
