@@ -12,9 +12,9 @@ Shape legend: S = parameters that this rank exchanges; Q = parameters of one sli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -24,8 +24,8 @@ from geo_ray.joining.layout import Ranges, put, taken
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.state import Outgoing, RegionState, Wait
 from geo_ray.training.effects import SendUpdate
-from geo_ray.training.messages import ReplyMessage, UpdateMessage
-from geo_ray.training.payload_encoding import RegionWire
+from geo_ray.training.messages import Barrier, ReplyMessage, UpdateMessage
+from geo_ray.training.payload_encoding import REFERENCE, RegionWire
 from geo_ray.training.region_exchange import RegionExchange
 
 STRATEGIES: Final = (
@@ -91,6 +91,7 @@ class _State(RegionState):
     def stepped(self) -> None:
         """Record that the module has changed."""
         self._params_S = None
+        self.vector.release()
 
     def settle(self) -> None:
         """Write the parameters to the module, if a strategy has changed them."""
@@ -117,6 +118,7 @@ class JoinedModel:
         self, strategy: Strategy, vector: ShareVector, fragments: tuple[tuple[int, int], ...]
     ) -> None:
         self._strategy = strategy
+        self.traits = strategy.traits
         self.state = _State(vector, fragments)
 
     def start(self) -> None:
@@ -172,6 +174,23 @@ class SliceWire:
     wire: RegionWire
 
 
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """State of a slice at a membership barrier, from which a joining region begins.
+
+    Attributes:
+        tensors: fp32 vectors (Q,) by name.
+        control: plain values, equal for all slices but for the codecs' (``wire``).
+    """
+
+    tensors: Mapping[str, Tensor]
+    control: Mapping[str, object]
+
+
+_PARAMS: Final = "params"
+_MEMORY: Final = "memory/"
+
+
 @dataclass(slots=True)
 class RankExchange(RegionExchange):
     """One rank of a joined region.
@@ -180,11 +199,14 @@ class RankExchange(RegionExchange):
         model: the parameters that this rank exchanges.
         slices: its slices.
         local_steps: steps of the loop that count as one step of the strategy.
+        eval_every: steps between evaluations; 0: only the last one.
     """
 
     model: JoinedModel
     slices: Sequence[SliceWire] = field(kw_only=True)
     local_steps: int = 1
+    eval_every: int = 0
+    is_donor: bool = False  # a joining region begins with a copy of this rank's state
     _local: int = 0  # steps of the loop since the last step of the strategy
     _rows: int = 0
     _seconds: float = 0.0
@@ -253,6 +275,63 @@ class RankExchange(RegionExchange):
             whole = replace(whole, payload_P=payload_S)
         self._merge(whole, took_s)
         return self._advance([])
+
+    def _enter(self, barrier: Barrier) -> None:
+        """See `RegionExchange._enter`; a donor's state must be copied before the next step."""
+        RegionExchange._enter(self, barrier)
+        self.is_donor = barrier.is_donor
+
+    def copies(self) -> list[RankState]:
+        """Return the state of each slice, in the order of `slices`, for a joining region."""
+        self.is_donor = False
+        state = self.model.state
+        unsent = self.model.traits.region.unsent
+        vectors = {_MEMORY + k: v for k, v in state.memory.items() if k not in unsent}
+        size = state.params_P.numel()
+        if wrong := [name for name, vector_S in vectors.items() if vector_S.numel() != size]:
+            raise InvariantError(f"the strategy's {wrong} do not have the size of the parameters")
+        vectors[_PARAMS] = state.params_P
+        control: dict[str, object] = {
+            "version": self.version,
+            "averager_version": self.averager_version,
+            "numbers": dict(state.numbers),
+            "counts": [state.step, state.since_send, state.samples, state.budget],
+            "requests": self.requests.export(),
+            "completion": self._completion.export(),
+        }
+        found = []
+        for each in self.slices:
+            own = {name: taken(vector_S, each.places) for name, vector_S in vectors.items()}
+            reference_Q = each.wire.tensors().get(REFERENCE)
+            own |= {} if reference_Q is None else {REFERENCE: reference_Q}
+            found.append(RankState(own, {**control, "wire": each.wire.export()}))
+        return found or [RankState({}, control)]
+
+    def restore(self, states: Sequence[RankState]) -> None:
+        """Begin with copies of the state of another region, in the order of `slices`."""
+        state, first = self.model.state, states[0].control
+        vectors: dict[str, Tensor] = {}
+        for each, copied in zip(self.slices, states, strict=False):
+            for name, values_Q in copied.tensors.items():
+                if name != REFERENCE:
+                    vector_S = vectors.setdefault(name, torch.empty(state.vector.size))
+                    put(vector_S, each.places, values_Q)
+            reference = {k: v for k, v in copied.tensors.items() if k == REFERENCE}
+            each.wire.restore(reference, cast(Mapping[str, object], copied.control["wire"]))
+        params_S = vectors.pop(_PARAMS, torch.empty(0))
+        state.memory.update({k.removeprefix(_MEMORY): v for k, v in vectors.items()})
+        numbers = cast(Mapping[str, float], first["numbers"])
+        state.numbers.update({name: float(value) for name, value in numbers.items()})
+        step, since_send, samples, budget = cast(list[int], first["counts"])
+        state.step, state.since_send, state.samples = step, since_send, samples
+        state.budget = budget
+        self.version = int(str(first["version"]))
+        self.averager_version = int(str(first["averager_version"]))
+        self.requests.restore(cast(Mapping[str, object], first["requests"]), self.version)
+        completion = cast(Mapping[str, object], first["completion"])
+        self._completion.restore(completion, self.version, done=False)
+        state.vector.write(params_S)
+        self.model.start()
 
     def encoded(self, update: UpdateMessage) -> list[UpdateMessage]:
         """Return the encoded message of each slice, in the order of `slices`."""

@@ -38,16 +38,19 @@ from geo_ray.base.model import StrictModel
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.feedback import all_finite
 from geo_ray.joining.layout import Layout, Ranges, Slice, put, shapes_in, slices_of
+from geo_ray.joining.rank import RankState
 from geo_ray.strategies.config import AnyStrategy, CodecConfig
 from geo_ray.strategies.state import AveragerState
 from geo_ray.training.assignment import ServerPlan
 from geo_ray.training.averager import Averager
+from geo_ray.training.membership import MemberChange
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.parameters import digest, fragment_bounds
 from geo_ray.training.payload_encoding import AveragerWire, WirePlan
 from geo_ray.training.wire_format import (
     as_tensor,
     payload_bytes,
+    read_stats,
     read_update,
     refusal_meta,
     reply_meta,
@@ -61,12 +64,24 @@ SERVER: Final = "geo-ray-server"
 """Name of the serving endpoint."""
 
 _MARK: Final = "#"
-_RANK_FIELDS: Final = ("rank", "rank_rows", "rank_loss", "slice")  # of an update's header
+_RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
 
 
 def rank_name(region: str, rank: int) -> str:
     """Return the name of a rank's endpoint."""
     return f"{region}{_MARK}{rank}"
+
+
+def rank_of(peer: str) -> int:
+    """Return the rank of an endpoint.
+
+    Raises:
+        FrameError: it is not the endpoint of a rank.
+    """
+    text = peer.partition(_MARK)[2]
+    if not text.isdecimal():
+        raise FrameError(f"'{peer}' is not the endpoint of a rank")
+    return int(text)
 
 
 def region_of(peer: str) -> str:
@@ -87,6 +102,7 @@ class JoinTerms(StrictModel):
     )
     seed: int = 0
     goal: str = ""
+    eval_every: int = Field(0, ge=0, description="steps between evaluations; 0: only the last one")
 
     def server_plan(self, region: str, attempt: int) -> ServerPlan:
         """Return the plan of a region."""
@@ -221,11 +237,13 @@ class Welcome:
         terms: the run's terms.
         slices: ranges of the slices that the rank exchanges, by number.
         is_source: whether the rank sends its initial parameters.
+        copies: whether the rank begins with a copy of another region's state (`CopyMessage`).
     """
 
     terms: JoinTerms
     slices: Mapping[int, Ranges]
     is_source: bool
+    copies: bool = False
 
     def message(self) -> Message:
         """Return the message that contains it."""
@@ -233,6 +251,7 @@ class Welcome:
             "terms": self.terms.model_dump_json(),
             "slices": [[index, ranges] for index, ranges in self.slices.items()],
             "is_source": self.is_source,
+            "copies": self.copies,
         }
         return Message("welcome", {}, json.dumps(body).encode(), "control", CONTROL)
 
@@ -244,7 +263,45 @@ class Welcome:
             int(index): tuple((int(a), int(b)) for a, b in ranges)
             for index, ranges in body["slices"]
         }
-        return cls(JoinTerms.model_validate_json(body["terms"]), slices, bool(body["is_source"]))
+        return cls(
+            JoinTerms.model_validate_json(body["terms"]),
+            slices,
+            bool(body["is_source"]),
+            bool(body["copies"]),
+        )
+
+
+def copy_message(index: int | None, state: RankState) -> Message:
+    """Return the message with a copy of the state of a slice; ``index``: None without a slice."""
+    names = sorted(state.tensors)
+    meta: Meta = {
+        "names": [*names],
+        "sizes": [state.tensors[name].numel() for name in names],
+        "control": json.dumps(state.control),
+    }
+    if index is not None:
+        meta["slice"] = index
+    vectors = [state.tensors[name].reshape(-1) for name in names]
+    payload = payload_of(torch.cat(vectors)) if vectors else b""
+    return Message("copy", meta, payload, "transfer")
+
+
+def read_copy(message: Message) -> tuple[int | None, RankState]:
+    """Read the result of `copy_message`.
+
+    Raises:
+        FrameError: a field is missing or invalid.
+    """
+    meta = message.meta
+    sizes, names = fields.counts(meta, "sizes"), fields.texts(meta, "names")
+    whole = as_tensor(memoryview(message.payload), sum(sizes))
+    parts = torch.split(whole, list(sizes)) if sizes else ()
+    tensors = {name: part.clone() for name, part in zip(names, parts, strict=True)}
+    try:
+        control = json.loads(fields.text(meta, "control"))
+    except ValueError as error:
+        raise FrameError(f"the state of a slice cannot be read: {error}") from None
+    return fields.optional_count(meta, "slice"), RankState(tensors, control)
 
 
 class Stage(Enum):
@@ -321,7 +378,15 @@ class JoinService:
         self._now_s = now_s
         self._regions: dict[str, _Region] = {}
         self._missing: set[int] = set()  # slices whose parameters are on their way
+        self._joining: dict[str, _Region] = {}  # regions that wait for the next barrier
+        self._donor = ""  # whose state a joining region copies
+        self._copied: dict[int, int] = {}  # bytes of each slice of that state that has arrived
+        self._barrier_s = 0.0  # time of the barrier at which it joined
         self._events: list[dict[str, Any]] = []
+        # sums of each rank by region, at each (step, is the last one), until all are there
+        self._evaluations: dict[
+            tuple[int, bool], dict[str, dict[int, tuple[int, dict[str, float]]]]
+        ] = {}
 
     def news(self) -> list[dict[str, Any]]:
         """Return the events since the last call."""
@@ -337,6 +402,11 @@ class JoinService:
     def digest(self) -> str:
         """SHA-256 of the final parameters."""
         return digest(self.model_P)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The regions that wait for the next barrier to join the run again."""
+        return tuple(name for name, region in self._joining.items() if region.is_complete)
 
     def missing(self) -> dict[str, str]:
         """Return what is missing for the start, by region."""
@@ -368,6 +438,11 @@ class JoinService:
                 return self._on_state(peer, message)
             if message.kind == "update":
                 return self._on_update(peer, message)
+            if message.kind == "copy":
+                return self._on_copy(peer, message)
+            if message.kind == "evaluation":
+                self._on_evaluation(peer, message)
+                return []
             if message.kind == "finished":
                 return self._on_finished(peer)
             if message.kind == "failed":
@@ -425,6 +500,8 @@ class JoinService:
         known = self._regions.get(name)
         if known is not None and hello.attempt < known.attempt:
             raise JoinRefusedError(f"region '{name}': a newer process group has joined")
+        if self.stage is Stage.TRAINING:
+            return self._on_rejoin(name, hello)
         if self.stage is not Stage.GATHERING:
             raise JoinRefusedError(
                 f"run '{terms.name}' is {self.stage.value}: region '{name}' cannot join now"
@@ -446,6 +523,99 @@ class JoinService:
         if self.missing():
             return []
         return self._start(self.layout)
+
+    def _on_rejoin(self, name: str, hello: Hello) -> list[Outbound]:
+        """Handle a rank of a region that was lost, or that restarted before anybody noticed."""
+        found: list[Outbound] = []
+        before = self._regions.get(name)
+        if before is not None:
+            if hello.attempt == before.attempt:
+                raise JoinRefusedError(f"region '{name}' trains already")
+            found += self.on_lost(name, "its process group was replaced")
+            if self.failure is not None:
+                raise JoinRefusedError(
+                    f"region '{name}' was the only one; its state is lost with its processes"
+                )
+        layout, region = self.layout, self._joining.get(name)
+        if layout is None:
+            raise InvariantError("a run trains without a model")
+        layout.check_same(hello.layout, f"region '{name}' (rank {hello.rank})", "the run")
+        if region is not None and hello.attempt < region.attempt:
+            raise JoinRefusedError(f"region '{name}': a newer process group has joined")
+        if region is None or hello.attempt > region.attempt:
+            region = self._joining[name] = _Region(hello.attempt, hello.world_size)
+        region.hellos[hello.rank] = hello
+        if not region.is_complete:
+            return found
+        owned = [
+            tuple(each.ranges for each in self.slices if each.owners[name] == rank)
+            for rank in range(region.world_size)
+        ]
+        for rank, ranges in enumerate(owned):
+            own = sorted(pair for each in ranges for pair in each)
+            share = region.hellos[rank].share
+            if _merged(own) != _merged(share) or sum(map(len, owned)) != len(self.slices):
+                del self._joining[name]
+                raise JoinRefusedError(
+                    f"region '{name}' returns with another world size or sharding",
+                    fix="Start it with as many ranks and the same sharding as before.",
+                )
+        for rank in range(region.world_size):
+            own_slices = {i: e.ranges for i, e in enumerate(self.slices) if e.owners[name] == rank}
+            welcome = Welcome(self.terms, own_slices, is_source=False, copies=True)
+            found.append(Outbound(rank_name(name, rank), welcome.message()))
+        return found + self._admit_next()
+
+    def _admit_next(self) -> list[Outbound]:
+        """Let the next waiting region join at the next barrier, if none is joining now."""
+        ready = [name for name, region in self._joining.items() if region.is_complete]
+        if not ready or any(averager.is_changing for averager in self.averagers):
+            return []
+        if any(averager.stopping for averager in self.averagers):
+            return []
+        change = MemberChange(joins=(min(ready),))
+        return self._answers([averager.change(change) for averager in self.averagers])
+
+    def _at_barrier(self, replies: Sequence[ReplyMessage]) -> None:
+        """Make the joining regions members."""
+        view = self.averagers[0].view
+        for name in view.joining:
+            if name in self._joining:
+                self._regions[name] = self._joining.pop(name)
+                self._copied = dict.fromkeys(range(len(self.slices)), 0)
+                self._barrier_s = self._now_s()
+        donors = [r.to for r in replies if r.barrier is not None and r.barrier.is_donor]
+        self._donor = donors[0] if donors else self._donor
+
+    def _on_copy(self, peer: str, message: Message) -> list[Outbound]:
+        """Pass a donor's state on to the ranks that begin with it."""
+        if region_of(peer) != self._donor:
+            raise FrameError(f"'{peer}' sent its state, which nobody awaits")
+        index, state = read_copy(message)
+        if index is None or index not in self._copied:
+            return []
+        self._copied[index] = len(message.payload)
+        found = []
+        for name in self.averagers[0].view.joining:
+            owners = {each.owners[name] for each in self.slices}
+            owner = rank_name(name, self.slices[index].owners[name])
+            found.append(Outbound(owner, message))
+            if index == 0:  # ranks without a slice need the plain values
+                meta = {k: v for k, v in message.meta.items() if k != "slice"}
+                empty = Message("copy", {**meta, "names": [], "sizes": []}, b"", "transfer")
+                idle = set(range(self._regions[name].world_size)) - owners
+                found += [Outbound(rank_name(name, rank), empty) for rank in idle]
+            if all(self._copied.values()):
+                self._emit(
+                    "region_joined",
+                    region=name,
+                    view=self.averagers[0].view.generation,
+                    round=self.version,
+                    step=int(str(state.control["version"])),
+                    bytes=sum(self._copied.values()),
+                    took_s=self._now_s() - self._barrier_s,
+                )
+        return found
 
     def _start(self, layout: Layout) -> list[Outbound]:
         shares = {
@@ -503,7 +673,7 @@ class JoinService:
         region = self._regions.get(name)
         if region is None or self.stage not in (Stage.TRAINING, Stage.STARTING):
             raise JoinRefusedError(f"region '{name}' takes no part in the run")
-        rank = fields.count(message.meta, "rank")
+        rank = rank_of(peer)
         rows = fields.count(message.meta, "rank_rows")
         index = fields.optional_count(message.meta, "slice")
         own = {k: v for k, v in message.meta.items() if k not in _RANK_FIELDS}
@@ -606,6 +776,8 @@ class JoinService:
             region = self._regions.get(name)
             if region is None:
                 continue
+            if reply.barrier is not None:
+                self._at_barrier(list(first.values()))
             owners = {each.owners[name] for each in self.slices}
             empty = replace(reply, payload_P=torch.empty(0), coded=None, against=None)
             for rank in set(range(region.world_size)) - owners:
@@ -619,7 +791,7 @@ class JoinService:
                     each.size_bytes for of_slice in replies for each in of_slice if each.to == name
                 ),
             )
-        return found
+        return found + (self._admit_next() if self._joining else [])
 
     def _note_exchange(
         self, name: str, region: _Region, reply: ReplyMessage, received_bytes: int
@@ -643,6 +815,46 @@ class JoinService:
             round=reply.version,
         )
         region.open = None
+
+    def _on_evaluation(self, peer: str, message: Message) -> None:
+        """Add up the sums of all ranks of a region, and of all regions, at one step."""
+        name, step = region_of(peer), fields.count(message.meta, "version")
+        if name not in self._regions:
+            return
+        is_final = fields.flag(message.meta, "final")
+        sums = {
+            key: sum(values) for key, values in read_stats(message.meta, message.payload).items()
+        }
+        found = self._evaluations.setdefault((step, is_final), {})
+        found.setdefault(name, {})[rank_of(peer)] = fields.count(message.meta, "rows"), sums
+        own = found[name]
+        if len(own) < self._regions[name].world_size:
+            return
+        self._emit_evaluation(name, step, list(own.values()), final=is_final)
+        complete = [
+            each
+            for each, region in self._regions.items()
+            if len(found.get(each, {})) == region.world_size
+        ]
+        if len(complete) == len(self._regions):
+            parts = [part for each in complete for part in found[each].values()]
+            self._emit_evaluation(None, step, parts, final=is_final)
+            del self._evaluations[step, is_final]
+
+    def _emit_evaluation(
+        self,
+        region: str | None,
+        step: int,
+        parts: Sequence[tuple[int, Mapping[str, float]]],
+        *,
+        final: bool,
+    ) -> None:
+        rows = sum(count for count, _ in parts)
+        names = sorted({name for _, sums in parts for name in sums})
+        metrics = {
+            name: sum(sums.get(name, 0.0) for _, sums in parts) / rows for name in names if rows
+        }
+        self._emit("eval", region=region, step=step, metrics=metrics, samples=rows, final=final)
 
     def _on_finished(self, peer: str) -> list[Outbound]:
         """Handle the end of a rank's training; collect the model once all ranks have ended."""
@@ -699,6 +911,17 @@ class JoinService:
 
     def _emit(self, kind: str, **values: Any) -> None:
         self._events.append({"kind": kind, "t_s": self._now_s(), **values})
+
+
+def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join neighbouring ranges."""
+    found: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return found
 
 
 def _decided(update: UpdateMessage) -> dict[str, object]:

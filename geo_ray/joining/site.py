@@ -12,11 +12,12 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -31,8 +32,22 @@ from geo_ray.base.errors import (
 )
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.layout import Layout, positions, put, taken
-from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire, check_strategy
-from geo_ray.joining.service import SERVER, Hello, Welcome, payload_of, rank_name
+from geo_ray.joining.rank import (
+    JoinedModel,
+    RankExchange,
+    RankState,
+    SliceWire,
+    check_strategy,
+)
+from geo_ray.joining.service import (
+    SERVER,
+    Hello,
+    Welcome,
+    copy_message,
+    payload_of,
+    rank_name,
+    read_copy,
+)
 from geo_ray.joining.vector import ParameterVector
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.payload_encoding import RegionWire
@@ -41,6 +56,7 @@ from geo_ray.training.wire_format import (
     payload_bytes,
     read_refusal,
     read_reply,
+    stats_message,
     update_meta,
 )
 from geo_ray.transport.config import TransportConfig
@@ -166,6 +182,7 @@ class JoinedRegion:
         self._ranks, self._wait_s = ranks, wait_s
         self._mail: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._is_training = False
+        self._open = ExitStack()  # the training between `begin` and `finish`
         identity = EndpointIdentity(credentials.run_id, ranks.name, ranks.attempt, credentials.key)
         self._endpoint = Endpoint(
             identity,
@@ -198,8 +215,27 @@ class JoinedRegion:
     def __enter__(self) -> JoinedRegion:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._open.__exit__(*error)
+        finally:
+            self.close()
+
+    def begin(self, model: nn.Module, *, state: Mapping[str, Any] | None = None) -> JoinedTraining:
+        """Begin a training where a block would not do, as in callbacks; see `training`.
+
+        The training lasts until `finish`. If the block of the region ends before, the training has
+        failed, as if its own block had ended.
+        """
+        return self._open.enter_context(self.training(model, state=state))
+
+    def finish(self) -> None:
+        """End the training that `begin` has begun.
+
+        Raises:
+            LoopMisuseError: the run is not over.
+        """
+        self._open.close()
 
     @contextmanager
     def training(
@@ -268,12 +304,26 @@ class JoinedRegion:
             )
             for index, ranges in sorted(welcome.slices.items())
         ]
-        self._load(slices, vector, is_source=welcome.is_source)
         model = JoinedModel(terms.strategy, vector, bounds)
-        model.start()
+        if not welcome.copies:
+            self._load(slices, vector, is_source=welcome.is_source)
+            model.start()
         plan = terms.server_plan(ranks.region, ranks.attempt)
         local = max(1, terms.strategy.traits.region.worker_steps)
-        return RankExchange(plan, model, slices=slices, local_steps=local)
+        exchange = RankExchange(
+            plan, model, slices=slices, local_steps=local, eval_every=terms.eval_every
+        )
+        if welcome.copies:
+            exchange.restore(self._copies(slices))
+        return exchange
+
+    def _copies(self, slices: list[SliceWire]) -> list[RankState]:
+        """Wait for the copy of another region's state."""
+        found: dict[int | None, RankState] = {}
+        while len(found) < max(1, len(slices)):
+            index, state = read_copy(self._receive("copy", "the state of another region"))
+            found[index] = state
+        return [found[each.index] for each in slices] or list(found.values())
 
     def _load(self, slices: list[SliceWire], vector: ParameterVector, *, is_source: bool) -> None:
         """Send the initial parameters, or load them."""
@@ -362,6 +412,16 @@ class _Exchanger:
         self._sent_s = time.monotonic()
         self._orders.put(update)
 
+    def send_copies(self) -> None:
+        """Send the state of this rank, from which a joining region begins."""
+        slices = self._exchange.slices
+        for each, state in zip(slices, self._exchange.copies(), strict=False):
+            self._endpoint.send(SERVER, copy_message(each.index, state))
+
+    def tell(self, message: Message) -> None:
+        """Send a message that has no answer."""
+        self._endpoint.send(SERVER, message)
+
     def arrived(self) -> bool:
         """Return whether the answers have arrived, or the exchange has failed."""
         if self._ready is None and not self._answers.empty():
@@ -410,8 +470,7 @@ class _Exchanger:
 
     def _exchanged(self, update: UpdateMessage) -> list[ReplyMessage]:
         slices = self._exchange.slices
-        common: Meta = {"rank": self._ranks.rank}
-        common["rank_rows"] = update.num_samples
+        common: Meta = {"rank_rows": update.num_samples}
         if update.loss is not None:
             common["rank_loss"] = update.loss
         parts = self._exchange.encoded(update)
@@ -465,6 +524,7 @@ class JoinedTraining:
     def __init__(self, exchange: RankExchange, exchanger: _Exchanger, ranks: _Ranks) -> None:
         self._exchange, self._exchanger, self._ranks = exchange, exchanger, ranks
         self._losses: list[Tensor | float] = []
+        self._reported: tuple[int, bool] | None = None
         self._began_s = time.monotonic()
 
     @property
@@ -476,6 +536,18 @@ class JoinedTraining:
     def steps(self) -> int:
         """Steps so far that count for the run."""
         return self._exchange.version
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of this loop until the run is over; None: the run ends by rows."""
+        steps = self._exchange.plan.steps
+        return None if steps is None else steps * self._exchange.local_steps
+
+    @property
+    def remaining_steps(self) -> int | None:
+        """Those of `total_steps` that are left; fewer than all if the region has joined again."""
+        steps = self._exchange.plan.steps
+        return None if steps is None else (steps - self.steps) * self._exchange.local_steps
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """Repeat a data loader until the run is over.
@@ -539,7 +611,32 @@ class JoinedTraining:
                 break
             replies, took_s = self._exchanger.take()
             sent = self._exchange.on_replies(replies, took_s)
+            if self._exchange.is_donor:
+                self._exchanger.send_copies()
         self._began_s = time.monotonic()
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether to evaluate now: every `train.eval_every` steps, and at the end.
+
+        It is true in all ranks at the same steps, until `report` is called.
+        """
+        every = self._exchange.eval_every
+        at = (self.steps, self.done)
+        is_time = self.done or (every > 0 and self.steps > 0 and self.steps % every == 0)
+        return is_time and at != self._reported
+
+    def report(self, sums: Mapping[str, Tensor | float], rows: int) -> None:
+        """Report an evaluation; the metric of the run is the sum over all ranks by all rows.
+
+        Args:
+            sums: sums over this rank's held-out rows by name, such as the loss times the rows.
+            rows: this rank's held-out rows.
+        """
+        self._reported = (self.steps, self.done)
+        stats = {name: np.array([float(value)]) for name, value in sums.items()}
+        meta, payload = stats_message(self.steps, stats, rows, final=self.done)
+        self._exchanger.tell(Message("evaluation", meta, bytes(payload), "control"))
 
     def _with_loss(self, update: UpdateMessage) -> UpdateMessage:
         """Return the update with the mean loss since the last one."""

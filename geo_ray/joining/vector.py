@@ -135,8 +135,8 @@ class ParameterVector:
                 _broadcast(copies, self._world_size)
 
     def release(self) -> None:
-        """Free the vector, unless it holds more precision than the module."""
-        if self._exact:
+        """Free the vector, unless it is pinned or holds more precision than the module."""
+        if self._exact and not self._pinned:
             self._params_S = None
 
     def _locals(self) -> Iterator[tuple[_Piece, Tensor]]:

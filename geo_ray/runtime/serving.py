@@ -41,6 +41,8 @@ _ANSWER_S: Final = 60.0
 _PIECE_BYTES: Final = 32 << 20
 JOIN_FOLDER: Final = "join"
 """Folder of a run's directory with the credentials of its regions."""
+ADDRESS_FILE: Final = "address"
+"""File in that folder with the address at which the run is served."""
 
 
 def terms_of(experiment: Experiment) -> JoinTerms:
@@ -54,6 +56,7 @@ def terms_of(experiment: Experiment) -> JoinTerms:
         steps=experiment.train.steps,
         rows=serve.rows,
         seed=experiment.seed,
+        eval_every=experiment.train.eval_every,
         goal=f"steps {experiment.train.steps}",
     )
 
@@ -170,7 +173,9 @@ def serve(setup: RunSetup) -> Summary:
         process = ProcessSpec("averager", arguments, first.cpus_per_server, 0.0, strategy, None, 1)
         (actor,) = launcher.make([process])
         port = collect({SERVER: actor.port.remote()}, _START_S)[SERVER]
-        return _Serving(setup, actor, f"geo-ray://{_host(experiment)}:{port}").run()
+        address = f"geo-ray://{_host(experiment)}:{port}"
+        (folder / ADDRESS_FILE).write_text(address + "\n", encoding="ascii")
+        return _Serving(setup, actor, address).run()
     except BaseException as error:
         note_failure(run.path, error, reporting.began_unix_s)
         raise
@@ -274,9 +279,16 @@ class _Serving:
         return found
 
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
+        target = self._setup.experiment.train.target
         for each in found["events"]:
             values = dict(each)
-            summing.feed(recorder.emit(values.pop("kind"), values.pop("t_s"), **values))
+            event = recorder.emit(values.pop("kind"), values.pop("t_s"), **values)
+            summing.feed(event)
+            is_whole = event.kind == "eval" and event["region"] is None and not event["final"]
+            if target is not None and target.stop and is_whole and target.reached(event):
+                self._actor.request_stop.remote()
+                cause = f"{target.metric} reached {target.value:g}"
+                recorder.emit("stop_requested", event.t_s, cause=cause)
 
     def _finish(self, recorder: Recorder, summing: Summing, startup_s: float) -> Summary:
         run = self._setup.run

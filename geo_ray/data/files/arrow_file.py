@@ -151,6 +151,7 @@ def _rows_at_a_time(metadata: pq.FileMetaData) -> int:
 def _slices(
     batch: pa.RecordBatch, names: tuple[str, ...], wanted: Collection[str] | None, fraction: float
 ) -> Iterator[FilePiece]:
+    batch.validate()  # otherwise its size may be read from outside of its buffers
     step = max(1, min(_ROWS, _BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
     for begin in range(0, batch.num_rows, step):
         yield _piece(batch.slice(begin, step), names, wanted, fraction)

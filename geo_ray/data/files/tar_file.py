@@ -9,7 +9,6 @@ rest of the name is the column. Members are read one after the other and never u
 # mypy: disable-error-code="attr-defined, no-untyped-call"
 from __future__ import annotations
 
-import io
 import json
 import re
 import tarfile
@@ -30,6 +29,10 @@ KEY: Final = "__key__"
 """The column with the path of a sample, up to the first dot of its name."""
 
 _NAME = re.compile(r"((?:.*/|)[^./][^.]*)\.([^/]*)")
+_NPY_HEADER = re.compile(
+    rb"\{'descr': '([<>|][biuf][1248])', 'fortran_order': (True|False), "
+    rb"'shape': \(([0-9, ]*)\), \}\s*"
+)
 _META = re.compile(r"__[^/]*__(?:$|/)")
 _TEXT = {"txt", "text", "transcript"}
 _INTEGER = {"cls", "cls2", "count", "id", "index", "inx"}
@@ -85,19 +88,26 @@ def tar_pieces(
                         _refuse_pickle(found, member.name)
                     skipped[name] = None
                     continue
-                if kind not in _JSON and wanted is not None and name not in wanted:
+                if not _is_wanted(name, wanted, has_parts=kind in _JSON):
                     batch.names[name] = None
                     continue
                 data = _content(archive, member, found)
                 batch.bytes += len(data)
                 _add(batch, _decoded(name, data, found, member.name), found)
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+    # A cut gzip header makes tarfile raise a TypeError.
+    except (tarfile.TarError, EOFError, OSError, ValueError, TypeError) as error:
         raise ShardCorruptError(
             f"{found.path}: cannot be read as a tar file: {error}", fix="Write the file again."
         ) from error
     endings = ", ".join(f".{name}" for name in skipped)
     reason = f"its members {endings} are Python pickles, which are not read" if skipped else ""
     yield replace(_piece(batch, wanted, 1.0), skipped=reason)
+
+
+def _is_wanted(name: str, wanted: Collection[str] | None, has_parts: bool) -> bool:
+    if wanted is None or name in wanted:
+        return True
+    return has_parts and any(one.startswith(f"{name}.") for one in wanted)
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, found: InputFile) -> bytes:
@@ -125,14 +135,30 @@ def _decoded(name: str, data: bytes, found: InputFile, member: str) -> dict[str,
         if kind in _JSON:
             return flat_object({name: json.loads(data)})
         if kind == "npy":
-            array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+            array = _npy(data)
             return {name: array.reshape(-1) if array.ndim else array.item()}
-    except (ValueError, RecursionError, EOFError) as error:
+    except (ValueError, RecursionError) as error:
         raise ShardCorruptError(
             f"{found.path}: member {member!r} is not a valid .{kind} file: {error}",
             fix="Correct the member, or rename it to an ending that is read as bytes.",
         ) from None
     return {name: data}
+
+
+def _npy(data: bytes) -> np.ndarray[Any, Any]:
+    """Read an array of numbers as `numpy.save` writes it.
+
+    NumPy's reader evaluates the header as Python literals and reserves the memory that it states.
+    """
+    begin = 10 if data[6:7] == b"\x01" else 12  # versions differ in the size of the length
+    stop = begin + int.from_bytes(data[8:begin], "little")
+    header = _NPY_HEADER.fullmatch(data[begin:stop])
+    if not data.startswith(b"\x93NUMPY") or header is None:
+        raise ValueError("it is not an array of numbers")
+    shape = tuple(int(size) for size in re.findall(rb"[0-9]+", header[3]))
+    array = np.frombuffer(data, np.dtype(header[1].decode()), offset=stop)
+    array = array.reshape(shape, order="F" if header[2] == b"True" else "C")
+    return array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
 
 
 def _add(batch: _Batch, values: dict[str, Any], found: InputFile) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.data.tasks import classification
 from geo_ray.joining.service import JoinTerms, Stage
-from geo_ray.joining.site import JoinedTraining, join
+from geo_ray.joining.site import JoinedRegion, JoinedTraining, join
 from geo_ray.runs.build import initial_parameters
 from tests.integration.joining import recorded_task
 from tests.support.join_support import (
@@ -88,7 +89,7 @@ def test_diloco_is_that_of_plain_pytorch(tmp_path: Path) -> None:
     )
     assert float((plain - vector_of(small_model())).abs().max()) > 0.05
     torch.testing.assert_close(found, plain, rtol=0, atol=2e-7)
-    assert [e["kind"] for e in events].count("update") == len(REGIONS) * STEPS // INTERVAL
+    assert [e["kind"] for e in events].count("exchange") == len(REGIONS) * STEPS // INTERVAL
 
 
 def test_diloco_has_the_bits_of_a_run_that_geo_ray_drives(
@@ -164,10 +165,91 @@ def test_codecs(codec: str, tmp_path: Path) -> None:
     assert not torch.equal(found, plain)
     torch.testing.assert_close(found, plain, rtol=0, atol=0.1)
     sent, exact_sent = (
-        sum(e["bytes_sent"] for e in each if e["kind"] == "update")
+        sum(e["bytes_sent"] for e in each if e["kind"] == "exchange")
         for each in (events, exact_events)
     )
     assert sent < exact_sent
+
+
+def test_evaluations_are_added_over_regions(tmp_path: Path) -> None:
+    def evaluate(sync: JoinedTraining, rows: int) -> None:
+        if sync.evaluation_due:
+            sync.report({"loss": torch.tensor(rows * 2.0), "right": 1.0}, rows=rows)
+            assert not sync.evaluation_due
+
+    run = terms(REGIONS, STEPS, strategy=DILOCO, eval_every=6)
+    with serving(run, tmp_path) as (server, address):
+        train_all(
+            {
+                name: partial(Loop(address, name, tmp_path).run, partial(evaluate, rows=rows))
+                for name, rows in (("eu", 10), ("us", 30))
+            }
+        )
+        found = [event for event in server.news() if event["kind"] == "eval"]
+    whole = [event for event in found if event["region"] is None]
+    assert [(event["step"], event["final"]) for event in whole] == [(6, False), (12, True)]
+    for event in whole:
+        assert event["samples"] == 40
+        assert event["metrics"] == {"loss": 2.0, "right": 2 / 40}
+    assert sorted(event["region"] for event in found if event["region"]) == ["eu", "eu", "us", "us"]
+
+
+class KilledError(Exception):
+    """Ends a loop as a crash does."""
+
+
+STRATEGIES_THAT_REJOIN = (
+    {"kind": "sma", "interval": 3},
+    DILOCO,
+    {"kind": "diloco_streaming", "interval": 4, "fragments": 2, "tau": 1},
+    {"kind": "one_step_delay", "interval": 3},
+    {"kind": "diloco_eager", "interval": 3},
+    {"kind": "asgd_ga", "interval": 3},
+    {"kind": "ama", "interval": 3},
+)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES_THAT_REJOIN, ids=lambda each: each["kind"])
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_region_that_failed_joins_again(
+    strategy: dict[str, Any], tells: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It continues with a copy of another region's state; all regions end equal."""
+    if not tells:  # as after kill -9
+        monkeypatch.setattr(JoinedRegion, "_tell_failed", lambda *_: None)
+    steps = 40
+
+    def fail(sync: JoinedTraining) -> None:
+        if sync.steps == 5:
+            raise KilledError
+
+    def twice(loop: Loop) -> Any:
+        with pytest.raises(KilledError):
+            loop.run(fail)
+        return loop.run(first.append)
+
+    def wait(sync: JoinedTraining) -> None:
+        """Leave steps for the region that returns."""
+        while sync.steps == steps // 2 and not (first or server.service.waiting):
+            time.sleep(0.01)
+
+    first: list[JoinedTraining] = []
+    run = terms(REGIONS, steps, strategy=strategy)
+    with serving(run, tmp_path) as (server, address):
+        loops = {name: Loop(address, name, tmp_path) for name in REGIONS}
+        found = train_all(
+            {
+                "eu": partial(loops["eu"].run, wait),
+                "us": partial(twice, loops["us"]),
+            }
+        )
+        for result in found.values():
+            assert not isinstance(result, Exception), repr(result)
+        kinds = [event["kind"] for event in server.news()]
+        assert kinds.count("region_lost") == kinds.count("region_joined") == 1
+        assert server.stage is Stage.DONE
+    assert found["us"][1] == found["eu"][1] == steps
+    torch.testing.assert_close(found["us"][0], found["eu"][0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from geo_ray.joining.rank import STRATEGIES
 from geo_ray.joining.service import Stage
+from geo_ray.joining.site import JoinedTraining
 from tests.support.join_support import (
     Loop,
     Ranks,
@@ -94,6 +97,45 @@ def test_all_regions_end_with_one_model(kind: str, ranks: dict[int, Ranks], tmp_
             assert torch.equal(vector, vectors["ap"])
 
 
+def test_a_killed_process_group_is_replaced(tmp_path: Path) -> None:
+    """kill -9 of all ranks of a region: the others continue, and a new group joins again."""
+    steps = 60
+    run = terms(("ap", "us"), steps, strategy={"kind": "diloco", "interval": 3})
+    with serving(run, tmp_path) as (server, address):
+        loop = Loop(address, "us", tmp_path, "fsdp")
+
+        def wait(sync: JoinedTraining) -> None:
+            """Leave steps for the group that returns."""
+            view = server.service.averagers[0].view
+            while sync.steps == steps // 2 and not server.service.waiting and view.generation < 3:
+                time.sleep(0.01)
+                view = server.service.averagers[0].view
+
+        def replaced() -> list[Any]:
+            before = Ranks(2)
+            before.start(run_loop, loop)
+            while server.service.version < 2:
+                time.sleep(0.01)
+            for process in before.processes:
+                process.kill()
+            before.close()
+            after = Ranks(2)
+            try:
+                after.start(run_loop, loop)
+                return after.results()
+            finally:
+                after.close()
+
+        ap = Loop(address, "ap", tmp_path)
+        found = train_all({"ap": partial(ap.run, wait), "us": replaced})
+        assert not [each for each in found.values() if isinstance(each, Exception)], found
+        kinds = [event["kind"] for event in server.news()]
+        assert kinds.count("region_lost") == kinds.count("region_joined") == 1
+    for vector, made in found["us"]:
+        assert made == steps
+        assert torch.equal(vector, found["ap"][0])
+
+
 @pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
 @pytest.mark.parametrize("kind", ["diloco", "one_step_delay", "diloco_streaming", "sma"])
 def test_the_result_does_not_depend_on_sharding(
@@ -107,3 +149,47 @@ def test_the_result_does_not_depend_on_sharding(
     many, _, slices = train(options(kind), together, pools)
     assert slices == 4
     torch.testing.assert_close(many["ap"], one["ap"], rtol=0, atol=2e-6)
+
+
+@pytest.mark.slow  # imports transformers in every rank
+def test_gpt2_in_regions_of_any_world_size(tmp_path: Path) -> None:
+    """Three regions of two FSDP2 ranks, and of 1, 2 and 3, end as with one process each."""
+    gpt2_loop = pytest.importorskip("tests.integration.joining.gpt2_loop")
+    pools = {size: Ranks(size) for size in (2, 3)}
+    third = Ranks(2)
+    again = Ranks(2)
+    vectors = {}
+    try:
+        for name, worlds in {
+            "alone": (None, None, None),
+            "pairs": (pools[2], third, again),
+            "uneven": (None, pools[2], pools[3]),
+        }.items():
+            (folder := tmp_path / name).mkdir()
+            strategy = {"kind": "diloco", "interval": 3, "outer": {"kind": "nesterov"}}
+            run = terms(REGIONS, gpt2_loop.STEPS, strategy=strategy)
+            with serving(run, folder) as (server, address):
+                loops = {each: gpt2_loop.Gpt2Loop(address, each, folder) for each in REGIONS}
+                for each, pool in zip(REGIONS, worlds, strict=True):
+                    if pool is not None:
+                        pool.start(gpt2_loop.run_gpt2, loops[each])
+                threads = [each for each, pool in zip(REGIONS, worlds, strict=True) if pool is None]
+                results = train_all({each: loops[each] for each in threads})
+                found = [[results[each]] for each in threads]
+                found += [pool.results() for pool in worlds if pool is not None]
+                assert server.stage is Stage.DONE
+                served = server.service.model_P.clone()
+            for all_ranks in found:
+                for result in all_ranks:
+                    assert not isinstance(result, Exception), repr(result)
+                    assert torch.equal(result[0], served)
+            vectors[name] = served
+    finally:
+        for pool in (*pools.values(), third, again):
+            pool.close()
+    moved = vector_of(gpt2_loop.gpt2())
+    assert float((vectors["alone"] - moved).abs().max()) > 0.01
+    for name in ("pairs", "uneven"):
+        difference = float((vectors[name] - vectors["alone"]).abs().max())
+        print(f"{name}: {difference:.3g}")
+        assert difference < 2e-5  # 3e-6 in plain PyTorch, if two half batches are added

@@ -6,6 +6,7 @@ webdataset 1.0.2, mosaicml-streaming 0.13.0) from the rows that each test expect
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import pickle
@@ -14,6 +15,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from geo_ray.api.data import inspect_data
 from geo_ray.base.errors import (
@@ -201,6 +205,39 @@ def test_samples_are_grouped_by_their_names(tmp_path: Path) -> None:
 def test_members_that_cannot_be_read(tmp_path: Path, members: dict[str, bytes], part: str) -> None:
     (error,) = rows(tar(tmp_path / "a.tar", members))[1].unreadable
     assert part in error.message
+    found, report = rows(tmp_path / "a.tar", {"__key__"})  # members that nobody asks for
+    assert found == {"__key__": ["0"]} and not report.unreadable
+
+
+@pytest.mark.parametrize("dtype", ["bool", "<i2", ">i4", "uint8", "<f2", ">f8", "int64"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 1, 2)])
+def test_arrays_that_numpy_wrote(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    for number, written in enumerate((array, np.asfortranarray(array))):
+        stream = io.BytesIO()
+        np.lib.format.write_array(stream, written, version=((1, 0), (2, 0))[number])
+        path = tar(tmp_path / "a.tar", {"0.npy": stream.getvalue()})
+        expected = array.reshape(-1).tolist() if written.ndim else array.item()
+        assert rows(path)[0]["npy"] == [expected]
+
+
+def test_arrays_that_are_not_numbers(tmp_path: Path) -> None:
+    good = io.BytesIO()
+    np.save(good, np.arange(4))
+    head = good.getvalue()
+    for broken in (
+        head[:-1],
+        head.replace(b"(4,)", b"(9,)"),
+        head.replace(b"(4,)", b"f(),"),
+        head.replace(b"(4,)", b"(" + b"1" * 40 + b"f"),
+        head.replace(b"<i8", b"|O8"),
+        head.replace(b"NUMPY", b"numpy"),
+        head[:20],
+        b"",
+    ):
+        assert broken != head
+        (error,) = rows(tar(tmp_path / "a.tar", {"0.npy": broken}))[1].unreadable
+        assert "not a valid .npy file" in error.message
 
 
 def test_broken_tar_files(tmp_path: Path) -> None:
@@ -209,6 +246,32 @@ def test_broken_tar_files(tmp_path: Path) -> None:
     assert isinstance(rows(path)[1].unreadable[0], ShardCorruptError)
     path.write_bytes(b"no tar file" * 100)
     assert isinstance(rows(path)[1].unreadable[0], ShardCorruptError)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["tgz", "tar", "mds", "arrow"]), st.data())
+def test_changed_bytes_give_typed_errors(kind: str, data: st.DataObject) -> None:
+    """A file with a few changed or missing bytes is read, or refused with an error of its own."""
+    packed = (PEERS / "webdataset.tar.gz").read_bytes()
+    content = bytearray(
+        {
+            "tgz": packed,
+            "tar": gzip.decompress(packed),
+            "mds": (PEERS / "mds" / "shard.00000.mds").read_bytes(),
+            "arrow": next((PEERS / "hf_dataset" / "train").glob("*.arrow")).read_bytes(),
+        }[kind]
+    )
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, max(0, len(content) - 1)))
+        new = data.draw(st.binary(max_size=4))
+        content[at : at + data.draw(st.integers(1, 40))] = new
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content))) :]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"a.{'tar.gz' if kind == 'tgz' else kind}")
+        path.write_bytes(content)
+        found, report = rows(path)
+        assert found or report.unreadable or report.left_out
 
 
 def test_many_samples_come_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,306 @@
+"""The served side, without sockets: who may join, what commits, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geo_ray.joining.layout import Layout, Ranges, positions, taken
+from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
+from geo_ray.joining.service import (
+    Hello,
+    JoinService,
+    Outbound,
+    Stage,
+    Welcome,
+    payload_of,
+    rank_name,
+)
+from geo_ray.training.messages import ReplyMessage
+from geo_ray.training.payload_encoding import RegionWire
+from geo_ray.training.wire_format import (
+    payload_bytes,
+    read_refusal,
+    read_reply,
+    update_meta,
+)
+from geo_ray.transport.wire.message import Message
+from tests.support.join_support import terms
+
+LAYOUT = Layout.of(nn.Linear(5, 2))
+P = LAYOUT.size
+WHOLE: Ranges = ((0, P),)
+HALVES: tuple[Ranges, ...] = (((0, 6),), ((6, P),))
+INTERVAL = 2
+
+
+class Memory:
+    """A rank's share in memory, in place of a module."""
+
+    def __init__(self, size: int) -> None:
+        self.params_S, self.size, self.reads, self.writes = torch.zeros(size), size, 0, 0
+
+    def read(self) -> Tensor:
+        self.reads += 1
+        return self.params_S.clone()
+
+    def write(self, params_S: Tensor) -> None:
+        self.writes += 1
+        self.params_S.copy_(params_S)
+
+    def release(self) -> None:
+        pass
+
+
+class World:
+    """A service, and ranks that train by adding a number to their parameters."""
+
+    def __init__(self, shares: dict[str, Sequence[Ranges]], **sections: Any) -> None:
+        self.now_s = 0.0
+        strategy = {"kind": "sma", "interval": INTERVAL, "weights": "uniform"}
+        strategy = sections.pop("strategy", strategy)
+        self.run = terms(sorted(shares), 60, strategy=strategy, **sections)
+        self.service = JoinService(self.run, lambda: self.now_s)
+        self.shares = shares
+        self.inbox: dict[str, list[Message]] = {}
+        self.ranks: dict[str, RankExchange] = {}
+        self.memories: dict[str, Memory] = {}
+
+    def hello(self, region: str, rank: int, attempt: int = 1, **changes: Any) -> list[Outbound]:
+        ranks = self.shares.get(region, [WHOLE])
+        values = {"world_size": len(ranks), "layout": LAYOUT, "share": ranks[rank]} | changes
+        hello = Hello(region, rank, attempt=attempt, **values)
+        return self.deliver(rank_name(region, rank), hello.message())
+
+    def deliver(self, peer: str, message: Message) -> list[Outbound]:
+        found = self.service.on_message(peer, message)
+        for each in found:
+            self.inbox.setdefault(each.peer, []).append(each.message)
+        return found
+
+    def start(self) -> None:
+        """Let all ranks join, and exchange the initial parameters."""
+        for region, ranks in self.shares.items():
+            for rank in range(len(ranks)):
+                self.hello(region, rank)
+        for region, ranks in self.shares.items():
+            for rank, share in enumerate(ranks):
+                self._start_rank(region, rank, share)
+        assert self.service.stage is Stage.TRAINING
+
+    def _start_rank(self, region: str, rank: int, share: Ranges) -> None:
+        name = rank_name(region, rank)
+        welcome = Welcome.read(self.inbox[name].pop(0))
+        memory = self.memories[name] = Memory(sum(b - a for a, b in share))
+        model = JoinedModel(self.run.strategy, memory, self.run.bounds_in(share, P))
+        slices = [
+            SliceWire(
+                index,
+                positions(ranges, share),
+                RegionWire(
+                    self.run.wire_plan(LAYOUT, ranges), region, sum(b - a for a, b in ranges)
+                ),
+            )
+            for index, ranges in sorted(welcome.slices.items())
+        ]
+        if welcome.is_source:
+            for each in slices:
+                payload = payload_of(taken(memory.params_S, each.places).clone())
+                self.deliver(name, Message("state", {"slice": each.index}, payload, "transfer"))
+        model.start()
+        plan = self.run.server_plan(region, 1)
+        self.ranks[name] = RankExchange(plan, model, slices=slices)
+
+    def step(self, name: str, move: float, rows: int = 4) -> list[Message]:
+        """Train one step; returns the messages of an update that is due."""
+        rank = self.ranks[name]
+        self.memories[name].params_S += move
+        found = []
+        for sent in rank.step(rows, 0.1):
+            for each, part in zip(rank.slices, rank.encoded(sent.update), strict=True):
+                meta = {**update_meta(part), "rank_rows": rows * INTERVAL, "slice": each.index}
+                found.append(Message("update", meta, bytes(payload_bytes(part)), "update"))
+        return found
+
+    def merge(self, name: str) -> list[ReplyMessage]:
+        """Merge the answers that have arrived; none if they are incomplete."""
+        rank = self.ranks[name]
+        messages = [each for each in self.inbox.get(name, []) if each.kind == "reply"]
+        if len(messages) < len(rank.slices):
+            return []
+        self.inbox[name] = [each for each in self.inbox[name] if each.kind != "reply"]
+        by_slice = {
+            int(str(each.meta["slice"])): read_reply(
+                {k: v for k, v in each.meta.items() if k != "slice"}, each.payload
+            )
+            for each in messages
+        }
+        replies = [each.wire.decode(by_slice[each.index]) for each in rank.slices]
+        rank.on_replies(replies, 0.1)
+        return replies
+
+    def refusals(self, name: str) -> list[str]:
+        return [
+            read_refusal(each.meta)[1].code
+            for each in self.inbox.get(name, [])
+            if each.kind == "refused"
+        ]
+
+
+def test_a_round_commits_when_all_ranks_have_sent_all_slices() -> None:
+    world = World({"eu": [WHOLE], "us": HALVES})
+    world.start()
+    assert len(world.service.slices) == 2
+    updates = {}
+    for name in world.ranks:
+        world.step(name, 1.0 if name.startswith("eu") else 3.0)
+        updates[name] = world.step(name, 0.0)
+    for message in updates["eu#0"]:
+        world.deliver("eu#0", message)
+    world.deliver("us#0", updates["us#0"][0])
+    assert world.service.version == 0
+    assert not world.merge("us#0")  # its own slice is there, the other is not
+    world.deliver("us#1", updates["us#1"][0])
+    assert world.service.version == 1
+    for name in world.ranks:
+        assert world.merge(name)
+        assert torch.equal(
+            world.memories[name].params_S, torch.full((world.memories[name].size,), 2.0)
+        )
+
+
+def test_nothing_is_read_or_written_between_exchanges() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]}, strategy={"kind": "sma", "interval": 50})
+    world.start()
+    memory = world.memories["eu#0"]
+    before = memory.reads
+    for _ in range(49):
+        world.step("eu#0", 1.0)
+    assert (memory.reads, memory.writes) == (before, 0)
+    assert world.step("eu#0", 1.0)
+    assert memory.reads == before + 1
+
+
+def test_a_repeated_update_counts_once() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    world.start()
+    world.step("eu#0", 1.0)
+    (message,) = world.step("eu#0", 0.0)
+    world.deliver("eu#0", message)
+    world.deliver("eu#0", message)
+    world.step("us#0", 1.0)
+    (other,) = world.step("us#0", 0.0)
+    world.deliver("us#0", other)
+    assert world.service.version == 1
+    assert world.service.averagers[0].samples == 2 * 4 * INTERVAL
+
+
+@pytest.mark.parametrize(("field", "value"), [("steps", 3), ("seq", 2), ("final", True)])
+def test_ranks_that_decide_differently_end_their_region(field: str, value: object) -> None:
+    world = World({"eu": [WHOLE], "us": HALVES})
+    world.start()
+    for name in ("us#0", "us#1"):
+        world.step(name, 1.0)
+    (first,), (second,) = (world.step(name, 0.0) for name in ("us#0", "us#1"))
+    world.deliver("us#0", first)
+    changed = Message(second.kind, {**second.meta, field: value}, second.payload, second.traffic)
+    world.deliver("us#1", changed)
+    assert world.refusals("us#0") == world.refusals("us#1") == ["RANKS_DISAGREE"]
+    assert world.refusals("eu#0") == []
+
+
+def test_a_rank_that_hangs_ends_its_region_and_frees_the_others() -> None:
+    world = World({"eu": [WHOLE], "us": HALVES})
+    world.start()
+    for name in world.ranks:
+        world.step(name, 1.0)
+    updates = {name: world.step(name, 0.0) for name in world.ranks}
+    world.deliver("eu#0", updates["eu#0"][0])
+    world.deliver("eu#0", updates["eu#0"][1])
+    world.deliver("us#0", updates["us#0"][0])
+    world.now_s = 29.0
+    assert world.service.check_late(30.0) == []
+    world.now_s = 30.0
+    for each in world.service.check_late(30.0):
+        world.inbox.setdefault(each.peer, []).append(each.message)
+    assert world.refusals("us#0") == world.refusals("us#1") == ["RANKS_DISAGREE"]
+    assert world.merge("eu#0")  # the round is closed without us
+    kinds = [each["kind"] for each in world.service.news()]
+    assert "region_lost" in kinds
+
+
+def test_the_last_region_ends_the_run() -> None:
+    world = World({"eu": [WHOLE]})
+    world.start()
+    world.deliver("eu#0", Message("failed", {"cause": "out of memory"}, b"", "control"))
+    assert "out of memory" in str(world.service.failure)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"region": "mars"}, "JOIN_REFUSED"),
+        ({"layout": Layout.of(nn.Linear(4, 2))}, "MODEL_MISMATCH"),
+        ({"world_size": 3}, "RANKS_DISAGREE"),
+        ({"attempt": 0}, "JOIN_REFUSED"),
+    ],
+)
+def test_who_may_not_join(changes: dict[str, Any], code: str) -> None:
+    world = World({"eu": [WHOLE], "us": HALVES})
+    world.hello("us", 0)
+    region = changes.pop("region", "us")
+    rank = 1 if region == "us" else 0
+    world.hello(region, rank, **({"attempt": 1} | changes))
+    assert world.refusals(rank_name(region, rank)) == [code]
+    assert world.service.stage is Stage.GATHERING
+
+
+def test_a_restarted_process_group_replaces_the_one_before_the_start() -> None:
+    world = World({"eu": [WHOLE], "us": HALVES})
+    world.hello("us", 0, attempt=1)
+    world.hello("us", 0, attempt=2)
+    assert world.service.missing() == {"eu": "not there", "us": "1 of 2 ranks"}
+    world.hello("us", 1, attempt=1)  # left over from the first
+    assert world.refusals("us#1") == ["JOIN_REFUSED"]
+
+
+def test_a_gap_between_shares_is_refused() -> None:
+    world = World({"eu": [WHOLE], "us": (((0, 6),), ((7, P),))})
+    world.hello("eu", 0)
+    world.hello("us", 0)
+    world.hello("us", 1)
+    assert world.refusals("us#1") == ["MODEL_MISMATCH"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_slice_that_is_not_finite_commits_nowhere(bad: float) -> None:
+    world = World({"eu": [WHOLE], "us": HALVES})
+    world.start()
+    for name in world.ranks:
+        world.step(name, 1.0)
+    world.memories["us#1"].params_S[0] = bad
+    updates = {name: world.step(name, 0.0) for name in world.ranks}
+    for name, messages in updates.items():
+        for message in messages:
+            world.deliver(name, message)
+    assert world.service.version == 0
+    assert world.refusals("us#0") == world.refusals("us#1") == ["NON_FINITE"]
+    assert all(not averager.last("us")[1] for averager in world.service.averagers)
+
+
+def test_messages_that_are_not_for_the_sender() -> None:
+    world = World({"eu": [WHOLE], "us": HALVES})
+    world.start()
+    for name in ("us#0", "us#1"):
+        world.step(name, 1.0)
+    (message,) = world.step("us#0", 0.0)
+    world.deliver("us#1", message)  # the slice of another rank
+    assert world.refusals("us#1") == ["FRAME_INVALID"]
+    world.deliver("eu#0", message)  # an update of another region
+    assert world.refusals("eu#0") == ["FRAME_INVALID"]
+    world.deliver("eu#0", Message("nonsense", {}, b"", "control"))
+    assert world.refusals("eu#0")[-1] == "FRAME_INVALID"
