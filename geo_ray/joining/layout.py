@@ -80,8 +80,15 @@ class Layout:
         """Return the layout of a module.
 
         Raises:
-            TaskOutputError: nothing is trained, or a parameter has another dtype than `DTYPES`.
+            TaskOutputError: nothing is trained, a parameter has another dtype than `DTYPES`, or
+                the module is sharded by `FullyShardedDataParallel`.
         """
+        if any(type(each).__name__ == "FullyShardedDataParallel" for each in module.modules()):
+            raise TaskOutputError(
+                "the model is sharded by FullyShardedDataParallel, whose flat parameters do not "
+                "say what they contain",
+                fix="Use FSDP2: torch.distributed.fsdp.fully_shard.",
+            )
         found = []
         for name, param in trained_parameters(module).items():
             if param.dtype not in DTYPES:
