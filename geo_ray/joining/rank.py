@@ -43,8 +43,8 @@ def check_strategy(strategy: Strategy) -> None:
     """
     if strategy.kind not in STRATEGIES:
         raise ConfigError(
-            f"strategy.kind: '{strategy.kind}' needs every gradient of the region, which a loop of "
-            "your own keeps",
+            f"strategy.kind: '{strategy.kind}' needs every gradient of a region or its inner "
+            "optimizer, which a loop of your own keeps",
             fix=f"Use one of {', '.join(STRATEGIES)}.",
         )
 

@@ -87,7 +87,7 @@ def test_ctrl_c_before_the_regions_are_there(tmp_path: Path) -> None:
     [
         ({"regions": [{"name": "eu", "join": True}, {"name": "us"}]}, "either all regions join"),
         ({"task": {"use": "digits"}}, "task .*: regions that join have their own"),
-        ({"strategy": {"kind": "bsp"}}, "'bsp' needs every gradient"),
+        ({"strategy": {"kind": "bsp"}}, "'bsp' needs every gradient of a region"),
     ],
 )
 def test_configurations_that_cannot_be_served(
