@@ -1,4 +1,4 @@
-"""Which process holds which parameters of a model, and how regions with other shardings match.
+"""Layout of a model over the ranks of regions, which may have different shardings.
 
 All trained parameters form one vector of P elements, in the order of the module's names. A tied
 parameter is in it once, a frozen one is not. Every rank of a region holds some ranges of the vector
@@ -155,7 +155,7 @@ class Layout:
         Args:
             other: the layout of ``who``.
             who: such as ``region 'eu'``.
-            whose: who has this layout.
+            whose: the owner of this layout.
 
         Raises:
             ModelMismatchError: names the first parameters that differ.

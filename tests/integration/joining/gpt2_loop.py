@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from geo_ray.joining.site import join
 from tests.support.join_support import SEEDING, WAIT_S, vector_of
 
-ROWS, CONTEXT, VOCABULARY, STEPS = 8, 32, 96, 12
+ROWS, CONTEXT, VOCABULARY, STEPS = 12, 32, 96, 12  # rows for 1, 2 or 3 ranks
 
 
 def gpt2() -> Any:
