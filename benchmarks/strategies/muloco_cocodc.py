@@ -1,14 +1,14 @@
 """`muloco` and `cocodc` beside `diloco` and `diloco_streaming`, at equal bytes.
 
 Simulated with real gradients: REGIONS regions train the byte-level language model (70,464
-parameters, two blocks) on equal parts of one text, STEPS steps of 16 rows of 32 bytes each. Every
-strategy sends the model once per H = 32 steps: `diloco` and `muloco` the whole, `diloco_streaming`
-a quarter every 8 steps, `cocodc` too, each quarter at least once in 64 steps. Streamed answers are
-merged 6 steps after sending. `bsp` with both inner optimizers is the reference: data-parallel
-training, which sends 32 times as much. All rates follow the same schedule (wsd). Each strategy's
-rate (factors of 2, until the best is not the smallest or the largest), outer momentum, and its own
-option (merge, compensation) are the best on seed TUNED; streaming strategies take the rate of
-`diloco`. The figures are those of the seeds JUDGED, which chose nothing.
+parameters, two blocks) on equal parts of one text, 16 H steps of 16 rows of 32 bytes each. Every
+strategy sends the model once per H steps (`--interval`): `diloco` and `muloco` the whole,
+`diloco_streaming` a quarter every H/4 steps, `cocodc` too, each quarter at least once in 2 H.
+Streamed answers are merged 3 H/16 steps after sending. `bsp` with both inner optimizers is the
+reference: data-parallel training, which sends H times as much. All rates follow the same schedule
+(wsd). Each strategy's rate (factors of 2, until the best is not the smallest or the largest), outer
+momentum, and its own option (merge, compensation) are the best on seed TUNED; streaming strategies
+take the rate of `diloco`. The figures are those of the seeds JUDGED, which chose nothing.
 
   loss_CASE          nats per byte on held-out text, of the model at the end
   mb_CASE            sent and received by all regions; `quarter` sends the largest quarter of the
@@ -38,13 +38,12 @@ from geo_ray.runs.build import use_one_thread
 from geo_ray.runs.data import prepare_manifest
 from geo_ray.simulator.world import World
 
-REGIONS, STEPS, EVERY = 4, 512, 32
+REGIONS, ROUNDS = 4, 16
 TUNED, JUDGED = 0, (11, 12, 13)
 NESTEROV = {"kind": "nesterov", "lr": 0.7}
 RATES = {"adamw": (0.002, 0.004, 0.008), "muon": (0.008, 0.016, 0.032)}
 MOMENTA = (0.0, 0.3, 0.6)
 BSP = {"kind": "bsp"}
-STREAMED = {"fragments": 4, "tau": 6}
 INT4 = {"up": {"kind": "int4"}, "down": {"kind": "int4"}}
 QUARTER = {"up": {"kind": "chunked_topk", "keep": 1024}, "down": {"kind": "int4"}}
 
@@ -97,7 +96,7 @@ class Case:
             "codec": dict(self.codec),
             "train": {
                 "steps": steps,
-                "eval_every": EVERY,
+                "eval_every": steps // ROUNDS,
                 "evaluate": "live" if streams else "outer",
             },
             "emulate": {"step_s": 0.1, "link": {"rate_mbps": 100, "delay_s": 0.1}},
@@ -209,16 +208,25 @@ def reached(curve: Sequence[Sequence[float]], loss: float) -> float | None:
 
 
 def main() -> None:
-    options = support.parse(__doc__)
+    parser = support.parser(__doc__)
+    parser.add_argument("--interval", type=int, default=32, help="H; a multiple of 16")
+    parser.add_argument("--cases", default="", help="names separated by commas; default: all")
+    options = parser.parse_args()
     machine = support.hardware()
-    steps = 64 if options.quick else STEPS
+    every = 16 if options.quick else options.interval
     seeds = JUDGED[:1] if options.quick else JUDGED
-    runs = Runs(options.out.with_suffix(".runs.json"), steps)
-    interval = {"interval": EVERY}
+    runs = Runs(options.out.with_suffix(".runs.json"), every * (4 if options.quick else ROUNDS))
+    interval = {"interval": every}
+    streamed = {"fragments": 4, "tau": 3 * every // 16}
+    asked = set(options.cases.split(",")) if options.cases else None
     diloco = runs.best_rate({"kind": "diloco", **interval}, "adamw")
     muloco = runs.best_rate({"kind": "muloco", **interval}, "muon")
-    every = {f"bsp_{kind}": runs.best_rate(BSP, kind) for kind in ("adamw", "muon")}
-    once = {"kind": "diloco_streaming", **interval, **STREAMED}
+    references = {
+        f"bsp_{kind}": runs.best_rate(BSP, kind)
+        for kind in ("adamw", "muon")
+        if asked is None or f"bsp_{kind}" in asked
+    }
+    once = {"kind": "diloco_streaming", **interval, **streamed}
     streaming = runs.best(
         [
             Case({**once, "merge": merge}, "adamw", diloco.lr, momentum)
@@ -226,8 +234,8 @@ def main() -> None:
             for momentum in MOMENTA
         ]
     )
-    # 8 exchanges in 64 steps: 0.76 * 64 / 6 = 8.1.
-    twice = {"kind": "cocodc", "interval": 2 * EVERY, **STREAMED, "utilization": 0.76}
+    # 8 exchanges in 2 H steps: 0.76 * 2 H / (3 H / 16) = 8.1.
+    twice = {"kind": "cocodc", "interval": 2 * every, **streamed, "utilization": 0.76}
     cocodc = runs.best(
         [
             Case({**twice, "compensation": strength}, "adamw", diloco.lr, momentum)
@@ -238,7 +246,7 @@ def main() -> None:
     cases = {
         "diloco": diloco,
         "muloco": muloco,
-        **every,
+        **references,
         "diloco_streaming": streaming,
         "cocodc": cocodc,
         "diloco_int4": changed(diloco, codec=INT4),
@@ -250,12 +258,15 @@ def main() -> None:
         "diloco_8_regions": changed(diloco, regions=8),
         "muloco_8_regions": changed(muloco, regions=8),
     }
+    cases = {name: case for name, case in cases.items() if asked is None or name in asked}
     found = dict(zip(cases, runs.of(cases.values(), seeds), strict=True))
     figures = []
     for name, each in found.items():
         figures.append(support.median(f"loss_{name}", [run.loss for run in each], "nats"))
         figures.append(support.median(f"mb_{name}", [run.mb for run in each], "MB"))
     for suffix in ("", "_int4", "_quarter", "_8_regions"):
+        if f"muloco{suffix}" not in found:
+            continue
         pairs = zip(found[f"diloco{suffix}"], found[f"muloco{suffix}"], strict=True)
         gains = [plain.loss - ours.loss for plain, ours in pairs]
         figures.append(support.median(f"gain_muloco{suffix}", gains, "nats"))

@@ -1,8 +1,8 @@
 """What a region needs to join a run, in one file.
 
 The file has PEM blocks: the region's certificate and private key, the certificates of the CA, and a
-block ``GEO-RAY RUN`` with the run's id and key. It is secret: whoever has it can take part as that
-region.
+block ``GEO-RAY RUN`` with the run's id and key. Keep it secret: with it, a process can take part as
+that region.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which process holds which parameters of a model, and how regions with other shardings match.
+"""Layout of a model over the ranks of regions, which may have different shardings.
 
 All trained parameters form one vector of P elements, in the order of the module's names. A tied
 parameter is in it once, a frozen one is not. Every rank of a region holds some ranges of the vector
@@ -80,8 +80,15 @@ class Layout:
         """Return the layout of a module.
 
         Raises:
-            TaskOutputError: nothing is trained, or a parameter has another dtype than `DTYPES`.
+            TaskOutputError: nothing is trained, a parameter has another dtype than `DTYPES`, or
+                the module is sharded by `FullyShardedDataParallel`.
         """
+        if any(type(each).__name__ == "FullyShardedDataParallel" for each in module.modules()):
+            raise TaskOutputError(
+                "the model is sharded by FullyShardedDataParallel, whose flat parameters do not "
+                "say what they contain",
+                fix="Use FSDP2: torch.distributed.fsdp.fully_shard.",
+            )
         found = []
         for name, param in trained_parameters(module).items():
             if param.dtype not in DTYPES:
@@ -148,7 +155,7 @@ class Layout:
         Args:
             other: the layout of ``who``.
             who: such as ``region 'eu'``.
-            whose: who has this layout.
+            whose: the owner of this layout.
 
         Raises:
             ModelMismatchError: names the first parameters that differ.

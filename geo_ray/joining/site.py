@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -182,6 +182,7 @@ class JoinedRegion:
         self._ranks, self._wait_s = ranks, wait_s
         self._mail: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._is_training = False
+        self._open = ExitStack()  # the training between `begin` and `finish`
         identity = EndpointIdentity(credentials.run_id, ranks.name, ranks.attempt, credentials.key)
         self._endpoint = Endpoint(
             identity,
@@ -214,8 +215,27 @@ class JoinedRegion:
     def __enter__(self) -> JoinedRegion:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._open.__exit__(*error)
+        finally:
+            self.close()
+
+    def begin(self, model: nn.Module, *, state: Mapping[str, Any] | None = None) -> JoinedTraining:
+        """Begin a training where a block would not do, as in callbacks; see `training`.
+
+        The training lasts until `finish`. If the block of the region ends before, the training has
+        failed, as if its own block had ended.
+        """
+        return self._open.enter_context(self.training(model, state=state))
+
+    def finish(self) -> None:
+        """End the training that `begin` has begun.
+
+        Raises:
+            LoopMisuseError: the run is not over.
+        """
+        self._open.close()
 
     @contextmanager
     def training(
@@ -517,6 +537,18 @@ class JoinedTraining:
     def steps(self) -> int:
         """Steps so far that count for the run."""
         return self._exchange.version
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of this loop until the run is over; None: the run ends by rows."""
+        steps = self._exchange.plan.steps
+        return None if steps is None else steps * self._exchange.local_steps
+
+    @property
+    def remaining_steps(self) -> int | None:
+        """Those of `total_steps` that are left; fewer than all if the region has joined again."""
+        steps = self._exchange.plan.steps
+        return None if steps is None else (steps - self.steps) * self._exchange.local_steps
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """Repeat a data loader until the run is over.

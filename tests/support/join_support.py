@@ -34,7 +34,7 @@ from geo_ray.transport.security.certs import Authority
 
 WAIT_S = 40.0
 ROWS = 6  # of a region and step
-_SEEDING = threading.Lock()  # regions are threads, and torch has one generator
+SEEDING = threading.Lock()  # regions are threads, and torch has one generator
 
 
 def terms(regions: Sequence[str], steps: int, **sections: Any) -> JoinTerms:
@@ -67,7 +67,7 @@ def serving(
 
 def small_model(seed: int = 0) -> nn.Module:
     """A model whose parameters do not divide evenly among ranks."""
-    with _SEEDING:
+    with SEEDING:
         torch.manual_seed(seed)
         return nn.Sequential(
             nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5), nn.LayerNorm(5), nn.Linear(5, 3)
@@ -121,7 +121,8 @@ class Loop:
             return DistributedDataParallel(model)
         if self.sharding in ("fsdp", "hsdp"):
             shape = (world_size,) if self.sharding == "fsdp" else (2, world_size // 2)
-            mesh = init_device_mesh("cpu", shape)
+            names = ("replicate", "shard")[-len(shape) :]
+            mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
             for layer in (model[0], model[2]):  # type: ignore[index]
                 fully_shard(layer, mesh=mesh)
             fully_shard(model, mesh=mesh)
@@ -238,3 +239,58 @@ class Ranks:
 
 def run_loop(loop: Loop, group: Any) -> tuple[Tensor, int]:
     return loop.run(group=group)
+
+
+def call_without_group(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function on a rank of `Ranks` that finds the process group itself."""
+    return function(*arguments[:-1])
+
+
+def diloco_of_batches(
+    models: Mapping[str, nn.Module],
+    losses: Mapping[str, Sequence[Sequence[Callable[[nn.Module], Tensor]]]],
+    *,
+    interval: int,
+    lr: float,
+    momentum: float,
+    clip: float | None = None,
+    schedule: Callable[[int], float] = lambda _: 1.0,
+    weight_decay: float = 0.01,
+) -> Tensor:
+    """DiLoCo with AdamW in plain PyTorch, with uniform weights and Nesterov momentum.
+
+    Args:
+        models: the model of each region, with equal parameters.
+        losses: for each region and optimizer step, the losses of the accumulated batches.
+        interval: steps between exchanges.
+        lr: outer learning rate.
+        momentum: outer momentum.
+        clip: largest norm of gradients.
+        schedule: factor of the inner learning rate 0.01 by step.
+        weight_decay: of AdamW.
+    """
+    outer = vector_of(next(iter(models.values())))
+    velocity = torch.zeros_like(outer)
+    optimizers = {
+        name: torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=weight_decay)
+        for name, model in models.items()
+    }
+    (count,) = {len(each) for each in losses.values()}
+    for step in range(count):
+        for name, model in models.items():
+            optimizer = optimizers[name]
+            optimizer.param_groups[0]["lr"] = 0.01 * schedule(step)
+            optimizer.zero_grad()
+            for loss in losses[name][step]:
+                (loss(model) / len(losses[name][step])).backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+        if (step + 1) % interval == 0:
+            changes = [outer - vector_of(model) for model in models.values()]
+            delta = torch.stack(changes).mean(0)
+            velocity = momentum * velocity + delta
+            outer = outer - lr * (delta + momentum * velocity)
+            for model in models.values():
+                nn.utils.vector_to_parameters(outer.clone(), model.parameters())
+    return outer

@@ -53,7 +53,7 @@ from geo_ray.cloud.autoscaler.target import (
     MachineRole,
     RegionTarget,
 )
-from geo_ray.cloud.provider import LaunchRequest
+from geo_ray.cloud.provider import HEAD_ROLE, LaunchRequest
 from geo_ray.experiment.autoscale import AutoscaleConfig
 
 _BACK: Final = 3.0
@@ -281,6 +281,12 @@ class AutoscalePolicy:
             (instance.observed_unix_s for instance in memory.instances.values()), default=now_s
         )
         StateUpdater(self._config, target, memory, observed, self.prefix).apply()
+        if (
+            observed.left_s is not None
+            and observed.left_s <= 0
+            and _serves_others(target, observed)
+        ):
+            observed = replace(observed, left_s=None)
         required = required_speed(self._config, target, memory, observed)
         if required.reason == UNKNOWN:  # only account costs and check the budget
             _leave_out_time(memory, max(0.0, now_s - last_s))
@@ -707,6 +713,25 @@ def _places(target: ClusterTarget) -> set[tuple[str, str]]:
     """Return the regions and roles of a target."""
     found = {(each.name, "worker") for each in target.regions}
     return found | {(each.name, "server") for each in target.regions if each.server is not None}
+
+
+def _serves_others(target: ClusterTarget, observed: Observed) -> bool:
+    """Return whether processes run on, or wait for, machines of planned regions.
+
+    After the end of the cluster's run they belong to other runs, whose end is unknown.
+    """
+    planned = {region.name for region in target.regions if region.rows_per_s > 0}
+    nodes = [
+        observed.node(machine.id)
+        for machine in observed.machines or ()
+        if machine.labels.get(ROLE_LABEL) != HEAD_ROLE
+        and machine.labels.get(REGION_LABEL) in planned
+    ]
+    return any(node.is_ready and node.is_busy for node in nodes) or any(
+        bundle.regions() & planned
+        for group in _that_can_begin(target, observed)
+        for bundle in group.items()
+    )
 
 
 def _that_can_begin(target: ClusterTarget, observed: Observed) -> tuple[PendingGroup, ...]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,18 @@ import yaml
 import geo_ray
 from geo_ray.cloud.cluster.state import ClusterState
 from geo_ray.cloud.local import read_catalog, write_catalog
-from geo_ray.experiment.cluster import ExistingClusterConfig
+from geo_ray.experiment.cluster import ExistingClusterConfig, LocalClusterConfig
+from geo_ray.ray_cluster.child_processes import SupervisedProcesses
 from geo_ray.ray_cluster.connect import connect
 from geo_ray.ray_cluster.local_cluster import LocalCluster
+from geo_ray.ray_cluster.settings import local_node_environment, node_command
 from tests.support.pages import PAGE_ADDRESS, ROOT, Reader, commands
 from tests.support.s3_support import client_of, s3_server, set_credentials
 from tests.support.train_support import count, eventually
 
 pytestmark = pytest.mark.timeout(1800)
 CHECKPOINTS, MEMBERSHIP = "docs/guides/checkpoints.md", "docs/guides/membership.md"
-TUNING = "docs/guides/tuning.md"
+TUNING, PLANNING = "docs/guides/tuning.md", "docs/guides/planning.md"
 CLUSTERS, QUEUE = "docs/operations/clusters.md", "docs/operations/queue.md"
 RUNS = "docs/operations/runs.md"
 QUICKSTART = Path("configs/quickstart.yaml")
@@ -126,6 +130,94 @@ def test_tuning(reader: Reader) -> None:
         reader.run(command)
     assert (Path("runs/longer") / "tune.html").exists()
     assert geo_ray.open_run("runs/four_continents").summary.steps > 0
+
+
+@contextmanager
+def joined(cluster: LocalCluster, *commands: str) -> Iterator[None]:
+    """Have nodes join a cluster: commands `ray start` of a page, on addresses of this machine."""
+    nodes = SupervisedProcesses(Path(tempfile.gettempdir()))
+    env = local_node_environment(cluster.root / "token")
+    size = LocalClusterConfig().object_store_bytes
+    try:
+        for number, command in enumerate(commands):
+            home = nodes.root / f"joined-{number}"
+            home.mkdir()
+            words = shlex.split(command.replace("HEAD:6379", cluster.address))
+            assert words[:2] == ["ray", "start"]
+            flags = [*words[2:], "--num-cpus=8"]
+            argv = node_command(
+                flags, ip=f"127.0.0.{100 + number}", home=home, object_store_bytes=size
+            )
+            nodes.start(str(number), argv, env)
+        for number in range(len(commands)):
+            ready = nodes.root / f"joined-{number}" / "ray_current_cluster"
+            eventually(ready.is_file, f"node {number} joins")
+        yield
+    finally:
+        nodes.close()
+
+
+def save_prices(**usd: float) -> None:
+    """Save the reader's prices of machines in us-east-1; others are those of the snapshot."""
+    source = {"source": "test", "fetched_at": "2026-11-20T00:00:00Z", "valid_for_s": 1e9}
+    common = {"cloud": "aws", "region": "us-east-1", "currency": "USD", "unit": "hour", **source}
+    records = [{**common, "type": f"{name}.xlarge", "amount": each} for name, each in usd.items()]
+    Path("prices.json").write_text(json.dumps({"records": records}))
+
+
+@pytest.mark.slow  # 100 s of CPU: four nodes, three runs, and six simulated ones
+def test_planning(reader: Reader, ray_cluster: LocalCluster) -> None:
+    """`docs/guides/planning.md`: `ray start` of the page adds a node per region and type."""
+    monkeypatch, run = reader.monkeypatch, Path("runs/planned")
+    monkeypatch.delenv("GEO_RAY_PRICES", raising=False)
+    offer = {"cloud": "aws", "rows": 60}
+    places = {"us": "us-east-1", "eu": "eu-central-1", "asia": "ap-northeast-1"}
+    types = {"us": ("g5.xlarge", "g4dn.xlarge"), "eu": ("g5.xlarge",), "asia": ("g4dn.xlarge",)}
+    change(
+        Path("configs/planned.yaml"),
+        cluster={"kind": "existing"},
+        task={"use": "bytelm", "options": {"dim": 8, "layers": 1, "heads": 1, "context": 8}},
+        data={"generate": {"rows_per_shard": 64}, "batch_size": 1},
+        regions=[{"name": name} for name in places],
+        optimizer={"kind": "sgd", "lr": 0.1},
+        strategy={"kind": "sma", "interval": 4},
+        train={"steps": 200, "eval_every": 0},
+        emulate={"link": {"rate_mbps": 200, "delay_s": 0.01}, "step_s": 0.03},
+        checkpoint={"every_s": 0.5},
+        plan={
+            "intervals": [4],
+            "codecs": [None],
+            "startup_s": 1,
+            "regions": {
+                name: {
+                    **offer,
+                    "at": at,
+                    "machines": [
+                        {"type": each, "cap": 1, "rows_per_s": 100} for each in types[name]
+                    ],
+                }
+                for name, at in places.items()
+            },
+        },
+    )
+    page = commands(PLANNING)
+    (start,) = (each for each in page if each.startswith("ray start "))
+    save_prices(g5=0.1, g4dn=0.2)
+    nodes = [
+        start.replace("=us,", f"={name},").replace("g5.xlarge", each)
+        for name in places
+        for each in types[name]
+    ]
+    assert start in nodes
+    with joined(ray_cluster, *nodes):
+        for command in page:
+            if command.endswith("--plan plan.json"):
+                reader.interrupted(command, lambda: count(run, "checkpoint") > 1, exit_code=130)
+                save_prices(g5=10.0, g4dn=0.2)
+            elif command != start:
+                reader.run(command)
+    assert geo_ray.open_run(run).summary.steps == 200
+    assert "g4dn.xlarge" in Path("new.json").read_text()
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ OWN_TESTS: Final = {
     "docs/guides/checkpoints.md": f"{CLI}/test_cluster_pages.py",
     "docs/guides/membership.md": f"{CLI}/test_cluster_pages.py",
     "docs/guides/tuning.md": f"{CLI}/test_cluster_pages.py",
+    "docs/guides/planning.md": f"{CLI}/test_cluster_pages.py",
     "docs/guides/wan-lab.md#Start a lab": "tests/integration/lab/test_lab_commands.py",
     "docs/operations/clusters.md#Try it on this computer": f"{CLI}/test_cluster_pages.py",
     "docs/operations/queue.md#Try it on this computer": f"{CLI}/test_cluster_pages.py",
@@ -62,13 +63,6 @@ PAGES: Final = [
 RULES: Final[list[tuple[str, str | None, str]]] = [
     # (pattern, what is run instead or None, why)
     (r"(\w+=\S+ )?scripts/(quickstart|test)\b.*", None, "downloads; runs all tests, these too"),
-    (r"geo-ray profile .*", None, "minutes in three regions; sweep/test_profile_runs.py"),
-    (
-        r"geo-ray train .*--plan .*",
-        None,
-        "needs a machine of each type; sweep/test_profile_runs.py",
-    ),
-    (r"geo-ray plan .* --from runs/.*", None, "needs that run; sweep/test_profile_runs.py"),
     (r"(/opt/geo_ray/bin/)?pip install .*", None, "downloads"),
     (r"(python3 -m venv|cloud-init) .*", None, "needs the root of a machine image"),
     (r"/opt/geo_ray/bin/(python -c .*)", r"\1", "the environment of the machine image"),

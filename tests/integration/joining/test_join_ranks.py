@@ -149,3 +149,47 @@ def test_the_result_does_not_depend_on_sharding(
     many, _, slices = train(options(kind), together, pools)
     assert slices == 4
     torch.testing.assert_close(many["ap"], one["ap"], rtol=0, atol=2e-6)
+
+
+@pytest.mark.slow  # imports transformers in every rank
+def test_gpt2_in_regions_of_any_world_size(tmp_path: Path) -> None:
+    """Three regions of two FSDP2 ranks, and of 1, 2 and 3, end as with one process each."""
+    gpt2_loop = pytest.importorskip("tests.integration.joining.gpt2_loop")
+    pools = {size: Ranks(size) for size in (2, 3)}
+    third = Ranks(2)
+    again = Ranks(2)
+    vectors = {}
+    try:
+        for name, worlds in {
+            "alone": (None, None, None),
+            "pairs": (pools[2], third, again),
+            "uneven": (None, pools[2], pools[3]),
+        }.items():
+            (folder := tmp_path / name).mkdir()
+            strategy = {"kind": "diloco", "interval": 3, "outer": {"kind": "nesterov"}}
+            run = terms(REGIONS, gpt2_loop.STEPS, strategy=strategy)
+            with serving(run, folder) as (server, address):
+                loops = {each: gpt2_loop.Gpt2Loop(address, each, folder) for each in REGIONS}
+                for each, pool in zip(REGIONS, worlds, strict=True):
+                    if pool is not None:
+                        pool.start(gpt2_loop.run_gpt2, loops[each])
+                threads = [each for each, pool in zip(REGIONS, worlds, strict=True) if pool is None]
+                results = train_all({each: loops[each] for each in threads})
+                found = [[results[each]] for each in threads]
+                found += [pool.results() for pool in worlds if pool is not None]
+                assert server.stage is Stage.DONE
+                served = server.service.model_P.clone()
+            for all_ranks in found:
+                for result in all_ranks:
+                    assert not isinstance(result, Exception), repr(result)
+                    assert torch.equal(result[0], served)
+            vectors[name] = served
+    finally:
+        for pool in (*pools.values(), third, again):
+            pool.close()
+    moved = vector_of(gpt2_loop.gpt2())
+    assert float((vectors["alone"] - moved).abs().max()) > 0.01
+    for name in ("pairs", "uneven"):
+        difference = float((vectors[name] - vectors["alone"]).abs().max())
+        print(f"{name}: {difference:.3g}")
+        assert difference < 2e-5  # 3e-6 in plain PyTorch, if two half batches are added

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from geo_ray.base.errors import FrameError, LinkDownError
 from geo_ray.base.types import CodedPartition, Span, StepReport
 from geo_ray.codecs.base import Coded, LossyBlocks, LossyReport, pack_ranks
-from geo_ray.runtime.exchange import messages as exchange
 from geo_ray.runtime.exchange import standby, upload_scheduling
+from geo_ray.training import wire_format as exchange
 from geo_ray.training.command_log import BeginCheckpoint, LogEntry, Skip, Stop, TakeIn, TakeSum
 from geo_ray.training.effects import Assignment
 from geo_ray.training.failover import (

@@ -106,7 +106,9 @@ def test_members_change_while_checkpoints_are_made_and_others_are_lost(
     assert run.of("checkpoint")
 
 
-@pytest.mark.parametrize("kind", ["sma", "asgd_ga", "diloco_streaming", "cocodc", "fedat", "halos"])
+@pytest.mark.parametrize(
+    "kind", ["sma", "muloco", "asgd_ga", "diloco_streaming", "cocodc", "fedat", "halos"]
+)
 def test_a_run_with_a_joining_region_is_saved_and_goes_on(data_dir: Path, kind: str) -> None:
     config = config_of(kind)
     whole_s = seconds_of(config, data_dir)

@@ -12,7 +12,7 @@ import torch
 from geo_ray.base.errors import FrameError
 from geo_ray.codecs.base import Coded, LossyBlocks
 from geo_ray.codecs.dgt import Dgt
-from geo_ray.runtime.exchange import messages
+from geo_ray.training import wire_format as messages
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.transport.wire.fields import Meta, decode_meta, encode_meta
 

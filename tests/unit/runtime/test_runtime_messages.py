@@ -11,7 +11,7 @@ import torch
 
 from geo_ray.base.errors import FrameError, GeoRayError, NonFiniteError
 from geo_ray.base.types import Span, StepReport
-from geo_ray.runtime.exchange import messages
+from geo_ray.training import wire_format as messages
 from geo_ray.training.effects import Assignment
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.shard import Contribution

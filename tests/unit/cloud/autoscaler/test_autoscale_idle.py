@@ -22,6 +22,7 @@ from tests.support.autoscale_support import (
     launches,
     region,
     target,
+    waiting,
 )
 
 IDLE_LOOKS = int(CONFIG.calm.idle_s / 10)
@@ -69,6 +70,32 @@ def test_machines_leave_when_no_other_run_has_begun() -> None:
     assert {drain.reason for drain in drains(found.look())} == {DONE}
     found.look()
     assert not found.machines
+
+
+def test_machines_stay_while_another_run_computes() -> None:
+    found = at_work()
+    found.left_s = 0.0  # the run of the cluster's name has ended; another one began before
+    assert not any(decided.actions for decided in found.looks(2 * IDLE_LOOKS))
+    found.busy = False
+    found.looks(IDLE_LOOKS)
+    assert {drain.reason for drain in drains(found.look())} == {DONE}
+
+
+def test_another_run_that_waits_gets_the_planned_machines_again() -> None:
+    found = at_work()
+    found.left_s, found.busy = 0.0, False
+    found.looks(IDLE_LOOKS + 2)
+    assert not found.machines
+    found.pending = (waiting(at="elsewhere"),)
+    assert not any(launches(decided) for decided in found.looks(2))
+    found.pending = (waiting(),)
+    found.looks(3)
+    assert len(found.machines) == 3
+    found.pending, found.busy = (), True
+    assert not any(decided.actions for decided in found.looks(2 * IDLE_LOOKS))
+    found.pending, found.busy = (waiting(),), False
+    found.is_released = True
+    assert {drain.reason for drain in drains(found.look())} == {DONE}
 
 
 @pytest.mark.parametrize("why", ["budget", "released"])
@@ -227,9 +254,9 @@ def test_a_surplus_before_something_else_is_no_surplus_after_it(between: str) ->
     elif between == "unreachable":
         found.unreachable = {"r-1"}
     else:
-        found.left_s = 0.0
+        found.left_s, found.busy = 0.0, False
     found.looks(3)
     follow(found, smaller)
-    found.unreachable, found.left_s = set(), 1e6
+    found.unreachable, found.left_s, found.busy = set(), 1e6, True
     assert not any(decided.actions for decided in found.looks(IDLE_LOOKS - 1))
     assert any(drains(decided) for decided in found.looks(3))
