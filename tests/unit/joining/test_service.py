@@ -238,7 +238,9 @@ def test_a_rank_that_hangs_ends_its_region_and_frees_the_others() -> None:
 def test_the_last_region_ends_the_run() -> None:
     world = World({"eu": [WHOLE]})
     world.start()
-    world.deliver("eu#0", Message("failed", {"cause": "out of memory", "attempt": 1}, b"", "control"))
+    world.deliver(
+        "eu#0", Message("failed", {"cause": "out of memory", "attempt": 1}, b"", "control")
+    )
     assert "out of memory" in str(world.service.failure)
 
 
