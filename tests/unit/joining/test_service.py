@@ -326,7 +326,7 @@ def _updates(world: World, move: float = 1.0) -> dict[str, list[Message]]:
     [
         ({}, {"payload": bytes(4)}, "INVARIANT"),
         ({}, {"payload": b""}, "INVARIANT"),
-        ({"up": {"kind": "fp16"}}, {"payload": b"\xff\xff" * 6}, "NON_FINITE"),
+        ({"up": {"kind": "fp16"}}, {"payload": b"\xff" * 20}, "NON_FINITE"),
         ({"up": {"kind": "fp16"}}, {"payload": bytes(10)}, "FRAME_INVALID"),
         ({"up": {"kind": "fp16"}}, {"payload": bytes(10), "data_bytes": 10}, "FRAME_INVALID"),
         ({"up": {"kind": "fp16"}}, {"coded": "int8"}, "FRAME_INVALID"),
