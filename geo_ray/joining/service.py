@@ -64,6 +64,7 @@ SERVER: Final = "geo-ray-server"
 """Name of the serving endpoint."""
 
 _MARK: Final = "#"
+_RANK_DIGITS: Final = 9
 _RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
 
 
@@ -79,7 +80,7 @@ def rank_of(peer: str) -> int:
         FrameError: it is not the endpoint of a rank.
     """
     text = peer.partition(_MARK)[2]
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > _RANK_DIGITS:
         raise FrameError(f"'{peer}' is not the endpoint of a rank")
     return int(text)
 
@@ -217,7 +218,7 @@ class Hello:
             body = json.loads(bytes(message.payload))
             share = tuple((int(a), int(b)) for a, b in body["share"])
             layout = Layout.from_json(str(body["layout"]))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise FrameError(f"a rank's description cannot be read: {error!r}") from None
         return cls(
             fields.text(meta, "region"),
@@ -301,7 +302,7 @@ def read_copy(message: Message) -> tuple[int | None, RankState]:
     tensors = {name: part.clone() for name, part in zip(names, parts, strict=True)}
     try:
         control = json.loads(fields.text(meta, "control"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FrameError(f"the state of a slice cannot be read: {error}") from None
     return fields.optional_count(meta, "slice"), RankState(tensors, control)
 

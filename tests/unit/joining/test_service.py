@@ -510,3 +510,22 @@ def test_a_strategy_is_woken_at_its_time() -> None:
     world.service.on_wake()
     assert world.service.version == 1
     assert {averager.state.version for averager in world.service.averagers} == {1}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"null", b"[" * 100_000, b'{"layout": "[]", "share": [[1e400, 1]]}'],
+)
+def test_a_description_that_cannot_be_read_is_refused(body: bytes) -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    hello = Hello("eu", 0, 1, 1, LAYOUT, WHOLE).message()
+    world.deliver("eu#0", _change(hello, payload=body))
+    assert world.refusals("eu#0") == ["FRAME_INVALID"]
+
+
+@pytest.mark.parametrize("peer", ["eu", "eu#", "eu#x", "eu#" + "9" * 5000])
+def test_an_endpoint_that_is_no_rank_is_refused(peer: str) -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    world.start()
+    world.deliver(peer, Message("finished", {}, b"", "control"))
+    assert world.refusals(peer) == ["FRAME_INVALID"]
