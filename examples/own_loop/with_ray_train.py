@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray.train
 import ray.train.torch
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import geo_ray
@@ -30,8 +31,8 @@ def rows_of(region: str) -> TensorDataset:
     return TensorDataset(x, (x.sum(1) > 0).long())
 
 
-def train_loop_per_worker(config: dict[str, Any]) -> None:
-    """Train to the end of the run, on every worker of the region."""
+def train_loop_per_worker(config: dict[str, Any]) -> np.ndarray:
+    """Train to the end of the run, on every worker of the region; return the parameters."""
     model = ray.train.torch.prepare_model(new_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     rows, device = rows_of(config["region"]), ray.train.torch.get_device()
@@ -51,12 +52,11 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
             loss.backward()
             optimizer.step()
             sync.step(rows=len(x), loss=loss)
-    norm = float(nn.utils.parameters_to_vector(model.parameters()).detach().norm())
-    ray.train.report({"steps": sync.steps, "norm": norm})
+    return nn.utils.parameters_to_vector(model.parameters()).detach().cpu().numpy()
 
 
-def train(address: str, region: str, credentials: str, workers: int = 2) -> dict[str, Any]:
-    """Train with Ray Train; return what the workers reported last."""
+def train(address: str, region: str, credentials: str, storage_path: str | None = None) -> Tensor:
+    """Train with two workers of the region's Ray cluster; return the model's parameters."""
     trainer = ray.train.torch.TorchTrainer(
         train_loop_per_worker,
         train_loop_config={
@@ -64,12 +64,11 @@ def train(address: str, region: str, credentials: str, workers: int = 2) -> dict
             "region": region,
             "credentials": str(Path(credentials).resolve()),
         },
-        scaling_config=ray.train.ScalingConfig(
-            num_workers=workers, use_gpu=torch.cuda.is_available()
-        ),
+        scaling_config=ray.train.ScalingConfig(num_workers=2, use_gpu=torch.cuda.is_available()),
+        run_config=ray.train.RunConfig(storage_path=storage_path),
     )
-    return trainer.fit().metrics or {}
+    return torch.from_numpy(trainer.fit().return_value)
 
 
 if __name__ == "__main__":
-    print(train(*sys.argv[1:]))
+    print(train(*sys.argv[1:]).norm())

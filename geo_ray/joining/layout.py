@@ -140,7 +140,7 @@ class Layout:
             ]
             if any(n < 0 for each in found for n in each.shape):
                 raise ValueError("a negative size")
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ModelMismatchError(f"a description of a model cannot be read: {error}") from None
         return cls(tuple(found))
 

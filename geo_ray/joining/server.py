@@ -1,7 +1,8 @@
 """Serves a `JoinService` over the network: one listening endpoint, no Ray.
 
-Messages of ranks are handled one at a time, in receiving threads. A thread of its own sends the
-answers, because a receiving thread must not wait for space in the outbox of its peer.
+Messages of ranks are handled one at a time, in receiving threads. One thread per rank sends the
+answers: a receiving thread must not wait for space in an outbox, nor one rank for another that is
+slow. A further thread continues without lost regions, and wakes strategies that asked for it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from geo_ray.transport.wire.sockets import Address
 log = logging.getLogger(__name__)
 
 _CLOSE_S: Final = 5.0
+_TICK_S: Final = 0.1
 
 
 class JoinServer:
@@ -57,24 +59,33 @@ class JoinServer:
         self.lock = threading.Lock()
         self._lost_after_s = lost_after_s
         self._away_s: dict[str, float] = {}
-        self._outbox: queue.SimpleQueue[Outbound | None] = queue.SimpleQueue()
+        self._senders: dict[str, _Sender] = {}
+        self._closing = threading.Event()
         identity = EndpointIdentity(
             credentials.run_id, SERVER, time.time_ns() // 1_000_000, credentials.key
         )
         self._endpoint = Endpoint(
             identity, self._on_message, transport, certificate=credentials.certificate
         )
-        self._sender = threading.Thread(target=self._send_all, name="join-send", daemon=True)
-        self._sender.start()
         self.address: Address = self._endpoint.listen(host, port)
+        self._ticker = threading.Thread(target=self._tick_all, name="join-tick", daemon=True)
+        self._ticker.start()
 
     def now_s(self) -> float:
         """Return the seconds since the start."""
         return time.monotonic() - self._origin_s
 
-    def tick(self) -> None:
-        """Continue without regions that have been away, or have hung, for too long."""
+    def _tick_all(self) -> None:
+        while not self._closing.wait(_TICK_S):
+            try:
+                self._tick()
+            except GeoRayError:
+                log.exception("the averager failed")
+
+    def _tick(self) -> None:
+        """Wake strategies; continue without regions that have been away, or hung, for too long."""
         with self.lock:
+            self._post(self.service.on_wake())
             self._post(self.service.check_late(self._lost_after_s))
         stats, now_s = self._endpoint.stats(), time.monotonic()
         for peer, each in stats.items():
@@ -112,8 +123,15 @@ class JoinServer:
 
     def close(self) -> None:
         """Send what is queued, and close all connections."""
-        self._outbox.put(None)
-        self._sender.join(_CLOSE_S)
+        self._closing.set()
+        self._ticker.join(_CLOSE_S)
+        with self.lock:
+            senders = list(self._senders.values())
+        for each in senders:
+            each.outbox.put(None)
+        until_s = time.monotonic() + _CLOSE_S
+        for each in senders:
+            each.join(max(0.0, until_s - time.monotonic()))
         self._endpoint.close(_CLOSE_S)
 
     def _on_message(self, peer: str, message: Message) -> None:
@@ -121,12 +139,31 @@ class JoinServer:
             self._post(self.service.on_message(peer, message))
 
     def _post(self, found: Sequence[Outbound]) -> None:
+        """Queue messages in their order; under `lock`."""
         for each in found:
-            self._outbox.put(each)
+            sender = self._senders.get(each.peer)
+            if sender is None:
+                sender = self._senders[each.peer] = _Sender(self._endpoint, each.peer)
+                sender.start()
+            sender.outbox.put(each.message)
 
-    def _send_all(self) -> None:
-        while (each := self._outbox.get()) is not None:
+
+class _Sender(threading.Thread):
+    """Sends the messages to one rank.
+
+    Attributes:
+        outbox: messages; None ends the thread.
+    """
+
+    def __init__(self, endpoint: Endpoint, peer: str) -> None:
+        threading.Thread.__init__(self, name=f"join-send-{peer}", daemon=True)
+        self.outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._endpoint, self._peer = endpoint, peer
+
+    def run(self) -> None:
+        """Send until the end."""
+        while (message := self.outbox.get()) is not None:
             try:
-                self._endpoint.send(each.peer, each.message)
+                self._endpoint.send(self._peer, message)
             except GeoRayError as error:
-                log.warning("'%s' was not sent to '%s': %s", each.message.kind, each.peer, error)
+                log.warning("'%s' was not sent to '%s': %s", message.kind, self._peer, error)

@@ -64,6 +64,7 @@ SERVER: Final = "geo-ray-server"
 """Name of the serving endpoint."""
 
 _MARK: Final = "#"
+_RANK_DIGITS: Final = 9
 _RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
 
 
@@ -79,7 +80,7 @@ def rank_of(peer: str) -> int:
         FrameError: it is not the endpoint of a rank.
     """
     text = peer.partition(_MARK)[2]
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > _RANK_DIGITS:
         raise FrameError(f"'{peer}' is not the endpoint of a rank")
     return int(text)
 
@@ -217,7 +218,7 @@ class Hello:
             body = json.loads(bytes(message.payload))
             share = tuple((int(a), int(b)) for a, b in body["share"])
             layout = Layout.from_json(str(body["layout"]))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise FrameError(f"a rank's description cannot be read: {error!r}") from None
         return cls(
             fields.text(meta, "region"),
@@ -294,12 +295,14 @@ def read_copy(message: Message) -> tuple[int | None, RankState]:
     """
     meta = message.meta
     sizes, names = fields.counts(meta, "sizes"), fields.texts(meta, "names")
+    if len(sizes) != len(names):
+        raise FrameError(f"the state of a slice has {len(names)} names and {len(sizes)} sizes")
     whole = as_tensor(memoryview(message.payload), sum(sizes))
     parts = torch.split(whole, list(sizes)) if sizes else ()
     tensors = {name: part.clone() for name, part in zip(names, parts, strict=True)}
     try:
         control = json.loads(fields.text(meta, "control"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FrameError(f"the state of a slice cannot be read: {error}") from None
     return fields.optional_count(meta, "slice"), RankState(tensors, control)
 
@@ -434,6 +437,7 @@ class JoinService:
         try:
             if message.kind == "join":
                 return self._on_join(peer, Hello.read(message))
+            self._check_peer(peer)
             if message.kind == "state":
                 return self._on_state(peer, message)
             if message.kind == "update":
@@ -446,22 +450,72 @@ class JoinService:
             if message.kind == "finished":
                 return self._on_finished(peer)
             if message.kind == "failed":
-                return self._on_failed(peer, fields.text(message.meta, "cause"))
+                return self._on_failed(peer, message.meta)
             raise FrameError(f"unknown message '{message.kind}'")
         except GeoRayError as error:
             return self._refuse(region_of(peer), error, [peer])
 
+    def _check_peer(self, peer: str) -> None:
+        """Refuse ranks that the region does not have.
+
+        Raises:
+            FrameError: there is no such rank.
+        """
+        region, rank = self._regions.get(region_of(peer)), rank_of(peer)
+        if region is not None and rank >= region.world_size:
+            raise FrameError(f"'{peer}' is not one of the region's {region.world_size} ranks")
+
+    def on_wake(self) -> list[Outbound]:
+        """Let the averagers answer when the time has come that the strategy asked for."""
+        wakes_s = self.averagers[0].wakes_s if self.averagers else None
+        now_s = self._now_s()
+        if wakes_s is None or now_s < wakes_s:
+            return []
+        replies = []
+        for averager in self.averagers:
+            averager.at(now_s)
+            replies.append(averager.on_wake())
+        return self._answers(replies)
+
     def on_lost(self, region: str, cause: str) -> list[Outbound]:
         """Continue without a region."""
-        found = self._regions.pop(region, None)
-        if found is None or self.stage is not Stage.TRAINING:
+        if self.stage is Stage.DONE:
+            return []
+        self._stop_joining(region)
+        was_source = bool(self._regions) and region == self._source
+        if self._regions.pop(region, None) is None or self.stage is Stage.GATHERING:
             return []
         self._emit("region_lost", region=region, cause=cause)
         if not self._regions:
             self.failure = RegionLostError(f"all regions are lost; the last one: {cause}")
             return []
+        if self.stage is Stage.ENDING:  # another region has the same parameters
+            if not was_source:
+                return []
+            self._missing = set(range(len(self.slices)))
+            return self._all("collect", [self._source])
+        if self.stage is Stage.STARTING and was_source:
+            self.failure = RegionLostError(
+                f"region '{region}' was lost before it had sent the initial parameters: {cause}"
+            )
+            return []
+        joining = [name for name in self.averagers[0].view.joining if name != region]
         replies = [averager.leave(region) for averager in self.averagers]
-        return self._answers(replies) + self._ended()
+        found = self._answers(replies)
+        if region == self._donor and not all(self._copied.values()):
+            for name in joining:
+                error = RegionLostError(
+                    f"region '{region}' was lost while region '{name}' copied its state",
+                    fix="Start the region again.",
+                )
+                found += self._refuse(name, error) + self.on_lost(name, error.message)
+        return found + (self._ended() if self.stage is Stage.TRAINING else [])
+
+    def _stop_joining(self, region: str) -> None:
+        """Forget that a region waits for the next barrier."""
+        if self._joining.pop(region, None) is not None:
+            for averager in self.averagers:  # it is no member yet, so that nothing is answered
+                averager.leave(region)
 
     def check_late(self, longest_s: float) -> list[Outbound]:
         """Continue without regions whose ranks do not all send an update that others have sent.
@@ -508,11 +562,7 @@ class JoinService:
             )
         if known is None or hello.attempt > known.attempt:
             known = self._regions[name] = _Region(hello.attempt, hello.world_size)
-        if hello.world_size != known.world_size or not 0 <= hello.rank < known.world_size:
-            raise RanksDisagreeError(
-                f"region '{name}': rank {hello.rank} counts {hello.world_size} ranks, another "
-                f"one {known.world_size}"
-            )
+        _check_rank(name, hello, known)
         if self.layout is None:
             self.layout = hello.layout
         else:
@@ -543,7 +593,9 @@ class JoinService:
         if region is not None and hello.attempt < region.attempt:
             raise JoinRefusedError(f"region '{name}': a newer process group has joined")
         if region is None or hello.attempt > region.attempt:
+            self._stop_joining(name)
             region = self._joining[name] = _Region(hello.attempt, hello.world_size)
+        _check_rank(name, hello, region)
         region.hellos[hello.rank] = hello
         if not region.is_complete:
             return found
@@ -641,9 +693,12 @@ class JoinService:
 
     def _on_state(self, peer: str, message: Message) -> list[Outbound]:
         index = fields.count(message.meta, "slice")
+        source = self._source
         if index not in self._missing:
             return []
         each = self.slices[index]
+        if peer != rank_name(source, each.owners[source]):
+            raise FrameError(f"'{peer}' sent parameters that it was not asked for")
         params_Q = as_tensor(memoryview(message.payload), each.size)
         if not all_finite(params_Q):
             raise NonFiniteError(f"the parameters of '{peer}' are not finite")
@@ -653,10 +708,9 @@ class JoinService:
             if self._missing:
                 return []
             self.stage = Stage.DONE
-            return self._all("over", [self._source])
+            return self._all("over", list(self._regions))
         if not self._missing:
             self.stage = Stage.TRAINING
-        source = self._source
         return [
             Outbound(
                 rank_name(name, rank),
@@ -682,6 +736,8 @@ class JoinService:
             raise FrameError(f"'{peer}' sent an update of region '{update.region}'")
         if update.attempt < region.attempt:
             raise JoinRefusedError(f"region '{name}': a newer process group has joined")
+        if update.attempt > region.attempt:
+            raise FrameError(f"'{peer}' sent an update of a process group that has not joined")
         self._check_agrees(name, region, rank, update)
         if not region.headers:
             region.since_s = self._now_s()
@@ -725,11 +781,12 @@ class JoinService:
         region.parts.clear()
         region.headers.clear()
         region.losses.clear()
-        for averager, part in zip(self.averagers, parts, strict=True):
-            self._check_part(averager, part)
+        checked = [  # all of them, before any averager takes one in
+            averager.checked(part) for averager, part in zip(self.averagers, parts, strict=True)
+        ]
         now_s = self._now_s()
         replies = []
-        for averager, part in zip(self.averagers, parts, strict=True):
+        for averager, part in zip(self.averagers, checked, strict=True):
             averager.at(now_s)
             replies.append(averager.on_update(part))
         first, weight = parts[0], sum(n for _, n in losses)
@@ -748,18 +805,6 @@ class JoinService:
             start_s=now_s - compute_s,
         )
         return self._answers(replies)
-
-    def _check_part(self, averager: Averager, part: UpdateMessage) -> None:
-        """Refuse a part before any averager has taken one in.
-
-        Raises:
-            NonFiniteError: it has NaN or infinity.
-        """
-        if part.coded is None and not all_finite(part.payload_P):
-            raise NonFiniteError(
-                f"update {part.seq} of region '{part.region}' is not finite; refused",
-                fix="Lower the learning rate, or clip gradients.",
-            )
 
     def _answers(self, replies: Sequence[Sequence[ReplyMessage]]) -> list[Outbound]:
         """Return the answers of all slices' averagers, for the ranks that own the slices."""
@@ -839,7 +884,8 @@ class JoinService:
         if len(complete) == len(self._regions):
             parts = [part for each in complete for part in found[each].values()]
             self._emit_evaluation(None, step, parts, final=is_final)
-            del self._evaluations[step, is_final]
+            for each in [key for key in self._evaluations if key[0] <= step]:
+                del self._evaluations[each]  # earlier ones are not completed any longer
 
     def _emit_evaluation(
         self,
@@ -869,8 +915,7 @@ class JoinService:
         if not all(len(each.finished) == each.world_size for each in self._regions.values()):
             return []
         self.stage, self._missing = Stage.ENDING, set(range(len(self.slices)))
-        others = [name for name in self._regions if name != self._source]
-        return self._all("collect", [self._source]) + self._all("over", others)
+        return self._all("collect", [self._source])
 
     @property
     def _source(self) -> str:
@@ -886,11 +931,12 @@ class JoinService:
             for rank in range(self._regions[name].world_size)
         ]
 
-    def _on_failed(self, peer: str, cause: str) -> list[Outbound]:
+    def _on_failed(self, peer: str, meta: Meta) -> list[Outbound]:
         """Handle the end of a rank's loop by an error: the other ranks cannot continue."""
-        name = region_of(peer)
-        if name not in self._regions:
-            return []
+        name, cause = region_of(peer), fields.text(meta, "cause")
+        region = self._joining.get(name) or self._regions.get(name)
+        if region is None or fields.count(meta, "attempt") != region.attempt:
+            return []  # of an earlier process group
         error = RegionLostError(f"rank '{peer}' has failed: {cause}")
         told = [each for each in self._refuse(name, error) if each.peer != peer]
         return told + self.on_lost(name, error.message)
@@ -904,7 +950,7 @@ class JoinService:
             peers: further endpoints to tell.
         """
         _LOGGER.warning("region '%s' is refused: %s", name, error.message)
-        region = self._regions.get(name)
+        region = self._joining.get(name) or self._regions.get(name)
         ranks = [] if region is None else [rank_name(name, rank) for rank in region.hellos]
         message = Message("refused", refusal_meta(0, error), b"", "control", CONTROL)
         return [Outbound(peer, message) for peer in dict.fromkeys((*ranks, *peers))]
@@ -924,10 +970,21 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
+def _check_rank(name: str, hello: Hello, known: _Region) -> None:
+    """Refuse a rank that counts other ranks than those of its region that are known."""
+    if hello.world_size != known.world_size or not 0 <= hello.rank < known.world_size:
+        raise RanksDisagreeError(
+            f"region '{name}': rank {hello.rank} counts {hello.world_size} ranks, another "
+            f"one {known.world_size}"
+        )
+
+
 def _decided(update: UpdateMessage) -> dict[str, object]:
     """Return the values that all ranks of a region decide alike."""
     return {
         "seq": update.seq,
+        "base_version": update.base_version,
+        "view": update.view,
         "steps": update.steps,
         "final": update.final,
         "fragment": update.fragment,

@@ -278,7 +278,8 @@ class JoinedRegion:
     def _tell_failed(self, error: BaseException) -> None:
         """Tell the server that this rank ends, so that other regions do not wait for it."""
         cause = f"{type(error).__name__}: {error}"[:_CAUSE_CHARS]
-        failed = Message("failed", {"cause": cause}, b"", "control", CONTROL)
+        meta: Meta = {"cause": cause, "attempt": self._ranks.attempt}
+        failed = Message("failed", meta, b"", "control", CONTROL)
         with suppress(GeoRayError):
             self._endpoint.send(SERVER, failed, 0.0)
             self._endpoint.flush(SERVER, _LOOK_S)

@@ -103,7 +103,6 @@ class AveragerActor:
             LeaseLostError: a later run actor has attached.
         """
         self._fence.check(token)
-        self._server.tick()
         with self._server.lock:
             service = self._server.service
             return {

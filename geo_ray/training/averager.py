@@ -725,9 +725,27 @@ class Averager:
             self.failure = averager_failure(self.strategy, error)
             raise self.failure from error
 
+    def checked(self, update: UpdateMessage) -> UpdateMessage:
+        """Return an update, decoded and checked, without taking it in; a duplicate is unchanged.
+
+        So several averagers can take in the parts of an update all or none.
+
+        Raises:
+            GeoRayError: `on_update` would refuse it.
+        """
+        self._check_works()
+        if self._registry.is_known(update):
+            return update
+        self.view.check(update.region, update.view)
+        self.model_buffers.check(update)
+        return self._finite(self.wire.opened(update, self.num_params))
+
     def _opened(self, update: UpdateMessage) -> UpdateMessage:
         """Decode and check an update."""
-        update = self.wire.decode(update, self.num_params)
+        return self._finite(self.wire.decode(update, self.num_params))
+
+    def _finite(self, update: UpdateMessage) -> UpdateMessage:
+        """Check a decoded update."""
         what = f"update {update.seq} of region '{update.region}'"
         check_payload(update.payload_P, self.state.fragments, what, update.fragment)
         return update

@@ -438,6 +438,19 @@ class AveragerWire:
             FrameError: if the coded payload makes no sense.
             ReferenceLostError: if it is a difference from something that is not here.
         """
+        update = self.opened(update, num_params)
+        self._merged[update.region] = update.base_version
+        if update.final:
+            self._in_full.add(update.region)
+        else:
+            self._in_full.discard(update.region)
+        return update
+
+    def opened(self, update: UpdateMessage, num_params: int) -> UpdateMessage:
+        """Return the update with its payload as a vector; nothing changes.
+
+        Arguments and errors are those of `decode`.
+        """
         if update.coded is not None:
             bounds = self.plan.bounds_of(num_params)
             if update.fragment >= len(bounds):
@@ -447,11 +460,6 @@ class AveragerWire:
             if update.against is not None:
                 payload_P = self._reference(update, update.against) + payload_P
             update = replace(update, payload_P=payload_P, coded=None, against=None)
-        self._merged[update.region] = update.base_version
-        if update.final:
-            self._in_full.add(update.region)
-        else:
-            self._in_full.discard(update.region)
         return update
 
     def encode(self, replies: Sequence[ReplyMessage]) -> list[ReplyMessage]:

@@ -274,6 +274,7 @@ OF_EXAMPLES = {
     "lm.py",
     "make_data.py",
     "make_files.py",
+    "my_loop.py",
     "pack_text.py",
     "photos.py",
     "train_ddp.py",

@@ -244,7 +244,7 @@ def report_of(
     )
     if is_idle:
         notes.append(
-            "no machines are launched after its run has ended or stopped; submit it to continue"
+            "its run has ended or stopped; machines are launched when a run waits for them"
         )
     address = head_address(head, record)
     node_groups = _node_groups(record, memory, rows)

@@ -231,6 +231,7 @@ def short() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.mark.slow  # minutes: a cluster of `geo-ray up`, four runs, and a queue with two jobs
 def test_a_cluster_its_queue_and_its_runs(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster of `docs/operations/clusters.md` serves the pages on queue and runs, too."""
     monkeypatch.chdir(short)

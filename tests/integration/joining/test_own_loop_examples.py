@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import geo_ray
 from examples.own_loop import distributed, plain, titan_style
+from geo_ray.base.errors import LoopMisuseError
 from tests.support.join_support import (
     Ranks,
     call_without_group,
@@ -20,6 +22,7 @@ from tests.support.join_support import (
     terms,
     train_all,
 )
+from tests.support.train_support import eventually
 
 REGIONS = ("eu", "us")
 STEPS, INTERVAL, LR, MOMENTUM = 12, 4, 0.7, 0.9
@@ -109,6 +112,27 @@ def test_a_trainer_class(ranks: Ranks, tmp_path: Path) -> None:
         schedule=lambda step: min((step + 1) / 4, 1 - step / STEPS),
     )
     torch.testing.assert_close(found[0], expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [(None, "ended after 1 of 12 steps"), (ValueError("a bug"), "ValueError: a bug")],
+)
+def test_a_training_without_a_block(error: Exception | None, cause: str, tmp_path: Path) -> None:
+    """If `finish` is never called, the region's block ends the training, and the server knows."""
+    with serving(terms(("eu",), STEPS, strategy=DILOCO), tmp_path) as (server, address):
+        with (
+            pytest.raises(LoopMisuseError if error is None else ValueError),
+            geo_ray.join(address, region="eu", credentials=tmp_path / "eu.pem") as site,
+        ):
+            sync = site.begin(plain.new_model())
+            assert (sync.total_steps, sync.remaining_steps) == (STEPS, STEPS)
+            sync.step(rows=1)
+            assert (sync.total_steps, sync.remaining_steps) == (STEPS, STEPS - 1)
+            if error is not None:
+                raise error
+        eventually(lambda: server.service.failure is not None, "the server knows")
+        assert cause in str(server.service.failure)
 
 
 def check_equal(found: list[Any], expected: Tensor) -> None:

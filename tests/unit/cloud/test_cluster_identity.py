@@ -203,7 +203,7 @@ def test_up_does_not_wait_for_machines_that_a_stopped_run_does_not_need(world: C
         return await_machines(made, asked.state, 1.0, nobody)
 
     idle, awaited = told(0.0), told(60.0)
-    assert idle.is_idle and "submit it to continue" in " ".join(idle.notes)
+    assert idle.is_idle and "when a run waits" in " ".join(idle.notes)
     assert not awaited.is_idle and awaited.wanted == 2
     end_cluster(asked.state, nobody, at_once=True)
 

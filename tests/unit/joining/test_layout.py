@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from geo_ray.base.errors import ModelMismatchError, TaskOutputError
 from geo_ray.joining.layout import (
@@ -167,3 +168,12 @@ def test_gaps_and_overlaps_name_the_parameter(ranks: list[Ranges], message: str)
     layout = Layout((Parameter("a", (3,), "float32"), Parameter("b", (3,), "float32")))
     with pytest.raises(ModelMismatchError, match=f"region 'eu': {message}"):
         slices_of(layout, {"eu": ranks})
+
+
+def test_flat_parameters_are_refused() -> None:
+    """FSDP1 needs a process group; what counts is the class of a module inside."""
+    inner = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+    nn.Module.__init__(inner)
+    with pytest.raises(TaskOutputError, match="FullyShardedDataParallel") as caught:
+        Layout.of(nn.Sequential(nn.Linear(2, 2), inner))
+    assert "fully_shard" in str(caught.value.fix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from geo_ray.training.wire_format import (
     payload_bytes,
     read_refusal,
     read_reply,
+    stats_message,
     update_meta,
 )
 from geo_ray.transport.wire.message import Message
@@ -236,7 +238,9 @@ def test_a_rank_that_hangs_ends_its_region_and_frees_the_others() -> None:
 def test_the_last_region_ends_the_run() -> None:
     world = World({"eu": [WHOLE]})
     world.start()
-    world.deliver("eu#0", Message("failed", {"cause": "out of memory"}, b"", "control"))
+    world.deliver(
+        "eu#0", Message("failed", {"cause": "out of memory", "attempt": 1}, b"", "control")
+    )
     assert "out of memory" in str(world.service.failure)
 
 
@@ -304,3 +308,224 @@ def test_messages_that_are_not_for_the_sender() -> None:
     assert world.refusals("eu#0") == ["FRAME_INVALID"]
     world.deliver("eu#0", Message("nonsense", {}, b"", "control"))
     assert world.refusals("eu#0")[-1] == "FRAME_INVALID"
+
+
+def _change(message: Message, **meta: Any) -> Message:
+    payload = meta.pop("payload", message.payload)
+    return Message(message.kind, {**message.meta, **meta}, payload, message.traffic)
+
+
+def _updates(world: World, move: float = 1.0) -> dict[str, list[Message]]:
+    for name in world.ranks:
+        world.step(name, move)
+    return {name: world.step(name, 0.0) for name in world.ranks}
+
+
+@pytest.mark.parametrize(
+    ("codec", "changes", "code"),
+    [
+        ({}, {"payload": bytes(4)}, "INVARIANT"),
+        ({}, {"payload": b""}, "INVARIANT"),
+        ({"up": {"kind": "fp16"}}, {"payload": b"\xff" * 20}, "NON_FINITE"),
+        ({"up": {"kind": "fp16"}}, {"payload": bytes(10)}, "FRAME_INVALID"),
+        ({"up": {"kind": "fp16"}}, {"payload": bytes(10), "data_bytes": 10}, "FRAME_INVALID"),
+        ({"up": {"kind": "fp16"}}, {"coded": "int8"}, "FRAME_INVALID"),
+    ],
+)
+def test_an_update_with_a_damaged_slice_commits_in_no_slice(
+    codec: dict[str, Any], changes: dict[str, Any], code: str
+) -> None:
+    world = World({"eu": [WHOLE], "us": HALVES}, codec=codec)
+    world.start()
+    _round(world)  # the next updates are differences
+    updates = _updates(world)
+    world.deliver("us#0", updates["us#0"][0])
+    world.deliver("us#1", _change(updates["us#1"][0], **changes))
+    assert world.refusals("us#1") == [code]
+    assert all(averager.last("us")[1] == 1 for averager in world.service.averagers)
+    assert world.service.version == 1
+
+
+def _end(world: World, *names: str) -> None:
+    for name in names:
+        world.deliver(name, Message("finished", {}, b"", "control"))
+
+
+def _state(world: World, name: str, value: float) -> None:
+    for each in world.ranks[name].slices:
+        size = sum(b - a for a, b in each.places)
+        payload = payload_of(torch.full((size,), value))
+        world.deliver(name, Message("state", {"slice": each.index}, payload, "transfer"))
+
+
+def test_only_the_rank_that_was_asked_gives_the_final_parameters() -> None:
+    world = World({"eu": HALVES, "us": [WHOLE]})
+    world.start()
+    _end(world, "eu#0", "eu#1", "us#0")
+    _state(world, "us#0", 5.0)
+    assert world.refusals("us#0")[0] == "FRAME_INVALID"
+    assert world.service.stage is Stage.ENDING
+    _state(world, "eu#0", 1.0)
+    _state(world, "eu#1", 1.0)
+    assert world.service.stage is Stage.DONE
+    assert torch.equal(world.service.model_P, torch.ones(P))
+
+
+def test_another_region_gives_the_final_parameters_if_the_first_is_lost() -> None:
+    world = World({"eu": HALVES, "us": [WHOLE]})
+    world.start()
+    _end(world, "eu#0", "eu#1", "us#0")
+    _state(world, "eu#0", 1.0)
+    assert all(each.kind != "over" for each in world.inbox["us#0"])
+    (asked,) = world.service.on_lost("eu", "power cut")
+    assert (asked.peer, asked.message.kind) == ("us#0", "collect")
+    _state(world, "us#0", 2.0)
+    assert world.service.stage is Stage.DONE
+    assert torch.equal(world.service.model_P, torch.full((P,), 2.0))
+
+
+def test_a_rank_that_does_not_exist() -> None:
+    world = World({"eu": HALVES, "us": [WHOLE]})
+    world.start()
+    _end(world, "eu#0", "eu#2", "us#0")
+    assert world.refusals("eu#2") == ["FRAME_INVALID"]
+    assert world.service.stage is Stage.TRAINING
+
+
+def test_a_region_lost_during_the_start() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    world.hello("eu", 0)
+    world.hello("us", 0)
+    assert world.service.stage is Stage.STARTING
+    world.service.on_lost("us", "power cut")
+    assert world.service.averagers[0].view.members == ("eu",)
+    world.service.on_lost("eu", "power cut")
+    assert "power cut" in str(world.service.failure)
+
+
+def test_the_source_lost_during_the_start_ends_the_run() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    world.hello("eu", 0)
+    world.hello("us", 0)
+    world.service.on_lost("eu", "power cut")
+    assert "initial parameters" in str(world.service.failure)
+
+
+def _rejoin(world: World, attempt: int = 2) -> None:
+    world.service.on_lost("us", "power cut")
+    for rank in range(len(world.shares["us"])):
+        world.hello("us", rank, attempt)
+        world.ranks.pop(rank_name("us", rank), None)
+
+
+def _round(world: World) -> None:
+    for name, messages in _updates(world).items():
+        for message in messages:
+            world.deliver(name, message)
+    for name in world.ranks:
+        world.merge(name)
+
+
+SHARES: dict[str, Sequence[Ranges]] = {"eu": [WHOLE], "in": [WHOLE], "us": HALVES}
+
+
+def test_a_region_lost_while_it_waits_to_join_does_not_join() -> None:
+    world = World(SHARES)
+    world.start()
+    _rejoin(world)
+    assert world.service.waiting == ("us",)
+    failed = Message("failed", {"cause": "power cut", "attempt": 1}, b"", "control")
+    world.deliver("us#1", failed)  # late, of the process group before
+    assert world.service.waiting == ("us",)
+    world.deliver("us#1", _change(failed, attempt=2))
+    assert world.service.waiting == ()
+    _round(world)
+    assert world.service.averagers[0].view.members == ("eu", "in")
+    _round(world)
+    assert world.service.version == 2
+
+
+def test_a_region_that_starts_again_while_it_waits_joins_when_it_is_complete() -> None:
+    world = World(SHARES)
+    world.start()
+    _rejoin(world)
+    world.hello("us", 0, attempt=3)
+    _round(world)
+    assert world.service.averagers[0].view.members == ("eu", "in")
+    world.hello("us", 1, attempt=3)
+    _round(world)
+    assert world.service.averagers[0].view.joining == ("us",)
+
+
+def test_a_region_whose_donor_is_lost_is_refused_and_the_others_continue() -> None:
+    world = World(SHARES)
+    world.start()
+    _rejoin(world)
+    _round(world)
+    (donor,) = (name for name, rank in world.ranks.items() if rank.is_donor)
+    for each in world.service.on_lost(donor.partition("#")[0], "power cut"):
+        world.inbox.setdefault(each.peer, []).append(each.message)
+    assert world.refusals("us#0") == world.refusals("us#1") == ["REGION_LOST"]
+    del world.ranks[donor]
+    assert world.service.averagers[0].view.members == tuple(n[:2] for n in world.ranks)
+    _round(world)
+    assert world.service.version == 2
+
+
+@pytest.mark.parametrize("rank", [1, 5])
+def test_a_rank_that_cannot_be_while_its_region_joins(rank: int) -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    world.start()
+    world.service.on_lost("us", "power cut")
+    peer = rank_name("us", rank)
+    hello = Hello("us", rank, 1, 2, LAYOUT, WHOLE)
+    world.deliver(peer, hello.message())
+    assert world.refusals(peer) == ["RANKS_DISAGREE"]
+
+
+def test_evaluations_that_will_not_be_complete_are_forgotten() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    world.start()
+    for step in range(1, 9):
+        for name in ("eu#0", "us#0") if step == 8 else ("eu#0",):
+            meta, payload = stats_message(step, {"loss": np.ones(1)}, 4, final=False)
+            world.deliver(name, Message("evaluation", meta, bytes(payload), "control"))
+    assert not world.service._evaluations
+
+
+def test_a_strategy_is_woken_at_its_time() -> None:
+    strategy = {"kind": "decoupled", "interval": 4, "fragments": 2, "quorum": 1, "grace_s": 5.0}
+    world = World({"eu": [WHOLE], "us": HALVES}, strategy=strategy)
+    world.start()
+    messages: list[Message] = []
+    while not messages:
+        messages = world.step("eu#0", 1.0)
+    for message in messages:
+        world.deliver("eu#0", message)
+    world.inbox["eu#0"].clear()
+    world.now_s = 4.9
+    assert world.service.on_wake() == []
+    assert world.service.version == 0
+    world.now_s = 5.0
+    world.service.on_wake()
+    assert world.service.version == 1
+    assert {averager.state.version for averager in world.service.averagers} == {1}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"null", b"[" * 100_000, b'{"layout": "[]", "share": [[1e400, 1]]}'],
+)
+def test_a_description_that_cannot_be_read_is_refused(body: bytes) -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    hello = Hello("eu", 0, 1, 1, LAYOUT, WHOLE).message()
+    world.deliver("eu#0", _change(hello, payload=body))
+    assert world.refusals("eu#0") == ["FRAME_INVALID"]
+
+
+@pytest.mark.parametrize("peer", ["eu", "eu#", "eu#x", "eu#" + "9" * 5000])
+def test_an_endpoint_that_is_no_rank_is_refused(peer: str) -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    world.start()
+    world.deliver(peer, Message("finished", {}, b"", "control"))
+    assert world.refusals(peer) == ["FRAME_INVALID"]

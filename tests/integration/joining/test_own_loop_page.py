@@ -1,0 +1,73 @@
+"""The page docs/guides/your-own-loop.md, followed by a reader; what it says about the library."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from geo_ray.base.errors import JoinError
+from geo_ray.joining.rank import STRATEGIES
+from tests.support.pages import BIN, ROOT, Reader, blocks, commands, save
+from tests.support.train_support import WAIT_S, eventually
+
+PAGE = "docs/guides/your-own-loop.md"
+TEXT = (ROOT / PAGE).read_text()
+
+
+def test_the_page_names_what_there_is() -> None:
+    (strategies,) = re.findall(r"to the loop: (.*?)\. Others", TEXT, flags=re.S)
+    assert re.findall(r"`(\w+)`", strategies) == list(STRATEGIES)
+    named = set(re.findall(r"^\| `([A-Z_]+)`", TEXT, flags=re.M))
+    assert named == {each.code for each in JoinError.__subclasses__()}
+    listed = set(re.findall(r"\| `(\w+\.py)` \|", TEXT))
+    examples = {path.name for path in (ROOT / "examples" / "own_loop").glob("*.py")}
+    assert listed == examples
+    tests = "".join(
+        (ROOT / f"tests/integration/joining/test_own_loop_{name}.py").read_text()
+        for name in ("examples", "trainers")
+    )
+    for name in examples:
+        assert re.search(rf"\b{Path(name).stem}\b", tests), f"no test runs {name}"
+
+
+@pytest.mark.slow  # a cluster, and three processes that train
+def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(PAGE)
+    shutil.copytree(ROOT / "examples", "examples")
+    assert [block.saved_as for block in blocks(PAGE) if block.saved_as] == [
+        "joined.yaml",
+        "my_loop.py",
+    ]
+    serve, *regions = commands(PAGE)
+    reader = Reader(monkeypatch)
+    program = [str(BIN / "geo-ray"), *shlex.split(serve)[1:], "--plain"]
+    options = ["--set", "serve.port=0", "--set", "serve.host=127.0.0.1"]
+    server = subprocess.Popen(program + options, stdout=subprocess.PIPE, text=True)
+    address = Path("runs/joined/join/address")
+    started = []
+    try:
+        eventually(
+            lambda: server.poll() is not None or (address.exists() and address.read_text()),
+            "the run is served",
+        )
+        reader.values["ADDRESS"] = address.read_text().strip()
+        for name in ("eu", "us"):
+            shutil.copy(f"runs/joined/join/{name}.pem", ".")
+        started = [
+            subprocess.Popen(["bash", "-euc", reader.filled(each)], env=reader.environment())
+            for each in regions
+        ]
+        assert [each.wait(WAIT_S) for each in started] == [0, 0]
+        assert server.wait(WAIT_S) == 0
+    finally:
+        for each in (*started, server):
+            if each.poll() is None:
+                each.terminate()
+                each.wait(WAIT_S)
+    assert Path("runs/joined/model.safetensors").exists()
