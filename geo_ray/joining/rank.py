@@ -230,6 +230,10 @@ class RankExchange(RegionExchange):
         """Whether the loop must wait for an answer before it continues."""
         return self.phase in ("waiting", "must_send", "finishing")
 
+    def begin(self) -> list[SendUpdate]:
+        """Return what is due before the first step, for a region that joins at the end of a run."""
+        return self._advance([])
+
     def step(self, rows: int, seconds: float) -> list[SendUpdate]:
         """Handle a step of the loop.
 

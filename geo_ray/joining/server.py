@@ -100,7 +100,7 @@ class JoinServer:
     def lose(self, region: str, cause: str) -> None:
         """Continue without a region."""
         with self.lock:
-            self._post(self.service.on_lost(region, cause))
+            self._post(self.service.lose(region, cause))
 
     def request_stop(self) -> None:
         """Ask every region to finish."""

@@ -517,6 +517,11 @@ class JoinService:
             for averager in self.averagers:  # it is no member yet, so that nothing is answered
                 averager.leave(region)
 
+    def lose(self, region: str, cause: str) -> list[Outbound]:
+        """Continue without a region, and tell its ranks, which may be connected again."""
+        error = RegionLostError(f"the run continues without region '{region}': {cause}")
+        return self._refuse(region, error) + self.on_lost(region, cause)
+
     def check_late(self, longest_s: float) -> list[Outbound]:
         """Continue without regions whose ranks do not all send an update that others have sent.
 

@@ -49,6 +49,7 @@ from geo_ray.joining.service import (
     read_copy,
 )
 from geo_ray.joining.vector import ParameterVector
+from geo_ray.training.effects import SendUpdate
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import (
@@ -266,6 +267,7 @@ class JoinedRegion:
                 _Exchanger(self._endpoint, self._mail, exchange, self._ranks, self._wait_s)
             ) as exchanger:
                 sync = JoinedTraining(exchange, exchanger, self._ranks)
+                sync.settle()
                 yield sync
                 sync.check_ended()
                 exchanger.end(vector)
@@ -601,7 +603,15 @@ class JoinedTraining:
         if loss is not None:
             self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
         now_s = time.monotonic()
-        sent = self._exchange.step(rows, now_s - self._began_s)
+        self._settle(self._exchange.step(rows, now_s - self._began_s))
+        self._began_s = time.monotonic()
+
+    def settle(self) -> None:
+        """Do what is due before the first step: a joining region may begin at the end of a run."""
+        self._settle(self._exchange.begin())
+
+    def _settle(self, sent: list[SendUpdate]) -> None:
+        """Send updates, and merge their answers as far as they are there or must be awaited."""
         while True:
             for each in sent:
                 self._exchanger.send(self._with_loss(each.update))
@@ -614,7 +624,6 @@ class JoinedTraining:
             sent = self._exchange.on_replies(replies, took_s)
             if self._exchange.is_donor:
                 self._exchanger.send_copies()
-        self._began_s = time.monotonic()
 
     @property
     def evaluation_due(self) -> bool:
