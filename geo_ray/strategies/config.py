@@ -121,7 +121,8 @@ def _check_codec(key: str, codec: Codec, strategy: Strategy) -> None:
             f"{key}: {codec.kind} is for {wanted}{note}; {name} sends {traits.sends}s"
             f"{'' if traits.in_rounds else ' that come one by one'}: use topk, or another strategy"
         )
-    if own.differential is not None and traits.exchange.fragments > 1:
+    needs_whole = own.differential is not None or own.with_shapes is not None
+    if needs_whole and traits.exchange.fragments > 1:
         raise ValueError(
             f"{key}: {codec.kind} splits updates of the whole model; {name} sends it in "
             f"{traits.exchange.fragments} fragments: use another codec, or another strategy"

@@ -41,6 +41,7 @@ KINDS = [
     "fedgsync",
     "gaia",
     "halos",
+    "muloco",
     "sma",
     "sparseloco",
 ]

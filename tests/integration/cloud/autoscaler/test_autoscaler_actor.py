@@ -319,6 +319,7 @@ def test_without_a_plan_what_waits_rents_what_runs_stays_and_what_is_idle_ends(
 
     # An actor that reserves nothing keeps one of the two; the other one ends.
     waiter = idler(region)
+    assert ray.get(waiter.there.remote(), timeout=LONGEST_S)  # while it starts, nobody sees it
     remove_placement_group(apart)
     until(lambda: len(living(provider)) == 1)
     time.sleep(4 * config.every_s)
