@@ -74,6 +74,7 @@ def jobs(reader: Reader, ray_cluster: LocalCluster) -> None:
 
 
 @pytest.mark.usefixtures("jobs")
+@pytest.mark.slow  # minutes of waiting: six commands that start or resume a run
 def test_checkpoints(reader: Reader, tmp_path: Path) -> None:
     """`docs/guides/checkpoints.md`; the job ends the run that was resumed before."""
     reader.values["RUN"] = str(tmp_path / RUN)
@@ -115,6 +116,7 @@ def test_membership(reader: Reader) -> None:
     reader.run("geo-ray stop runs/quickstart")
 
 
+@pytest.mark.slow  # a minute: trials with a process each
 def test_tuning(reader: Reader) -> None:
     """`docs/guides/tuning.md`"""
     change(
