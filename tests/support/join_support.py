@@ -32,7 +32,7 @@ from geo_ray.joining.service import SERVER, JoinTerms
 from geo_ray.joining.site import JoinedTraining, join
 from geo_ray.transport.security.certs import Authority
 
-WAIT_S = 40.0
+WAIT_S = 120.0
 ROWS = 6  # of a region and step
 SEEDING = threading.Lock()  # regions are threads, and torch has one generator
 
