@@ -105,6 +105,36 @@ OWN_LOOP: Final = "own_loop"
 """`task.use` of a run whose regions join: their loops have the task."""
 _OWN_SECTIONS: Final = ("task", "data", "optimizer")
 """Sections that a run has unless its regions join."""
+_SERVED: Final[Mapping[str, frozenset[str]]] = {
+    "device": frozenset(),
+    "averager": frozenset(),
+    "members": frozenset({"wait_s"}),
+    "plan": frozenset(),
+    "autoscale": frozenset(),
+    "lan": frozenset(),
+    "overlay": frozenset(),
+    "transfers": frozenset(),
+    "emulate": frozenset(),
+    "checkpoint": frozenset(),
+    "train": frozenset({"steps", "eval_every", "target"}),
+}
+"""Sections that have no effect on a run whose regions join, but for the named keys."""
+_SERVED_REGION: Final = frozenset({"name", "at", "join", "cpus_per_server"})
+"""Keys of a region that joins."""
+
+
+def _without_effect(section: object, allowed: frozenset[str]) -> list[str]:
+    """Return the keys of a section that are set to something else than their default."""
+    if not isinstance(section, StrictModel):
+        return []
+    keys = type(section).model_fields
+    return [
+        name
+        for name, key in keys.items()
+        if name not in allowed
+        and not key.is_required()
+        and getattr(section, name) != key.get_default(call_default_factory=True)
+    ]
 
 
 class Experiment(StrictModel):
@@ -169,8 +199,28 @@ class Experiment(StrictModel):
             is_default = getattr(self, name) == type(self).model_fields[name].default
             if is_given and self.is_served and not is_default:
                 raise ValueError(f"{name}: regions that join have their own; omit it")
+        if self.is_served:
+            self._check_served()
         if self.serve is not None and not self.is_served:
             raise ValueError("serve: no region joins; set `join: true` for each")
+
+    def _check_served(self) -> None:
+        """Refuse what has no effect on a run whose regions join."""
+        unused = [
+            f"regions.{r.name}.{k}"
+            for r in self.regions
+            for k in _without_effect(r, _SERVED_REGION)
+        ]
+        for name, allowed in _SERVED.items():
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if allowed or type(value) is type(default):
+                unused += [f"{name}.{key}" for key in _without_effect(value, allowed)]
+            elif value != default:
+                unused.append(name)
+        if self.codec.up is not None and self.codec.up.traits.differential is not None:
+            unused.append(f"codec.up ({self.codec.up.kind})")
+        if unused:
+            raise ValueError(f"{unused[0]}: not supported where regions join; omit it")
 
     def _check_sections(self, workers: Mapping[str, int]) -> None:
         """Check every section against the sections that it depends on."""

@@ -238,7 +238,7 @@ class Welcome:
         terms: the run's terms.
         slices: ranges of the slices that the rank exchanges, by number.
         is_source: whether the rank sends its initial parameters.
-        copies: whether the rank begins with a copy of another region's state (`CopyMessage`).
+        copies: whether the rank begins with a copy of another region's state (`copy_message`).
     """
 
     terms: JoinTerms

@@ -183,12 +183,14 @@ class JoinedRegion:
         self._ranks, self._wait_s = ranks, wait_s
         self._mail: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._is_training = False
+        self._server_attempt: int | None = None
         self._open = ExitStack()  # the training between `begin` and `finish`
         identity = EndpointIdentity(credentials.run_id, ranks.name, ranks.attempt, credentials.key)
         self._endpoint = Endpoint(
             identity,
             lambda _, message: self._mail.put(message),
             transport,
+            on_peer=self._on_server,
             certificate=credentials.certificate,
         )
         try:
@@ -203,6 +205,13 @@ class JoinedRegion:
         except BaseException:
             self._endpoint.close(0.0)
             raise
+
+    def _on_server(self, _: str, attempt: int, connected: bool) -> None:
+        """Notice that another process serves the run now, which does not know this region."""
+        if self._server_attempt is None:
+            self._server_attempt = attempt
+        elif attempt != self._server_attempt:
+            self._mail.put(Message("restarted", {}, b"", "control", CONTROL))
 
     @property
     def region(self) -> str:
@@ -222,13 +231,13 @@ class JoinedRegion:
         finally:
             self.close()
 
-    def begin(self, model: nn.Module, *, state: Mapping[str, Any] | None = None) -> JoinedTraining:
+    def begin(self, model: nn.Module) -> JoinedTraining:
         """Begin a training where a block would not do, as in callbacks; see `training`.
 
         The training lasts until `finish`. If the block of the region ends before, the training has
         failed, as if its own block had ended.
         """
-        return self._open.enter_context(self.training(model, state=state))
+        return self._open.enter_context(self.training(model))
 
     def finish(self) -> None:
         """End the training that `begin` has begun.
@@ -239,9 +248,7 @@ class JoinedRegion:
         self._open.close()
 
     @contextmanager
-    def training(
-        self, model: nn.Module, *, state: Mapping[str, Any] | None = None
-    ) -> Iterator[JoinedTraining]:
+    def training(self, model: nn.Module) -> Iterator[JoinedTraining]:
         """Train a model in the run; every rank calls it.
 
         In the block the model has the run's parameters. The block must run until
@@ -249,7 +256,6 @@ class JoinedRegion:
 
         Args:
             model: module whose trained parameters are exchanged, after sharding if it is sharded.
-            state: further objects with ``state_dict`` for checkpoints, such as the optimizer.
 
         Raises:
             ModelMismatchError: another region has another model.
@@ -376,11 +382,26 @@ def receive(
                     fix="See on the server which regions are missing.",
                 ) from None
             continue
-        if message.kind == "refused":
-            raise read_refusal(message.meta)[1]
+        check_refused(message)
         if message.kind in kinds:
             return message
         raise JoinRefusedError(f"the server sent '{message.kind}' instead of {kinds}")
+
+
+def check_refused(message: Message) -> None:
+    """Raise the error that a message of the server stands for, if any.
+
+    Raises:
+        ServerLostError: the server was restarted, and does not know this region.
+        GeoRayError: the server refused the region.
+    """
+    if message.kind == "restarted":
+        raise ServerLostError(
+            "the process that served the run was replaced; what it knew of this region is lost",
+            fix="Start the run and its regions again.",
+        )
+    if message.kind == "refused":
+        raise read_refusal(message.meta)[1]
 
 
 def send_state(endpoint: Endpoint, index: int, params_Q: Tensor) -> None:
@@ -510,8 +531,7 @@ class _Exchanger:
                         f"the server has been unreachable for {self._wait_s:g} s"
                     ) from None
                 continue
-            if message.kind == "refused":
-                raise read_refusal(message.meta)[1]
+            check_refused(message)
             if message.kind != kind:
                 raise JoinRefusedError(f"the server sent '{message.kind}' instead of '{kind}'")
             return message

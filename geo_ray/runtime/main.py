@@ -64,7 +64,7 @@ def run(
         reporting = reporting.noted_in(lease)
         setup = RunSetup(experiment, directory, reporting, launcher, lease)
         if experiment.is_served:
-            return serve(setup)
+            return serve(setup, resume)
         attaches = resume is not None and resume.checkpoint is None
         while True:
             try:

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import ray
 import torch
 from torch import Tensor, nn
 
-from geo_ray.base.errors import GeoRayError
+from geo_ray.base.errors import CheckpointMissingError, GeoRayError
 from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.layout import Layout
@@ -27,6 +28,7 @@ from geo_ray.runs.model_file import save_module
 from geo_ray.runs.recorder import Recorder
 from geo_ray.runtime.launcher import ProcessSpec
 from geo_ray.runtime.run_context import RayMetrics, RunSetup
+from geo_ray.runtime.run_order import Resumption
 from geo_ray.runtime.spec import TokenFence, demands_of
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, note_failure
 from geo_ray.telemetry.export.base import ExportOrder
@@ -140,12 +142,24 @@ class AveragerActor:
         self._server.close()
 
 
-def serve(setup: RunSetup) -> Summary:
+def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
     """Serve a run to the regions that join it, until all have finished.
 
+    Args:
+        setup: the run.
+        resume: how the run continues; None: it starts from the beginning.
+
     Raises:
+        CheckpointMissingError: the run is resumed; it has no checkpoints.
         GeoRayError: the run ended early; the error says why.
     """
+    if resume is not None:
+        missing = CheckpointMissingError(
+            f"run {setup.run.path} has joined regions, and such runs have no checkpoints",
+            fix="Start another run, and its regions again.",
+        )
+        note_failure(setup.run.path, missing, setup.reporting.began_unix_s)
+        raise missing
     experiment, run, launcher, reporting = (
         setup.experiment,
         setup.run,
@@ -183,8 +197,6 @@ def serve(setup: RunSetup) -> Summary:
 
 
 def _host(experiment: Experiment) -> str:
-    import ray.util
-
     server = experiment.serve or ServeConfig()
     if server.advertise is not None:
         return server.advertise

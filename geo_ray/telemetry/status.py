@@ -429,7 +429,7 @@ class StatusFold:
         match event.kind:
             case "run_started":
                 self._lost = {}
-                self.averager = event.fields.get("averager")
+                self.averager = event.fields.get("averager") or None  # "": in no region
             case "averager_moved":
                 self.averager = event["region"]
             case "region_lost":

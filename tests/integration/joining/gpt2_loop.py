@@ -85,7 +85,7 @@ class Gpt2Loop:
             join(
                 self.address, region=self.region, credentials=path, group=group, wait_s=WAIT_S
             ) as site,
-            site.training(model, state={"optimizer": optimizer, "schedule": schedule}) as sync,
+            site.training(model) as sync,
         ):
             while not sync.done:
                 tokens = rows_of(self.region, sync.steps, rank, world_size)

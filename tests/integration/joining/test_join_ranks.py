@@ -68,7 +68,7 @@ def train(
         found = {name: [result] for name, result in train_all(loops).items()}
         found |= {name: pool.results() for name, (pool, _) in pools.items()}
         errors = [each for all_ in found.values() for each in all_ if isinstance(each, Exception)]
-        assert not errors, errors
+        assert not errors, (server.stage, server.service.missing(), errors)
         assert server.stage is Stage.DONE
         vectors = {name: results[0][0] for name, results in found.items()}
         for name, results in found.items():

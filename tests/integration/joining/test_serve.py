@@ -87,6 +87,16 @@ def test_ctrl_c_before_the_regions_are_there(tmp_path: Path) -> None:
     [
         ({"regions": [{"name": "eu", "join": True}, {"name": "us"}]}, "either all regions join"),
         ({"task": {"use": "digits"}}, "task .*: regions that join have their own"),
+        ({"overlay": {"kind": "netstorm"}}, r"overlay .*not supported where regions join"),
+        ({"checkpoint": {"every_s": 5.0}}, r"checkpoint\.every_s .*not supported"),
+        ({"members": {"min": 1}}, r"members\.min .*not supported"),
+        ({"train": {"steps": 4, "clip_norm": 1.0}}, r"train\.clip_norm .*not supported"),
+        ({"emulate": {"step_s": 0.1}}, r"emulate .*not supported"),
+        ({"codec": {"up": {"kind": "dgt"}}}, r"codec.up \(dgt\): not supported"),
+        (
+            {"regions": [{"name": "eu", "join": True, "workers": 2}]},
+            r"regions\.eu\.workers.*not supported",
+        ),
         ({"strategy": {"kind": "bsp"}}, "'bsp' needs every gradient of a region"),
     ],
 )
@@ -96,6 +106,24 @@ def test_configurations_that_cannot_be_served(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
         geo_ray.serve(CONFIG | changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"members": {"wait_s": 5.0}},
+        {
+            "train": {
+                "steps": 4,
+                "eval_every": 2,
+                "target": {"metric": "loss", "value": 0.1, "direction": "at_most"},
+            }
+        },
+        {"codec": {"up": {"kind": "int8"}}, "seed": 3, "transport": {"max_streams": 2}},
+    ],
+)
+def test_configurations_that_can_be_served(changes: dict[str, Any]) -> None:
+    assert geo_ray.load_config(CONFIG | changes).is_served
 
 
 def test_a_configuration_without_joining_regions(
