@@ -55,6 +55,7 @@ from geo_ray.training.wire_format import (
     refusal_meta,
     reply_meta,
 )
+from geo_ray.transport.security.tls import RANK_MARK
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.message import CONTROL, Message
@@ -63,14 +64,13 @@ _LOGGER: Final = logging.getLogger(__name__)
 SERVER: Final = "geo-ray-server"
 """Name of the serving endpoint."""
 
-_MARK: Final = "#"
 _RANK_DIGITS: Final = 9
 _RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
 
 
 def rank_name(region: str, rank: int) -> str:
     """Return the name of a rank's endpoint."""
-    return f"{region}{_MARK}{rank}"
+    return f"{region}{RANK_MARK}{rank}"
 
 
 def rank_of(peer: str) -> int:
@@ -79,7 +79,7 @@ def rank_of(peer: str) -> int:
     Raises:
         FrameError: it is not the endpoint of a rank.
     """
-    text = peer.partition(_MARK)[2]
+    text = peer.partition(RANK_MARK)[2]
     if not text.isdecimal() or len(text) > _RANK_DIGITS:
         raise FrameError(f"'{peer}' is not the endpoint of a rank")
     return int(text)
@@ -87,7 +87,7 @@ def rank_of(peer: str) -> int:
 
 def region_of(peer: str) -> str:
     """Return the region of an endpoint."""
-    return peer.partition(_MARK)[0]
+    return peer.partition(RANK_MARK)[0]
 
 
 class JoinTerms(StrictModel):
@@ -129,20 +129,15 @@ class JoinTerms(StrictModel):
             layout: the model; None: only the kinds of codecs matter.
             ranges: ranges of the slice.
         """
-        codec, traits = self.codec, self.strategy.traits
-        up, down = codec.up, codec.down
-        if layout is not None:
-            shapes = shapes_in(layout, ranges)
-            up, down = _shaped(up, shapes), _shaped(down, shapes)
-        return WirePlan(
-            up,
-            down,
-            traits.sends,
-            traits.in_rounds,
-            self.seed,
-            traits.exchange.fragments,
-            codec.last_error_of(self.strategy),
-            () if layout is None else self.bounds_in(ranges, layout.size),
+        plan = WirePlan.of(self.strategy, self.codec, self.seed)
+        if layout is None:
+            return plan
+        shapes = shapes_in(layout, ranges)
+        return replace(
+            plan,
+            up=_shaped(plan.up, shapes),
+            down=_shaped(plan.down, shapes),
+            bounds=self.bounds_in(ranges, layout.size),
         )
 
     def bounds_in(self, ranges: Ranges, size: int) -> tuple[tuple[int, int], ...]:

@@ -377,16 +377,7 @@ def _goal(experiment: Experiment) -> str:
 
 def wire_plan(experiment: Experiment) -> WirePlan:
     """Return how payloads are encoded, for both ends of every exchange."""
-    codec, traits = experiment.codec, experiment.strategy.traits
-    return WirePlan(
-        codec.up,
-        codec.down,
-        traits.sends,
-        traits.in_rounds,
-        experiment.seed,
-        traits.exchange.fragments,
-        codec.last_error_of(experiment.strategy),
-    )
+    return WirePlan.of(experiment.strategy, experiment.codec, experiment.seed)
 
 
 def last_errors(experiment: Experiment) -> tuple[float, float]:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ from geo_ray.base.errors import (
 )
 from geo_ray.codecs.base import Codec, Coded, wrong
 from geo_ray.codecs.feedback import Encoder, all_finite, open_coded
+from geo_ray.strategies.base import Strategy
+from geo_ray.strategies.config import CodecConfig
 from geo_ray.strategies.traits import Sends
 from geo_ray.training.lossy_blocks import LossySender
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
@@ -71,6 +73,20 @@ class WirePlan:
     fragments: int = 1
     last_error: float = 0.0
     bounds: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, strategy: Strategy, codec: CodecConfig, seed: int) -> Self:
+        """Return how the payloads of a strategy are encoded."""
+        traits = strategy.traits
+        return cls(
+            codec.up,
+            codec.down,
+            traits.sends,
+            traits.in_rounds,
+            seed,
+            traits.exchange.fragments,
+            codec.last_error_of(strategy),
+        )
 
     def bounds_of(self, num_params: int) -> list[tuple[int, int]]:
         """Return the positions of the parts in a vector; see `fragment_bounds`."""

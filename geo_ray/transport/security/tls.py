@@ -37,6 +37,8 @@ from geo_ray.base.model import StrictModel
 from geo_ray.base.output import RateLimitedLog
 
 URI_PREFIX: Final = "geo-ray://region/"
+RANK_MARK: Final = "#"
+"""Separates region and rank in the name of an endpoint; names of regions do not contain it."""
 _SAME_CA: Final = "Give every region its own certificate, all of the same CA: `geo-ray certs`."
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  (a fresh directory below it, mode 0700)
 _MOST_PEM_BYTES: Final = 1024 * 1024
@@ -165,7 +167,7 @@ def expect_region(sock: ssl.SSLSocket | ssl.SSLObject, region: str) -> None:
         PeerRefusedError: with both names.
     """
     found = peer_region(sock)
-    if found != region.partition("#")[0]:
+    if found != region.partition(RANK_MARK)[0]:
         raise PeerRefusedError(
             f"the peer should be region {region!r}, but its certificate is that of {found!r}",
             fix="Check the address of the region, and which certificate its bridge was given.",
