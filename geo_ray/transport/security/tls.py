@@ -180,10 +180,27 @@ def peer_serial(sock: ssl.SSLSocket | ssl.SSLObject) -> int:
     return int(str(certificate.get("serialNumber", "0")), 16)
 
 
+class _Socket(ssl.SSLSocket):
+    """Closes itself when the connection turns out to be lost as it is wrapped.
+
+    `SSLContext.wrap_socket` takes the file descriptor over and does not close it in this case. It
+    would stay open for as long as somebody keeps the error.
+    """
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        try:
+            return super().recv(buflen, flags)
+        except OSError:
+            if self._sslobj is None:  # type: ignore[attr-defined]  # not wrapped yet
+                self.close()
+            raise
+
+
 def _context(protocol: int, source: TlsSource, material: TlsBytes | None) -> ssl.SSLContext:
     if material is None:
         material = source.read() if isinstance(source, TlsFiles) else source
     context = ssl.SSLContext(protocol)
+    context.sslsocket_class = _Socket
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the region is the identity, see expect_region
     context.verify_mode = ssl.CERT_REQUIRED

@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 import stat
+import struct
 import tempfile
 import threading
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from geo_ray.transport.security.certs import (
     read_key,
 )
 from geo_ray.transport.security.tls import (
+    Encryption,
     TlsBytes,
     TlsFiles,
     client_context,
@@ -41,6 +43,7 @@ from geo_ray.transport.security.tls import (
     region_uri,
     server_context,
 )
+from tests.support.wan_support import open_files
 
 WAIT_S = 60.0
 LONG_AGO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
@@ -319,6 +322,22 @@ def test_a_failed_handshake_becomes_a_typed_error() -> None:
 
 
 # ------------------------------------------------------------------ certificates in memory
+
+
+def test_wrapping_a_lost_connection_closes_it(east: TlsBytes) -> None:
+    """Whoever keeps the error must not keep the socket open."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    # Closing without time to linger resets the connection.
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    theirs.close()
+    name = f"socket:[{os.fstat(ours.fileno()).st_ino}]"
+    assert name in open_files()
+    with pytest.raises(OSError, match="reset") as caught:
+        Encryption("required", east).dialed(ours)
+    assert caught.value.__traceback__ is not None  # it holds the frames
+    assert name not in open_files()
 
 
 def test_a_run_makes_its_own_and_keeps_keys_out_of_sight() -> None:
