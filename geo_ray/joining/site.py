@@ -491,6 +491,7 @@ class _Exchanger:
                 self._answers.put(self._exchanged(update))
             except BaseException as error:  # raised by `take` in the thread that trains
                 self._answers.put(error)
+            del update  # its payload would stay until the next one
 
     def _exchanged(self, update: UpdateMessage) -> list[ReplyMessage]:
         slices = self._exchange.slices
