@@ -1,6 +1,6 @@
 """Measures what the memory model needs, without allocating a model of its size.
 
-`outline_of` reads a module on the meta device. `exchange_memory` runs the own code of a strategy and
+`outline_of` reads a module on the meta device. `exchange_memory` runs the code of a strategy and
 its codecs for a small vector, in all regions and the averager, and counts the tensors of each end.
 """
 
