@@ -72,7 +72,7 @@ class ParameterSize:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOutline:
+class ModelSizes:
     """Sizes of a model's parameters.
 
     Attributes:
@@ -239,7 +239,7 @@ class MemoryModel:
         on_accelerator: whether ranks train on accelerators.
     """
 
-    model: ModelOutline
+    model: ModelSizes
     optimizer: OptimizerSize
     layout: GroupLayout
     exchange: ExchangeMemory

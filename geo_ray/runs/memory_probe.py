@@ -23,14 +23,14 @@ from geo_ray.base.errors import InvariantError
 from geo_ray.joining.layout import Layout, Parameter, Slice
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
 from geo_ray.joining.service import JoinTerms
-from geo_ray.planner.memory import ExchangeMemory, ModelOutline, ParameterSize
+from geo_ray.planner.memory import ExchangeMemory, ModelSizes, ParameterSize
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.config import CodecConfig
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.payload_encoding import RegionWire
 
 
-def outline_of(module: nn.Module, units: Sequence[nn.Module] | None = None) -> ModelOutline:
+def outline_of(module: nn.Module, units: Sequence[nn.Module] | None = None) -> ModelSizes:
     """Return the sizes of a model.
 
     Args:
@@ -55,7 +55,7 @@ def outline_of(module: nn.Module, units: Sequence[nn.Module] | None = None) -> M
     inner_first = sorted(units, key=lambda each: sum(1 for _ in each.modules()))
     found = [sizes(each) for each in inner_first]
     buffers = {id(each): each.numel() * each.element_size() for each in module.buffers()}
-    return ModelOutline(sizes(module), tuple(each for each in found if each), sum(buffers.values()))
+    return ModelSizes(sizes(module), tuple(each for each in found if each), sum(buffers.values()))
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:

@@ -22,7 +22,7 @@ from geo_ray.planner.memory import (
     ExchangeMemory,
     GroupLayout,
     MemoryModel,
-    ModelOutline,
+    ModelSizes,
     OptimizerSize,
     ParameterSize,
     Sharding,
@@ -32,14 +32,14 @@ from geo_ray.strategies.config import AnyStrategy, CodecConfig
 from tests.support.fsdp_memory import Gpt
 
 NOTHING = ExchangeMemory(0, 0, 0, 0)
-TWO_LAYERS = ModelOutline(
+TWO_LAYERS = ModelSizes(
     root=(ParameterSize((10, 4)),),
     units=((ParameterSize((4, 4)), ParameterSize((4,))), (ParameterSize((4, 4), trained=False),)),
 )
 
 
 def model_of(
-    sharding: Sharding, ranks: int, outline: ModelOutline = TWO_LAYERS, **changes: Any
+    sharding: Sharding, ranks: int, outline: ModelSizes = TWO_LAYERS, **changes: Any
 ) -> MemoryModel:
     values = {"exchange": NOTHING, "on_accelerator": False, "optimizer": OptimizerSize(2)}
     return MemoryModel(outline, layout=GroupLayout(sharding, ranks), **(values | changes))
@@ -97,7 +97,7 @@ def test_ranks_share_the_exchange(layout: GroupLayout, exchanged: int) -> None:
 )
 def test_shards_cover_the_model(rows: int, columns: int, ranks: int, item_bytes: int) -> None:
     """Against `torch.chunk`, which `fully_shard` uses: no rank has more than the largest chunk."""
-    outline = ModelOutline((ParameterSize((rows, columns), item_bytes),))
+    outline = ModelSizes((ParameterSize((rows, columns), item_bytes),))
     found = model_of("fsdp", ranks, outline).device()
     largest = torch.chunk(torch.empty(rows, columns, device="meta"), ranks)[0].numel()
     assert found["parameters"] == item_bytes * largest
@@ -188,7 +188,7 @@ def test_a_lossy_codec_owes_a_vector_at_both_ends() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_a_fix() -> None:
-    outline = ModelOutline((ParameterSize((1000, 1000)),), ((ParameterSize((10**6, 10**3)),),) * 7)
+    outline = ModelSizes((ParameterSize((1000, 1000)),), ((ParameterSize((10**6, 10**3)),),) * 7)
     layout = GroupLayout("ddp", 8, ranks_per_host=8)
     rows = Activations(1e9, 4)
     model = MemoryModel(outline, OptimizerSize(), layout, ExchangeMemory(8, 16, 8, 20), rows)
@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_refused_with_a_fix() -> None:
 
 def test_the_fix_fits() -> None:
     """4e9 parameters on two ranks: 8 + 8 + 16 GB, 1.6 GB gathered and 1.5 GB of reserve."""
-    outline = ModelOutline((ParameterSize((8, 8)),), ((ParameterSize((10**4, 10**4)),),) * 40)
+    outline = ModelSizes((ParameterSize((8, 8)),), ((ParameterSize((10**4, 10**4)),),) * 40)
     layout = GroupLayout("fsdp", 2, ranks_per_host=2)
     model = MemoryModel(outline, OptimizerSize(), layout, NOTHING, Activations(3e9, 9))
     # 47.5 GB are usable: 12.4 GB are left, for 4 rows.
