@@ -14,7 +14,6 @@ Shape legend: P = parameters of the model.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from geo_ray.base.errors import NonFiniteError, TaskStateError
-from geo_ray.base.random_state import generators_restored, seed_generators
+from geo_ray.base.random_state import generators_restored, seed_generators, seed_of_rows
 from geo_ray.base.types import CodedPartition, Span
 from geo_ray.data.tasks.base import Batch, Columns, Stats, Task, num_rows
 from geo_ray.data.tasks.checked_calls import (
@@ -341,8 +340,7 @@ class Worker:
             self.layout.write(self.buffers_B, self.module)
 
     def _seed_of(self, span: Span) -> int:
-        key = f"{self._stream}/{span.start}".encode()
-        return int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big")
+        return seed_of_rows(self._stream, span.start)
 
     def rng_devices(self) -> list[int]:
         """Devices whose generators a step seeds, besides the CPU; for `generators_restored`."""
