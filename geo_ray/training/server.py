@@ -231,9 +231,7 @@ class Server(RegionExchange):
     def _step(self, partitions: list[int]) -> list[Effect]:
         reports = {partition: self.work.pushes[partition] for partition in partitions}
         contributions = self.work.rule.contributions(reports)
-        unused = unused_by_all(
-            reports[c.worker].unused for c in contributions if c.num_samples > 0
-        )
+        unused = unused_by_all(reports[c.worker].unused for c in contributions if c.num_samples > 0)
         noise = self._apply(contributions, reports, unused)
         samples, compute_s = self.work.settle(reports, contributions)
         self.version += 1

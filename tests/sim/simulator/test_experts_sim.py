@@ -92,9 +92,7 @@ def test_one_region(data_dir, optimizer: dict[str, Any], workers: int, shards: i
 def test_sma_averages_regions_that_skipped_different_experts(data_dir, shards: int) -> None:
     regions = [{"name": name, "ps_shards": shards} for name in "ab"]
     strategy = {"kind": "sma", "interval": 3}
-    config = experiment(
-        task=TASK, regions=regions, optimizer=ADAMW, strategy=strategy, train=TRAIN
-    )
+    config = experiment(task=TASK, regions=regions, optimizer=ADAMW, strategy=strategy, train=TRAIN)
     run = Run(config, data_dir).go()
     plain = [Plain(run, config, name) for name in "ab"]
     for number in range(STEPS):
@@ -116,9 +114,7 @@ def test_gradients_of_all_regions_skip_what_no_region_uses(
     strategy: dict[str, Any] = {"kind": "bsp"}
     if accumulate:
         strategy = {"kind": "fedssgd", "accumulate": accumulate}
-    config = experiment(
-        task=TASK, regions=regions, optimizer=ADAMW, strategy=strategy, train=TRAIN
-    )
+    config = experiment(task=TASK, regions=regions, optimizer=ADAMW, strategy=strategy, train=TRAIN)
     run = Run(config, data_dir).go()
     plain = [Plain(run, config, name) for name in "ab"]
     each = max(1, accumulate)
