@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import zip_longest
 from typing import Any, Final, cast
 
 import torch
@@ -460,7 +461,7 @@ class JoinService:
         self._events: list[dict[str, Any]] = []
         # sums of each rank by region, at each (step, is the last one), until all are there
         self._evaluations: dict[
-            tuple[int, bool], dict[str, dict[int, tuple[int, dict[str, float]]]]
+            tuple[int, bool], dict[str, dict[int, tuple[int, dict[str, list[float]]]]]
         ] = {}
 
     def news(self) -> list[dict[str, Any]]:
@@ -1090,9 +1091,7 @@ class JoinService:
         if name not in self._regions:
             return
         is_final = fields.flag(message.meta, "final")
-        sums = {
-            key: sum(values) for key, values in read_stats(message.meta, message.payload).items()
-        }
+        sums = read_stats(message.meta, message.payload)
         found = self._evaluations.setdefault((step, is_final), {})
         found.setdefault(name, {})[rank_of(peer)] = fields.count(message.meta, "rows"), sums
         own = found[name]
@@ -1114,16 +1113,29 @@ class JoinService:
         self,
         region: str | None,
         step: int,
-        parts: Sequence[tuple[int, Mapping[str, float]]],
+        parts: Sequence[tuple[int, Mapping[str, list[float]]]],
         *,
         final: bool,
     ) -> None:
         rows = sum(count for count, _ in parts)
         names = sorted({name for _, sums in parts for name in sums})
-        metrics = {
-            name: sum(sums.get(name, 0.0) for _, sums in parts) / rows for name in names if rows
+        totals = {
+            name: [
+                sum(each)
+                for each in zip_longest(*(s.get(name, ()) for _, s in parts), fillvalue=0.0)
+            ]
+            for name in names
         }
-        self._emit("eval", region=region, step=step, metrics=metrics, samples=rows, final=final)
+        metrics = {name: sum(total) / rows for name, total in totals.items() if rows}
+        self._emit(
+            "eval",
+            region=region,
+            step=step,
+            metrics=metrics,
+            samples=rows,
+            final=final,
+            sums=totals,
+        )
 
     def _on_finished(self, peer: str) -> list[Outbound]:
         """Handle the end of a rank's training; collect the model once all ranks have ended."""

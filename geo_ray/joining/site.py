@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from geo_ray.base.errors import (
@@ -99,7 +100,7 @@ def join(
     address: str,
     *,
     region: str,
-    credentials: str | Path,
+    credentials: str | Path | JoinCredentials,
     group: dist.ProcessGroup | None = None,
     transport: TransportConfig | None = None,
     wait_s: float = 600.0,
@@ -111,7 +112,7 @@ def join(
     Args:
         address: where the run is served, such as ``geo-ray://10.0.0.5:7447``.
         region: name of the region.
-        credentials: file that `geo-ray serve` wrote for the region.
+        credentials: file that `geo-ray serve` wrote for the region, or its content.
         group: process group of the region's ranks; None: this process is the only one.
         transport: settings of the connection.
         wait_s: longest wait for the server and for the other regions at the start, and longest
@@ -122,10 +123,15 @@ def join(
         CertificateError: the credentials cannot be used.
         ServerLostError: the server cannot be reached.
     """
-    own = JoinCredentials.read(credentials)
+    name = "the file" if isinstance(credentials, JoinCredentials) else credentials
+    own = (
+        credentials
+        if isinstance(credentials, JoinCredentials)
+        else JoinCredentials.read(credentials)
+    )
     if own.region != region:
         raise ConfigError(
-            f"{credentials} is for region '{own.region}', not '{region}'",
+            f"{name} is for region '{own.region}', not '{region}'",
             fix="Use the file of this region.",
         )
     rank, world_size, attempt = 0, 1, time.time_ns() // 1_000_000
@@ -565,11 +571,19 @@ class _Exchanger:
         self._thread.join()
 
     def _run(self) -> None:
-        while (update := self._orders.get()) is not None:
-            try:
-                self._answers.put(self._exchanged(update))
-            except BaseException as error:  # raised by `take` in the thread that trains
-                self._answers.put(error)
+        while self._answer_next():
+            pass  # keeps no reference to an update between exchanges
+
+    def _answer_next(self) -> bool:
+        """Wait for an update and exchange it; return False at the end."""
+        update = self._orders.get()
+        if update is None:
+            return False
+        try:
+            self._answers.put(self._exchanged(update))
+        except BaseException as error:  # raised by `take` in the thread that trains
+            self._answers.put(error)
+        return True
 
     def _exchanged(self, update: UpdateMessage) -> list[ReplyMessage]:
         slices = self._exchange.slices
@@ -756,15 +770,19 @@ class JoinedTraining:
         is_time = self.done or (every > 0 and self.steps > 0 and self.steps % every == 0)
         return is_time and at != self._reported
 
-    def report(self, sums: Mapping[str, Tensor | float], rows: int) -> None:
+    def report(self, sums: Mapping[str, Tensor | NDArray[np.float64] | float], rows: int) -> None:
         """Report an evaluation; the metric of the run is the sum over all ranks by all rows.
 
         Args:
-            sums: sums over this rank's held-out rows by name, such as the loss times the rows.
+            sums: sums over this rank's held-out rows by name, such as the loss times the rows;
+                vectors for a task.
             rows: this rank's held-out rows.
         """
         self._reported = (self.steps, self.done)
-        stats = {name: np.array([float(value)]) for name, value in sums.items()}
+        stats = {
+            name: value if isinstance(value, np.ndarray) else np.array([float(value)])
+            for name, value in sums.items()
+        }
         meta, payload = stats_message(self.steps, stats, rows, final=self.done)
         self._exchanger.tell(Message("evaluation", meta, bytes(payload), "control"))
 
