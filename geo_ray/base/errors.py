@@ -978,6 +978,24 @@ class PlanInfeasibleError(PlanError):
     more = "A number suggested by the message is rounded up, so that a plan exists with it."
 
 
+class ModelTooLargeError(PlanError):
+    """A model does not fit into the memory of its machines.
+
+    It is raised before machines are rented or processes are started.
+    """
+
+    code = "MODEL_TOO_LARGE"
+    causes = (
+        "Accelerators or machines with too little memory for parameters, gradients, optimizer "
+        "state, activations and the strategy's vectors."
+    )
+    advice = "Use more ranks with FSDP, fewer rows per rank, or machines with more memory."
+    more = (
+        "The message lists each term. Terms with `about` are estimates; `geo-ray plan` shows them "
+        "for all regions."
+    )
+
+
 class ProfileError(PlanError):
     """A profile cannot be made, read or used."""
 

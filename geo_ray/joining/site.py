@@ -492,11 +492,19 @@ class _Exchanger:
         self._thread.join()
 
     def _run(self) -> None:
-        while (update := self._orders.get()) is not None:
-            try:
-                self._answers.put(self._exchanged(update))
-            except BaseException as error:  # raised by `take` in the thread that trains
-                self._answers.put(error)
+        while self._answer_next():
+            pass  # keeps no reference to an update between exchanges
+
+    def _answer_next(self) -> bool:
+        """Wait for an update and exchange it; return False at the end."""
+        update = self._orders.get()
+        if update is None:
+            return False
+        try:
+            self._answers.put(self._exchanged(update))
+        except BaseException as error:  # raised by `take` in the thread that trains
+            self._answers.put(error)
+        return True
 
     def _exchanged(self, update: UpdateMessage) -> list[ReplyMessage]:
         slices = self._exchange.slices
