@@ -142,16 +142,26 @@ def _row(
     return Operation(name, run, request, result)
 
 
-def _read_step(meta: Meta, _: Payload) -> tuple[Sequence[Contribution], bool, float, float]:
+_Step = tuple[Sequence[Contribution], bool, float, float, Sequence[int]]
+
+
+def _read_step(meta: Meta, _: Payload) -> _Step:
     measure = fields.flag(meta, "measure")
     scale, rate = (fields.number(meta, k) if k in meta else 1.0 for k in ("scale", "rate"))
-    return read_contributions(meta), measure, scale, rate
+    unused = fields.counts(meta, "unused") if "unused" in meta else ()
+    return read_contributions(meta), measure, scale, rate, unused
 
 
 def _step(
-    name: str, parts: Sequence[Contribution], measure: bool, scale: float = 1.0, rate: float = 1.0
+    name: str,
+    parts: Sequence[Contribution],
+    measure: bool,
+    scale: float = 1.0,
+    rate: float = 1.0,
+    unused: Sequence[int] = (),
 ) -> Packed:
     meta = contributions_meta(parts) | {"op": name, "measure": measure}
+    meta |= {"unused": list(unused)} if unused else {}
     factors = {"scale": scale, "rate": rate}
     return meta | {key: factor for key, factor in factors.items() if factor != 1.0}, None
 
@@ -174,7 +184,7 @@ def _read_outgoing(meta: Meta, payload: Payload) -> Outgoing | Wait | None:
 
 
 _NOTHING: Request[*tuple[()]] = (lambda name: ({"op": name}, None), lambda *_: ())
-_STEP: Request[Sequence[Contribution], bool, float, float] = (_step, _read_step)
+_STEP: Request[*_Step] = (_step, _read_step)
 _MEAN: Request[Sequence[Contribution]] = (
     lambda name, parts: (contributions_meta(parts) | {"op": name}, None),
     lambda meta, _: (read_contributions(meta),),

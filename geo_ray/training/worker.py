@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from geo_ray.base.errors import NonFiniteError, TaskStateError
 from geo_ray.base.random_state import generators_restored, seed_generators, seed_of_rows
-from geo_ray.base.types import CodedPartition, Span
+from geo_ray.base.types import CodedPartition, Span, unused_by_all
 from geo_ray.data.tasks.base import Batch, Columns, Stats, Task, num_rows
 from geo_ray.data.tasks.checked_calls import (
     blamed,
@@ -157,12 +157,14 @@ class StepResult:
         refused: reason why the gradient must not be used, or None.
         grad_sq: squared 2-norm of the gradient; None if it is no plain mean of gradients.
         learning_rate: of the last local step; None if the worker makes none.
+        unused: parameters without a gradient, by index in the model.
     """
 
     loss: float | None
     refused: str | None = None
     grad_sq: float | None = None
     learning_rate: float | None = None
+    unused: Sequence[int] = ()
 
 
 class Worker:
@@ -279,7 +281,7 @@ class Worker:
                 grad_sq *= (self._clip_norm / norm) ** 2
         if self._flat.grad_P is not self.grad_P:
             self.grad_P.copy_(self._flat.grad_P)
-        return StepResult(float(loss.detach()), grad_sq=grad_sq)
+        return StepResult(float(loss.detach()), grad_sq=grad_sq, unused=self._flat.unused())
 
     def collate(self, columns: Columns, span: Span) -> Batch:
         """The rows as the model takes them; random choices are those of `step`.
@@ -356,7 +358,8 @@ class LocalStepsWorker:
         steps: steps per push; the rows of a push are split into as many batches.
         region_rows: rows of one batch of all the region's workers, which gives the number of
             earlier steps from a push's position in the stream.
-        groups: parameter groups, if any.
+        parameters: parameters of the model.
+        flat: see `InnerOptimizer`.
     """
 
     def __init__(
@@ -365,11 +368,13 @@ class LocalStepsWorker:
         optimizer: OneOptimizer,
         steps: int,
         region_rows: int = 1,
-        groups: Sequence[GroupRun] = (),
+        parameters: Sequence[GroupRun] = (),
+        *,
+        flat: bool = False,
     ) -> None:
         self._worker = worker
-        pieces = pieces_of(groups, (0, worker.params_P.numel()))
-        self._optimizer = InnerOptimizer(optimizer, worker.params_P, pieces)
+        pieces = pieces_of(parameters, (0, worker.params_P.numel()))
+        self._optimizer = InnerOptimizer(optimizer, worker.params_P, pieces, flat=flat)
         self._steps = steps
         self._region_rows = region_rows
 
@@ -438,7 +443,7 @@ class LocalStepsWorker:
                 return result
             losses.append(result.loss)
             self.buffers_B.copy_(self.left_B)
-            self._optimizer.apply(self.grad_P)
+            self._optimizer.apply(self.grad_P, result.unused)
         self.grad_P.copy_(before_P).sub_(params_P)
         params_P.copy_(before_P)
         self.buffers_B.copy_(before_B)
@@ -472,17 +477,18 @@ def coded_step(
         read: gives the rows of a span.
     """
     total_P = torch.zeros_like(worker.grad_P)
-    reported = StepResult(None)
+    reported, unused = StepResult(None), []
     for part in parts:
         result = worker.step(read(part.span), part.span)
         if result.loss is None:
             return result
         total_P.add_(worker.grad_P, alpha=part.weight)
+        unused.append(result.unused)
         reported = (
             replace(result, grad_sq=None) if part.span == own or reported.loss is None else reported
         )
     worker.grad_P.copy_(total_P)
-    return reported
+    return replace(reported, unused=unused_by_all(unused))
 
 
 class StepTime(Protocol):
@@ -526,7 +532,8 @@ class FlatModel:
 
     User code can replace these views: ``module.zero_grad()`` drops gradients, and
     ``module.to(...)`` moves parameters to new memory. Call `take_gradient` after each backward and
-    `attach` after other user code, so that the module always trains in the buffers.
+    `attach` after other user code, so that the module always trains in the buffers. Hooks record
+    which parameters receive a gradient, since a buffer of zeros does not tell.
 
     Args:
         module: its trainable parameters must be fp32.
@@ -546,6 +553,7 @@ class FlatModel:
         self.params_P = params_P
         self.grad_P = grad_P
         self._slots: list[_Slot] = []
+        self._received: set[int] = set()  # parameters with a gradient, by index
         offset = 0
         for name, param in module.named_parameters():
             if not param.requires_grad:
@@ -557,12 +565,30 @@ class FlatModel:
             at = value.data_ptr(), grad.data_ptr()
             slot = _Slot(name, owner, leaf, param, value, grad, *at)
             _attach(slot)
+            param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._recorder(len(self._slots))
+            )
             self._slots.append(slot)
             offset += param.numel()
 
     def zero_grad(self) -> None:
         """Clear all gradients, keeping them views."""
         self.grad_P.zero_()
+        self._received.clear()
+
+    def unused(self) -> tuple[int, ...]:
+        """Return the indices of the parameters without a gradient since `zero_grad`.
+
+        Call it after `take_gradient`. Gradients that the loss wrote itself count, unless zero.
+        """
+        missing = (i for i in range(len(self._slots)) if i not in self._received)
+        return tuple(i for i in missing if not bool(self._slots[i].grad.any()))
+
+    def _recorder(self, index: int) -> Callable[[Tensor], None]:
+        def record(_: Tensor) -> None:
+            self._received.add(index)
+
+        return record
 
     def take_gradient(self) -> None:
         """Bring gradients that ``backward`` left elsewhere into the buffer, and attach the model.
