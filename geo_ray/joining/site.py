@@ -414,7 +414,7 @@ class JoinedRegion:
         params_S = vector.read()
         if is_source:
             for each in slices:
-                send_state(self._endpoint, each.index, taken(params_S, each.places))
+                _send_state(self._endpoint, each.index, taken(params_S, each.places))
             self._endpoint.flush(SERVER, self._wait_s)
             return
         places = {each.index: each.places for each in slices}
@@ -426,10 +426,10 @@ class JoinedRegion:
 
     def _receive(self, kind: str, what: str) -> Message:
         """Wait for a message of the start."""
-        return receive(self._mail, self._endpoint, (kind,), what, self._wait_s)
+        return _await_message(self._mail, self._endpoint, (kind,), what, self._wait_s)
 
 
-def receive(
+def _await_message(
     mail: queue.SimpleQueue[Message],
     endpoint: Endpoint,
     kinds: tuple[str, ...],
@@ -457,13 +457,13 @@ def receive(
                     fix="See on the server which regions are missing.",
                 ) from None
             continue
-        check_refused(message)
+        _check_refused(message)
         if message.kind in kinds:
             return message
         raise JoinRefusedError(f"the server sent '{message.kind}' instead of {kinds}")
 
 
-def check_refused(message: Message) -> None:
+def _check_refused(message: Message) -> None:
     """Raise the error that a message of the server stands for, if any.
 
     Raises:
@@ -479,7 +479,7 @@ def check_refused(message: Message) -> None:
         raise read_refusal(message.meta)[1]
 
 
-def send_state(endpoint: Endpoint, index: int, params_Q: Tensor) -> None:
+def _send_state(endpoint: Endpoint, index: int, params_Q: Tensor) -> None:
     """Send the parameters of a slice, fp32 (Q,)."""
     copied = params_Q.clone()
     endpoint.send(SERVER, Message("state", {"slice": index}, payload_of(copied), "transfer"))
@@ -558,11 +558,11 @@ class _Exchanger:
         while self._receive_end().kind == "collect":
             params_S = vector.read()
             for each in self._exchange.slices:
-                send_state(self._endpoint, each.index, taken(params_S, each.places))
+                _send_state(self._endpoint, each.index, taken(params_S, each.places))
 
     def _receive_end(self) -> Message:
         kinds, what = ("collect", "over"), "the end of the run"
-        return receive(self._mail, self._endpoint, kinds, what, self._wait_s)
+        return _await_message(self._mail, self._endpoint, kinds, what, self._wait_s)
 
     def close(self) -> None:
         """End the thread."""
@@ -626,7 +626,7 @@ class _Exchanger:
                         f"the server has been unreachable for {self._wait_s:g} s"
                     ) from None
                 continue
-            check_refused(message)
+            _check_refused(message)
             if message.kind != kind:
                 raise JoinRefusedError(f"the server sent '{message.kind}' instead of '{kind}'")
             return message
