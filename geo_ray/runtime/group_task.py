@@ -45,7 +45,7 @@ from geo_ray.training.worker import micro_batches
 from geo_ray.transport.config import TransportConfig
 
 _LARGEST_UNIT: Final = 8  # no unit that could be divided has more than one part in so many
-_LEAST_UNIT: Final = 1000  # smaller modules are gathered with the whole model
+_LEAST_UNIT: Final = 200  # smaller modules are gathered with the whole model
 _WHOLE: Final = (nn.MultiheadAttention,)  # reads parameters of its children directly
 
 
@@ -265,8 +265,8 @@ def units_of(model: nn.Module) -> list[str]:
     """Return the modules that FSDP2 gathers and frees together, besides the rest of the model.
 
     They are the largest modules with at most an eighth of the trained parameters each: usually the
-    blocks of a transformer and its embeddings. A module whose parameters another one shares belongs
-    to the rest.
+    blocks of a transformer and its embeddings. The rest includes modules with less than 0.5 %, and
+    modules whose parameters another one shares.
     """
     total = _numel(model)
     owners: dict[int, int] = {}
