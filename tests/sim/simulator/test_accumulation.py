@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 
 from geo_ray.base.errors import ConfigError, TaskStateError
 from geo_ray.base.types import Span
@@ -25,8 +25,6 @@ ROWS = 10
 
 
 class Linear:
-    model_buffers: Any = {}
-
     def __init__(self, dropout: float = 0.0, *, drops: bool = False) -> None:
         self.dropout, self.drops, self.seen = dropout, drops, []
 
@@ -41,7 +39,7 @@ class Linear:
     def loss(self, model, batch):
         if self.drops:
             model.zero_grad()
-        return F.cross_entropy(model(batch[0]), batch[1])
+        return cross_entropy(model(batch[0]), batch[1])
 
 
 def rows(count: int = ROWS) -> dict[str, Any]:
@@ -63,7 +61,7 @@ def plain(parts: int) -> tuple[float, Tensor]:
     model, x, y = Linear().model(0), *map(torch.from_numpy, rows().values())
     total = 0.0
     for part_x, part_y in zip(x.tensor_split(parts), y.tensor_split(parts), strict=True):
-        loss = F.cross_entropy(model(part_x), part_y, reduction="sum") / ROWS
+        loss = cross_entropy(model(part_x), part_y, reduction="sum") / ROWS
         loss.backward()
         total += loss.item()
     return total, torch.cat([p.grad.reshape(-1) for p in model.parameters()])
@@ -163,6 +161,6 @@ def test_runs_are_those_of_large_batches_and_of_plain_accumulation(data_dir, sha
 
 
 def test_more_micro_batches_than_rows_are_refused() -> None:
-    with pytest.raises(ConfigError, match="train.accumulate") as caught:
+    with pytest.raises(ConfigError, match=r"train\.accumulate") as caught:
         experiment(train={"steps": 4, "eval_every": 0, "accumulate": 5})
     assert "4 rows per step" in caught.value.message
