@@ -182,7 +182,7 @@ class _Probe:
                 model.start()
                 wire = RegionWire(terms.wire_plan(layout, ranges), name, layout.size)
                 plan = terms.server_plan(name, 1)
-                slices = [SliceWire(0, ranges, wire)]
+                slices = [SliceWire(0, ranges, ranges, wire)]
                 self._ranks[name] = RankExchange(plan, model, slices=slices)
 
     def run(self) -> ExchangeMemory:
@@ -238,7 +238,8 @@ class _Probe:
             rank = self._ranks[reply.to]
             with self._counted.of(reply.to):
                 decoded = rank.slices[0].wire.decode(_received(reply))
-                for each in rank.on_replies([decoded], 1.0):
+                rank.on_replies([decoded], 1.0)
+                for each in rank.advance():
                     sent += rank.encoded(each.update)
         return sent
 
