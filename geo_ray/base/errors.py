@@ -725,7 +725,7 @@ class RankOutOfMemoryError(RankLostError):
 
     code = "RANK_OUT_OF_MEMORY"
     causes = (
-        "Model, optimizer, activations and rows of all ranks of a machine exceed its memory, so that "
+        "Model, optimizer, activations and rows of all ranks of a machine exceed its memory, and "
         "Ray ends a process; or those of a rank exceed the memory of its GPU."
     )
     advice = (
