@@ -14,7 +14,6 @@ SIGKILL after some rounds. Seconds are counted from the kill:
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
