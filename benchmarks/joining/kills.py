@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def loop(address: str, region: str, credentials: str, path: str) -> None:
     trained = model if group is None else nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rank = 0 if group is None else dist.get_rank()
-    with open(f"{path}.{rank}", "a", encoding="ascii", buffering=1) as log:
+    with Path(f"{path}.{rank}").open("a", encoding="ascii", buffering=1) as log:
         log.write(json.dumps(["start", os.getpid(), time.time(), -1]) + "\n")
         with (
             geo_ray.join(address, region=region, credentials=credentials, group=group) as site,
@@ -147,7 +148,7 @@ class Served:
 
     def _start(self, name: str, command: list[str]) -> None:
         self.began[name] = time.time()
-        with open(self.folder / f"{name}.txt", "a", encoding="utf-8") as output:
+        with (self.folder / f"{name}.txt").open("a", encoding="utf-8") as output:
             self.processes[name] = subprocess.Popen(
                 command,
                 cwd=self.folder,
@@ -221,10 +222,10 @@ def costs(served: Served, killed_s: float) -> dict[str, float]:
     (started,) = steps_after(us, killed_s, "start")
     (joined,) = steps_after(us, killed_s, "joined")
     times_s = [row[2] for row in eu if row[0] == "step"]
-    gaps = [(b - a, b - killed_s) for a, b in zip(times_s, times_s[1:], strict=False)]
+    gaps = [(b - a, b - killed_s) for a, b in pairwise(times_s)]
     longest = max(gap for gap in gaps if gap[1] > 0)
     counts = [row[3] for row in eu if row[0] == "step"]
-    repeated = sum(1 for a, b in zip(counts, counts[1:], strict=False) if b <= a)
+    repeated = sum(1 for a, b in pairwise(counts) if b <= a)
     first_s = steps_after(us, killed_s)[0][2]
     start_s = started[2] - killed_s
     return {
