@@ -40,7 +40,7 @@ from geo_ray.training.server import Server
 from geo_ray.training.shard import Concurrently, Shard, ShardPort
 from geo_ray.training.state_guard import constants_of
 from geo_ray.training.stragglers import GradientCoding
-from geo_ray.training.worker import LocalStepsWorker, Worker
+from geo_ray.training.worker import LocalStepsWorker, OwnSteps, Worker
 
 _INNER_RATE: Final = "optimizer.lr"
 _LEAST_REGIONS: Final = 2  # default minimum at the start of a run
@@ -190,7 +190,8 @@ def _server_plan(experiment: Experiment, region: RegionConfig, attempt: int) -> 
         has_final_update=traits.exchange.last == "always",
         never_waits=traits.exchange.blocking == "never",
         round_steps=traits.round_steps,
-        clip_mean_norm=train.clip_mean_norm,
+        clip_mean_norm=None if experiment.state_every(region) else train.clip_mean_norm,
+        state_every=experiment.state_every(region),
         # Losses of codecs or clipping would be missing in the mean, and look like noise.
         reports_norms=train.mode == "sync"
         and train.clip_mean_norm is None
@@ -218,6 +219,7 @@ def build_shard(
         alone=len(experiment.regions) == 1,
         groups=start.runs_for(experiment.optimizer),
         given=given,
+        on_worker=experiment.state_every(region) > 0,
     )
 
 
@@ -260,6 +262,14 @@ def build_worker(
 
     Its replica is ``module``, newly built by the task; None: built here.
     """
+    place = next(r for r in experiment.regions if r.name == region)
+    steps = experiment.worker_steps
+    optimizer = lasting(experiment.optimizer, experiment.train.steps * max(1, steps))
+    runs_of = parameter_runs if optimizer.needs_whole_parameters else group_runs
+    own = None
+    if experiment.state_every(place):
+        module = checked_model(task, experiment.seed) if module is None else module
+        own = OwnSteps(optimizer, runs_of(task, module), experiment.train.clip_mean_norm)
     worker = Worker(
         task,
         params_P,
@@ -269,14 +279,11 @@ def build_worker(
         device=experiment.device,
         clip_norm=experiment.train.clip_norm,
         module=module,
+        own=own,
     )
-    steps = experiment.worker_steps
     if not steps:
         return worker
-    optimizer = lasting(experiment.optimizer, experiment.train.steps * steps)
-    place = next(r for r in experiment.regions if r.name == region)
     rows = place.rows_per_step(experiment.data.batch_size)
-    runs_of = parameter_runs if optimizer.needs_whole_parameters else group_runs
     return LocalStepsWorker(worker, optimizer, steps, rows, runs_of(task, worker.module))
 
 

@@ -9,7 +9,7 @@ vectorized code gives the same bits in every process.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
@@ -142,17 +142,24 @@ def _row(
     return Operation(name, run, request, result)
 
 
-def _read_step(meta: Meta, _: Payload) -> tuple[Sequence[Contribution], bool, float, float]:
+def _read_step(meta: Meta, _: Payload) -> tuple[Sequence[Contribution], bool, float, float, bool]:
     measure = fields.flag(meta, "measure")
     scale, rate = (fields.number(meta, k) if k in meta else 1.0 for k in ("scale", "rate"))
-    return read_contributions(meta), measure, scale, rate
+    has_state = "has_state" in meta and fields.flag(meta, "has_state")
+    return read_contributions(meta), measure, scale, rate, has_state
 
 
 def _step(
-    name: str, parts: Sequence[Contribution], measure: bool, scale: float = 1.0, rate: float = 1.0
+    name: str,
+    parts: Sequence[Contribution],
+    measure: bool,
+    scale: float = 1.0,
+    rate: float = 1.0,
+    has_state: bool = False,
 ) -> Packed:
     meta = contributions_meta(parts) | {"op": name, "measure": measure}
     factors = {"scale": scale, "rate": rate}
+    meta |= {"has_state": True} if has_state else {}
     return meta | {key: factor for key, factor in factors.items() if factor != 1.0}, None
 
 
@@ -174,7 +181,7 @@ def _read_outgoing(meta: Meta, payload: Payload) -> Outgoing | Wait | None:
 
 
 _NOTHING: Request[*tuple[()]] = (lambda name: ({"op": name}, None), lambda *_: ())
-_STEP: Request[Sequence[Contribution], bool, float, float] = (_step, _read_step)
+_STEP: Request[Sequence[Contribution], bool, float, float, bool] = (_step, _read_step)
 _MEAN: Request[Sequence[Contribution]] = (
     lambda name, parts: (contributions_meta(parts) | {"op": name}, None),
     lambda meta, _: (read_contributions(meta),),
@@ -206,10 +213,64 @@ _PART: Result[PartInfo] = (
     lambda meta, _: PartInfo.model_validate(meta),
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A tensor of the optimizer of a worker that makes its steps.
+
+    Attributes:
+        name: its name.
+        count: elements of a vector; 0 for a number.
+        value: the number.
+        is_whole: whether the number is an integer.
+    """
+
+    name: str
+    count: int
+    value: float = 0.0
+    is_whole: bool = False
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> Moment:
+        """Describe a tensor of an optimizer."""
+        if tensor.dim():
+            return cls(name, tensor.numel())
+        return cls(name, 0, float(tensor), not tensor.is_floating_point())
+
+    @property
+    def number(self) -> Tensor:
+        """The number as a tensor."""
+        return torch.tensor(int(self.value)) if self.is_whole else torch.tensor(self.value)
+
+
+_MOMENT: Final = Record(Moment, "name=moment count value is_whole")
+_MOMENTS: Final = Rows(_MOMENT)
+MOMENT_OPERATIONS: Final = ("put_moment", "moment", "moments")
+
+
+def handle_moment(shard: Shard, conn: LanConnection, meta: Meta, payload: Payload) -> Packed:
+    """Handle a request of `MOMENT_OPERATIONS`, of a worker that makes the optimizer's steps."""
+    name = fields.text(meta, "op")
+    if name == "moments":
+        return _MOMENTS.write([Moment.of(*pair) for pair in sorted(shard.moments().items())]), None
+    if name == "put_moment":
+        moment = _MOMENT.read(meta)
+        count = moment.count
+        value = pushed_gradient(conn, payload, count) if count else moment.number
+        shard.put_moment(moment.name, value)
+        return {}, None
+    value = shard.moments()[fields.text(meta, "moment")]
+    if conn.shared is None:
+        return {}, as_bytes(value.clone())
+    shared_gradient(conn.shared, value.numel()).copy_(value)
+    return {}, None
+
+
 OPERATIONS: Final = (
     _row("apply", Shard.apply, _STEP, _NORM),
     _row("mean_sq", Shard.mean_sq, _MEAN, _NORM),
     _row("keep", Shard.keep, _PARTITION, _DONE),
+    _row("take_state", Shard.take_state, _PARTITION, _DONE),
     _row("speak", Shard.outgoing, _NOTHING, _OUTGOING),
     _row("finish", Shard.finish, _NOTHING, _OUTGOING),
     _row("merge", Shard.merge, _REPLY, _DONE),
@@ -291,6 +352,9 @@ class ShardServer:
                     fields.count(meta, "partition") if "partition" in meta else worker, grad_S
                 )
                 return {}, None
+            if name in MOMENT_OPERATIONS:
+                self._admit(conn)
+                return handle_moment(shard, conn, meta, payload)
             if name == "fetch":
                 pull = read_pull(self._admit(conn), meta)
                 return {}, slice_for(conn, shard.fetch(pull))
@@ -348,6 +412,31 @@ class ShardLink:
         self.request(
             {"op": "put"} if partition is None else {"op": "put", "partition": partition}, push=True
         )
+
+    def put_moment(self, moment: Moment, value_S: Tensor) -> None:
+        """Send a tensor of the optimizer, or the slice of this shard."""
+        payload = None
+        if moment.count and self._shared_grad_S is not None:
+            self._shared_grad_S[: moment.count].copy_(value_S)
+        elif moment.count:
+            payload = as_bytes(value_S)
+        meta = {"op": "put_moment", **_MOMENT.write(moment)}
+        self.client.request(meta, payload, timeout_s=self._timeout_s)
+
+    def moments(self) -> list[Moment]:
+        """Return the tensors of the shard's optimizer."""
+        meta, _ = self.client.request({"op": "moments"}, timeout_s=self._timeout_s)
+        return list(_MOMENTS.read(meta))
+
+    def moment(self, moment: Moment) -> Tensor:
+        """Fetch one of them, as a copy."""
+        if not moment.count:
+            return moment.number
+        asked: Meta = {"op": "moment", "moment": moment.name}
+        _, payload = self.client.request(asked, timeout_s=self._timeout_s)
+        if self._shared_grad_S is not None:
+            return self._shared_grad_S[: moment.count].clone()
+        return as_tensor(payload, moment.count)
 
     def fetch(self, pull: Pull) -> None:
         """Fetch the slice of the version that the primary shard announced."""
@@ -411,6 +500,28 @@ class ShardLinks:
         pull = read_pull(self._rank, reply)
         self._pool([partial(link.fetch, pull) for link in self._links])
         return reply
+
+    def signal(self, meta: Meta) -> Meta:
+        """Send a request to the primary shard that moves no parameters."""
+        reply, _ = self.primary.request(meta, push=False)
+        return reply
+
+    def put_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """Send the optimizer's tensors; of each vector, a shard gets its slice."""
+        for name, value in moments.items():
+            parts = [value] * len(self._links)
+            if value.dim() and len(parts) > 1:
+                parts = [value[a:b] for a, b in split_sizes(value.numel(), len(parts))]
+            for link, part in zip(self._links, parts, strict=True):
+                link.put_moment(Moment.of(name, part), part)
+
+    def moments(self) -> dict[str, Tensor]:
+        """Fetch the optimizer's tensors."""
+        parts = [{m.name: link.moment(m) for m in link.moments()} for link in self._links]
+        return {
+            name: torch.cat([part[name] for part in parts]) if value.dim() else value
+            for name, value in parts[0].items()
+        }
 
     def pull(self, *, judged: bool) -> None:
         """Fetch the live parameters, or those to be evaluated."""

@@ -608,6 +608,7 @@ class InnerOptimizer:
         for part in self._parts:
             part.state.clear()
             for name, value in retained.items():
+                value = value.to(self._params_S.device)
                 part.state[name] = (
                     part.taken(value, given=given and len(self._parts) == 1)
                     if value.dim()
@@ -620,7 +621,8 @@ class InnerOptimizer:
     def _make_states(self) -> None:
         for part in self._parts:
             if not part.state:
-                part.state |= self._config.new_state(part.piece)
+                made = self._config.new_state(part.piece)
+                part.state |= {k: value.to(self._params_S.device) for k, value in made.items()}
 
     def _by_name(self) -> dict[str, list[Tensor]]:
         """Return the live tensors of all parameters by name."""
