@@ -20,6 +20,7 @@ _WHERE: Final = {
     "train": "api.train",
     "serve": "api.train",
     "join": "joining.site",
+    "GroupRank": "runtime.group_task",
     "Run": "api.run",
     "open_run": "api.run",
     "status": "api.status",

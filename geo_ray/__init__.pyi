@@ -26,6 +26,7 @@ from geo_ray.data.tasks.base import Dataset as Dataset
 from geo_ray.data.tasks.base import Task as Task
 from geo_ray.experiment.experiment import Experiment as Experiment
 from geo_ray.joining.site import join as join
+from geo_ray.runtime.group_task import GroupRank as GroupRank
 from geo_ray.strategies.base import Strategy as Strategy
 from geo_ray.telemetry.events import Event as Event
 

@@ -454,10 +454,13 @@ def serve(
         GeoRayError: the run ends early; the class states the cause.
     """
     experiment, _ = load_experiment(source_of(config, base_dir), override_items(overrides))
-    if not experiment.is_served:
+    if not experiment.is_served or experiment.groups:
+        names = ", ".join(region.name for region in experiment.groups)
         raise ConfigError(
-            "regions: no region of this configuration joins",
-            fix="Set `join: true` for each region, or use `geo-ray train`.",
+            f"regions: geo_ray starts the groups {names}"
+            if names
+            else "regions: no region of this configuration joins",
+            fix="Use `geo-ray train`, or set `join: true` for each region.",
         )
     return train(
         config, overrides, on_event=on_event, progress=progress, base_dir=base_dir, detach=detach

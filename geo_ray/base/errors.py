@@ -708,6 +708,29 @@ class WorkerLostError(RunError):
     )
 
 
+class RankLostError(RunError):
+    """A process of a region that is a group (`group`) died, and its group is not started again."""
+
+    code = "RANK_LOST"
+    causes = (
+        "A process that was killed, a lost machine, or an error of the loop, more often than "
+        "`train.max_worker_restarts` allows."
+    )
+    advice = "Read the log of the named process; correct its cause, and start the run again."
+    more = "The other regions have continued, unless the message says that there was no other one."
+
+
+class RankOutOfMemoryError(RankLostError):
+    """Ray ended a process of a region that is a group, because its machine ran out of memory."""
+
+    code = "RANK_OUT_OF_MEMORY"
+    causes = "Model, optimizer, activations and rows of all ranks of a machine exceed its memory."
+    advice = (
+        "Use a smaller batch, `group.sharding: fsdp`, more machines (`group.nodes`), or fewer "
+        "ranks per machine."
+    )
+
+
 class AveragerFailedError(RunError):
     """The averager failed and cannot continue; every region is notified at once."""
 
@@ -953,6 +976,24 @@ class PlanInfeasibleError(PlanError):
     )
     advice = "Relax the named constraint."
     more = "A number suggested by the message is rounded up, so that a plan exists with it."
+
+
+class ModelTooLargeError(PlanError):
+    """A model does not fit into the memory of its machines.
+
+    It is raised before machines are rented or processes are started.
+    """
+
+    code = "MODEL_TOO_LARGE"
+    causes = (
+        "Accelerators or machines with too little memory for parameters, gradients, optimizer "
+        "state, activations and the strategy's vectors."
+    )
+    advice = "Use more ranks with FSDP, fewer rows per rank, or machines with more memory."
+    more = (
+        "The message lists each term. Terms with `about` are estimates; `geo-ray plan` shows them "
+        "for all regions."
+    )
 
 
 class ProfileError(PlanError):
@@ -1386,6 +1427,14 @@ class LoopMisuseError(JoinError):
         "several trainings with one site at the same time."
     )
     advice = "Loop over `sync.batches(loader)`, and call `sync.step` once per optimizer step."
+
+
+class LoopFailedError(JoinError):
+    """The loop of a region that is a group (`group.loop`) cannot be loaded, or raised an error."""
+
+    code = "LOOP_FAILED"
+    causes = "A missing file or function, a failed import, or an exception in the loop."
+    advice = "Correct the named line; docs/guides/groups.md has an example of a loop."
 
 
 class JoinRefusedError(JoinError):

@@ -9,6 +9,7 @@ reproducible numbers require a separate process, as workers have.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,17 @@ def seed_generators(seed: int, devices: Sequence[int] = ()) -> None:
         for device in devices:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
+
+
+def seed_of_rows(stream: str, start: int) -> int:
+    """Return the seed of a step's random numbers.
+
+    Args:
+        stream: name of the rows' stream.
+        start: position of the step's first row in it.
+    """
+    key = f"{stream}/{start}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 from geo_ray.base.errors import GeoRayError, TaskLoadError
 from geo_ray.base.text import nearest_word
@@ -180,13 +180,9 @@ def find_class(
     """
     names = built_in or {}
     where, colon, attribute = names.get(use, use).rpartition(":")
-    what = wanted.what
     if not colon:
         raise _no_class(use, wanted, names)
-    if where.endswith(".py"):
-        module = import_file(base_dir / where, what, wanted.error_class)
-    else:
-        module = _import_module(where, use, wanted)
+    module = _module_at(where, use, base_dir, wanted)
     found = vars(module).get(attribute)
     if not isinstance(found, type):
         state = "is not a class" if attribute in vars(module) else "does not exist"
@@ -198,6 +194,46 @@ def find_class(
             else f"Define a class in {where}; {wanted.page} shows the required methods.",
         )
     return found
+
+
+def find_function(use: str, base_dir: Path, wanted: UserClass) -> FunctionType:
+    """Import the module or execute the file, and return the function.
+
+    Args:
+        use: ``path/to/file.py:function`` or ``package.module:function``.
+        base_dir: base of a relative path to a file.
+        wanted: kind of the function.
+
+    Raises:
+        GeoRayError: of `UserClass.error_class`; names the file or attribute, and the nearest one.
+    """
+    where, colon, attribute = use.rpartition(":")
+    if not colon:
+        raise wanted.error_class(
+            f"{wanted.what} {use!r} names no function",
+            fix="Write path/to/file.py:function or package.module:function.",
+        )
+    module = _module_at(where, use, base_dir, wanted)
+    found = vars(module).get(attribute)
+    if not isinstance(found, FunctionType):
+        state = "is not a function" if attribute in vars(module) else "does not exist"
+        functions = [name for name, each in vars(module).items() if isinstance(each, FunctionType)]
+        raise wanted.error_class(
+            f"{attribute!r} of {where} {state}{or_meant(attribute, functions)}",
+            fix=f"Define the function in {where}; {wanted.page} has an example.",
+        )
+    return found
+
+
+def innermost_line(error: BaseException, function: FunctionType) -> str:
+    """Return the deepest line of a function's file on the error's traceback, as "path:line"."""
+    return error_place(error, Path(function.__code__.co_filename))
+
+
+def _module_at(where: str, use: str, base_dir: Path, wanted: UserClass) -> ModuleType:
+    if where.endswith(".py"):
+        return import_file(base_dir / where, wanted.what, wanted.error_class)
+    return _import_module(where, use, wanted)
 
 
 def source_digest(use: str, base_dir: Path, wanted: UserClass) -> str:

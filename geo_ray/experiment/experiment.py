@@ -119,8 +119,12 @@ _SERVED: Final[Mapping[str, frozenset[str]]] = {
     "train": frozenset({"steps", "eval_every", "target"}),
 }
 """Sections that have no effect on a run whose regions join, but for the named keys."""
-_SERVED_REGION: Final = frozenset({"name", "at", "join", "cpus_per_server"})
-"""Keys of a region that joins."""
+_GROUP_TRAIN: Final = frozenset({"max_worker_restarts", "restart_window_s"})
+"""Further keys of `train` where geo_ray starts groups."""
+_TASK_TRAIN: Final = frozenset({"eval_batch_size", "clip_mean_norm"})
+"""Further keys of `train` where groups train the task."""
+_SERVED_REGION: Final = frozenset({"name", "at", "copies", "join", "group", "cpus_per_server"})
+"""Keys of a region that joins, or that is a group."""
 
 
 def _without_effect(section: object, allowed: frozenset[str]) -> list[str]:
@@ -187,22 +191,27 @@ class Experiment(StrictModel):
 
     def _check_joining(self) -> None:
         """Check that either all regions join, or none; and that sections fit that."""
-        joining = {region.join for region in self.regions}
-        if len(joining) > 1:
+        joined = {region.is_joined for region in self.regions}
+        if len(joined) > 1:
             raise ValueError(
-                "regions: either all regions join from training loops of their own, or none does"
+                "regions: either all regions join from training loops of their own or have a "
+                "`group`, or none does"
             )
+        is_needed = any(region.trains_task for region in self.regions)
         for name in _OWN_SECTIONS:
             is_given = name in self.model_fields_set
-            if not is_given and not self.is_served:
+            if not is_given and is_needed:
                 raise ValueError(f"{name}: missing; it is required")
             is_default = getattr(self, name) == type(self).model_fields[name].default
-            if is_given and self.is_served and not is_default:
-                raise ValueError(f"{name}: regions that join have their own; omit it")
+            if is_given and not is_needed and not is_default:
+                raise ValueError(
+                    f"{name}: regions that join have their own, and so have groups with a `loop`; "
+                    "omit it"
+                )
         if self.is_served:
             self._check_served()
         if self.serve is not None and not self.is_served:
-            raise ValueError("serve: no region joins; set `join: true` for each")
+            raise ValueError("serve: no region joins; set `join: true` or `group` for each")
 
     def _check_served(self) -> None:
         """Refuse what has no effect on a run whose regions join."""
@@ -212,6 +221,9 @@ class Experiment(StrictModel):
             for k in _without_effect(r, _SERVED_REGION)
         ]
         for name, allowed in _SERVED.items():
+            if name == "train":
+                allowed |= _GROUP_TRAIN if self.groups else frozenset()
+                allowed |= _TASK_TRAIN if self.task_regions else frozenset()
             value, default = getattr(self, name), type(self).model_fields[name].default
             if allowed or type(value) is type(default):
                 unused += [f"{name}.{key}" for key in _without_effect(value, allowed)]
@@ -263,8 +275,18 @@ class Experiment(StrictModel):
 
     @property
     def is_served(self) -> bool:
-        """Whether the regions join the run from training loops of their own."""
-        return self.regions[0].join
+        """Whether the regions exchange parameters as `geo_ray.join` does; groups do so, too."""
+        return self.regions[0].is_joined
+
+    @property
+    def groups(self) -> tuple[RegionConfig, ...]:
+        """The regions that are process groups which geo_ray starts."""
+        return tuple(region for region in self.regions if region.group is not None)
+
+    @property
+    def task_regions(self) -> tuple[RegionConfig, ...]:
+        """The regions in which geo_ray trains the task."""
+        return tuple(region for region in self.regions if region.trains_task)
 
     @property
     def first_standby(self) -> str | None:
@@ -296,7 +318,7 @@ class Experiment(StrictModel):
 
         Regions that join need no nodes: the averager runs on a node of the first one.
         """
-        with_nodes = self.regions[:1] if self.is_served else self.regions
+        with_nodes = (*self.regions[:1], *self.groups) if self.is_served else self.regions
         return tuple(dict.fromkeys(region.label for region in with_nodes))
 
     @property

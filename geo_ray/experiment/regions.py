@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -30,6 +30,64 @@ class NodesConfig(StrictModel):
     workers: int = Field(1, ge=1, le=64, description="workers per machine")
 
 
+class GroupConfig(StrictModel):
+    """Processes of a region that form one process group of `torch.distributed`."""
+
+    nodes: int = Field(1, ge=1, le=1024, description="machines")
+    gpus_per_node: int = Field(
+        0, ge=0, le=64, description="GPUs of a machine that the group uses; 0: it uses the CPU"
+    )
+    ranks_per_node: int | None = Field(
+        None, ge=1, le=64, description="processes of a machine; null: one per GPU, or one"
+    )
+    backend: Literal["nccl", "gloo"] | None = Field(
+        None, description="library of collective operations; null: nccl with GPUs, else gloo"
+    )
+    cpus_per_rank: float = Field(
+        1.0, ge=0, description="CPUs that Ray reserves per process; also its number of threads"
+    )
+    loop: str | None = Field(
+        None,
+        description="training loop of your own, called in every process with a "
+        "`geo_ray.GroupRank`: `path/to/file.py:function` (relative to the configuration file) or "
+        "`package.module:function`; null: geo_ray trains the `task`",
+    )
+    sharding: Literal["fsdp", "ddp"] = Field(
+        "fsdp",
+        description="how the processes train the `task`: fsdp divides parameters and optimizer "
+        "(FSDP2), ddp copies them; a method `parallelize(model, mesh)` of the task replaces it",
+    )
+    timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="longest duration of a collective operation; then the group is restarted",
+    )
+
+    @model_validator(mode="after")
+    def _one_rank_per_gpu(self) -> Self:
+        gpus, ranks = self.gpus_per_node, self.ranks_per_node
+        if gpus and ranks not in {None, gpus}:
+            raise ValueError(f"ranks_per_node: {gpus} GPUs have one process each; omit it")
+        if self.backend == "nccl" and not gpus:
+            raise ValueError("backend: nccl needs GPUs: set gpus_per_node, or backend: gloo")
+        return self
+
+    @property
+    def ranks_of_node(self) -> int:
+        """Processes of a machine."""
+        return self.ranks_per_node or self.gpus_per_node or 1
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the group."""
+        return self.nodes * self.ranks_of_node
+
+    @property
+    def collectives(self) -> str:
+        """Backend of `torch.distributed`."""
+        return self.backend or ("nccl" if self.gpus_per_node else "gloo")
+
+
 class RegionConfig(StrictModel):
     """Processes of one region."""
 
@@ -44,6 +102,11 @@ class RegionConfig(StrictModel):
         False,
         description="the region joins the run from a training loop of its own "
         "(`geo_ray.join`); no process of it is started",
+    )
+    group: GroupConfig | None = Field(
+        None,
+        description="the region is one process group of `torch.distributed`, which geo_ray starts; "
+        "{} has the defaults; null: separate workers with a parameter server",
     )
     workers: int = Field(1, ge=1, le=1024, description="worker processes")
     batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
@@ -68,6 +131,10 @@ class RegionConfig(StrictModel):
 
     @model_validator(mode="after")
     def _one_each(self) -> Self:
+        if self.join and self.group is not None:
+            raise ValueError(
+                "group: no process of a region with `join: true` is started; remove one of them"
+            )
         if self.batch_sizes is not None and len(self.batch_sizes) != self.workers:
             raise ValueError(
                 f"batch_sizes: {len(self.batch_sizes)} entries for {self.workers} workers; give "
@@ -83,7 +150,19 @@ class RegionConfig(StrictModel):
 
     def rows_per_step(self, batch_size: int) -> int:
         """Return the rows of a step of all workers; ``batch_size`` is the default of a worker."""
+        if self.group is not None:
+            return self.group.world_size * batch_size
         return sum(self.batch_sizes) if self.batch_sizes else self.workers * batch_size
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it exchanges parameters as `geo_ray.join` does, and has no parameter server."""
+        return self.join or self.group is not None
+
+    @property
+    def trains_task(self) -> bool:
+        """Whether geo_ray trains the task of the run in it."""
+        return not self.join and (self.group is None or self.group.loop is None)
 
     @property
     def label(self) -> str:

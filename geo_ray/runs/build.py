@@ -56,7 +56,7 @@ class ModelStart:
         buffers_B: model buffers, uint8 (B,).
         constants: digests of everything that is not trained.
         groups: parameter groups with separate rates or decays; empty if there are none.
-        parameters: all parameters with their shapes, for optimizers that need whole ones.
+        parameters: all parameters with their shapes.
     """
 
     params_P: Tensor
@@ -66,9 +66,9 @@ class ModelStart:
     groups: tuple[GroupRun, ...] = ()
     parameters: tuple[GroupRun, ...] = ()
 
-    def runs_for(self, optimizer: OneOptimizer) -> tuple[GroupRun, ...]:
-        """Return the parameters that an optimizer must tell apart; empty: none."""
-        return self.parameters if optimizer.needs_whole_parameters else self.groups
+    def is_flat(self, optimizer: OneOptimizer) -> bool:
+        """Tell whether an optimizer may step all parameters as one vector."""
+        return not (self.groups or optimizer.needs_whole_parameters)
 
     def without_parameters(self) -> Self:
         """Return the outline, without the parameters."""
@@ -217,7 +217,8 @@ def build_shard(
         lasting(experiment.optimizer, steps),
         experiment.strategy,
         alone=len(experiment.regions) == 1,
-        groups=start.runs_for(experiment.optimizer),
+        parameters=start.parameters,
+        flat=start.is_flat(experiment.optimizer),
         given=given,
         on_worker=experiment.state_every(region) > 0,
     )
@@ -265,11 +266,12 @@ def build_worker(
     place = next(r for r in experiment.regions if r.name == region)
     steps = experiment.worker_steps
     optimizer = lasting(experiment.optimizer, experiment.train.steps * max(1, steps))
-    runs_of = parameter_runs if optimizer.needs_whole_parameters else group_runs
+    module = checked_model(task, experiment.seed) if module is None else module
+    flat = not (optimizer.needs_whole_parameters or group_runs(task, module))
+    runs = parameter_runs(task, module)
     own = None
     if experiment.state_every(place):
-        module = checked_model(task, experiment.seed) if module is None else module
-        own = OwnSteps(optimizer, runs_of(task, module), experiment.train.clip_mean_norm)
+        own = OwnSteps(optimizer, runs, flat, experiment.train.clip_mean_norm)
     worker = Worker(
         task,
         params_P,
@@ -284,7 +286,7 @@ def build_worker(
     if not steps:
         return worker
     rows = place.rows_per_step(experiment.data.batch_size)
-    return LocalStepsWorker(worker, optimizer, steps, rows, runs_of(task, worker.module))
+    return LocalStepsWorker(worker, optimizer, steps, rows, runs, flat=flat)
 
 
 def build_averager(

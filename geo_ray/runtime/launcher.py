@@ -113,12 +113,13 @@ class Handoff:
     newest_attempt: int
 
 
-ProcessKind = Literal["averager", "bridge", "primary", "shard", "worker"]
+ProcessKind = Literal["averager", "bridge", "primary", "rank", "shard", "worker"]
 
 _CLASSES: Final[Mapping[ProcessKind, tuple[str, str, int]]] = {
     "averager": ("geo_ray.runtime.serving", "AveragerActor", 4),
     "bridge": ("geo_ray.runtime.bridge_actor", "BridgeActor", 12),
     "primary": ("geo_ray.runtime.server_actors", "PrimaryActor", 4),
+    "rank": ("geo_ray.runtime.group_actor", "GroupRankActor", 1),
     "shard": ("geo_ray.runtime.server_actors", "ShardServerActor", 2),
     "worker": ("geo_ray.runtime.worker_actor", "WorkerActor", 6),
 }
@@ -148,7 +149,7 @@ class ProcessSpec:
         cpus: requested CPUs.
         gpus: requested GPUs.
         strategy: its placement.
-        place: region and rank of a worker; None for others.
+        place: region and rank of a worker, or of a rank of a group; None for others.
         attempt: its attempt.
     """
 

@@ -142,11 +142,15 @@ def _row(
     return Operation(name, run, request, result)
 
 
-def _read_step(meta: Meta, _: Payload) -> tuple[Sequence[Contribution], bool, float, float, bool]:
+_Step = tuple[Sequence[Contribution], bool, float, float, Sequence[int], bool]
+
+
+def _read_step(meta: Meta, _: Payload) -> _Step:
     measure = fields.flag(meta, "measure")
     scale, rate = (fields.number(meta, k) if k in meta else 1.0 for k in ("scale", "rate"))
+    unused = fields.counts(meta, "unused") if "unused" in meta else ()
     has_state = "has_state" in meta and fields.flag(meta, "has_state")
-    return read_contributions(meta), measure, scale, rate, has_state
+    return read_contributions(meta), measure, scale, rate, unused, has_state
 
 
 def _step(
@@ -155,9 +159,11 @@ def _step(
     measure: bool,
     scale: float = 1.0,
     rate: float = 1.0,
+    unused: Sequence[int] = (),
     has_state: bool = False,
 ) -> Packed:
     meta = contributions_meta(parts) | {"op": name, "measure": measure}
+    meta |= {"unused": list(unused)} if unused else {}
     factors = {"scale": scale, "rate": rate}
     meta |= {"has_state": True} if has_state else {}
     return meta | {key: factor for key, factor in factors.items() if factor != 1.0}, None
@@ -181,7 +187,7 @@ def _read_outgoing(meta: Meta, payload: Payload) -> Outgoing | Wait | None:
 
 
 _NOTHING: Request[*tuple[()]] = (lambda name: ({"op": name}, None), lambda *_: ())
-_STEP: Request[Sequence[Contribution], bool, float, float, bool] = (_step, _read_step)
+_STEP: Request[*_Step] = (_step, _read_step)
 _MEAN: Request[Sequence[Contribution]] = (
     lambda name, parts: (contributions_meta(parts) | {"op": name}, None),
     lambda meta, _: (read_contributions(meta),),

@@ -11,6 +11,7 @@ from typing import Final
 
 from geo_ray.base.errors import LeaseLostError, PlacementError, PreflightError, RegionLostError
 from geo_ray.base.load import digest
+from geo_ray.base.user_code import find_function
 from geo_ray.data.tasks.checked_calls import RowWork
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
@@ -28,6 +29,7 @@ from geo_ray.runs.start_checks import check_evaluation, warn_at_start
 from geo_ray.runtime.actor_group import ActorGroup
 from geo_ray.runtime.checkpoint_upload import upload_server_of, write_run_marker
 from geo_ray.runtime.checkpoints import Saver, part_names
+from geo_ray.runtime.group_actor import LOOP
 from geo_ray.runtime.launcher import GoneRegions
 from geo_ray.runtime.policies import LossHealth
 from geo_ray.runtime.run_context import (
@@ -51,7 +53,7 @@ _START_TIMEOUT_S: Final = 180.0
 
 
 def check_inputs(experiment: Experiment, run: RunDirectory, *, goes_on: bool) -> None:
-    """Check the task and the given data of a run; needs no cluster.
+    """Check the task, the loops and the given data of a run; needs no cluster.
 
     For a run that continues, the model and the data are not checked: its checkpoint determines
     which regions it has.
@@ -62,7 +64,12 @@ def check_inputs(experiment: Experiment, run: RunDirectory, *, goes_on: bool) ->
     check_absent(experiment)
     if experiment.is_served:
         check_strategy(experiment.strategy)
-        return
+        for region in experiment.groups:
+            if region.group is not None and region.group.loop is not None:
+                find_function(region.group.loop, run.base_dir, LOOP)
+        if not experiment.task_regions:
+            return
+        experiment = experiment.model_copy(update={"regions": experiment.task_regions})
     task = load_task(experiment.task, run.base_dir)
     if goes_on:
         return

@@ -1,8 +1,8 @@
-"""A run whose regions join from their own training loops: only its averager is started.
+"""A run whose regions join from their own training loops, or are groups: it has only an averager.
 
-The averager (`AveragerActor`) is a process of the run's supervisor. The run loop (`serve`) polls
-it, records events, and writes model and summary. Credentials of the regions are files in the run's
-directory.
+The averager (`AveragerActor`) is a process of the run's supervisor, and so are the ranks of regions
+with `group` (`geo_ray.runtime.groups`). The run loop (`serve`) polls them, records events, and
+writes model and summary. Credentials of the regions are files in the run's directory.
 """
 
 from __future__ import annotations
@@ -13,23 +13,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import ray
 import torch
 from torch import Tensor, nn
 
 from geo_ray.base.errors import CheckpointMissingError, GeoRayError
+from geo_ray.data.tasks.base import Task
+from geo_ray.data.tasks.checked_calls import checked_metrics
+from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.layout import Layout
 from geo_ray.joining.server import JoinServer
 from geo_ray.joining.service import SERVER, JoinTerms, Stage, region_of
 from geo_ray.ray_cluster.calls import Handle, collect
-from geo_ray.runs.model_file import save_module
+from geo_ray.runs.data import prepare_manifest
+from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.model_file import about_model, save_module, save_trained
 from geo_ray.runs.recorder import Recorder
+from geo_ray.runs.requests import take_stop_request
+from geo_ray.runs.start_checks import check_evaluation
+from geo_ray.runtime.groups import Groups
 from geo_ray.runtime.launcher import ProcessSpec
 from geo_ray.runtime.run_context import RayMetrics, RunSetup
 from geo_ray.runtime.run_order import Resumption
-from geo_ray.runtime.spec import TokenFence, demands_of
+from geo_ray.runtime.spec import RunSpec, TokenFence, demands_of
 from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, note_failure
 from geo_ray.telemetry.export.base import ExportOrder
 from geo_ray.telemetry.export.exporters import exporting
@@ -73,6 +82,7 @@ class AveragerActor:
         host: where to listen.
         port: where to listen.
         lost_after_s: a region that is away for so long is lost.
+        cpus: CPUs that are reserved for it.
     """
 
     def __init__(
@@ -83,7 +93,9 @@ class AveragerActor:
         host: str,
         port: int,
         lost_after_s: float,
+        cpus: float,
     ) -> None:
+        torch.set_num_threads(max(1, int(cpus)))
         self._fence = TokenFence()
         self._server = JoinServer(
             JoinTerms.model_validate_json(terms_json),
@@ -128,6 +140,10 @@ class AveragerActor:
         """Let all regions finish with their next answer."""
         self._server.request_stop()
 
+    def lose(self, region: str, cause: str) -> None:
+        """Continue without a region."""
+        self._server.lose(region, cause)
+
     def model(self) -> tuple[str, str]:
         """Return the layout of the model as text, and the digest of its final parameters."""
         layout = self._server.service.layout
@@ -171,6 +187,7 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
     run_id = write_credentials(experiment, folder)
     launcher.attach(setup.lease.token)
     launcher.begin(run_id, experiment.region_names, experiment.transport)
+    task, manifest_address = _prepared(experiment, run)
     placed = launcher.place(demands_of(experiment), _START_S)
     try:
         first = experiment.regions[0]
@@ -181,19 +198,45 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
             server.host,
             server.port,
             experiment.members.wait_s,
+            first.cpus_per_server,
         )
-        strategy = placed[first.name].strategy("bridge")
+        strategy = placed[SERVER].strategy("bridge")
         process = ProcessSpec("averager", arguments, first.cpus_per_server, 0.0, strategy, None, 1)
         (actor,) = launcher.make([process])
         port = collect({SERVER: actor.port.remote()}, _START_S)[SERVER]
         address = f"geo-ray://{_host(experiment)}:{port}"
         (folder / ADDRESS_FILE).write_text(address + "\n", encoding="ascii")
-        return _Serving(setup, actor, address).run()
+        spec = RunSpec(
+            experiment_json=experiment.model_dump_json(),
+            base_dir=str(run.base_dir),
+            working_dir=str(Path.cwd()),
+            manifest_address=manifest_address,
+            run_id=run_id,
+            run_dir=str(run.path),
+        )
+        own = {r.name: JoinCredentials.read(folder / f"{r.name}.pem") for r in experiment.groups}
+        groups = Groups(experiment, spec, launcher, placed, address, own, actor.lose.remote)
+        try:
+            return _Serving(setup, actor, address, groups, task).run()
+        except GeoRayError as error:
+            raise groups.cause_of(error) from error
     except BaseException as error:
         note_failure(run.path, error, reporting.began_unix_s)
         raise
     finally:
         launcher.remove(placed)
+
+
+def _prepared(experiment: Experiment, run: RunDirectory) -> tuple[Task | None, str]:
+    """Return the task and the address of its manifest; None and "" if no group trains a task."""
+    regions = experiment.task_regions
+    if not regions:
+        return None, ""
+    task = load_task(experiment.task, run.base_dir)
+    own = experiment.model_copy(update={"regions": regions})
+    manifest, address = prepare_manifest(own, task, run.base_dir, run.data)
+    check_evaluation(own, task, manifest)
+    return task, address
 
 
 def _host(experiment: Experiment) -> str:
@@ -224,8 +267,11 @@ def write_credentials(experiment: Experiment, folder: Path) -> str:
 class _Serving:
     """The loop of a served run."""
 
-    def __init__(self, setup: RunSetup, actor: Handle, address: str) -> None:
+    def __init__(
+        self, setup: RunSetup, actor: Handle, address: str, groups: Groups, task: Task | None
+    ) -> None:
         self._setup, self._actor, self._address = setup, actor, address
+        self._groups, self._task = groups, task
         self._origin_unix_s = 0.0
 
     def run(self) -> Summary:
@@ -284,15 +330,22 @@ class _Serving:
         found: dict[str, Any] = collect({SERVER: call}, _ANSWER_S)[SERVER]
         if isinstance(found["failure"], GeoRayError):
             raise found["failure"]
+        if found["stage"] != Stage.DONE.value:
+            self._groups.watch(trains=found["stage"] == Stage.TRAINING.value)
         interruption = self._setup.reporting.interruption
+        if take_stop_request(self._setup.run.path):
+            interruption.set()
         if interruption.is_set() and found["stage"] == Stage.TRAINING.value:
             self._actor.request_stop.remote()
         return found
 
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
         target = self._setup.experiment.train.target
-        for each in found["events"]:
+        own = [{**each, "t_s": found["now_s"]} for each in self._groups.news()]
+        for each in [*own, *found["events"]]:
             values = dict(each)
+            if values["kind"] == "eval":
+                self._rate(values)
             event = recorder.emit(values.pop("kind"), values.pop("t_s"), **values)
             summing.feed(event)
             is_whole = event.kind == "eval" and event["region"] is None and not event["final"]
@@ -301,8 +354,18 @@ class _Serving:
                 cause = f"{target.metric} reached {target.value:g}"
                 recorder.emit("stop_requested", event.t_s, cause=cause)
 
+    def _rate(self, evaluation: dict[str, Any]) -> None:
+        """Replace the means of an evaluation by the metrics of the task, if its regions have it."""
+        sums, experiment = evaluation.pop("sums"), self._setup.experiment
+        own = {region.name for region in experiment.task_regions}
+        region = evaluation["region"]
+        if self._task is not None and own >= ({region} if region else {*experiment.region_names}):
+            stats = {name: np.array(total) for name, total in sums.items()}
+            evaluation["metrics"] = checked_metrics(self._task, stats)
+
     def _finish(self, recorder: Recorder, summing: Summing, startup_s: float) -> Summary:
-        run = self._setup.run
+        self._groups.finish()
+        run, experiment = self._setup.run, self._setup.experiment
         now_s = time.time() - self._origin_unix_s
         links = collect({SERVER: self._actor.links.remote()}, _ANSWER_S)[SERVER]
         for region, counts in links.items():
@@ -321,7 +384,11 @@ class _Serving:
             data = collect({SERVER: call}, _ANSWER_S)[SERVER]
             params_P[start:stop] = torch.frombuffer(bytearray(data), dtype=torch.float32)
         summary = summing.summary(startup_s=startup_s, digest=digest)
-        save_module(module_of(layout, params_P), run.model, {"run": run.path.name})
+        if self._task is not None:
+            about = about_model(experiment, summary.steps, summary.eval)
+            save_trained(self._task, experiment.seed, params_P, run.model, about)
+        else:
+            save_module(module_of(layout, params_P), run.model, {"run": run.path.name})
         save_summary(summary, run.path)
         recorder.emit("run_finished", now_s, summary=summary.model_dump(), digests={SERVER: digest})
         return summary

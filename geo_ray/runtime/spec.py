@@ -12,11 +12,23 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from geo_ray.base.errors import CheckpointCorruptError, LeaseLostError, RunDirectoryError
+import ray
+
+from geo_ray.base.errors import (
+    CheckpointCorruptError,
+    InvariantError,
+    LeaseLostError,
+    ResidencyDeniedError,
+    RunDirectoryError,
+)
 from geo_ray.base.user_section import context
+from geo_ray.data.manifest import Manifest
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.experiment.regions import RegionConfig
+from geo_ray.joining.service import SERVER
 from geo_ray.ray_cluster.demand import Bundle, RegionDemand
+from geo_ray.ray_cluster.labels import REGION_LABEL
+from geo_ray.runs.data import data_region
 from geo_ray.runs.directory import CONFIG_FILE
 from geo_ray.storage.manifest import PartInfo
 from geo_ray.storage.parts import read_part
@@ -69,18 +81,39 @@ def _overtaken(token: int, by: int) -> LeaseLostError:
 def demands_of(experiment: Experiment) -> list[RegionDemand]:
     """Return the resources that the run requests in each region present at the start.
 
-    A run whose regions join requests only a place for its averager.
+    A run whose regions join requests a place for its averager, and one for each group.
     """
     if experiment.is_served:
-        return [demand_of(experiment, experiment.regions[0])]
+        first = experiment.regions[0]
+        averager = RegionDemand(SERVER, (_averager(first),), first.label)
+        return [averager, *(_group_demand(region) for region in experiment.groups)]
     return [demand_of(experiment, region) for region in experiment.present]
+
+
+def _averager(region: RegionConfig) -> Bundle:
+    """Return the place of the averager of a served run, in its first region."""
+    return Bundle("bridge", region.cpus_per_server)
+
+
+def _group_demand(region: RegionConfig) -> RegionDemand:
+    """Return the places of a group: one bundle for each of its machines."""
+    group = region.group
+    if group is None:
+        raise InvariantError(f"region '{region.name}' is no group")
+    ranks = group.ranks_of_node
+    gpus = group.gpus_per_node / ranks
+    node = Bundle("worker", group.cpus_per_rank, gpus, processes=ranks)
+    return RegionDemand(region.name, (node,) * group.nodes, region.label)
 
 
 def demand_of(experiment: Experiment, region: RegionConfig) -> RegionDemand:
     """Return the resources that the run requests in a region."""
     if region.join:
-        averager = Bundle("bridge", region.cpus_per_server)
-        return RegionDemand(region.name, (averager,), region.label)
+        return RegionDemand(region.name, (_averager(region),), region.label)
+    if region.group is not None:
+        averager = [_averager(region)] if region is experiment.regions[0] else []
+        bundles = (*averager, *_group_demand(region).bundles)
+        return RegionDemand(region.name, bundles, region.label)
     # A local cluster provides all machines.
     own = None if experiment.cluster.kind == "local" else region.nodes
     on = (region.server_node if experiment.cluster.kind != "local" else None) or ""
@@ -205,6 +238,24 @@ class RunSpec:
                 fix="Set `run.dir` to a directory that all nodes of the run share, or remove "
                 "`data.generate` and `train.keep_best`: they need one, checkpoints do not.",
             )
+
+
+def region_here(region: RegionConfig, manifest: Manifest, who: str) -> str:
+    """Return the region of data that this process is in, from its node's label.
+
+    Args:
+        region: region of the process.
+        manifest: the data.
+        who: the process, in messages.
+
+    Raises:
+        ResidencyDeniedError: the node has no such label.
+    """
+    label = ray.get_runtime_context().get_node_labels().get(REGION_LABEL)
+    if label is None:
+        raise ResidencyDeniedError(f"{who} runs on a node without {REGION_LABEL}")
+    # A site of this region reads its own shards, or those of the region.
+    return data_region(region, manifest) if str(label) == region.label else str(label)
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,6 @@ from typing import Final
 import ray
 from torch import nn
 
-from geo_ray.base.errors import ResidencyDeniedError
 from geo_ray.base.memory import give_back_memory
 from geo_ray.base.types import Span
 from geo_ray.data.manifest import Manifest, load_manifest
@@ -22,15 +21,14 @@ from geo_ray.data.tasks.base import Task
 from geo_ray.data.tasks.checked_calls import checked_model
 from geo_ray.data.tasks.load import load_task
 from geo_ray.ray_cluster.keys import LAN_KEY, Introduction
-from geo_ray.ray_cluster.labels import REGION_LABEL
 from geo_ray.runs.build import build_worker, use_cpus
-from geo_ray.runs.data import data_region, open_readers
+from geo_ray.runs.data import open_readers
 from geo_ray.runs.evaluation import Candidates, EvalSetting
 from geo_ray.runs.start_checks import metrics_there
 from geo_ray.runtime.actor import ActorState, RunActor
 from geo_ray.runtime.device import DeviceReport
 from geo_ray.runtime.remote_shard import dial_shards, links_over
-from geo_ray.runtime.spec import RunSpec
+from geo_ray.runtime.spec import RunSpec, region_here
 from geo_ray.runtime.worker_loop import WorkerLoop
 from geo_ray.training.config import wait_limit_s
 from geo_ray.training.state_guard import check_constants
@@ -219,12 +217,5 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
         Raises:
             ResidencyDeniedError: the node has no such label.
         """
-        labels = ray.get_runtime_context().get_node_labels()
-        here = labels.get(REGION_LABEL)
-        if here is None:
-            raise ResidencyDeniedError(
-                f"worker {self._rank} of '{self._region}' runs on a node without {REGION_LABEL}"
-            )
-        region, label = self._spec.region(self._region), str(here)
-        # A site of this region reads its own shards, or those of the region.
-        return data_region(region, manifest) if label == region.label else label
+        region, who = self._spec.region(self._region), f"worker {self._rank} of '{self._region}'"
+        return region_here(region, manifest, who)

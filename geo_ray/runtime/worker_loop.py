@@ -91,7 +91,7 @@ class WorkerLoop:
                 result = self._compute(work, work.span, self._read(work, work.span))
                 self._pad(work, work.span, began_s)
                 took_s, steps = time.monotonic() - began_s, steps + 1
-                found = (result.refused, result.grad_sq, result.learning_rate)
+                found = (result.refused, result.grad_sq, result.learning_rate, result.unused)
                 work = self._push(work, StepReport(work.span, result.loss, took_s, *found))
                 self._device.report(self._links.primary)
         finally:

@@ -90,6 +90,7 @@ class Gradients:
         self._most = _MOST_FLOATS // sum(self._sizes)
         self._run = vmap(grad_and_value(_stateless(task, module)))
         self.works = self._most > 1
+        self._is_checked = False
 
     def ask(
         self, worker: Worker, params_P: Tensor, columns: Columns, span: Span
@@ -116,6 +117,12 @@ class Gradients:
         return work.result, work.grad_P
 
     def _compute(self) -> None:
+        if not self._is_checked:  # batched gradients are zero where torch has none
+            self._is_checked, first = True, self._waiting[0]
+            first.worker.params_P.copy_(first.params_P)
+            if first.worker.step(first.columns, first.span).unused:
+                self.works = False
+                self._waiting.clear()
         while self._waiting:
             some, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
             try:
@@ -541,7 +548,7 @@ class SimRegion:
         result, grad_P = found()
         partition = self.server.partition_of(rank)
         self._report_changed(self._workers[rank])
-        about = (result.refused, result.grad_sq, result.learning_rate)
+        about = (result.refused, result.grad_sq, result.learning_rate, result.unused)
         report = StepReport(span, result.loss, push_s, *about)
         worker = self._workers[rank]
         if self._keeps_state and isinstance(worker, Worker) and worker.optimizer is not None:

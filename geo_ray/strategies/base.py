@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from geo_ray.base.model import StrictModel
+from geo_ray.base.types import unused_by_all
 from geo_ray.strategies import local_steps
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.strategies.traits import Traits, Weights
@@ -166,7 +168,9 @@ class GradientRounds(Rounds):
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with the mean; a refused gradient has no weight, and is not one of zero."""
         used = [u for u in updates if u.num_samples > 0] or updates
-        return answer_all(averager, updates, weighted_mean(used, self.weights))
+        replies = answer_all(averager, updates, weighted_mean(used, self.weights))
+        unused = unused_by_all(update.unused for update in used)
+        return [replace(reply, unused=unused) for reply in replies] if unused else replies
 
 
 class Overlapped(Rounds):

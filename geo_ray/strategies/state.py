@@ -7,7 +7,7 @@ Shape legend: P = parameters of the region's model (or of the slice that one sha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -53,6 +53,7 @@ class Update:
             averager held it; 0 if there was none.
         grad_sq: squared 2-norm of the payload, of strategies that average gradients; None where
             that is not measured.
+        unused: parameters that had no gradient in any step behind this update, by index.
     """
 
     region: str
@@ -65,6 +66,7 @@ class Update:
     step_s: float = 0.0
     exchange_s: float = 0.0
     grad_sq: float | None = None
+    unused: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Reply:
             change; another final update follows. Clear what a final update leaves behind. Set by
             the averager.
         next_fragment: fragment of the receiver's next update, if the strategy chooses it here.
+        unused: parameters that had no gradient in any region, if the payload is a gradient.
     """
 
     to: str
@@ -100,6 +103,7 @@ class Reply:
     dropped: bool = False
     continues: bool = False
     next_fragment: int = 0
+    unused: Sequence[int] = ()
 
     @classmethod
     def answering(cls, update: Update, payload_P: Tensor) -> Reply:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from geo_ray.base.errors import InvariantError
 from geo_ray.base.threads import in_turn
-from geo_ray.base.types import Span, StepReport
+from geo_ray.base.types import Span, StepReport, unused_by_all
 from geo_ray.training.assignment import Ledger, RegionWork, ServerPlan
 from geo_ray.training.effects import (
     FIRST_TRANSFER,
@@ -294,7 +294,8 @@ class Server(RegionExchange):
     def _step(self, partitions: list[int]) -> list[Effect]:
         reports = {partition: self.work.pushes[partition] for partition in partitions}
         contributions = self.work.rule.contributions(reports)
-        noise = self._apply(contributions, reports)
+        unused = unused_by_all(reports[c.worker].unused for c in contributions if c.num_samples > 0)
+        noise = self._apply(contributions, reports, unused)
         if self.plan.state_every and not self._has_state:
             self.ahead += [report.span for report in reports.values()]
         samples, compute_s = self.work.settle(reports, contributions)
@@ -309,14 +310,17 @@ class Server(RegionExchange):
             self.model.learning_rate(),
         )
         self.loss = self.loss if done.loss is None else done.loss
-        self.requests.stepped(samples, done.compute_s)
+        self.requests.stepped(samples, done.compute_s, unused)
         sent = self._outgoing()
         if sent or self.phase != "training":
             self._check_state()  # or `Strategy.is_quiet` is wrong
         return [done, *sent]
 
     def _apply(
-        self, contributions: Sequence[Contribution], reports: Mapping[int, StepReport]
+        self,
+        contributions: Sequence[Contribution],
+        reports: Mapping[int, StepReport],
+        unused: Sequence[int],
     ) -> NoiseReading | None:
         step = self.version + 1
         norms = self.noise.norms(step, contributions, reports)
@@ -329,6 +333,7 @@ class Server(RegionExchange):
             measure=len(norms) > 1,
             most_norm=self.plan.clip_mean_norm,
             rate=self.plan.rate_of(sum(c.num_samples for c in contributions)),
+            unused=unused,
             has_state=self._has_state,
         )
         if self._has_state:

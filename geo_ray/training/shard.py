@@ -11,7 +11,7 @@ Shape legend: P = parameters of the model, S = of one shard's slice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol, Self, TypeVar, TypeVarTuple
@@ -170,7 +170,8 @@ class Shard:
         strategy: strategy.
         alone: whether this is the only region, which sends nothing.
         fragments: positions of the model's fragments in the slice.
-        pieces: pieces of the slice, for parameter groups.
+        pieces: pieces of the slice by parameter.
+        flat: see `InnerOptimizer`.
         on_worker: whether the region's worker makes the optimizer's steps. Parameters and
             optimizer are then those that the worker sent last.
     """
@@ -184,11 +185,13 @@ class Shard:
         alone: bool = False,
         fragments: tuple[tuple[int, int], ...] = (),
         pieces: Sequence[GroupPiece] = (),
+        flat: bool = False,
         on_worker: bool = False,
     ) -> None:
         self._on_worker = on_worker
         self._sent_moments: dict[str, Tensor] = {}
-        self._optimizer = InnerOptimizer(optimizer, params_S, pieces)
+        self._optimizer = InnerOptimizer(optimizer, params_S, pieces, flat=flat)
+        self._unused: Collection[int] = ()  # parameters without a gradient in the present step
         self._strategy = strategy
         self._alone = alone
         self._grads: dict[int, Tensor] = {}
@@ -211,25 +214,27 @@ class Shard:
         strategy: Strategy,
         *,
         alone: bool = False,
-        groups: Sequence[GroupRun] = (),
+        parameters: Sequence[GroupRun] = (),
+        flat: bool = False,
         given: bool = False,
         on_worker: bool = False,
     ) -> Self:
         """The shard of the slice of ``params_P``, fp32 (P,), between two places.
 
-        It copies the slice, unless ``params_P`` is ``given`` to it and is no larger.
+        It copies the slice, unless ``params_P`` is ``given`` to it and is no larger. All
+        ``parameters`` of the model are stepped separately, unless ``flat`` (`InnerOptimizer`).
         """
         fragments = fragments_in(params_P.numel(), strategy.traits.exchange.fragments, piece)
         part_S = params_P[slice(*piece)]
         params_S = part_S if given and part_S.numel() == params_P.numel() else part_S.clone()
-        pieces = pieces_of(groups, piece)
         return cls(
             params_S,
             optimizer,
             strategy,
             alone=alone,
             fragments=fragments,
-            pieces=pieces,
+            pieces=pieces_of(parameters, piece),
+            flat=flat,
             on_worker=on_worker,
         )
 
@@ -325,6 +330,7 @@ class Shard:
         measure: bool = False,
         scale: float = 1.0,
         rate: float = 1.0,
+        unused: Collection[int] = (),
         has_state: bool = False,
     ) -> float | None:
         """Apply one step: the sample-weighted mean of the workers' gradients.
@@ -336,6 +342,7 @@ class Shard:
             measure: whether to return the mean's norm.
             scale: factor on the mean.
             rate: factor on the inner optimizer's learning rate.
+            unused: parameters for which no worker has a gradient.
             has_state: whether the worker has sent its state after the step.
 
         Returns:
@@ -358,11 +365,13 @@ class Shard:
             self._grads.pop(contribution.worker, None)
         self._count(contributions)
         self._optimizer.rate = rate
+        self._unused = unused
         if self._alone:
             if grad_S is not None:
                 self._step(grad_S)
         else:
             self._strategy.on_gradient(self.state, grad_S)
+        self._unused = ()
         return mean_sq
 
     def _count(self, contributions: Sequence[Contribution]) -> None:
@@ -390,7 +399,9 @@ class Shard:
         self._unread.secure()
         self.state.link_busy = False
         self.state.budget = reply.steps
+        self._unused = reply.unused
         self._strategy.on_reply(self.state, reply.content())
+        self._unused = ()
 
     def live_params(self) -> Tensor:
         """Return `params_S`."""
@@ -484,7 +495,7 @@ class Shard:
     def _step(self, grad_S: Tensor) -> None:
         """Make one step of the inner optimizer; the caller has secured the parameters."""
         self._unread_moments.secure()
-        self._optimizer.apply(grad_S)
+        self._optimizer.apply(grad_S, self._unused)
 
     def _present(self, judged: bool) -> Tensor:
         return self.eval_params_S if judged else self.params_S
@@ -574,6 +585,7 @@ class RegionModel:
         measure: bool = False,
         most_norm: float | None = None,
         rate: float = 1.0,
+        unused: Sequence[int] = (),
         has_state: bool = False,
     ) -> float | None:
         """Apply one step on every shard.
@@ -584,6 +596,7 @@ class RegionModel:
             most_norm: largest norm of the mean gradient over all shards; longer ones are scaled
                 down.
             rate: factor on the learning rate.
+            unused: parameters for which no worker has a gradient.
             has_state: see `Shard.apply`.
 
         Returns:
@@ -594,7 +607,7 @@ class RegionModel:
             parts = self._all(Shard.mean_sq, contributions)
             norm = math.sqrt(math.fsum(part for part in parts if part is not None))
             scale = most_norm / norm if norm > most_norm else 1.0
-        found = self._change(Shard.apply, contributions, measure, scale, rate, has_state)
+        found = self._change(Shard.apply, contributions, measure, scale, rate, unused, has_state)
         known = [mean_sq for mean_sq in found if mean_sq is not None]
         return sum(known) if len(known) == len(found) else None
 

@@ -27,6 +27,7 @@ from geo_ray.training.shard import Contribution, Pull
 from geo_ray.transport.wire.fields import (
     Meta,
     count,
+    counts,
     flag,
     number,
     optional_count,
@@ -222,6 +223,7 @@ UPDATE: Final = Record(
     UpdateMessage,
     "region attempt seq base_version num_samples final fragment steps step_s exchange_s grad_sq",
     Field("view", count, default=0),
+    Field("unused", counts, default=()),
     Field("", _Payload()),
 )
 REPLY: Final = Record(
@@ -234,6 +236,7 @@ REPLY: Final = Record(
     Field("view", count, default=0),
     Field("lossy", LOSSY, default=None),
     Field("next_fragment", count, default=0),
+    Field("unused", counts, default=()),
     Field("", _Payload()),
 )
 ERROR: Final = Field("error", Record(from_code, "code message", Field("fix", text)))
@@ -257,7 +260,10 @@ _ASSIGNMENT: Final = Record(
 )
 _PULL: Final = Record(Pull, Known("worker"), "ticket version=pull_version judged=pull_judged")
 _REPORT: Final = Record(
-    StepReport, Field("span", _SPAN), "loss compute_s refused grad_sq learning_rate"
+    StepReport,
+    Field("span", _SPAN),
+    "loss compute_s refused grad_sq learning_rate",
+    Field("unused", counts, default=()),
 )
 _EVALUATION: Final = Record(_Evaluation, "version rows final names sizes model")
 _CONTRIBUTIONS: Final = Rows(

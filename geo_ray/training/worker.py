@@ -16,7 +16,6 @@ Shape legend: P = parameters of the model.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -29,8 +28,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from geo_ray.base.errors import NonFiniteError, TaskStateError
-from geo_ray.base.random_state import generators_restored, seed_generators
-from geo_ray.base.types import CodedPartition, Span
+from geo_ray.base.random_state import generators_restored, seed_generators, seed_of_rows
+from geo_ray.base.types import CodedPartition, Span, unused_by_all
 from geo_ray.data.tasks.base import Batch, Columns, Stats, Task, num_rows
 from geo_ray.data.tasks.checked_calls import (
     blamed,
@@ -161,12 +160,14 @@ class StepResult:
         refused: reason why the gradient must not be used, or None.
         grad_sq: squared 2-norm of the gradient; None if it is no plain mean of gradients.
         learning_rate: of the last local step; None if the worker makes none.
+        unused: parameters without a gradient, by index in the model.
     """
 
     loss: float | None
     refused: str | None = None
     grad_sq: float | None = None
     learning_rate: float | None = None
+    unused: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +176,14 @@ class OwnSteps:
 
     Attributes:
         optimizer: optimizer, whose schedule has a length (`lasting`).
-        groups: parameter groups, if any.
+        parameters: parameters of the model.
+        flat: see `InnerOptimizer`.
         most_norm: largest norm of the gradient of a step, after ``clip_norm``; None: any.
     """
 
     optimizer: OneOptimizer
-    groups: Sequence[GroupRun] = ()
+    parameters: Sequence[GroupRun] = ()
+    flat: bool = False
     most_norm: float | None = None
 
 
@@ -244,8 +247,8 @@ class Worker:
         self.optimizer: InnerOptimizer | None = None
         self._most_norm = None if own is None else own.most_norm
         if own is not None:
-            pieces = pieces_of(own.groups, (0, params_P.numel()))
-            self.optimizer = InnerOptimizer(own.optimizer, model_P, pieces)
+            pieces = pieces_of(own.parameters, (0, params_P.numel()))
+            self.optimizer = InnerOptimizer(own.optimizer, model_P, pieces, flat=own.flat)
 
     @property
     def module(self) -> nn.Module:
@@ -309,19 +312,20 @@ class Worker:
                 self._flat.grad_P.mul_(self._clip_norm / norm)
                 grad_sq *= (self._clip_norm / norm) ** 2
         if self.optimizer is not None:
-            self._apply(self.optimizer)
-            return StepResult(float(loss.detach()), None, grad_sq, self.optimizer.lr)
+            unused = self._flat.unused()
+            self._apply(self.optimizer, unused)
+            return StepResult(float(loss.detach()), None, grad_sq, self.optimizer.lr, unused)
         if self._flat.grad_P is not self.grad_P:
             self.grad_P.copy_(self._flat.grad_P)
-        return StepResult(float(loss.detach()), grad_sq=grad_sq)
+        return StepResult(float(loss.detach()), grad_sq=grad_sq, unused=self._flat.unused())
 
-    def _apply(self, optimizer: InnerOptimizer) -> None:
+    def _apply(self, optimizer: InnerOptimizer, unused: Sequence[int]) -> None:
         grad_P = self._flat.grad_P
         if self._most_norm is not None:  # as `RegionModel.apply`
             norm = math.sqrt(exact_square_norm(grad_P))
             if norm > self._most_norm:
                 grad_P = torch.mul(grad_P, self._most_norm / norm)
-        optimizer.apply(grad_P)
+        optimizer.apply(grad_P, unused)
         self.buffers_B.copy_(self.left_B)
 
     def load(self) -> None:
@@ -401,8 +405,7 @@ class Worker:
             self.layout.write(self.buffers_B, self.module)
 
     def _seed_of(self, span: Span) -> int:
-        key = f"{self._stream}/{span.start}".encode()
-        return int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big")
+        return seed_of_rows(self._stream, span.start)
 
     def rng_devices(self) -> list[int]:
         """Devices whose generators a step seeds, besides the CPU; for `generators_restored`."""
@@ -421,7 +424,8 @@ class LocalStepsWorker:
         steps: steps per push; the rows of a push are split into as many batches.
         region_rows: rows of one batch of all the region's workers, which gives the number of
             earlier steps from a push's position in the stream.
-        groups: parameter groups, if any.
+        parameters: parameters of the model.
+        flat: see `InnerOptimizer`.
     """
 
     def __init__(
@@ -430,11 +434,13 @@ class LocalStepsWorker:
         optimizer: OneOptimizer,
         steps: int,
         region_rows: int = 1,
-        groups: Sequence[GroupRun] = (),
+        parameters: Sequence[GroupRun] = (),
+        *,
+        flat: bool = False,
     ) -> None:
         self._worker = worker
-        pieces = pieces_of(groups, (0, worker.params_P.numel()))
-        self._optimizer = InnerOptimizer(optimizer, worker.params_P, pieces)
+        pieces = pieces_of(parameters, (0, worker.params_P.numel()))
+        self._optimizer = InnerOptimizer(optimizer, worker.params_P, pieces, flat=flat)
         self._steps = steps
         self._region_rows = region_rows
 
@@ -503,7 +509,7 @@ class LocalStepsWorker:
                 return result
             losses.append(result.loss)
             self.buffers_B.copy_(self.left_B)
-            self._optimizer.apply(self.grad_P)
+            self._optimizer.apply(self.grad_P, result.unused)
         self.grad_P.copy_(before_P).sub_(params_P)
         params_P.copy_(before_P)
         self.buffers_B.copy_(before_B)
@@ -537,17 +543,18 @@ def coded_step(
         read: gives the rows of a span.
     """
     total_P = torch.zeros_like(worker.grad_P)
-    reported = StepResult(None)
+    reported, unused = StepResult(None), []
     for part in parts:
         result = worker.step(read(part.span), part.span)
         if result.loss is None:
             return result
         total_P.add_(worker.grad_P, alpha=part.weight)
+        unused.append(result.unused)
         reported = (
             replace(result, grad_sq=None) if part.span == own or reported.loss is None else reported
         )
     worker.grad_P.copy_(total_P)
-    return reported
+    return replace(reported, unused=unused_by_all(unused))
 
 
 class StepTime(Protocol):
@@ -591,7 +598,8 @@ class FlatModel:
 
     User code can replace these views: ``module.zero_grad()`` drops gradients, and
     ``module.to(...)`` moves parameters to new memory. Call `take_gradient` after each backward and
-    `attach` after other user code, so that the module always trains in the buffers.
+    `attach` after other user code, so that the module always trains in the buffers. Hooks record
+    which parameters receive a gradient, since a buffer of zeros does not tell.
 
     Args:
         module: its trainable parameters must be fp32.
@@ -611,6 +619,7 @@ class FlatModel:
         self.params_P = params_P
         self.grad_P = grad_P
         self._slots: list[_Slot] = []
+        self._received: set[int] = set()  # parameters with a gradient, by index
         offset = 0
         for name, param in module.named_parameters():
             if not param.requires_grad:
@@ -622,12 +631,30 @@ class FlatModel:
             at = value.data_ptr(), grad.data_ptr()
             slot = _Slot(name, owner, leaf, param, value, grad, *at)
             _attach(slot)
+            param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._recorder(len(self._slots))
+            )
             self._slots.append(slot)
             offset += param.numel()
 
     def zero_grad(self) -> None:
         """Clear all gradients, keeping them views."""
         self.grad_P.zero_()
+        self._received.clear()
+
+    def unused(self) -> tuple[int, ...]:
+        """Return the indices of the parameters without a gradient since `zero_grad`.
+
+        Call it after `take_gradient`. Gradients that the loss wrote itself count, unless zero.
+        """
+        missing = (i for i in range(len(self._slots)) if i not in self._received)
+        return tuple(i for i in missing if not bool(self._slots[i].grad.any()))
+
+    def _recorder(self, index: int) -> Callable[[Tensor], None]:
+        def record(_: Tensor) -> None:
+            self._received.add(index)
+
+        return record
 
     def take_gradient(self) -> None:
         """Bring gradients that ``backward`` left elsewhere into the buffer, and attach the model.

@@ -1,0 +1,414 @@
+"""What a rank of a process group runs: `GroupRank`, for loops of users, and the loop of the task.
+
+The model is divided by FSDP2 (`units_of` chooses the units), copied by DDP, or distributed by the
+task's method ``parallelize(model, mesh)``. Rank r of W ranks computes the rows of worker r of W
+workers, so that the rows of a step do not depend on the kind of region. The optimizers are those of
+the section ``optimizer``, with the same functions, on what each rank holds of the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from geo_ray.base.errors import ConfigError, TaskLoadError, TaskStateError
+from geo_ray.base.random_state import generators_restored, seed_generators, seed_of_rows
+from geo_ray.base.types import Span
+from geo_ray.data.manifest import load_manifest
+from geo_ray.data.reader import ReadAhead, RegionReader
+from geo_ray.data.tasks.base import Columns, Stats, Task, num_rows
+from geo_ray.data.tasks.checked_calls import (
+    blamed,
+    checked_collate,
+    checked_evaluate,
+    checked_first_loss,
+    checked_loss,
+    checked_model,
+)
+from geo_ray.data.tasks.groups import GroupRun, parameter_runs
+from geo_ray.data.tasks.load import load_task
+from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.layout import local_part
+from geo_ray.joining.site import JoinedRegion, JoinedTraining, join
+from geo_ray.runs.data import open_readers
+from geo_ray.runtime.spec import RunSpec, region_here
+from geo_ray.training.optimizers import OneOptimizer, OptimizerGroup, State, lasting
+from geo_ray.training.parameters import BufferLayout, GroupPiece
+from geo_ray.transport.config import TransportConfig
+
+_LARGEST_UNIT: Final = 8  # no unit that could be divided has more than one part in so many
+_LEAST_UNIT: Final = 200  # smaller modules are gathered with the whole model
+_WHOLE: Final = (nn.MultiheadAttention,)  # reads parameters of its children directly
+
+
+class GroupRank:
+    """A rank of a process group that geo_ray has started, as an argument of the user's loop.
+
+    The process group of `torch.distributed` exists. The environment has ``RANK``, ``LOCAL_RANK``,
+    ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, as under `torchrun`.
+
+    Attributes:
+        region: name of the region.
+        rank: number of this process in the group.
+        local_rank: its number on its machine.
+        world_size: processes of the group.
+        device: its GPU, or the CPU.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        local_rank: int,
+        device: torch.device,
+        address: str,
+        credentials: JoinCredentials,
+        transport: TransportConfig,
+        wait_s: float,
+    ) -> None:
+        self.region, self.device = region, device
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.local_rank = local_rank
+        self._address, self._credentials = address, credentials
+        self._transport, self._wait_s = transport, wait_s
+
+    def join(self) -> JoinedRegion:
+        """Join the run; see `geo_ray.join`. Every rank calls it."""
+        return join(
+            self._address,
+            region=self.region,
+            credentials=self._credentials,
+            group=dist.group.WORLD,
+            transport=self._transport,
+            wait_s=self._wait_s,
+        )
+
+
+def train_task(rank: GroupRank, spec: RunSpec) -> None:
+    """Train the task of a run to its end, as one rank of a group.
+
+    Raises:
+        TaskStateError: the task has model buffers, which groups do not exchange.
+        GeoRayError: the task cannot be trained.
+    """
+    experiment = spec.experiment
+    region = spec.region(rank.region)
+    group = region.group
+    task = load_task(experiment.task, spec.here)
+    module = checked_model(task, experiment.seed)
+    if BufferLayout.of(task, module).entries:
+        raise TaskStateError(
+            "the task has model buffers that change in training, such as running statistics, which "
+            "groups do not exchange",
+            fix="Use layers without running statistics, such as LayerNorm or GroupNorm, or train "
+            "without `group`.",
+        )
+    runs = parameter_runs(task, module)
+    module = module.to(rank.device)
+    model = _distributed(task, module, rank, "fsdp" if group is None else group.sharding)
+    params = [param for param in model.parameters() if param.requires_grad]
+    local_steps = max(1, experiment.worker_steps)
+    optimizer = HeldOptimizer(
+        lasting(experiment.optimizer, experiment.train.steps * local_steps), params, runs
+    )
+    manifest = load_manifest(spec.manifest_address)
+    here = region_here(region, manifest, f"rank {rank.rank} of '{region.name}'")
+    train, heldout = open_readers(experiment, manifest, region.name, here)
+    for reader in (train, heldout):
+        reader.retry_for(experiment.checkpoint.retry_s)
+    with rank.join() as site, site.training(model) as sync:
+        loop = _TaskLoop(
+            task,
+            model,
+            optimizer,
+            sync,
+            rank,
+            heldout,
+            f"{experiment.seed}/{region.name}",
+            experiment.data.batch_size,
+            experiment.train.eval_batch_size,
+            experiment.train.clip_mean_norm,
+        )
+        ahead = ReadAhead(train.read)
+        try:
+            loop.run(sync.steps * local_steps, ahead)
+        finally:
+            ahead.close()
+
+
+@dataclass(slots=True)
+class _TaskLoop:
+    """The loop of a rank."""
+
+    task: Task
+    model: nn.Module
+    optimizer: HeldOptimizer
+    sync: JoinedTraining
+    rank: GroupRank
+    heldout: RegionReader
+    stream: str
+    rows: int  # of this rank in a step
+    eval_rows: int
+    clip_norm: float | None
+
+    def run(self, taken: int, ahead: ReadAhead) -> None:
+        """Train to the end of the run.
+
+        Args:
+            taken: steps of the region so far.
+            ahead: reads rows of the region's stream.
+        """
+        sync, is_first = self.sync, True
+        while not sync.done:
+            span = span_of(taken, self.rank.rank, self.rank.world_size, self.rows)
+            (columns,) = ahead.take([span])
+            loss = self._gradient(columns, span, is_first=is_first)
+            if self.clip_norm is not None:
+                nn.utils.clip_grad_norm_(self.optimizer.params, self.clip_norm)
+            self.optimizer.step(taken)
+            taken, is_first = taken + 1, False
+            sync.step(rows=self.rows, loss=loss)
+            self._evaluate()
+        self._evaluate()
+
+    def _gradient(self, columns: Columns, span: Span, *, is_first: bool) -> Tensor:
+        """Compute the mean gradient of all ranks; return the loss of this one."""
+        checked = checked_first_loss if is_first else checked_loss
+        self.model.train()
+        for param in self.optimizer.params:
+            param.grad = None
+        with generators_restored(self._gpus):
+            seed_generators(seed_of_rows(self.stream, span.start), self._gpus)
+            batch = checked_collate(self.task, columns, self.rank.device)
+            loss = checked(self.task, self.model, batch)
+            with blamed(self.task, "loss (in its backward pass)"):
+                loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _evaluate(self) -> None:
+        """Evaluate and report, if it is time."""
+        if not self.sync.evaluation_due:
+            return
+        self.model.eval()
+        totals: Stats = {}
+        rows = 0
+        with torch.no_grad():
+            for columns, counts in own_batches(
+                self.heldout.scan(self.eval_rows), self.rank.rank, self.rank.world_size
+            ):
+                batch = checked_collate(self.task, columns, self.rank.device)
+                stats = checked_evaluate(self.task, self.model, batch)
+                if counts:
+                    rows += num_rows(columns)
+                    for name, value in stats.items():
+                        totals[name] = totals[name] + value if name in totals else value
+                else:  # all ranks must report the same names
+                    totals = {name: value * 0.0 for name, value in stats.items()} | totals
+        self.sync.report(totals, rows)
+
+    @property
+    def _gpus(self) -> list[int]:
+        return [] if self.rank.device.type == "cpu" else [torch.cuda.current_device()]
+
+
+def span_of(step: int, rank: int, world_size: int, rows: int) -> Span:
+    """Return the rows of a rank in a step, as of the worker with this number.
+
+    Args:
+        step: steps of the region so far.
+        rank: number of the rank.
+        world_size: ranks of the region.
+        rows: rows of every rank in a step.
+    """
+    return Span((step * world_size + rank) * rows, rows)
+
+
+def own_batches(
+    batches: Iterator[Columns], rank: int, world_size: int
+) -> Iterator[tuple[Columns, bool]]:
+    """Divide batches among ranks, so that all ranks compute equally many, as FSDP needs.
+
+    Yields:
+        Batches, each with whether it counts; others are computed only to take part.
+    """
+    first: Columns | None = None
+    own: tuple[Columns, bool] | None = None
+    count = 0
+    for count, batch in enumerate(batches, 1):
+        turn = (count - 1) % world_size
+        if turn == 0:
+            first, own = batch, None
+        if turn == rank:
+            own = batch, True
+        if turn == world_size - 1 and own is not None:
+            yield own
+    if count % world_size and first is not None:
+        yield own or (first, False)
+
+
+# ------------------------------------------------------------------ distribution of the model
+
+
+def units_of(model: nn.Module) -> list[str]:
+    """Return the modules that FSDP2 gathers and frees together, besides the rest of the model.
+
+    They are the largest modules with at most an eighth of the trained parameters each: usually the
+    blocks of a transformer and its embeddings. The rest includes modules with less than 0.5 %, and
+    modules whose parameters another one shares.
+    """
+    total = _numel(model)
+    owners: dict[int, int] = {}
+    for _, param in model.named_parameters(remove_duplicate=False):
+        owners[id(param)] = owners.get(id(param), 0) + 1
+    found: list[str] = []
+
+    def visit(name: str, module: nn.Module) -> None:
+        size = _numel(module)
+        if size * _LEAST_UNIT < total:
+            return
+        own: dict[int, int] = {}
+        for _, param in module.named_parameters(remove_duplicate=False):
+            own[id(param)] = own.get(id(param), 0) + 1
+        shares = any(owners[key] > count for key, count in own.items())
+        children = list(module.named_children())
+        is_leaf = not children or isinstance(module, _WHOLE)
+        is_small = size * _LARGEST_UNIT <= total
+        can_be = bool(name) and not shares and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+        if can_be and (is_leaf or is_small):
+            found.append(name)
+            return
+        if not isinstance(module, _WHOLE):
+            for child_name, child in children:
+                visit(f"{name}.{child_name}" if name else child_name, child)
+
+    visit("", model)
+    return found
+
+
+def _numel(module: nn.Module) -> int:
+    return sum(param.numel() for param in module.parameters() if param.requires_grad)
+
+
+def _distributed(task: Task, module: nn.Module, rank: GroupRank, sharding: str) -> nn.Module:
+    """Distribute a model over the ranks of the group."""
+    mesh = init_device_mesh(rank.device.type, (rank.world_size,))
+    own = getattr(task, "parallelize", None)
+    if own is not None:
+        with blamed(task, "parallelize"):
+            found: object = own(module, mesh)
+        if not isinstance(found, nn.Module):
+            raise TaskLoadError(
+                f"{type(task).__name__}.parallelize returned {type(found).__name__}, not a module",
+                fix="Return the model, wrapped or sharded.",
+            )
+        return found
+    if sharding == "ddp":
+        devices = None if rank.device.type == "cpu" else [rank.device.index]
+        return nn.parallel.DistributedDataParallel(module, device_ids=devices)
+    return _fully_sharded(module, mesh)
+
+
+def _fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    # A local import: the module loads PyTorch's compiler, which other processes do not need.
+    from torch.distributed.fsdp import fully_shard
+
+    for name in units_of(module):
+        fully_shard(module.get_submodule(name), mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    return module
+
+
+# ------------------------------------------------------------------ optimizer
+
+
+@dataclass(slots=True)
+class _Held:
+    """A parameter, and the optimizer's state for what this rank holds of it."""
+
+    param: nn.Parameter
+    run: GroupRun
+    state: State = field(default_factory=dict)
+
+    @property
+    def piece(self) -> GroupPiece:
+        """What it is, for optimizers that step whole parameters."""
+        run = self.run
+        size = run.stop - run.start
+        return GroupPiece(0, size, run.factors, shape=run.shape, hidden=run.hidden)
+
+
+class HeldOptimizer:
+    """The optimizer of a run, on what this rank holds of the parameters. Others are not copied.
+
+    A parameter without a gradient is skipped, as by optimizers of PyTorch.
+
+    Attributes:
+        params: the trained parameters.
+
+    Args:
+        config: the optimizer; its schedule has a length (`lasting`).
+        params: the trained parameters in order, sharded or not.
+        runs: what they are, in the same order.
+
+    Raises:
+        ConfigError: the optimizer steps whole parameters, and these are sharded.
+    """
+
+    def __init__(
+        self, config: OneOptimizer, params: Sequence[nn.Parameter], runs: Sequence[GroupRun]
+    ) -> None:
+        if config.needs_whole_parameters and any(isinstance(each, DTensor) for each in params):
+            raise ConfigError(
+                f"optimizer.kind: '{config.kind}' steps whole parameters, which FSDP divides",
+                fix="Use `group.sharding: ddp`, or adamw.",
+            )
+        self.params = list(params)
+        self._config = config
+        self._groups: Mapping[tuple[float, float, float], list[_Held]] = {
+            factors: [
+                _Held(param, run)
+                for param, run in zip(params, runs, strict=True)
+                if run.factors == factors
+            ]
+            for factors in dict.fromkeys(run.factors for run in runs)
+        }
+
+    def step(self, taken: int) -> None:
+        """Make a step with the gradients of the parameters, after ``taken`` steps."""
+        schedule, config = self._config.schedule, self._config
+        factor = 1.0 if schedule is None else schedule.factor(taken)
+        with torch.no_grad():
+            for (rate, decay, fraction), members in self._groups.items():
+                scaled = rate * (1.0 + fraction * (factor - 1.0) if fraction != 1.0 else factor)
+                stepped: list[_Held] = []
+                locals_: list[Tensor] = []
+                grads: list[Tensor] = []
+                for each in members:
+                    grad = each.param.grad
+                    local = local_part(each.param).reshape(-1)
+                    if grad is None or not local.numel():
+                        continue
+                    if config.needs_whole_parameters and not each.state:
+                        new = config.new_state(each.piece)
+                        each.state |= {k: v.to(local.device) for k, v in new.items()}
+                    stepped.append(each)
+                    locals_.append(local)
+                    grads.append(local_part(grad).reshape(-1))
+                if not stepped:
+                    continue
+                group = OptimizerGroup(
+                    locals_,
+                    [each.state for each in stepped],
+                    config.lr * scaled,
+                    config.weight_decay * decay,
+                    [each.piece for each in stepped],
+                    rate=scaled,
+                    decay=decay,
+                )
+                config.step(group, grads)
