@@ -280,6 +280,7 @@ def build_worker(
         seed=experiment.seed,
         device=experiment.device,
         clip_norm=experiment.train.clip_norm,
+        accumulate=experiment.train.accumulate,
         module=module,
         own=own,
     )
