@@ -2,14 +2,15 @@
 
 One table lists every operation of the primary shard on the wire, the method that executes it, and
 the encoding of arguments and result. `RemoteShard` calls by it, `ShardServer` answers by it.
-Workers push and pull slices through `ShardLinks`. Shared buffers start on a cache line, so that
-vectorized code gives the same bits in every process.
+Workers push and pull slices through `WorkerModel` and `ShardLinks`. Shared buffers start on a cache
+line, so that vectorized code gives the same bits in every process.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
@@ -34,7 +35,9 @@ from geo_ray.training.wire_format import (
     read_pull,
     read_reply,
     reply_meta,
+    wanted_state,
 )
+from geo_ray.training.worker import LocalStepsWorker, Worker
 from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan import LanClient, LanConnection
 from geo_ray.transport.wire import fields
@@ -507,11 +510,6 @@ class ShardLinks:
         self._pool([partial(link.fetch, pull) for link in self._links])
         return reply
 
-    def signal(self, meta: Meta) -> Meta:
-        """Send a request to the primary shard that moves no parameters."""
-        reply, _ = self.primary.request(meta, push=False)
-        return reply
-
     def put_moments(self, moments: Mapping[str, Tensor]) -> None:
         """Send the optimizer's tensors; of each vector, a shard gets its slice."""
         for name, value in moments.items():
@@ -532,6 +530,77 @@ class ShardLinks:
     def pull(self, *, judged: bool) -> None:
         """Fetch the live parameters, or those to be evaluated."""
         self.ask({"op": "pull", "judged": judged}, push=False)
+
+
+class WorkerModel:
+    """Moves gradients and parameters between a worker and its shards.
+
+    A worker that keeps parameters and optimizer sends neither with a step, but both when the server
+    asks for them.
+
+    Args:
+        worker: the worker.
+        links: its connections.
+    """
+
+    def __init__(self, worker: Worker | LocalStepsWorker, links: ShardLinks) -> None:
+        self._worker = worker
+        is_own = isinstance(worker, Worker) and worker.optimizer is not None
+        self._own = worker if isinstance(worker, Worker) and is_own else None
+        self._links = links
+
+    def join(self) -> Meta:
+        """Pull the first parameters, and the optimizer's state if the worker keeps it."""
+        own = self._own
+        if own is not None and own.optimizer is not None:
+            own.optimizer.restore(self._links.moments())
+        return self._ask({"op": "join"}, push=False)
+
+    def push(self, report: Meta, partition: int | None) -> Meta:
+        """Push a step's gradient, or report the step; return the answer.
+
+        Args:
+            report: the report.
+            partition: see `ShardLinks.ask`.
+        """
+        own = self._own
+        if own is None or own.optimizer is None:
+            return self._links.ask(report, push=True, partition=partition)
+        answer, _ = self._links.primary.request(report, push=False)
+        while (wanted := wanted_state(answer)) is not None:
+            self._links.put_moments(own.optimizer.export())
+            own.store()
+            request: Meta = {"op": "state"} if wanted == "between" else report | {"has_state": True}
+            answer = self._ask(request, push=True)
+        return answer
+
+    @contextmanager
+    def judged(self, *, is_outer: bool) -> Iterator[None]:
+        """Evaluate the parameters known to the averager if ``is_outer``, else the live ones."""
+        own = self._own
+        if not is_outer:
+            yield
+            return
+        live = None if own is None else (own.kept(), own.buffers_B.clone())
+        self._links.pull(judged=True)
+        if own is not None:
+            own.load()
+        yield
+        if own is None or live is None:
+            self._links.pull(judged=False)
+        else:
+            own.keep(live[0])
+            own.buffers_B.copy_(live[1])
+
+    def params(self) -> Tensor:
+        """Return the parameters that the worker has now, fp32 (P,), on the CPU."""
+        return self._worker.params_P if self._own is None else self._own.kept().cpu()
+
+    def _ask(self, meta: Meta, *, push: bool) -> Meta:
+        answer = self._links.ask(meta, push=push)
+        if self._own is not None:
+            self._own.load()
+        return answer
 
 
 def dial_shards(

@@ -16,15 +16,10 @@ from geo_ray.data.reader import ReadAhead, RegionReader
 from geo_ray.data.tasks.base import Columns
 from geo_ray.runs.evaluation import EvalSetting
 from geo_ray.runtime.device import ON_CPU, DeviceReport
-from geo_ray.runtime.remote_shard import ShardLink, ShardLinks
+from geo_ray.runtime.remote_shard import ShardLink, ShardLinks, WorkerModel
 from geo_ray.training.effects import Assignment
 from geo_ray.training.stragglers import READING
-from geo_ray.training.wire_format import (
-    read_answer,
-    report_meta,
-    stats_message,
-    wanted_state,
-)
+from geo_ray.training.wire_format import read_answer, report_meta, stats_message
 from geo_ray.training.worker import LocalStepsWorker, StepResult, StepTime, Worker, coded_step
 from geo_ray.transport.wire.fields import Meta
 
@@ -59,10 +54,9 @@ class WorkerLoop:
         device: DeviceReport = ON_CPU,
     ) -> None:
         self._worker = worker
-        is_own = isinstance(worker, Worker) and worker.optimizer is not None
-        self._own = worker if isinstance(worker, Worker) and is_own else None
         self._pool = ThreadPoolMap(len(links), "shard-links")
         self._links = ShardLinks(links, rank, self._pool)
+        self._model = WorkerModel(worker, self._links)
         self._ahead = ReadAhead(train.read)
         self._heldout = heldout
         self._rank = rank
@@ -83,7 +77,8 @@ class WorkerLoop:
             while True:
                 began_s = time.monotonic()
                 self._worker.on_work(work.version)
-                self._repeat(work)
+                for span in work.repeats:
+                    self._worker.step(self._ahead.take([span])[0], span)
                 if work.evaluate:
                     self._evaluate(work)
                 if work.span is None:
@@ -99,39 +94,12 @@ class WorkerLoop:
             self._ahead.close()
 
     def _join(self) -> Assignment:
-        """Pull the first parameters and rows; also the optimizer, if the worker keeps it."""
-        own = self._own
-        if own is not None and own.optimizer is not None:
-            own.optimizer.restore(self._links.moments())
-        answer = self._links.ask({"op": "join"}, push=False)
-        if own is not None:
-            own.load()
-        return read_answer(self._rank, answer)
+        """Pull the first parameters and rows."""
+        return read_answer(self._rank, self._model.join())
 
     def _push(self, work: Assignment, report: StepReport) -> Assignment:
-        """Push the gradient; pull the next parameters and rows."""
-        meta = report_meta(report)
-        if self._own is not None:
-            return read_answer(self._rank, self._push_own(self._own, meta))
-        answer = self._links.ask(meta, push=True, partition=work.partition)
-        return read_answer(self._rank, answer)
-
-    def _push_own(self, worker: Worker, report: Meta) -> Meta:
-        """Report a step that the worker has applied, and send its state if the server needs it."""
-        answer = self._links.signal(report)
-        while (wanted := wanted_state(answer)) is not None:
-            if worker.optimizer is not None:
-                self._links.put_moments(worker.optimizer.export())
-            worker.store()
-            request: Meta = {"op": "state"} if wanted == "between" else report | {"has_state": True}
-            answer = self._links.ask(request, push=True)
-            worker.load()
-        return answer
-
-    def _repeat(self, work: Assignment) -> None:
-        """Make the steps again that a lost worker had made since it last sent its state."""
-        for span in work.repeats:
-            self._worker.step(self._ahead.take([span])[0], span)
+        """Push the gradient, or report the step; get the next rows."""
+        return read_answer(self._rank, self._model.push(report_meta(report), work.partition))
 
     def _read(self, work: Assignment, span: Span) -> dict[Span, Columns]:
         self.doing = READING
@@ -150,27 +118,17 @@ class WorkerLoop:
 
     def _evaluate(self, work: Assignment) -> None:
         """Evaluate the parameters; the final evaluation uses statistics over all regions."""
-        worker, evals, model, own = self._worker, self._evals, None, self._own
-        live = None
-        if work.eval_params:
-            live = None if own is None else (own.kept(), own.buffers_B.clone())
-            self._links.pull(judged=True)
-            if own is not None:
-                own.load()
-        before_B = worker.buffers_B.clone()
-        if work.done and evals.statistics and worker.has_statistics:
-            worker.make_precise([self._ahead.take([span])[0] for span in evals.statistics])
-            self._links.primary.exchange_statistics(worker.buffers_B)
-        stats, rows = worker.evaluate_all(self._heldout.scan(evals.rows))
-        if evals.note is not None:
-            params_P = worker.params_P if own is None else own.kept().cpu()
-            model = evals.note(work.version, params_P, worker.buffers_B, work.done)
-        worker.buffers_B.copy_(before_B)
-        if own is not None and live is not None:
-            own.keep(live[0])
-            own.buffers_B.copy_(live[1])
-        elif work.eval_params:
-            self._links.pull(judged=False)
+        worker, evals, model = self._worker, self._evals, None
+        with self._model.judged(is_outer=work.eval_params):
+            before_B = worker.buffers_B.clone()
+            if work.done and evals.statistics and worker.has_statistics:
+                worker.make_precise([self._ahead.take([span])[0] for span in evals.statistics])
+                self._links.primary.exchange_statistics(worker.buffers_B)
+            stats, rows = worker.evaluate_all(self._heldout.scan(evals.rows))
+            if evals.note is not None:
+                params_P = self._model.params()
+                model = evals.note(work.version, params_P, worker.buffers_B, work.done)
+            worker.buffers_B.copy_(before_B)
         meta, payload = stats_message(work.version, stats, rows, final=work.done, model=model)
         self._links.primary.client.request(meta, payload, timeout_s=60.0)
         self._report_changed(work)

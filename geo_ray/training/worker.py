@@ -312,13 +312,13 @@ class Worker:
             if norm > self._clip_norm:
                 self._flat.grad_P.mul_(self._clip_norm / norm)
                 grad_sq *= (self._clip_norm / norm) ** 2
+        result = StepResult(sum(losses), grad_sq=grad_sq, unused=self._flat.unused())
         if self.optimizer is not None:
-            unused = self._flat.unused()
-            self._apply(self.optimizer, unused)
-            return StepResult(float(loss.detach()), None, grad_sq, self.optimizer.lr, unused)
+            self._apply(self.optimizer, result.unused)
+            return replace(result, learning_rate=self.optimizer.lr)
         if self._flat.grad_P is not self.grad_P:
             self.grad_P.copy_(self._flat.grad_P)
-        return StepResult(sum(losses), grad_sq=grad_sq, unused=self._flat.unused())
+        return result
 
     def _backward(self, columns: Columns, fraction: float, *, adds: bool) -> float | None:
         """Compute a fraction of the mean gradient over rows.
