@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NewType
 
@@ -54,6 +55,7 @@ class StepReport:
         refused: reason to refuse the step (a non-finite loss or gradient), or None.
         grad_sq: squared 2-norm of the gradient as pushed; None if it is not a plain mean over rows.
         learning_rate: of the last step of the worker's own optimizer; None without one.
+        unused: parameters without a gradient, by index in the model.
     """
 
     span: Span
@@ -62,3 +64,10 @@ class StepReport:
     refused: str | None = None
     grad_sq: float | None = None
     learning_rate: float | None = None
+    unused: Sequence[int] = ()
+
+
+def unused_by_all(parts: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Return the parameters that are unused in all parts of a step; none without any part."""
+    found = [frozenset(part) for part in parts]
+    return tuple(sorted(frozenset.intersection(*found))) if found else ()

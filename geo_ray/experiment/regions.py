@@ -67,7 +67,7 @@ class GroupConfig(StrictModel):
     def _one_rank_per_gpu(self) -> Self:
         gpus, ranks = self.gpus_per_node, self.ranks_per_node
         if gpus and ranks not in {None, gpus}:
-            raise ValueError(f"ranks_per_node: {ranks} for {gpus} GPUs; omit it: each has one GPU")
+            raise ValueError(f"ranks_per_node: {gpus} GPUs have one process each; omit it")
         if self.backend == "nccl" and not gpus:
             raise ValueError("backend: nccl needs GPUs: set gpus_per_node, or backend: gloo")
         return self

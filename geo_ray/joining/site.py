@@ -39,7 +39,10 @@ from geo_ray.joining.rank import (
     RankState,
     SliceWire,
     check_strategy,
+    states_of,
 )
+from geo_ray.joining.rank_saver import KINDS as SAVER_KINDS
+from geo_ray.joining.rank_saver import LoopState, RankSaver, root_of, saved_states
 from geo_ray.joining.service import (
     SERVER,
     Hello,
@@ -50,6 +53,7 @@ from geo_ray.joining.service import (
     read_copy,
 )
 from geo_ray.joining.vector import ParameterVector
+from geo_ray.storage.folders import Root
 from geo_ray.training.effects import SendUpdate
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.payload_encoding import RegionWire
@@ -190,14 +194,17 @@ class JoinedRegion:
         self._mail: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._is_training = False
         self._server_attempt: int | None = None
+        self._run_id = credentials.run_id
+        self._saver: RankSaver | None = None  # while it trains
         self._open = ExitStack()  # the training between `begin` and `finish`
         identity = EndpointIdentity(credentials.run_id, ranks.name, ranks.attempt, credentials.key)
         self._endpoint = Endpoint(
             identity,
-            lambda _, message: self._mail.put(message),
+            self._on_message,
             transport,
             on_peer=self._on_server,
             certificate=credentials.certificate,
+            reuse=False,  # between exchanges, the loop may need the memory
         )
         try:
             self._endpoint.connect(SERVER, address)
@@ -237,13 +244,21 @@ class JoinedRegion:
         finally:
             self.close()
 
-    def begin(self, model: nn.Module) -> JoinedTraining:
+    def begin(
+        self,
+        model: nn.Module,
+        *,
+        state: Mapping[str, Any] | None = None,
+        rank_state: Mapping[str, Any] | None = None,
+        checkpoints: str | Path | None = None,
+    ) -> JoinedTraining:
         """Begin a training where a block would not do, as in callbacks; see `training`.
 
         The training lasts until `finish`. If the block of the region ends before, the training has
         failed, as if its own block had ended.
         """
-        return self._open.enter_context(self.training(model))
+        block = self.training(model, state=state, rank_state=rank_state, checkpoints=checkpoints)
+        return self._open.enter_context(block)
 
     def finish(self) -> None:
         """End the training that `begin` has begun.
@@ -254,31 +269,62 @@ class JoinedRegion:
         self._open.close()
 
     @contextmanager
-    def training(self, model: nn.Module) -> Iterator[JoinedTraining]:
+    def training(
+        self,
+        model: nn.Module,
+        *,
+        state: Mapping[str, Any] | None = None,
+        rank_state: Mapping[str, Any] | None = None,
+        checkpoints: str | Path | None = None,
+    ) -> Iterator[JoinedTraining]:
         """Train a model in the run; every rank calls it.
 
         In the block the model has the run's parameters. The block must run until
-        `JoinedTraining.done`.
+        `JoinedTraining.done`. If the run is resumed from a checkpoint of which the region has its
+        files, ``state`` and ``rank_state`` are loaded, too.
 
         Args:
             model: module whose trained parameters are exchanged, after sharding if it is sharded.
+            state: what checkpoints contain besides the parameters: optimizers, and other objects
+                with ``state_dict`` and ``load_state_dict`` that are equal in all ranks, such as
+                learning-rate schedules.
+            rank_state: such objects of which each rank has its own, such as data loaders.
+            checkpoints: folder for the region's files of checkpoints, which all ranks of the region
+                see: a directory or an ``s3://`` address. None: none are written. Then a resumed run
+                gives the region a copy of another region's parameters.
 
         Raises:
+            ConfigError: there is ``state`` and no folder for it.
+            CheckpointError: the region's files of a checkpoint cannot be loaded.
             ModelMismatchError: another region has another model.
             JoinRefusedError: the run does not accept the region.
             LoopMisuseError: the block ends before the run does.
         """
         if self._is_training:
             raise LoopMisuseError(f"region '{self.region}' trains already")
+        if checkpoints is None and (state or rank_state):
+            raise ConfigError(
+                "`state` is given without `checkpoints`, so that it would not be saved",
+                fix="Pass checkpoints=FOLDER, which all ranks of the region see.",
+            )
         self._is_training = True
         try:
             layout = Layout.of(model)
             vector = ParameterVector(model, layout, self._ranks.group)
-            exchange = self._start(layout, vector)
-            with closing(
-                _Exchanger(self._endpoint, self._mail, exchange, self._ranks, self._wait_s)
-            ) as exchanger:
-                sync = JoinedTraining(exchange, exchanger, self._ranks)
+            loop = LoopState(model, dict(state or {}), dict(rank_state or {}))
+            root = None
+            if checkpoints is not None:
+                root = root_of(checkpoints, self._run_id, self.region)
+            with ExitStack() as stack:
+                if root is not None:
+                    self._saver = stack.enter_context(closing(self._new_saver(root)))
+                exchange = self._start(layout, vector, loop, root)
+                exchanger = stack.enter_context(
+                    closing(
+                        _Exchanger(self._endpoint, self._mail, exchange, self._ranks, self._wait_s)
+                    )
+                )
+                sync = JoinedTraining(exchange, exchanger, self._ranks, loop, self._saver)
                 sync.settle()
                 yield sync
                 sync.check_ended()
@@ -287,7 +333,18 @@ class JoinedRegion:
             self._tell_failed(error)
             raise
         finally:
-            self._is_training = False
+            self._is_training, self._saver = False, None
+
+    def _new_saver(self, root: Root) -> RankSaver:
+        ranks = self._ranks
+        return RankSaver(self._endpoint, SERVER, root, ranks.rank, ranks.world_size, ranks.attempt)
+
+    def _on_message(self, _: str, message: Message) -> None:
+        saver = self._saver
+        if message.kind not in SAVER_KINDS:
+            self._mail.put(message)
+        elif saver is not None:
+            saver.on_message(message)
 
     def _tell_failed(self, error: BaseException) -> None:
         """Tell the server that this rank ends, so that other regions do not wait for it."""
@@ -298,11 +355,14 @@ class JoinedRegion:
             self._endpoint.send(SERVER, failed, 0.0)
             self._endpoint.flush(SERVER, _LOOK_S)
 
-    def _start(self, layout: Layout, vector: ParameterVector) -> RankExchange:
+    def _start(
+        self, layout: Layout, vector: ParameterVector, loop: LoopState, root: Root | None
+    ) -> RankExchange:
         """Describe the model, wait for all regions, and load the run's parameters."""
         ranks = self._ranks
+        saved = None if root is None else tuple(n for n, whole in root.ids().items() if whole)
         hello = Hello(
-            ranks.region, ranks.rank, ranks.world_size, ranks.attempt, layout, vector.share
+            ranks.region, ranks.rank, ranks.world_size, ranks.attempt, layout, vector.share, saved
         )
         self._endpoint.send(SERVER, hello.message())
         welcome = Welcome.read(self._receive("welcome", "the other regions"))
@@ -312,6 +372,7 @@ class JoinedRegion:
         slices = [
             SliceWire(
                 index,
+                ranges,
                 positions(ranges, vector.share),
                 RegionWire(
                     terms.wire_plan(layout, ranges), ranks.region, sum(b - a for a, b in ranges)
@@ -320,7 +381,8 @@ class JoinedRegion:
             for index, ranges in sorted(welcome.slices.items())
         ]
         model = JoinedModel(terms.strategy, vector, bounds)
-        if not welcome.copies:
+        begins = not welcome.copies and welcome.checkpoint is None
+        if begins:
             self._load(slices, vector, is_source=welcome.is_source)
             model.start()
         plan = terms.server_plan(ranks.region, ranks.attempt)
@@ -328,8 +390,16 @@ class JoinedRegion:
         exchange = RankExchange(
             plan, model, slices=slices, local_steps=local, eval_every=terms.eval_every
         )
-        if welcome.copies:
+        if welcome.checkpoint is not None and root is not None:
+            own = [ranges for _, ranges in sorted(welcome.slices.items())]
+            loop.load(root, welcome.checkpoint, ranks.rank)
+            states = saved_states(root, welcome.checkpoint, own)
+            exchange.restore(states_of(states, own, [each.wire for each in slices]))
+        elif not begins:
             exchange.restore(self._copies(slices))
+        exchange.requests.view = max(exchange.requests.view, welcome.view)
+        if welcome.is_donor:
+            send_copies(self._endpoint, exchange)
         return exchange
 
     def _copies(self, slices: list[SliceWire]) -> list[RankState]:
@@ -345,7 +415,7 @@ class JoinedRegion:
         params_S = vector.read()
         if is_source:
             for each in slices:
-                send_state(self._endpoint, each.index, taken(params_S, each.places))
+                _send_state(self._endpoint, each.index, taken(params_S, each.places))
             self._endpoint.flush(SERVER, self._wait_s)
             return
         places = {each.index: each.places for each in slices}
@@ -357,10 +427,10 @@ class JoinedRegion:
 
     def _receive(self, kind: str, what: str) -> Message:
         """Wait for a message of the start."""
-        return receive(self._mail, self._endpoint, (kind,), what, self._wait_s)
+        return _await_message(self._mail, self._endpoint, (kind,), what, self._wait_s)
 
 
-def receive(
+def _await_message(
     mail: queue.SimpleQueue[Message],
     endpoint: Endpoint,
     kinds: tuple[str, ...],
@@ -388,13 +458,13 @@ def receive(
                     fix="See on the server which regions are missing.",
                 ) from None
             continue
-        check_refused(message)
+        _check_refused(message)
         if message.kind in kinds:
             return message
         raise JoinRefusedError(f"the server sent '{message.kind}' instead of {kinds}")
 
 
-def check_refused(message: Message) -> None:
+def _check_refused(message: Message) -> None:
     """Raise the error that a message of the server stands for, if any.
 
     Raises:
@@ -410,10 +480,16 @@ def check_refused(message: Message) -> None:
         raise read_refusal(message.meta)[1]
 
 
-def send_state(endpoint: Endpoint, index: int, params_Q: Tensor) -> None:
+def _send_state(endpoint: Endpoint, index: int, params_Q: Tensor) -> None:
     """Send the parameters of a slice, fp32 (Q,)."""
     copied = params_Q.clone()
     endpoint.send(SERVER, Message("state", {"slice": index}, payload_of(copied), "transfer"))
+
+
+def send_copies(endpoint: Endpoint, exchange: RankExchange) -> None:
+    """Send the state of a rank, from which other regions begin."""
+    for each, state in zip(exchange.slices, exchange.copies(), strict=False):
+        endpoint.send(SERVER, copy_message(each.index, state))
 
 
 class _Exchanger:
@@ -432,6 +508,7 @@ class _Exchanger:
         self._orders: queue.SimpleQueue[UpdateMessage | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[list[ReplyMessage] | BaseException] = queue.SimpleQueue()
         self._ready: list[ReplyMessage] | BaseException | None = None
+        self._saves: int | None = None
         self._sent_s = 0.0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="geo-ray-exchange", daemon=True)
@@ -444,9 +521,12 @@ class _Exchanger:
 
     def send_copies(self) -> None:
         """Send the state of this rank, from which a joining region begins."""
-        slices = self._exchange.slices
-        for each, state in zip(slices, self._exchange.copies(), strict=False):
-            self._endpoint.send(SERVER, copy_message(each.index, state))
+        send_copies(self._endpoint, self._exchange)
+
+    def saves(self) -> int | None:
+        """Return the checkpoint at whose barrier the newest answers were given, once."""
+        found, self._saves = self._saves, None
+        return found
 
     def tell(self, message: Message) -> None:
         """Send a message that has no answer."""
@@ -479,11 +559,11 @@ class _Exchanger:
         while self._receive_end().kind == "collect":
             params_S = vector.read()
             for each in self._exchange.slices:
-                send_state(self._endpoint, each.index, taken(params_S, each.places))
+                _send_state(self._endpoint, each.index, taken(params_S, each.places))
 
     def _receive_end(self) -> Message:
         kinds, what = ("collect", "over"), "the end of the run"
-        return receive(self._mail, self._endpoint, kinds, what, self._wait_s)
+        return _await_message(self._mail, self._endpoint, kinds, what, self._wait_s)
 
     def close(self) -> None:
         """End the thread."""
@@ -517,12 +597,14 @@ class _Exchanger:
             self._endpoint.send(SERVER, Message("update", meta, payload_bytes(part), "update"))
         if not slices:
             nothing = replace(update, payload_P=torch.empty(0))
-            meta = {**update_meta(nothing), **common}
+            meta = {**update_meta(nothing), **common, "slice": None}
             self._endpoint.send(SERVER, Message("update", meta, b"", "update"))
         replies: dict[int | None, ReplyMessage] = {}
         while len(replies) < max(1, len(slices)):
             message = self._next("reply")
-            own = {k: v for k, v in message.meta.items() if k != "slice"}
+            own = {k: v for k, v in message.meta.items() if k not in ("slice", "save")}
+            if "save" in message.meta:
+                self._saves = fields.count(message.meta, "save")
             replies[fields.optional_count(message.meta, "slice")] = read_reply(own, message.payload)
         if not slices:
             return list(replies.values())
@@ -545,7 +627,7 @@ class _Exchanger:
                         f"the server has been unreachable for {self._wait_s:g} s"
                     ) from None
                 continue
-            check_refused(message)
+            _check_refused(message)
             if message.kind != kind:
                 raise JoinRefusedError(f"the server sent '{message.kind}' instead of '{kind}'")
             return message
@@ -558,8 +640,16 @@ class JoinedTraining:
         done: whether the run is over.
     """
 
-    def __init__(self, exchange: RankExchange, exchanger: _Exchanger, ranks: _Ranks) -> None:
+    def __init__(
+        self,
+        exchange: RankExchange,
+        exchanger: _Exchanger,
+        ranks: _Ranks,
+        loop: LoopState,
+        saver: RankSaver | None,
+    ) -> None:
         self._exchange, self._exchanger, self._ranks = exchange, exchanger, ranks
+        self._loop, self._saver = loop, saver
         self._losses: list[Tensor | float] = []
         self._reported: tuple[int, bool] | None = None
         self._began_s = time.monotonic()
@@ -642,7 +732,7 @@ class JoinedTraining:
 
     def settle(self) -> None:
         """Do what is due before the first step: a joining region may begin at the end of a run."""
-        self._settle(self._exchange.begin())
+        self._settle(self._exchange.advance())
 
     def _settle(self, sent: list[SendUpdate]) -> None:
         """Send updates, and merge their answers as far as they are there or must be awaited."""
@@ -655,9 +745,20 @@ class JoinedTraining:
             if not self._exchange.waits and not self._ranks.all_true(is_here):
                 break
             replies, took_s = self._exchanger.take()
-            sent = self._exchange.on_replies(replies, took_s)
+            self._exchange.on_replies(replies, took_s)
             if self._exchange.is_donor:
                 self._exchanger.send_copies()
+            checkpoint = self._exchanger.saves()
+            if checkpoint is not None and self._saver is not None:
+                self._save(checkpoint, self._saver)
+            sent = self._exchange.advance()
+
+    def _save(self, checkpoint: int, saver: RankSaver) -> None:
+        """Copy the state at a barrier, to be written."""
+        exchange = self._exchange
+        ranges = [each.ranges for each in exchange.slices] or [()]
+        states = exchange.copies(whole=True)
+        saver.save(checkpoint, list(zip(ranges, states, strict=True)), self._loop)
 
     @property
     def evaluation_due(self) -> bool:

@@ -82,6 +82,7 @@ class AveragerActor:
         host: where to listen.
         port: where to listen.
         lost_after_s: a region that is away for so long is lost.
+        cpus: CPUs that are reserved for it.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class AveragerActor:
         host: str,
         port: int,
         lost_after_s: float,
+        cpus: float,
     ) -> None:
+        torch.set_num_threads(max(1, int(cpus)))
         self._fence = TokenFence()
         self._server = JoinServer(
             JoinTerms.model_validate_json(terms_json),
@@ -195,6 +198,7 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
             server.host,
             server.port,
             experiment.members.wait_s,
+            first.cpus_per_server,
         )
         strategy = placed[SERVER].strategy("bridge")
         process = ProcessSpec("averager", arguments, first.cpus_per_server, 0.0, strategy, None, 1)

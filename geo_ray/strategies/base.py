@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from geo_ray.base.model import StrictModel
+from geo_ray.base.types import unused_by_all
 from geo_ray.strategies import local_steps
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.strategies.traits import Traits, Weights
@@ -54,6 +56,14 @@ class Strategy(StrictModel):
     @abstractmethod
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Return the message after a step, or `Wait` if the open request must finish first."""
+
+    def is_quiet(self, region: RegionState) -> bool:
+        """Tell whether `after_step` would return None without a look at the parameters.
+
+        Asked where a worker keeps the parameters (the trait ``local_optimizer``): if not, it sends
+        them first. False is always right.
+        """
+        return False
 
     @abstractmethod
     def on_reply(self, region: RegionState, reply: Reply) -> None:
@@ -109,6 +119,10 @@ class LocalSteps(Strategy):
         """Send the change since the anchor when an exchange is due, and wait for the answer."""
         return local_steps.outgoing_when_due(region, int(self.traits.exchange.every))
 
+    def is_quiet(self, region: RegionState) -> bool:
+        """See `Strategy.is_quiet`."""
+        return not region.is_due(int(self.traits.exchange.every))
+
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Move the anchor and continue from it."""
         local_steps.adopt(region, reply)
@@ -154,7 +168,9 @@ class GradientRounds(Rounds):
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with the mean; a refused gradient has no weight, and is not one of zero."""
         used = [u for u in updates if u.num_samples > 0] or updates
-        return answer_all(averager, updates, weighted_mean(used, self.weights))
+        replies = answer_all(averager, updates, weighted_mean(used, self.weights))
+        unused = unused_by_all(update.unused for update in used)
+        return [replace(reply, unused=unused) for reply in replies] if unused else replies
 
 
 class Overlapped(Rounds):

@@ -7,12 +7,14 @@ Shape legend: P = parameters of the region's model (or of the slice that one sha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
+
+_PIECE: Final = 2**16  # elements; a few vectors of so many stay in a core's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Update:
             averager held it; 0 if there was none.
         grad_sq: squared 2-norm of the payload, of strategies that average gradients; None where
             that is not measured.
+        unused: parameters that had no gradient in any step behind this update, by index.
     """
 
     region: str
@@ -65,6 +68,7 @@ class Update:
     step_s: float = 0.0
     exchange_s: float = 0.0
     grad_sq: float | None = None
+    unused: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class Reply:
             change; another final update follows. Clear what a final update leaves behind. Set by
             the averager.
         next_fragment: fragment of the receiver's next update, if the strategy chooses it here.
+        unused: parameters that had no gradient in any region, if the payload is a gradient.
     """
 
     to: str
@@ -100,6 +105,7 @@ class Reply:
     dropped: bool = False
     continues: bool = False
     next_fragment: int = 0
+    unused: Sequence[int] = ()
 
     @classmethod
     def answering(cls, update: Update, payload_P: Tensor) -> Reply:
@@ -152,6 +158,32 @@ class RegionState:
     link_busy: bool = False
     budget: int | None = None
     allocate: Allocator = torch.empty
+
+    def change_since(self, start_P: Tensor) -> Tensor:
+        """Return ``start_P - params_P`` in the memory that it is sent from."""
+        if start_P.device.type != "cpu":
+            return start_P - self.params_P
+        buffer_P = self.allocate(start_P.numel())
+        return torch.sub(start_P, self.params_P, out=buffer_P)
+
+    def snapshot(self) -> Tensor:
+        """Return a copy of the parameters."""
+        return self.params_P.clone()
+
+    def adopt(self, outer_P: Tensor, change_P: Tensor) -> None:
+        """Subtract a change from the outer parameters, and continue from them."""
+        # Each goes through memory once.
+        pieces = (torch.split(vector_P, _PIECE) for vector_P in (outer_P, self.params_P, change_P))
+        for outer, params, change in zip(*pieces, strict=True):
+            params.copy_(outer.sub_(change))
+
+    def continue_from(self, start_P: Tensor) -> None:
+        """Set the parameters."""
+        self.params_P.copy_(start_P)
+
+    def stored(self, payload_P: Tensor) -> Tensor:
+        """Return a reply's payload for `memory`: a copy, because its memory is used again."""
+        return payload_P.clone()
 
     def is_due(self, interval: int) -> bool:
         """Tell whether an exchange is due, by the averager's interval if it asked for one.

@@ -9,6 +9,7 @@ E = bytes of the exchanged model buffers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -51,6 +52,7 @@ class UpdateMessage:
         buffers_E: model buffers at the moment of the update, uint8 (E,); strategies and codecs do
             not see them.
         view: generation of the newest membership view known to the sender; 0: the first.
+        unused: see `Update`.
     """
 
     region: str
@@ -70,6 +72,7 @@ class UpdateMessage:
     grad_sq: float | None = None
     buffers_E: Tensor = field(default_factory=no_buffers)
     view: int = 0
+    unused: Sequence[int] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -93,6 +96,7 @@ class UpdateMessage:
             self.step_s,
             self.exchange_s,
             self.grad_sq,
+            self.unused,
         )
 
 
@@ -148,6 +152,7 @@ class ReplyMessage:
         barrier: membership change that this answer completes; None: no change.
         view: generation of the view in which the answer was given; 0: the first.
         next_fragment: fragment of the receiver's next update, if the strategy chooses it.
+        unused: see `Reply`.
     """
 
     to: str
@@ -177,6 +182,7 @@ class ReplyMessage:
     barrier: Barrier | None = None
     view: int = 0
     next_fragment: int = 0
+    unused: Sequence[int] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -207,6 +213,7 @@ class ReplyMessage:
             own=own,
             dropped=reply.dropped,
             next_fragment=reply.next_fragment,
+            unused=reply.unused,
         )
 
     def content(self) -> Reply:
@@ -223,6 +230,7 @@ class ReplyMessage:
             self.dropped,
             continues=self.barrier is not None,
             next_fragment=self.next_fragment,
+            unused=self.unused,
         )
 
 

@@ -8,6 +8,9 @@ counts its own steps, so a resumed run continues on its curve.
 split into shards. The others step each element alone, with the same bits however the model is
 split.
 
+A parameter without a gradient in a step is skipped, as in torch: no momentum, no weight decay, and
+its own number of steps. The first such step splits the flat parameter into those of the model.
+
 Source: cosine decay of Loshchilov and Hutter, "SGDR" (2017), without restarts; warmup-stable-decay
 of MiniCPM (arXiv 2404.06395), here with a linear decay; Lion (arXiv 2302.06675); Muon (K. Jordan,
 2024, as in `torch.optim.Muon`; scales of arXiv 2502.16982 and 2505.23725); Adafactor (arXiv
@@ -19,8 +22,8 @@ Shape legend: S = elements of the slice; M, N = rows and columns of one paramete
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal, Self
 
 import torch
@@ -458,7 +461,8 @@ OneOptimizer = Sgd | Momentum | AdamW | Lion | Muon | Adafactor
 OptimizerConfig = Annotated[OneOptimizer, Field(discriminator="kind")]
 """The ``optimizer`` section of a configuration."""
 
-_TAKEN = "schedule_steps"  # how many steps a scheduled optimizer took, among its tensors
+_TAKEN: Final = "schedule_steps"  # how many steps a scheduled optimizer took, among its tensors
+_COUNT: Final = "step"  # steps of one parameter; one value per element where parameters differ
 
 
 def check_optimizer(optimizer: OneOptimizer, shards: Mapping[str, int], needed: str | None) -> None:
@@ -503,17 +507,33 @@ class InnerOptimizer:
     Args:
         config: optimizer; its schedule has a length (`lasting`).
         params_S: fp32 (S,), live parameters of one shard.
-        pieces: pieces of the slice, for parameter groups; the state in checkpoints is the same.
+        pieces: pieces of the slice by parameter; the state in checkpoints is the same.
+        flat: step all pieces as one vector until one of them has no gradient.
     """
 
     def __init__(
-        self, config: OneOptimizer, params_S: Tensor, pieces: Sequence[GroupPiece] = ()
+        self,
+        config: OneOptimizer,
+        params_S: Tensor,
+        pieces: Sequence[GroupPiece] = (),
+        *,
+        flat: bool = False,
     ) -> None:
-        whole = (GroupPiece(0, params_S.numel()),)
         self._params_S = params_S
-        self._parts = [_Part(params_S, piece) for piece in pieces or whole]
-        factors = list(dict.fromkeys(part.piece.factors for part in self._parts))
         self._config = config
+        self._pieces = tuple(pieces)
+        self._is_flat = flat or not pieces
+        self._differs = False  # whether parameters have had unequal numbers of steps
+        self._arrange((GroupPiece(0, params_S.numel()),) if self._is_flat else self._pieces)
+        self._schedule = config.schedule
+        self.taken = 0
+        self.rate = 1.0
+        self.lr: float | None = None
+
+    def _arrange(self, pieces: Sequence[GroupPiece]) -> None:
+        """Make parts without state from pieces, in groups of equal factors."""
+        config, self._parts = self._config, [_Part(self._params_S, piece) for piece in pieces]
+        factors = list(dict.fromkeys(part.piece.factors for part in self._parts))
         self._groups = [
             (
                 OptimizerGroup(
@@ -530,13 +550,17 @@ class InnerOptimizer:
             if (parts := [p for p in self._parts if p.piece.factors == (rate, decay, fraction)])
         ]
         self._rates = [(rate, schedule) for rate, _, schedule in factors]
-        self._schedule = config.schedule
-        self.taken = 0
-        self.rate = 1.0
-        self.lr: float | None = None
 
-    def apply(self, grad_S: Tensor) -> None:
-        """Make one step with ``grad_S`` (S,), which is read-only."""
+    def apply(self, grad_S: Tensor, unused: Collection[int] = ()) -> None:
+        """Make one step with ``grad_S`` (S,), which is read-only.
+
+        Args:
+            grad_S: gradient.
+            unused: indices of the model's parameters without a gradient. They are skipped where
+                ``grad_S`` is zero; a lossy codec may deliver parts of earlier gradients.
+        """
+        if unused:
+            self._tell_apart()
         factor = 1.0
         if self._schedule is not None:
             factor = self._schedule.factor(self.taken)
@@ -550,9 +574,32 @@ class InnerOptimizer:
             self._make_states()
         with torch.no_grad():
             for group, parts in self._groups:
-                self._config.step(group, [part.take(grad_S) for part in parts])
+                stepped = [part for part in parts if not part.is_skipped(grad_S, unused)]
+                if not stepped:
+                    continue
+                if len(stepped) < len(parts):
+                    group = replace(
+                        group,
+                        params=[part.param for part in stepped],
+                        states=[part.state for part in stepped],
+                        pieces=[part.piece for part in stepped],
+                    )
+                self._config.step(group, [part.take(grad_S) for part in stepped])
+                for part in stepped:
+                    part.give()
+
+    def _tell_apart(self) -> None:
+        """Step parameters separately from now on, with separate states."""
+        self._differs = True
+        if not self._is_flat or not self._pieces:
+            return
+        self._is_flat, state = False, self._parts[0].state
+        self._arrange(self._pieces)
         for part in self._parts:
-            part.give()
+            part.state |= {
+                name: part.shared(value) if value.dim() else value.clone()
+                for name, value in state.items()
+            }
 
     def live(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the optimizer's tensors by name, and copies that never change.
@@ -567,15 +614,16 @@ class InnerOptimizer:
             return own, retained | self._counted()
         for part in self._parts:
             for key, value in part.state.items():
-                if len(self._parts) == 1 and part.piece.block is None:
+                is_one = not value.dim() and not self._differs
+                if len(self._parts) == 1 and part.piece.block is None and (value.dim() or is_one):
                     own[key] = value
                     continue
-                if not value.dim():
+                if is_one:
                     retained[key] = value.clone()
                     continue
                 if key not in retained:
-                    retained[key] = torch.empty_like(self._params_S)
-                part.own(retained[key]).copy_(part.inside(value))
+                    retained[key] = torch.zeros_like(self._params_S)
+                part.own(retained[key]).copy_(part.inside(value) if value.dim() else value)
         return own, retained | self._counted()
 
     def export(self) -> dict[str, Tensor]:
@@ -605,14 +653,19 @@ class InnerOptimizer:
                 )
         self.taken = int(tensors[_TAKEN]) if _TAKEN in tensors else 0
         retained = {name: value for name, value in tensors.items() if name != _TAKEN}
+        if _COUNT in retained and retained[_COUNT].dim():
+            self._tell_apart()
+        device = self._params_S.device
         for part in self._parts:
             part.state.clear()
             for name, value in retained.items():
-                part.state[name] = (
-                    part.taken(value, given=given and len(self._parts) == 1)
-                    if value.dim()
-                    else value.clone()
-                )
+                if not value.dim():
+                    part.state[name] = value.to(device, copy=True)
+                elif name == _COUNT:
+                    part.state[name] = part.own(value)[0].to(device, copy=True)
+                else:
+                    taken = part.taken(value, given=given and len(self._parts) == 1)
+                    part.state[name] = taken.to(device)
 
     def _counted(self) -> State:
         return {} if self._schedule is None else {_TAKEN: torch.tensor(self.taken)}
@@ -620,7 +673,8 @@ class InnerOptimizer:
     def _make_states(self) -> None:
         for part in self._parts:
             if not part.state:
-                part.state |= self._config.new_state(part.piece)
+                made = self._config.new_state(part.piece)
+                part.state |= {k: value.to(self._params_S.device) for k, value in made.items()}
 
     def _by_name(self) -> dict[str, list[Tensor]]:
         """Return the live tensors of all parameters by name."""
@@ -634,7 +688,7 @@ class InnerOptimizer:
         """Return copies of the states of whole parameters, one vector per name."""
         return {
             name: torch.cat([value.reshape(-1) for value in values])
-            if values[0].dim()
+            if values[0].dim() or len({float(value) for value in values}) > 1
             else values[0].clone()
             for name, values in self._by_name().items()
         }
@@ -655,11 +709,13 @@ class InnerOptimizer:
             values, saved = live.get(name, []), tensors.get(name)
             sizes = [value.numel() for value in values]
             is_count = bool(values) and not values[0].dim()
-            if saved is None or saved.numel() != (1 if is_count else sum(sizes)) or not values:
+            fitting = {sum(sizes), 1} if is_count else {sum(sizes)}
+            if saved is None or not values or saved.numel() not in fitting:
                 raise CheckpointCorruptError(
                     f"optimizer state '{name}' does not fit the parameters of the shard"
                 )
-            pieces = [saved] * len(values) if is_count else torch.split(saved, sizes)
+            is_one = is_count and saved.numel() == 1
+            pieces = [saved] * len(values) if is_one else torch.split(saved, sizes)
             for value, piece in zip(values, pieces, strict=True):
                 value.copy_(piece.view(value.shape))
 
@@ -676,6 +732,14 @@ class _Part:
     def own(self, vector_S: Tensor) -> Tensor:
         """Return the part's elements of the slice."""
         return vector_S[self.piece.start : self.piece.stop]
+
+    def is_skipped(self, grad_S: Tensor, unused: Collection[int]) -> bool:
+        """Tell whether a step leaves the part unchanged."""
+        return self.piece.parameter in unused and not bool(self.own(grad_S).any())
+
+    def shared(self, vector_S: Tensor) -> Tensor:
+        """Return the part's elements, shaped like its parameter; without a copy if possible."""
+        return self.own(vector_S) if self.piece.block is None else self.spread(vector_S)
 
     def inside(self, values: Tensor) -> Tensor:
         """Return the part's elements of a tensor shaped like its parameter."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Final
@@ -170,6 +170,7 @@ class GroupPiece:
         block: for a part of a block: length of the whole, and where in it the part begins.
         shape: shape of the parameter, if the piece is a whole one; else that of a vector.
         hidden: whether the piece is a whole hidden matrix.
+        parameter: index of the parameter in the model.
     """
 
     start: int
@@ -178,16 +179,17 @@ class GroupPiece:
     block: tuple[int, int] | None = None
     shape: tuple[int, ...] = (-1,)
     hidden: bool = False
+    parameter: int = 0
 
 
 def pieces_of(runs: Sequence[GroupRun], piece: tuple[int, int]) -> tuple[GroupPiece, ...]:
     """The pieces of the slice of a model between two places; empty without groups."""
     first, last = piece
     found: list[GroupPiece] = []
-    for run in runs:
+    for parameter, run in enumerate(runs):
         start, stop = max(run.start, first), min(run.stop, last)
         if start < stop:
-            found += _cut(run, start, stop, first)
+            found += [replace(each, parameter=parameter) for each in _cut(run, start, stop, first)]
     return tuple(found)
 
 

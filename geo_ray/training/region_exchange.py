@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from torch import Tensor
 
 from geo_ray.base.errors import InvariantError
+from geo_ray.base.types import unused_by_all
 from geo_ray.strategies.state import Outgoing, Wait
 from geo_ray.training.assignment import Phase, ServerPlan
 from geo_ray.training.checkpoint_parts import load_messages, save_messages
@@ -47,6 +48,7 @@ class RegionRequests:
         exchange_s: seconds of the last exchange, without the time at the averager.
         sent_at: steps applied before the newest request.
         view: generation of the newest view among the answers; 0: the first.
+        unused: parameters that had no gradient since the last update; None: no step had one.
     """
 
     seq: int = 0
@@ -58,12 +60,22 @@ class RegionRequests:
     exchange_s: float = 0.0
     sent_at: int = 0
     view: int = 0
+    unused: Sequence[int] | None = None
     _sent_samples: int = 0  # rows of the open request
 
-    def stepped(self, samples: int, compute_s: float) -> None:
-        """Record an applied step."""
+    def stepped(self, samples: int, compute_s: float, unused: Sequence[int] = ()) -> None:
+        """Record an applied step.
+
+        Args:
+            samples: rows of its gradients.
+            compute_s: compute seconds.
+            unused: parameters for which no worker had a gradient.
+        """
         self.samples += samples
         self.compute_s += compute_s
+        if samples:
+            earlier = unused if self.unused is None else self.unused
+            self.unused = unused_by_all([earlier, unused])
 
     def send(self, update: UpdateMessage, *, version: int, blocking: bool) -> SendUpdate:
         """Open the next request.
@@ -87,8 +99,9 @@ class RegionRequests:
             step_s=self.step_s,
             exchange_s=self.exchange_s,
             view=self.view,
+            unused=self.unused or (),
         )
-        self._sent_samples, self.samples = self.samples, 0
+        self._sent_samples, self.samples, self.unused = self.samples, 0, None
         self.request = SendUpdate(update, blocking)
         return self.request
 
@@ -125,6 +138,7 @@ class RegionRequests:
             "sent_at": self.sent_at,
             "times_s": [self.compute_s, self.step_s, self.exchange_s],
             "sent_samples": self._sent_samples,
+            "unused": None if self.unused is None else list(self.unused),
         } | ({"view": self.view} if self.view else {})
 
     def restore(self, data: Mapping[str, object], version: int) -> None:
@@ -142,6 +156,8 @@ class RegionRequests:
             self.compute_s, self.step_s, self.exchange_s = map(float, times_s)
         self._sent_samples = int(str(data.get("sent_samples", 0)))
         self.view = int(str(data.get("view", 0)))
+        unused = data.get("unused")
+        self.unused = tuple(map(int, unused)) if isinstance(unused, list) else None
 
     def export_request(
         self, coded: UpdateMessage | None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from geo_ray.training.shard import Contribution, Pull
 from geo_ray.transport.wire.fields import (
     Meta,
     count,
+    counts,
     flag,
     number,
     optional_count,
@@ -222,6 +223,7 @@ UPDATE: Final = Record(
     UpdateMessage,
     "region attempt seq base_version num_samples final fragment steps step_s exchange_s grad_sq",
     Field("view", count, default=0),
+    Field("unused", counts, default=()),
     Field("", _Payload()),
 )
 REPLY: Final = Record(
@@ -234,6 +236,7 @@ REPLY: Final = Record(
     Field("view", count, default=0),
     Field("lossy", LOSSY, default=None),
     Field("next_fragment", count, default=0),
+    Field("unused", counts, default=()),
     Field("", _Payload()),
 )
 ERROR: Final = Field("error", Record(from_code, "code message", Field("fix", text)))
@@ -253,10 +256,14 @@ _ASSIGNMENT: Final = Record(
     Field("parts", Rows(_SHARE)),
     "done",
     Field("partition", optional_count, default=None),
+    Field("repeats", Rows(Record(Span, "start=repeat_starts count=repeat_counts")), default=()),
 )
 _PULL: Final = Record(Pull, Known("worker"), "ticket version=pull_version judged=pull_judged")
 _REPORT: Final = Record(
-    StepReport, Field("span", _SPAN), "loss compute_s refused grad_sq learning_rate"
+    StepReport,
+    Field("span", _SPAN),
+    "loss compute_s refused grad_sq learning_rate",
+    Field("unused", counts, default=()),
 )
 _EVALUATION: Final = Record(_Evaluation, "version rows final names sizes model")
 _CONTRIBUTIONS: Final = Rows(
@@ -275,6 +282,21 @@ read_contributions = _CONTRIBUTIONS.read
 def read_answer(worker: int, meta: Meta) -> Assignment:
     """Return a worker's next assignment."""
     return _ASSIGNMENT.read(meta, worker=worker)
+
+
+def state_meta(wanted: Literal["push", "between"]) -> Meta:
+    """Return the request for the state of a worker that makes the optimizer's steps.
+
+    Args:
+        wanted: push: the worker repeats its push with its state, as the push was not handled;
+            between: it sends its state alone.
+    """
+    return {"wants_state": wanted}
+
+
+def wanted_state(meta: Meta) -> str | None:
+    """Return the request of `state_meta` in an answer to a worker; None if there is none."""
+    return optional_text(meta, "wants_state") if "wants_state" in meta else None
 
 
 def read_pull(worker: int, meta: Meta) -> Pull:

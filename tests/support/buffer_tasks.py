@@ -160,3 +160,38 @@ class Grouped(Ungrouped):
 
     def groups(self, model: nn.Module) -> list[ParameterGroup]:
         return [dataclasses.replace(undecayed(model), rate=2.0)]
+
+
+class Routed(nn.Module):
+    """Rows of one batch go to one of four experts; the spare one is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(64, 12)
+        self.experts = nn.ModuleList(nn.Linear(12, 10) for _ in range(4))
+        self.spare = nn.Linear(12, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.experts[int(x.sum().item() * 16) % 4](self.stem(x.flatten(1)).relu())
+
+
+class Experts(Constant):
+    """A mixture of experts: a step has no gradients for those that it does not use."""
+
+    def model(self, seed: int) -> nn.Module:
+        with seeded(seed):
+            return Routed()
+
+
+class Spare(Constant):
+    """A network with a layer that no step uses."""
+
+    def model(self, seed: int) -> nn.Module:
+        with seeded(seed):
+            return nn.ModuleDict({"used": nn.Linear(64, 10), "spare": nn.Linear(12, 10)})
+
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model["used"](batch.inputs.flatten(1)), batch.labels)
+
+    def evaluate(self, model, batch):
+        return super().evaluate(nn.Sequential(nn.Flatten(), model["used"]), batch)

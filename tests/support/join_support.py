@@ -1,7 +1,9 @@
 """Runs that are served in the test's process, and regions that join them.
 
 Regions of one rank are threads. Regions of several ranks are processes of `Ranks`, which a fork
-server makes without another import of PyTorch.
+server makes without another import of PyTorch. Optimizers and `fully_shard` import `torch._dynamo`
+when they are first used; it is imported here, so that neither the ranks nor the threads of several
+regions do it while other regions wait for them.
 """
 
 from __future__ import annotations
@@ -9,15 +11,16 @@ from __future__ import annotations
 import json
 import multiprocessing
 import secrets
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -28,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms
+from geo_ray.joining.service import SERVER, JoinTerms, SavedRun
 from geo_ray.joining.site import JoinedTraining, join
 from geo_ray.transport.security.certs import Authority
 
@@ -52,12 +55,19 @@ def write_credentials(folder: Path, regions: Sequence[str], run_id: str = "run")
 
 @contextmanager
 def serving(
-    run: JoinTerms, folder: Path, *, lost_after_s: float = WAIT_S
+    run: JoinTerms,
+    folder: Path,
+    *,
+    lost_after_s: float = WAIT_S,
+    resumed: SavedRun | None = None,
 ) -> Iterator[tuple[JoinServer, str]]:
     """Serve a run; yields the server and its address."""
     write_credentials(folder, run.regions)
     server = JoinServer(
-        run, JoinCredentials.read(folder / f"{SERVER}.pem"), lost_after_s=lost_after_s
+        run,
+        JoinCredentials.read(folder / f"{SERVER}.pem"),
+        lost_after_s=lost_after_s,
+        resumed=resumed,
     )
     try:
         yield server, "geo-ray://{}:{}".format(*server.address)
@@ -114,6 +124,7 @@ class Loop:
     sharding: str = "none"  # fsdp, hsdp or ddp
     dtype: str = "float32"
     wait_s: float = WAIT_S
+    checkpoints: Path | None = None
 
     def model(self, world_size: int) -> nn.Module:
         model = small_model().to(getattr(torch, self.dtype))
@@ -138,11 +149,12 @@ class Loop:
         optimizer = adamw(model)
         path = self.folder / f"{self.region}.pem"
         dtype = getattr(torch, self.dtype)
+        state = {} if self.checkpoints is None else {"optimizer": optimizer}
         with (
             join(
                 self.address, region=self.region, credentials=path, group=group, wait_s=self.wait_s
             ) as site,
-            site.training(model) as sync,
+            site.training(model, state=state, checkpoints=self.checkpoints) as sync,
         ):
             for _ in sync.batches(range(1000)):
                 x, y = rows_of(self.region, sync.steps, rank, world_size)
@@ -174,18 +186,12 @@ def train_all(loops: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def _serve_rank(rank: int, world_size: int, port: int, orders: Any) -> None:
     """Run loops until the pipe is closed."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size
-    )
+    longest = timedelta(seconds=WAIT_S)
+    store = dist.TCPStore("127.0.0.1", port, world_size, timeout=longest)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=longest)
     try:
         while (order := orders.recv()) is not None:
             function, arguments = order
@@ -199,16 +205,21 @@ def _serve_rank(rank: int, world_size: int, port: int, orders: Any) -> None:
 
 
 class Ranks:
-    """A process group of gloo ranks that runs functions; the last argument is the group."""
+    """A process group of gloo ranks that runs functions; the last argument is the group.
+
+    The ranks meet at a store of this process: a port that is chosen for rank 0 could be taken by
+    another process until rank 0 listens on it.
+    """
 
     def __init__(self, world_size: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.support.join_support"])
-        port = free_port()
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes, self._pipes = [], []
         for rank in range(world_size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve_rank, args=(rank, world_size, port, theirs))
+            arguments = (rank, world_size, self._store.port, theirs)
+            process = context.Process(target=_serve_rank, args=arguments)
             process.start()
             theirs.close()
             self.processes.append(process)
@@ -219,13 +230,17 @@ class Ranks:
             pipe.send((function, arguments))
 
     def results(self) -> list[Any]:
+        """The results or errors of all ranks; without those of one, no further call is possible."""
         found = []
-        for pipe in self._pipes:
-            assert pipe.poll(WAIT_S), "a rank gives no answer"
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(WAIT_S):
+                self.close()
+                raise AssertionError(f"rank {rank} gives no answer")
             found.append(pipe.recv())
         return found
 
     def close(self) -> None:
+        """End the ranks; a rank that runs a function still is killed."""
         for pipe in self._pipes:
             with suppress(OSError):
                 pipe.send(None)

@@ -98,7 +98,7 @@ class Field:
         if self._default is not ALWAYS and value == self._default:
             return
         if isinstance(self._kind, Kind):
-            meta[self.names[0]] = value
+            meta[self.names[0]] = list(value) if isinstance(value, tuple) else value
         elif self._null and value is None:
             meta.update(dict.fromkeys(self.names))
         else:

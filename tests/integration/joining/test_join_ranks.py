@@ -136,7 +136,6 @@ def test_a_killed_process_group_is_replaced(tmp_path: Path) -> None:
         assert torch.equal(vector, found["ap"][0])
 
 
-@pytest.mark.slow  # one of the regions came too late once, beside two busy loops
 @pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
 @pytest.mark.parametrize("kind", ["diloco", "one_step_delay", "diloco_streaming", "sma"])
 def test_the_result_does_not_depend_on_sharding(

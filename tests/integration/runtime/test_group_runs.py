@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import geo_ray
 from geo_ray.base.errors import LoopFailedError, RankLostError, RankOutOfMemoryError
+from geo_ray.data.manifest import load_manifest
+from geo_ray.data.reader import RegionReader
+from geo_ray.data.tasks.base import Task
+from geo_ray.data.tasks.load import load_task
+from geo_ray.runs.data import open_readers
 from geo_ray.telemetry.event_log import EVENTS_FILE, read_events
 from tests.support.pages import ROOT, commands, save
 
@@ -41,3 +48,87 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds.count("step") == 6
     assert "region_lost" not in kinds and "worker_lost" not in kinds
     assert run.report_path.exists()
+
+
+STEPS, INTERVAL, ROWS, CLIP, LR = 8, 4, 8, 1.0, 0.01
+TASK: dict[str, Any] = {
+    "name": "task",
+    "task": {"use": "digits", "options": {"width": 2}},
+    "data": {"generate": {}, "batch_size": ROWS},
+    "optimizer": {"kind": "adamw", "lr": LR, "schedule": {"kind": "linear", "warmup_steps": 2}},
+    "strategy": {
+        "kind": "diloco",
+        "interval": INTERVAL,
+        "outer": {"kind": "nesterov", "lr": 0.7, "momentum": 0.5},
+    },
+    "train": {"steps": STEPS, "eval_every": INTERVAL, "clip_mean_norm": CLIP},
+}
+TWO = {"ranks_per_node": 2, "cpus_per_rank": 0.5}
+GROUPS: dict[str, Any] = {
+    "regions": [
+        {"name": "eu", "group": TWO},
+        {"name": "us", "group": TWO | {"sharding": "ddp"}},
+    ],
+    "serve": {"port": 0},
+}
+
+
+def plain_diloco(task: Task, readers: dict[str, RegionReader]) -> nn.Module:
+    """DiLoCo in plain PyTorch: a step of a region has the rows of both of its ranks."""
+    models = {name: task.model(0) for name in readers}
+    optimizers = {
+        name: torch.optim.AdamW(model.parameters(), lr=LR) for name, model in models.items()
+    }
+    outer = nn.utils.parameters_to_vector(models["eu"].parameters()).detach()
+    momentum = torch.zeros_like(outer)
+    for step in range(STEPS):
+        for name, model in models.items():
+            columns = readers[name].read(step * 2 * ROWS, 2 * ROWS)
+            optimizers[name].zero_grad()
+            batch = task.collate(columns, torch.device("cpu"))
+            nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            decayed = 1 - 0.9 * (step - 2) / (STEPS - 2)
+            factor = (step + 1) / 2 if step < 2 else decayed
+            optimizers[name].param_groups[0]["lr"] = LR * factor
+            optimizers[name].step()
+        if (step + 1) % INTERVAL == 0:
+            ends = [nn.utils.parameters_to_vector(m.parameters()).detach() for m in models.values()]
+            delta = sum(outer - end for end in ends) / len(ends)
+            momentum = 0.5 * momentum + delta
+            outer = outer - 0.7 * (delta + 0.5 * momentum)
+            for model in models.values():
+                nn.utils.vector_to_parameters(outer.clone(), model.parameters())
+    return models["eu"]
+
+
+@pytest.mark.slow
+def test_a_task_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = geo_ray.train(TASK | GROUPS)
+    assert run.summary.samples == 2 * 2 * STEPS * ROWS
+    task = load_task(run.experiment.task, tmp_path)
+    manifest = load_manifest(str(run.path / "data" / "manifest.json"))
+    readers = {name: open_readers(run.experiment, manifest, name) for name in ("eu", "us")}
+    expected = plain_diloco(task, {name: train for name, (train, _) in readers.items()})
+    found = load_file(run.model_path)
+    before = task.model(0).state_dict()
+    for name, value in expected.state_dict().items():
+        assert float((value - before[name]).abs().max()) > 1e-3
+        torch.testing.assert_close(found[name], value, rtol=0, atol=2e-6)
+    # the evaluation is that of all held-out rows of both regions
+    rows = [columns for _, heldout in readers.values() for columns in heldout.scan(10**6)]
+    right = total = 0
+    model = run.model()
+    for columns in rows:
+        batch = task.collate(columns, torch.device("cpu"))
+        right += int((model(batch.inputs).argmax(1) == batch.labels).sum())
+        total += len(batch.labels)
+    assert run.summary.eval["accuracy"] == pytest.approx(right / total)
+    (last,) = [e for e in run.events("eval") if e["region"] is None and e["final"]]
+    assert last["samples"] == total
+    # rows and results are those of separate workers
+    workers = TASK | {"regions": [{"name": name, "workers": 2} for name in ("eu", "us")]}
+    simulated = geo_ray.simulate(workers, base_dir=tmp_path, overrides={"name": "workers"})
+    for name, value in load_file(simulated.model_path).items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=2e-6)

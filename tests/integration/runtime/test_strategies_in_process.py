@@ -71,6 +71,18 @@ def test_regions_train_over_sockets_and_end_equal(tmp_path: Path, kind: str) -> 
         assert digests == [digest(params_P) for params_P in simulated.params_P.values()]
 
 
+@pytest.mark.parametrize("kind", ["bsp", "fedssgd", "diloco", "hfa"])
+def test_unused_parameters_are_skipped_over_sockets_too(tmp_path: Path, kind: str) -> None:
+    """The simulator does what plain PyTorch does: `tests/sim/simulator/test_experts_sim.py`."""
+    task = {"use": f"{Path(__file__).parents[2] / 'support' / 'buffer_tasks.py'}:Experts"}
+    adamw = {"kind": "adamw", "lr": 0.01, "weight_decay": 0.5}
+    config = of_kind(kind, task=task, optimizer=adamw)
+    with InProcess(config, tmp_path) as world:
+        digests = world.run()
+        simulated = World(config, world.task, world.manifest, ignore).run()
+        assert digests == [digest(params_P) for params_P in simulated.params_P.values()]
+
+
 @pytest.mark.parametrize(
     ("kind", "evaluate"),
     [

@@ -1,0 +1,185 @@
+"""Decisions about regions that are process groups, and their configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import geo_ray
+from geo_ray.base.errors import (
+    ConfigError,
+    GeoRayError,
+    LoopFailedError,
+    ModelMismatchError,
+    RankLostError,
+    RankOutOfMemoryError,
+    RegionLostError,
+)
+from geo_ray.base.restarts import Restarts
+from geo_ray.ray_cluster.calls import FailureKind, RayFailure
+from geo_ray.runtime.group_actor import RankHost, memory_named, places_of
+from geo_ray.runtime.groups import GiveUp, GroupPolicy, Restart, rank_error, root_cause
+from geo_ray.runtime.spec import demand_of, demands_of
+
+KILLED = RayFailure(FailureKind.PROCESS_DIED, "killed by signal 9")
+MEMORY = RayFailure(FailureKind.OUT_OF_MEMORY, "its node ran out of memory")
+
+
+def raised(error: GeoRayError) -> RayFailure:
+    return RayFailure(FailureKind.RAISED, error.message, error)
+
+
+GLOO = raised(LoopFailedError("loop.py:train raised RuntimeError: [gloo] Connection closed"))
+VALUE = raised(LoopFailedError("loop.py:train raised ValueError: no rows"))
+TOLD = raised(RegionLostError("rank 'eu/1' has failed"))
+
+
+@pytest.mark.parametrize(
+    ("failures", "rank"),
+    [
+        ({0: GLOO, 1: KILLED}, 1),
+        ({0: KILLED, 1: MEMORY}, 1),
+        ({0: GLOO, 1: VALUE}, 1),
+        ({0: TOLD, 1: GLOO, 2: VALUE}, 2),
+        ({2: KILLED, 1: KILLED}, 1),
+        ({1: GLOO}, 1),
+    ],
+)
+def test_the_failure_that_explains_the_others(failures: dict[int, RayFailure], rank: int) -> None:
+    assert root_cause(failures) == (rank, failures[rank])
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (KILLED, RankLostError),
+        (MEMORY, RankOutOfMemoryError),
+        (VALUE, LoopFailedError),
+        (TOLD, RankLostError),
+        (raised(ModelMismatchError("another model")), ModelMismatchError),
+        (RayFailure(FailureKind.BUG, "KeyError: 1"), LoopFailedError),
+        (RayFailure(FailureKind.NODE_GONE, "the node has died"), RankLostError),
+    ],
+)
+def test_errors_name_region_rank_and_cause(failure: RayFailure, kind: type[GeoRayError]) -> None:
+    error = rank_error("eu", 3, failure)
+    assert type(error) is kind
+    assert "rank 3 of region 'eu'" in error.message
+    assert failure.cause in error.message
+    assert error.fix
+
+
+def test_restarts_are_limited() -> None:
+    policy = GroupPolicy(Restarts(2, 100.0))
+    for now_s in (0.0, 1.0):
+        assert isinstance(policy.lost("eu", {0: KILLED}, trains=True, now_s=now_s), Restart)
+    given_up = policy.lost("eu", {0: KILLED}, trains=True, now_s=2.0)
+    assert isinstance(given_up, GiveUp)
+    assert not given_up.ends_run
+    assert "train.max_worker_restarts = 2 in 100 s is used up" in given_up.error.message
+    assert isinstance(policy.lost("eu", {0: KILLED}, trains=True, now_s=101.0), Restart)
+
+
+def test_a_loop_that_fails_before_the_run_trains_ends_it() -> None:
+    policy = GroupPolicy(Restarts(5, None))
+    found = policy.lost("eu", {0: VALUE}, trains=False, now_s=0.0)
+    assert isinstance(found, GiveUp)
+    assert found.ends_run
+    assert isinstance(policy.lost("eu", {0: VALUE}, trains=True, now_s=0.0), Restart)
+    assert isinstance(policy.lost("eu", {0: KILLED}, trains=False, now_s=0.0), Restart)
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=12))
+def test_places_number_the_ranks_of_each_node(nodes: list[str]) -> None:
+    hosts = [RankHost(node, node, (str(i),), b"") for i, node in enumerate(nodes)]
+    places = places_of(hosts)
+    for node in set(nodes):
+        here = [rank for rank, each in enumerate(nodes) if each == node]
+        assert [places[rank].local_rank for rank in here] == list(range(len(here)))
+        assert {places[rank].local_world_size for rank in here} == {len(here)}
+        for rank in here:
+            assert places[rank].gpus[places[rank].local_rank] == str(rank)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("x")],
+)
+def test_exhausted_memory_is_named(error: Exception) -> None:
+    """Also where the task's own error is reported; other errors stay."""
+    is_memory = not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError)
+    with pytest.raises(RankOutOfMemoryError if is_memory else LoopFailedError), memory_named():
+        raise LoopFailedError("loop.py:train raised") from error
+
+
+# ------------------------------------------------------------------ configuration
+
+CONFIG: dict[str, Any] = {
+    "name": "groups",
+    "regions": [
+        {"name": "eu", "group": {"loop": "a.py:train", "ranks_per_node": 2}},
+        {"name": "us", "join": True},
+    ],
+    "strategy": {"kind": "diloco"},
+    "train": {"steps": 4},
+}
+TASK: dict[str, Any] = {
+    "task": {"use": "digits"},
+    "data": {"generate": {}},
+    "optimizer": {"kind": "adamw"},
+}
+
+
+def regions(**group: Any) -> dict[str, Any]:
+    return {"regions": [{"name": "eu", "group": group}, {"name": "us", "join": True}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"regions": [{"name": "eu", "group": {}}, {"name": "us"}]}, "either all regions join"),
+        (
+            {"regions": [{"name": "eu", "group": {}, "join": True}]},
+            r"group .*no process of a region",
+        ),
+        (regions(), "task: missing"),
+        (TASK, "task .*: .*groups with a `loop`"),
+        (regions(backend="nccl", loop="a.py:b"), "nccl needs GPUs"),
+        (regions(gpus_per_node=4, ranks_per_node=2, loop="a.py:b"), "4 GPUs have one process each"),
+        ({"train": {"steps": 4, "clip_mean_norm": 1.0}}, r"train\.clip_mean_norm .*not supported"),
+        (TASK | regions() | {"train": {"steps": 4, "clip_norm": 1.0}}, r"train\.clip_norm"),
+        ({"checkpoint": {"every_s": 5.0}}, r"checkpoint\.every_s .*not supported"),
+    ],
+)
+def test_configurations_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        geo_ray.load_config(CONFIG | changes)
+
+
+def test_demands_of_groups() -> None:
+    group = {"nodes": 2, "gpus_per_node": 8, "cpus_per_rank": 2.0}
+    tree = (
+        CONFIG | TASK | {"regions": [{"name": "us", "join": True}, {"name": "eu", "group": group}]}
+    )
+    experiment = geo_ray.load_config(tree | {"train": {"steps": 4, "max_worker_restarts": 1}})
+    (config,) = experiment.groups
+    assert config.group is not None
+    assert config.group.world_size == 16
+    assert config.group.collectives == "nccl"
+    averager, ranks = demands_of(experiment)
+    assert averager.node_label == "us"
+    assert ranks.node_label == "eu"
+    assert [each.resources() for each in ranks.bundles] == [{"CPU": 16.0, "GPU": 8.0}] * 2
+    assert ranks.indices()["worker"] == (0,) * 8 + (1,) * 8
+    assert demand_of(experiment, config).total() == {"CPU": 32.0, "GPU": 16.0}
+    assert experiment.labels == ("us", "eu")
+    assert experiment.rows == 4 * (16 + 1) * 32
+
+
+def test_serve_refuses_groups() -> None:
+    with pytest.raises(ConfigError, match="geo_ray starts the groups eu"):
+        geo_ray.serve(CONFIG)
