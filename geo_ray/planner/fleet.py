@@ -101,6 +101,9 @@ class RegionFleet:
         most_nodes: maximum nodes of the search tree; `Pick.least_usd_per_h` shows what a search
             that was cut off may have missed.
         most_spot: maximum number of spot machines; None: no limit.
+        gang: machines of an offer that are taken together, all or none; the region takes one such
+            gang. Price, speed and rows of the offers are then those of a gang. 0: machines are
+            taken one by one.
     """
 
     name: str
@@ -110,6 +113,7 @@ class RegionFleet:
     one_is_free: bool = False
     most_nodes: int = 20_000
     most_spot: int | None = None
+    gang: int = 0
     _spot_I: NDArray[np.bool_] = field(init=False)
     _spot_at: list[int] = field(init=False)  # indices of spot offers
     _spots: int = field(init=False)  # number of spot machines
@@ -133,12 +137,13 @@ class RegionFleet:
     def __post_init__(self) -> None:
         self._price_I = np.array([o.usd_per_h for o in self.offers], dtype=float)
         self._speed_I = np.array([o.rows_per_s for o in self.offers], dtype=float)
-        self._cap_I = np.array([min(o.cap, self._most) for o in self.offers], dtype=float)
+        caps = [0 if self._is_too_small(o) else min(o.cap, self._most) for o in self.offers]
+        self._cap_I = np.array(caps, dtype=float)
         self._spot_I = np.array([o.lost_fraction > 0 for o in self.offers], dtype=bool)
         self._spot_at = np.flatnonzero(self._spot_I).tolist()
-        if self.most_spot is not None:
-            self._cap_I[self._spot_I] = np.minimum(self._cap_I[self._spot_I], self.most_spot)
-        self._spots = int(self._cap_I[self._spot_I].sum())
+        if self._spot_cap is not None:
+            self._cap_I[self._spot_I] = np.minimum(self._cap_I[self._spot_I], self._spot_cap)
+        self._spots = int(self._cap_I[self._spot_I].sum()) * self._each
         self._max_rows_I = np.array([o.max_rows for o in self.offers], dtype=np.int64)
         self._lan_I = np.array([o.lan_s for o in self.offers], dtype=float)
         allowed_I = self._lan_I[self._cap_I > 0]
@@ -154,7 +159,20 @@ class RegionFleet:
 
     @property
     def _most(self) -> int:
-        return max(1, self.rows)  # each machine computes at least one row
+        return 1 if self.gang else max(1, self.rows)  # each machine computes at least one row
+
+    @property
+    def _each(self) -> int:
+        """Machines that are counted as one."""
+        return self.gang or 1
+
+    def _is_too_small(self, offer: Offer) -> bool:
+        """Whether a gang, which computes all rows alone, lacks memory for them."""
+        return self.gang > 0 and offer.max_rows < self.rows
+
+    @property
+    def _spot_cap(self) -> int | None:
+        return None if self.most_spot is None else self.most_spot // self._each
 
     @property
     def is_empty(self) -> bool:
@@ -173,12 +191,12 @@ class RegionFleet:
 
     def spots(self, counts: Sequence[int] | Floats) -> int:
         """Return the number of spot machines in a selection."""
-        return int(sum([counts[i] for i in self._spot_at]))
+        return int(sum([counts[i] for i in self._spot_at])) * self._each
 
     @property
     def most_spots(self) -> int:
         """Return the maximum number of spot machines."""
-        return min(self._spots, self._most)
+        return min(self._spots, self._most * self._each)
 
     def pick(self, counts: Sequence[int]) -> Pick:
         """Return price and step time of at least one machine."""
@@ -293,7 +311,7 @@ class RegionFleet:
 
     def _least_lan_of(self, seconds: float, free: int | None) -> Covered:
         there_I = self._order
-        rows, most, most_spot, cap_I = self.rows, self._most, self.most_spot, self._cap_I
+        rows, most, most_spot, cap_I = self.rows, self._most, self._spot_cap, self._cap_I
         if free is not None:
             done = self._done(free, seconds)
             taken_I = np.zeros(len(self.offers))
@@ -348,9 +366,9 @@ class RegionFleet:
         """Return the offer of each machine, at most one machine per row."""
         order = np.lexsort((self._price_I, -self._speed_I))
         index = np.repeat(order, self._cap_I[order].astype(int))
-        if self.most_spot is not None:
+        if self._spot_cap is not None:
             spot = self._spot_I[index]
-            index = index[~spot | (np.cumsum(spot) <= self.most_spot)]
+            index = index[~spot | (np.cumsum(spot) <= self._spot_cap)]
         return index[: self._most]
 
     def slowest_s(self) -> float:
@@ -451,7 +469,7 @@ class RegionFleet:
             known_usd,
             self.one_is_free,
             None if self.most_spot is None else self._spot_I[keep_I],
-            self.most_spot or 0,
+            self._spot_cap or 0,
         )
         found = cheapest_cover(cover)
         if found.counts_I is not None:
@@ -472,9 +490,9 @@ class RegionFleet:
         """
         order, lan_I = self._order, self._lan_I[self._order]
         cap_I = self._cap_I[order]
-        if self.most_spot is not None:  # best value first
+        if self._spot_cap is not None:  # best value first
             spots_I = np.where(self._spot_I[order], cap_I, 0.0)
-            left_I = self.most_spot - (np.cumsum(spots_I) - spots_I)
+            left_I = self._spot_cap - (np.cumsum(spots_I) - spots_I)
             cap_I = np.where(self._spot_I[order], np.clip(left_I, 0.0, cap_I), cap_I)
         power = np.cumsum(cap_I * self._speed_I[order])
         lan_s = np.cumsum(cap_I * lan_I)
@@ -506,9 +524,8 @@ class RegionFleet:
 
     def lost_fraction(self, counts: Sequence[int]) -> float:
         """Return the fraction of time that preemptions of a selection cost."""
-        return sum(
-            n * offer.lost_fraction for n, offer in zip(counts, self.offers, strict=True) if n
-        )
+        lost = (n * offer.lost_fraction for n, offer in zip(counts, self.offers, strict=True) if n)
+        return sum(lost) * self._each
 
     def lan_s(self, counts_I: NDArray[Any]) -> float:
         """Return the LAN time that a selection adds to a step."""

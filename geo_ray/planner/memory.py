@@ -345,7 +345,6 @@ class MemoryModel:
     def check(
         self,
         what: str,
-        *,
         device_gb: float | None = None,
         host_gb: float | None = None,
     ) -> GroupMemory:
@@ -387,7 +386,7 @@ class MemoryModel:
         layout, rows = self.layout, 0 if self.activations is None else self.activations.rows
         most = self._most_rows(has)
         if most:
-            return f"Use at most {most} rows per rank, and accumulate gradients."
+            return f"Use at most {most} rows per rank at a time, with train.accumulate."
         if layout.sharding in ("none", "ddp") and layout.ranks > 1:
             sharded = replace(self, layout=replace(layout, sharding="fsdp"))
             if sharded._most_rows(has) == rows:

@@ -15,7 +15,6 @@ from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,6 +26,7 @@ from geo_ray.planner.memory import ExchangeMemory, ModelSizes, ParameterSize
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.config import CodecConfig
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
+from geo_ray.training.parameters import units_of
 from geo_ray.training.payload_encoding import RegionWire
 
 
@@ -35,12 +35,12 @@ def outline_of(module: nn.Module, units: Sequence[nn.Module] | None = None) -> M
 
     Args:
         module: the model, on any device, also the meta device; sharded or not.
-        units: modules that FSDP shall shard, without the model itself; None: those that are
-            sharded, else the layers of its `nn.ModuleList` and `nn.Sequential`.
+        units: modules that FSDP gathers one at a time, without the model itself; None: those of
+            `units_of`, or of a sharded model.
     """
     if units is None:
-        units = [each for each in module.modules() if isinstance(each, FSDPModule)]
-        units = [each for each in units if each is not module] or layers_of(module)
+        units = [each for each in module.modules() if _is_sharded(each) and each is not module]
+        units = units or [module.get_submodule(name) for name in units_of(module)]
     seen: set[int] = set()
 
     def sizes(of: nn.Module) -> tuple[ParameterSize, ...]:
@@ -58,15 +58,9 @@ def outline_of(module: nn.Module, units: Sequence[nn.Module] | None = None) -> M
     return ModelSizes(sizes(module), tuple(each for each in found if each), sum(buffers.values()))
 
 
-def layers_of(module: nn.Module) -> list[nn.Module]:
-    """Return the outermost repeated layers of a model, which are sharded as one unit each."""
-    found: list[nn.Module] = []
-    for child in module.children():
-        if isinstance(child, nn.ModuleList | nn.Sequential):
-            found += [each for each in child if any(True for _ in each.parameters())]
-        else:
-            found += layers_of(child)
-    return found
+def _is_sharded(module: nn.Module) -> bool:
+    # The import of `FSDPModule` would load PyTorch's compiler, which takes 2 to 4 s.
+    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
 
 
 class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
