@@ -41,7 +41,8 @@ from geo_ray.planner.memory import (
     OptimizerSize,
 )
 from geo_ray.planner.timing import Pattern
-from geo_ray.runs.memory_probe import exchange_memory, outline_of
+from geo_ray.runs.memory_probe import exchange_memory
+from geo_ray.runs.plan_inputs import sizes_of
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.config import AnyStrategy, CodecConfig
 from geo_ray.telemetry.throughput import peak_flops
@@ -382,7 +383,7 @@ class Paper:
     @property
     def sizes(self) -> ModelSizes:
         """Its parameters."""
-        return outline_of(on_meta(*SIZES[self.name]))
+        return sizes_of(on_meta(*SIZES[self.name]))
 
     @property
     def num_params(self) -> int:

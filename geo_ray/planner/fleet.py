@@ -22,6 +22,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -141,8 +142,9 @@ class RegionFleet:
         self._cap_I = np.array(caps, dtype=float)
         self._spot_I = np.array([o.lost_fraction > 0 for o in self.offers], dtype=bool)
         self._spot_at = np.flatnonzero(self._spot_I).tolist()
-        if self._spot_cap is not None:
-            self._cap_I[self._spot_I] = np.minimum(self._cap_I[self._spot_I], self._spot_cap)
+        if self.most_spot is not None:
+            most = self.most_spot // self._each
+            self._cap_I[self._spot_I] = np.minimum(self._cap_I[self._spot_I], most)
         self._spots = int(self._cap_I[self._spot_I].sum()) * self._each
         self._max_rows_I = np.array([o.max_rows for o in self.offers], dtype=np.int64)
         self._lan_I = np.array([o.lan_s for o in self.offers], dtype=float)
@@ -169,10 +171,6 @@ class RegionFleet:
     def _is_too_small(self, offer: Offer) -> bool:
         """Whether a gang, which computes all rows alone, lacks memory for them."""
         return self.gang > 0 and offer.max_rows < self.rows
-
-    @property
-    def _spot_cap(self) -> int | None:
-        return None if self.most_spot is None else self.most_spot // self._each
 
     @property
     def is_empty(self) -> bool:
@@ -311,7 +309,7 @@ class RegionFleet:
 
     def _least_lan_of(self, seconds: float, free: int | None) -> Covered:
         there_I = self._order
-        rows, most, most_spot, cap_I = self.rows, self._most, self._spot_cap, self._cap_I
+        rows, most, most_spot, cap_I = self.rows, self._most, self.most_spot, self._cap_I
         if free is not None:
             done = self._done(free, seconds)
             taken_I = np.zeros(len(self.offers))
@@ -366,9 +364,9 @@ class RegionFleet:
         """Return the offer of each machine, at most one machine per row."""
         order = np.lexsort((self._price_I, -self._speed_I))
         index = np.repeat(order, self._cap_I[order].astype(int))
-        if self._spot_cap is not None:
+        if self.most_spot is not None:
             spot = self._spot_I[index]
-            index = index[~spot | (np.cumsum(spot) <= self._spot_cap)]
+            index = index[~spot | (np.cumsum(spot) <= self.most_spot)]
         return index[: self._most]
 
     def slowest_s(self) -> float:
@@ -446,6 +444,8 @@ class RegionFleet:
         This is impossible if the better ones meet the limit alone, or cost more than a selection
         that meets it.
         """
+        if self.gang:
+            return self._cheapest_gang(limit_s)
         if self._better_I is None:
             self._better_I = self._sums_of_better()
         power_I, price_I, count_I, better_lan_I = self._better_I
@@ -469,7 +469,7 @@ class RegionFleet:
             known_usd,
             self.one_is_free,
             None if self.most_spot is None else self._spot_I[keep_I],
-            self._spot_cap or 0,
+            self.most_spot or 0,
         )
         found = cheapest_cover(cover)
         if found.counts_I is not None:
@@ -482,6 +482,12 @@ class RegionFleet:
         least_usd = found.least_usd * (1 - CLOSE)
         return replace(self._pick(counts_I), least_usd_per_h=least_usd)
 
+    def _cheapest_gang(self, limit_s: float) -> Pick | None:
+        singles = np.eye(len(self.offers))[self._cap_I > 0]
+        within = [p for p in map(self._pick, singles) if p.step_s <= limit_s * (1 + CLOSE)]
+        best = min(within, key=attrgetter("usd_per_h"), default=None)
+        return None if best is None else replace(best, least_usd_per_h=best.usd_per_h)
+
     def _quick(self, limit_s: float) -> Pick | None:
         """Return a nearly cheapest selection that meets the limit: best value first.
 
@@ -490,9 +496,9 @@ class RegionFleet:
         """
         order, lan_I = self._order, self._lan_I[self._order]
         cap_I = self._cap_I[order]
-        if self._spot_cap is not None:  # best value first
+        if self.most_spot is not None:  # best value first
             spots_I = np.where(self._spot_I[order], cap_I, 0.0)
-            left_I = self._spot_cap - (np.cumsum(spots_I) - spots_I)
+            left_I = self.most_spot - (np.cumsum(spots_I) - spots_I)
             cap_I = np.where(self._spot_I[order], np.clip(left_I, 0.0, cap_I), cap_I)
         power = np.cumsum(cap_I * self._speed_I[order])
         lan_s = np.cumsum(cap_I * lan_I)

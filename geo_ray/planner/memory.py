@@ -1,7 +1,7 @@
 """Memory of training in groups: bytes of an accelerator, of a host and of the serving process.
 
-The input is an outline of the model (`geo_ray.runs.memory_probe` makes one on the meta device), so
-nothing of the model's size is allocated. A device holds
+The input is the sizes of the model (`geo_ray.runs.plan_inputs.sizes_of`), so nothing of its size is
+allocated. A device holds
 
 - parameters, gradients and optimizer state: all of them, or with FSDP the shard of a rank, padded
   to equal first dimensions as `fully_shard` does;

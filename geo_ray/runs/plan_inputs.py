@@ -51,6 +51,7 @@ from geo_ray.planner.memory import (
     MemoryModel,
     ModelSizes,
     OptimizerSize,
+    ParameterSize,
     Sharding,
 )
 from geo_ray.planner.plan import Plan, RankMemory
@@ -61,9 +62,8 @@ from geo_ray.planner.timing import HOUR_S, JobWork, Pattern
 from geo_ray.prices.price import INTERNET, Market, PriceRecord
 from geo_ray.prices.price_book import Instance, PriceBook, instance_of
 from geo_ray.runs.build import last_errors
-from geo_ray.runs.memory_probe import exchange_memory, outline_of
 from geo_ray.strategies.config import CodecConfig
-from geo_ray.training.parameters import check_module, count_parameters
+from geo_ray.training.parameters import check_module, count_parameters, units_of
 from geo_ray.transport.links import LinkTable
 
 _MOST_PARAMS: Final = 50_000_000  # limit for measuring a few rows
@@ -99,7 +99,7 @@ def model_size(task: Task, seed: int) -> ModelSize:
     """
     module = outlined_model(task, seed)
     check_module(module)
-    num_params, sizes = count_parameters(module), outline_of(module)
+    num_params, sizes = count_parameters(module), sizes_of(module)
     is_real = not any(parameter.is_meta for parameter in module.parameters())
     if is_real and num_params > _MOST_PARAMS:
         return ModelSize(num_params, None, sizes)
@@ -113,6 +113,39 @@ def model_size(task: Task, seed: int) -> ModelSize:
     except Exception:  # a loss may refuse rows of zeros
         return ModelSize(num_params, None, sizes)
     return ModelSize(num_params, max(0.0, (more - few) / (_MORE - _FEW)), sizes)
+
+
+def sizes_of(module: nn.Module, units: Sequence[nn.Module] | None = None) -> ModelSizes:
+    """Return the sizes of a model.
+
+    Args:
+        module: the model, on any device, also the meta device; sharded or not.
+        units: modules that FSDP gathers one at a time, without the model itself; None: those of
+            `units_of`, or of a sharded model.
+    """
+    if units is None:
+        units = [each for each in module.modules() if _is_sharded(each) and each is not module]
+        units = units or [module.get_submodule(name) for name in units_of(module)]
+    seen: set[int] = set()
+
+    def sizes(of: nn.Module) -> tuple[ParameterSize, ...]:
+        found = []
+        for param in of.parameters():
+            if id(param) not in seen:
+                seen.add(id(param))
+                item_bytes = param.element_size()
+                found.append(ParameterSize(tuple(param.shape), item_bytes, param.requires_grad))
+        return tuple(found)
+
+    inner_first = sorted(units, key=lambda each: sum(1 for _ in each.modules()))
+    found = [sizes(each) for each in inner_first]
+    buffers = {id(each): each.numel() * each.element_size() for each in module.buffers()}
+    return ModelSizes(sizes(module), tuple(each for each in found if each), sum(buffers.values()))
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    # The import of `FSDPModule` would load PyTorch's compiler, which takes 2 to 4 s.
+    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
 
 
 def _unchanged(tensor: Tensor) -> Tensor:
@@ -390,6 +423,9 @@ def _gang_lacks(group: GroupConfig, machine: MachineConfig, has: Instance) -> st
 
 def group_exchange(experiment: Experiment, codec: str | None) -> ExchangeMemory:
     """Return what the ranks of groups and the serving process hold for exchanges with a codec."""
+    # A local import: it loads a part of PyTorch that other plans do not need.
+    from geo_ray.runs.memory_probe import exchange_memory
+
     up = experiment.codec.up
     section = experiment.codec
     if codec != (None if up is None else up.kind):

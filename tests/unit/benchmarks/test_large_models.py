@@ -34,7 +34,7 @@ def test_parameters_are_those_of_the_meta_device() -> None:
         paper = Paper(name, Measured({}, {}, {}, {}))
         assert paper.num_params == paper.sizes.num_trained
         assert paper.num_params == sum(p.numel() for p in on_meta(width, layers).parameters())
-        assert len(paper.sizes.units) == layers
+        assert len(paper.sizes.units) == layers + 1  # and the embedding
 
 
 def test_slices_are_those_of_fsdp() -> None:

@@ -27,7 +27,8 @@ from geo_ray.planner.memory import (
     ParameterSize,
     Sharding,
 )
-from geo_ray.runs.memory_probe import exchange_memory, outline_of
+from geo_ray.runs.memory_probe import exchange_memory
+from geo_ray.runs.plan_inputs import sizes_of
 from geo_ray.strategies.config import AnyStrategy, CodecConfig
 from tests.support.fsdp_memory import Gpt
 
@@ -109,15 +110,15 @@ def test_an_outline_has_tied_parameters_once_and_layers_as_units() -> None:
         model = Gpt(width=64, layers=3, vocabulary=100, context=8).to(torch.bfloat16)
     model.head.weight = model.embed.weight
     model.blocks[1].requires_grad_(False)
-    found = outline_of(model, list(model.blocks))
+    found = sizes_of(model, list(model.blocks))
     assert [len(unit) for unit in found.units] == [12, 12, 12]
     assert {each.item_bytes for each in found.parameters} == {2}
     assert found.num_params == sum(p.numel() for p in model.parameters())
     assert found.num_trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
     sizes = [sum(p.size for p in unit) for unit in found.units]
     assert sizes == [sum(p.numel() for p in model.blocks[0].parameters())] * 3
-    assert outline_of(nn.Linear(3, 2)).root == (ParameterSize((2, 3)), ParameterSize((2,)))
-    assert len(outline_of(nn.Sequential(*(nn.Linear(9, 9) for _ in range(10)))).units) == 10
+    assert sizes_of(nn.Linear(3, 2)).root == (ParameterSize((2, 3)), ParameterSize((2,)))
+    assert len(sizes_of(nn.Sequential(*(nn.Linear(9, 9) for _ in range(10)))).units) == 10
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
@@ -145,7 +146,7 @@ def test_the_peak_is_that_of_pytorchs_own_tool(ranks: int) -> None:
         precision = {"compute_bytes": 2, "reduce_bytes": 4} if case["mixed"] else {}
         layout = GroupLayout("fsdp", ranks, **precision)
         own = MemoryModel(
-            outline_of(model, list(model.blocks)),
+            sizes_of(model, list(model.blocks)),
             OptimizerSize(1),
             layout,
             NOTHING,
