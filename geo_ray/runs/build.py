@@ -269,6 +269,7 @@ def build_worker(
         seed=experiment.seed,
         device=experiment.device,
         clip_norm=experiment.train.clip_norm,
+        accumulate=experiment.train.accumulate,
         module=module,
     )
     steps = experiment.worker_steps

@@ -125,6 +125,13 @@ class TrainConfig(StrictModel):
         description="batches per region from which running statistics are computed for the "
         "final model and its evaluation; 0: keep those of the training steps",
     )
+    accumulate: int = Field(
+        1,
+        ge=1,
+        le=2**16,
+        description="micro-batches into which a worker splits the rows of a step; their gradients "
+        "are accumulated to the mean over all rows",
+    )
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a worker's gradient")
     clip_mean_norm: float | None = Field(
         None, gt=0, description="largest norm of the mean of a region's gradients in a step"

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from operator import attrgetter
 from typing import Protocol
 
@@ -185,6 +186,7 @@ class Worker:
         seed: run's seed.
         device: device of the model; CPU buffers are copied to and from it.
         clip_norm: largest 2-norm of a gradient; None for no clipping.
+        accumulate: micro-batches of a step.
         module: replica, fresh from the task; None: make one.
     """
 
@@ -198,6 +200,7 @@ class Worker:
         seed: int,
         device: str = "cpu",
         clip_norm: float | None = None,
+        accumulate: int = 1,
         module: nn.Module | None = None,
     ) -> None:
         self._task = task
@@ -211,6 +214,7 @@ class Worker:
         self._guard = StateGuard(task, module)
         self._stream = f"{seed}/{region}"
         self._clip_norm = clip_norm
+        self._accumulate = accumulate
         module = module.to(self._device)
         on_host = self._device.type == params_P.device.type
         model_P = params_P if on_host else torch.empty_like(params_P, device=self._device)
@@ -255,17 +259,14 @@ class Worker:
         self._flat.module.train()
         with generators_restored(self.rng_devices()):
             seed_generators(self._seed_of(span), self.rng_devices())
-            batch = checked_collate(self._task, columns, self._device)
-            checked = checked_loss if self._has_stepped else checked_first_loss
-            try:
-                loss = checked(self._task, self._flat.module, batch)
-            except NonFiniteError:
-                self._flat.attach()
-                return StepResult(None, "loss_not_finite")
-            with blamed(self._task, "loss (in its backward pass)"):
-                loss.backward()  # type: ignore[no-untyped-call]
+            losses: list[float] = []
+            for part, fraction in micro_batches(columns, self._accumulate):
+                loss = self._backward(part, fraction, adds=bool(losses))
+                if loss is None:
+                    self._flat.attach()
+                    return StepResult(None, "loss_not_finite")
+                losses.append(loss * fraction)
         self._has_stepped = True
-        self._flat.take_gradient()
         self._guard.after_step()
         if self.layout.entries:
             self.layout.read_into(self.module, self.left_B)
@@ -281,7 +282,30 @@ class Worker:
                 grad_sq *= (self._clip_norm / norm) ** 2
         if self._flat.grad_P is not self.grad_P:
             self.grad_P.copy_(self._flat.grad_P)
-        return StepResult(float(loss.detach()), grad_sq=grad_sq, unused=self._flat.unused())
+        return StepResult(sum(losses), grad_sq=grad_sq, unused=self._flat.unused())
+
+    def _backward(self, columns: Columns, fraction: float, *, adds: bool) -> float | None:
+        """Compute a fraction of the mean gradient over rows.
+
+        Args:
+            columns: rows.
+            fraction: factor.
+            adds: add it to those of earlier rows.
+
+        Returns:
+            The rows' loss; None if it is not finite.
+        """
+        batch = checked_collate(self._task, columns, self._device)
+        checked = checked_loss if self._has_stepped else checked_first_loss
+        try:
+            loss = checked(self._task, self._flat.module, batch)
+        except NonFiniteError:
+            return None
+        with blamed(self._task, "loss (in its backward pass)"):
+            part = loss if fraction == 1.0 else loss * fraction
+            part.backward()  # type: ignore[no-untyped-call]
+        self._flat.take_gradient(adds=adds)
+        return float(loss.detach())
 
     def collate(self, columns: Columns, span: Span) -> Batch:
         """The rows as the model takes them; random choices are those of `step`.
@@ -462,6 +486,23 @@ class LocalStepsWorker:
         return self._worker.evaluate_all(batches)
 
 
+def micro_batches(columns: Columns, count: int) -> list[tuple[Columns, float]]:
+    """Split rows into ``count`` nearly equal parts, or one per row if that is fewer.
+
+    Returns:
+        The parts, each with its fraction of the rows.
+    """
+    rows = num_rows(columns)
+    count = max(1, min(count, rows))
+    if count == 1:
+        return [(columns, 1.0)]
+    bounds = pairwise(rows * i // count for i in range(count + 1))
+    return [
+        ({name: column[first:stop] for name, column in columns.items()}, (stop - first) / rows)
+        for first, stop in bounds
+    ]
+
+
 def coded_step(
     worker: Worker | LocalStepsWorker,
     parts: Sequence[CodedPartition],
@@ -590,12 +631,16 @@ class FlatModel:
 
         return record
 
-    def take_gradient(self) -> None:
+    def take_gradient(self, *, adds: bool = False) -> None:
         """Bring gradients that ``backward`` left elsewhere into the buffer, and attach the model.
 
+        Args:
+            adds: ``backward`` has added to gradients in the buffer.
+
         Raises:
-            TaskStateError: the loss replaced a parameter, or computed with other values of it; the
-                gradient is then not one of the parameters in the buffer.
+            TaskStateError: the loss replaced a parameter, or computed with other values of it, so
+                that the gradient is not one of the parameters in the buffer; or it dropped the
+                gradients to which ``backward`` should add.
         """
         for slot in self._detached():
             param = slot.param
@@ -605,6 +650,11 @@ class FlatModel:
                     f"({param.dtype}, {param.device}), which are not those that are trained",
                     fix="Change trained parameters nowhere but in the optimizer; for another "
                     "precision use autocast, or convert a copy of the model.",
+                )
+            if adds and _address(param.grad) != slot.grad_at:
+                raise TaskStateError(
+                    f"the task's loss drops the gradient of {slot.name!r} of earlier micro-batches",
+                    fix="Remove zero_grad() from the loss, or train.accumulate.",
                 )
             if param.grad is None:
                 slot.grad.zero_()
