@@ -45,13 +45,18 @@ def serving(
     command = [program, "serve", "job.yaml", "--plain"]
     if resume:
         command = [program, "train", "--resume", "runs/served", "--plain"]
-        (folder / "runs" / "served" / "join" / "address").unlink()
+    path = folder / "runs" / "served" / "join" / "address"
+    before_ns = path.stat().st_mtime_ns if path.exists() else 0
     process = subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        path, end_s = folder / "runs" / "served" / "join" / "address", time.monotonic() + START_S
-        while not path.exists() or not path.read_text().endswith("\n"):
+        end_s = time.monotonic() + START_S
+        while (
+            not path.exists()
+            or path.stat().st_mtime_ns == before_ns
+            or not path.read_text().endswith("\n")
+        ):
             assert process.poll() is None and time.monotonic() < end_s, process.communicate()[0]
             time.sleep(0.1)
         yield process, path.read_text().strip()
