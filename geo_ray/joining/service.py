@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -40,7 +41,16 @@ from geo_ray.base.errors import (
 from geo_ray.base.model import StrictModel
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.feedback import all_finite
-from geo_ray.joining.layout import Layout, Ranges, Slice, gathered, put, shapes_in, slices_of
+from geo_ray.joining.layout import (
+    Layout,
+    Ranges,
+    Slice,
+    common,
+    gathered,
+    put,
+    shapes_in,
+    slices_of,
+)
 from geo_ray.joining.rank import RankState
 from geo_ray.joining.save_round import SaveRound, SaveStage
 from geo_ray.strategies.config import AnyStrategy, CodecConfig
@@ -70,6 +80,7 @@ SERVER: Final = "geo-ray-server"
 """Name of the serving endpoint."""
 
 _RANK_DIGITS: Final = 9
+_OF_FRAGMENT: Final = re.compile(r"outer(\d+)/")  # state of the outer optimizer of a fragment
 _RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
 
 
@@ -1208,17 +1219,20 @@ def _cut(
         if each.ranges == part.ranges:
             return each.tensors, each.control
     names = {name for each in saved for name in each.tensors if not name.startswith(AVERAGER_WIRE)}
-    for each in saved:
-        size = sum(stop - start for start, stop in each.ranges)
-        if wrong := [name for name in names if each.tensors[name].shape != (size,)]:
-            raise CheckpointMismatchError(
-                f"the averager's state {wrong} cannot be divided among other ranks",
-                fix="Resume with the sharding and the number of ranks of the checkpoint.",
-            )
-    tensors = {
-        name: gathered([(each.ranges, each.tensors[name]) for each in saved], part.ranges)
-        for name in sorted(names)
-    }
+    size = max(stop for each in saved for _, stop in each.ranges)
+    fragments = fragment_bounds(size, averager.strategy.traits.exchange.fragments)
+    tensors = {}
+    for name in sorted(names):
+        of_fragment = _OF_FRAGMENT.match(name)
+        within = ((0, size),) if of_fragment is None else (fragments[int(of_fragment[1])],)
+        pieces = [(common(each.ranges, within), each.tensors[name]) for each in saved]
+        for ranges, vector in pieces:
+            if vector.shape != (sum(stop - start for start, stop in ranges),):
+                raise CheckpointMismatchError(
+                    f"the averager's state '{name}' cannot be divided among other ranks",
+                    fix="Resume with the sharding and the number of ranks of the checkpoint.",
+                )
+        tensors[name] = gathered(pieces, common(part.ranges, within))
     return tensors, {**saved[0].control, "wire": averager.wire.export()[1]}
 
 

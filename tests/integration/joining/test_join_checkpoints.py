@@ -229,7 +229,9 @@ def test_a_rank_that_hangs_does_not_block_a_checkpoint(
 def test_state_needs_a_folder(tmp_path: Path) -> None:
     run = terms(("eu",), 4, strategy={"kind": "sma", "interval": 2})
     model = small_model()
-    with serving(run, tmp_path) as (_, address):
-        with join(address, region="eu", credentials=tmp_path / "eu.pem") as site:
-            with pytest.raises(ConfigError, match="`state` is given without `checkpoints`"):
-                site.begin(model, state={"optimizer": adamw(model)})
+    with (
+        serving(run, tmp_path) as (_, address),
+        join(address, region="eu", credentials=tmp_path / "eu.pem") as site,
+        pytest.raises(ConfigError, match="`state` is given without `checkpoints`"),
+    ):
+        site.begin(model, state={"optimizer": adamw(model)})
