@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from geo_ray.base.errors import CheckpointMissingError, GeoRayError
 from geo_ray.data.tasks.base import Task
-from geo_ray.data.tasks.checked_calls import checked_metrics
+from geo_ray.data.tasks.checked_calls import RowWork, checked_metrics
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.joining.credentials import JoinCredentials
@@ -65,7 +65,7 @@ def terms_of(experiment: Experiment) -> JoinTerms:
         strategy=experiment.strategy,
         codec=experiment.codec,
         steps=experiment.train.steps,
-        rows=serve.rows,
+        rows=serve.rows or (experiment.rows if experiment.knows_task else None),
         seed=experiment.seed,
         eval_every=experiment.train.eval_every,
         goal=f"steps {experiment.train.steps}",
@@ -282,6 +282,9 @@ class _Serving:
         reporting.status(f"serving at {self._address}; credentials: {folder}/REGION.pem")
         found = self._await_regions()
         startup_s = time.time() - reporting.began_unix_s
+        work: dict[str, float | bool | None] = {}
+        if self._task is not None and experiment.knows_task:
+            work = RowWork.of(self._task).fields()
         self._origin_unix_s = time.time() - found["now_s"]
         order = ExportOrder(run.path, run.base_dir, self._origin_unix_s)
         with (
@@ -293,7 +296,12 @@ class _Serving:
             summing = Summing(experiment.train.target)
             began_s = found["now_s"]
             started = recorder.started(
-                experiment, run.path.name, began_s, simulated=False, startup_s=startup_s
+                experiment,
+                run.path.name,
+                began_s,
+                simulated=False,
+                startup_s=startup_s,
+                **work,
             )
             summing.feed(started)
             self._record(recorder, summing, found)
