@@ -30,6 +30,7 @@ from geo_ray.joining.service import SERVER, JoinTerms, Stage, region_of
 from geo_ray.ray_cluster.calls import Handle, collect
 from geo_ray.runs.data import prepare_manifest
 from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.evaluation import StoppingRule
 from geo_ray.runs.model_file import about_model, save_module, save_trained
 from geo_ray.runs.recorder import Recorder
 from geo_ray.runs.requests import take_stop_request
@@ -273,6 +274,8 @@ class _Serving:
         self._setup, self._actor, self._address = setup, actor, address
         self._groups, self._task = groups, task
         self._origin_unix_s = 0.0
+        self._stopping = StoppingRule(setup.experiment.train, is_strict=False)
+        self._stops = False
 
     def run(self) -> Summary:
         """Poll the averager to the end of the run; write model and summary."""
@@ -340,7 +343,6 @@ class _Serving:
         return found
 
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
-        target = self._setup.experiment.train.target
         own = [{**each, "t_s": found["now_s"]} for each in self._groups.news()]
         for each in [*own, *found["events"]]:
             values = dict(each)
@@ -348,11 +350,11 @@ class _Serving:
                 self._rate(values)
             event = recorder.emit(values.pop("kind"), values.pop("t_s"), **values)
             summing.feed(event)
-            is_whole = event.kind == "eval" and event["region"] is None and not event["final"]
-            if target is not None and target.stop and is_whole and target.reached(event):
+            stop = self._stopping.after(event)
+            if stop is not None and not self._stops:
+                self._stops = True
                 self._actor.request_stop.remote()
-                cause = f"{target.metric} reached {target.value:g}"
-                recorder.emit("stop_requested", event.t_s, cause=cause)
+                recorder.emit("stop_requested", event.t_s, **stop.model_dump())
 
     def _rate(self, evaluation: dict[str, Any]) -> None:
         """Replace the means of an evaluation by the metrics of the task, if its regions have it."""
