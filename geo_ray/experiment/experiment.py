@@ -316,6 +316,11 @@ class Experiment(StrictModel):
         """Local steps of a worker between two pushes; 0 if workers push gradients."""
         return self.strategy.traits.region.worker_steps if len(self.regions) > 1 else 0
 
+    def state_every(self, region: RegionConfig) -> int:
+        """Return after how many steps a worker sends its state; 0: its server makes the steps."""
+        is_own = self.train.optimizer_on == "worker" and region.workers == 1
+        return self.train.state_every if is_own else 0
+
     @property
     def labels(self) -> tuple[str, ...]:
         """Region labels of nodes without duplicates, in the order of the file.

@@ -60,8 +60,8 @@ class ShareVector(Protocol):
     def write(self, params_S: Tensor) -> None:
         """Set the parameters."""
 
-    def release(self) -> None:
-        """Free memory until the next `read`."""
+    def release(self) -> bool:
+        """Free memory until the next `read`; return whether the last result is the caller's now."""
 
 
 class _State(RegionState):
@@ -88,10 +88,43 @@ class _State(RegionState):
         if value.numel():
             raise InvariantError("strategies change parameters in place")
 
+    def change_since(self, start_P: Tensor) -> Tensor:
+        """See `RegionState`; where possible, in the memory that has the parameters."""
+        params_S = self.snapshot()
+        return torch.sub(start_P, params_S, out=params_S)
+
+    def snapshot(self) -> Tensor:
+        """See `RegionState`; the vector itself, unless it is kept."""
+        self.settle()
+        params_S = self.params_P
+        return params_S if self._released() else params_S.clone()
+
+    def adopt(self, outer_P: Tensor, change_P: Tensor) -> None:
+        """See `RegionState`; the parameters are not read."""
+        self.continue_from(outer_P.sub_(change_P))
+
+    def continue_from(self, start_P: Tensor) -> None:
+        """See `RegionState`; the parameters are not read, unless the vector must have them."""
+        if self._released():
+            self.vector.write(start_P)
+        else:
+            RegionState.continue_from(self, start_P)
+
+    def stored(self, payload_P: Tensor) -> Tensor:
+        """See `RegionState`; a rank's replies have their own memory."""
+        return payload_P
+
+    def _released(self) -> bool:
+        """Release the vector; return whether its memory is the caller's now."""
+        is_released = self.vector.release()
+        if is_released:
+            self._params_S = None
+        return is_released
+
     def stepped(self) -> None:
         """Record that the module has changed."""
-        self._params_S = None
         self.vector.release()
+        self._params_S = None
 
     def settle(self) -> None:
         """Write the parameters to the module, if a strategy has changed them."""

@@ -204,6 +204,7 @@ class JoinedRegion:
             transport,
             on_peer=self._on_server,
             certificate=credentials.certificate,
+            reuse=False,  # between exchanges, the loop may need the memory
         )
         try:
             self._endpoint.connect(SERVER, address)

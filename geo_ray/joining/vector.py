@@ -134,10 +134,15 @@ class ParameterVector:
             for copies in self._copies:
                 _broadcast(copies, self._world_size)
 
-    def release(self) -> None:
-        """Free the vector, unless it is pinned or holds more precision than the module."""
+    def release(self) -> bool:
+        """Free the vector, unless it is pinned or holds more precision than the module.
+
+        Returns:
+            Whether the vector is the caller's now, to be overwritten.
+        """
         if self._exact and not self._pinned:
             self._params_S = None
+        return self._params_S is None
 
     def _locals(self) -> Iterator[tuple[_Piece, Tensor]]:
         for piece in self._pieces:

@@ -156,10 +156,11 @@ class _Vector:
         """See `geo_ray.joining.rank.ShareVector`."""
         self._module_S.copy_(params_S)
 
-    def release(self) -> None:
+    def release(self) -> bool:
         """See `geo_ray.joining.rank.ShareVector`."""
         if not self._keeps:
             self._params_S = None
+        return self._params_S is None
 
 
 class _Probe:

@@ -5,9 +5,11 @@ parameters views of one buffer.
 
 Pure: the same rows and parameters give the same bits. Random numbers come from a generator
 seeded by the position of the rows, so a replacement or a resumed run repeats a step exactly.
-With `RegionTraits.worker_steps` a worker trains several steps with its own optimizer and pushes
-its change; that optimizer state is in no checkpoint. Exact running statistics follow Wu and
-Johnson, "Rethinking 'Batch' in BatchNorm" (2021), section 3.
+With `train.optimizer_on: worker` a worker keeps parameters and optimizer on its device and sends
+both when its server needs them. With `RegionTraits.worker_steps` it trains several steps with its
+own optimizer and pushes its change; that optimizer state is in no checkpoint.
+
+Exact running statistics follow Wu and Johnson, "Rethinking 'Batch' in BatchNorm" (2021), section 3.
 
 Shape legend: P = parameters of the model.
 """
@@ -44,6 +46,7 @@ from geo_ray.training.parameters import (
     BufferLayout,
     check_module,
     count_parameters,
+    exact_square_norm,
     other_size,
     pieces_of,
     square_norm,
@@ -168,14 +171,35 @@ class StepResult:
     unused: Sequence[int] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class OwnSteps:
+    """How a worker makes the optimizer's steps itself.
+
+    Attributes:
+        optimizer: optimizer, whose schedule has a length (`lasting`).
+        parameters: parameters of the model.
+        flat: see `InnerOptimizer`.
+        most_norm: largest norm of the gradient of a step, after ``clip_norm``; None: any.
+    """
+
+    optimizer: OneOptimizer
+    parameters: Sequence[GroupRun] = ()
+    flat: bool = False
+    most_norm: float | None = None
+
+
 class Worker:
-    """Computes gradients of one task on one replica of the model.
+    """Computes gradients of one task on one replica of the model, and may apply them.
+
+    A worker that applies them keeps the parameters and the optimizer's state on its device. It
+    copies neither in a step, but with `load` and `store`, when the server sends or needs them.
 
     Attributes:
         params_P: buffer of parameters.
         grad_P: buffer for the gradient.
         buffers_B: model buffers before a step, uint8 (B,); empty if there are none.
         left_B: model buffers after a step.
+        optimizer: optimizer of a worker that applies its gradients; None: the server applies them.
 
     Args:
         task: model, loss and evaluation.
@@ -188,6 +212,7 @@ class Worker:
         clip_norm: largest 2-norm of a gradient; None for no clipping.
         accumulate: micro-batches of a step.
         module: replica, fresh from the task; None: make one.
+        own: for a worker that applies its gradients.
     """
 
     def __init__(
@@ -202,6 +227,7 @@ class Worker:
         clip_norm: float | None = None,
         accumulate: int = 1,
         module: nn.Module | None = None,
+        own: OwnSteps | None = None,
     ) -> None:
         self._task = task
         self._device = torch.device(device)
@@ -222,6 +248,11 @@ class Worker:
         model_grad_P.zero_()
         self._flat = FlatModel(module, model_P, model_grad_P)
         self._has_stepped = False
+        self.optimizer: InnerOptimizer | None = None
+        self._most_norm = None if own is None else own.most_norm
+        if own is not None:
+            pieces = pieces_of(own.parameters, (0, params_P.numel()))
+            self.optimizer = InnerOptimizer(own.optimizer, model_P, pieces, flat=own.flat)
 
     @property
     def module(self) -> nn.Module:
@@ -244,7 +275,8 @@ class Worker:
     def step(self, columns: Columns, span: Span) -> StepResult:
         """Compute the mean gradient over ``columns`` into the gradient buffer.
 
-        Model buffers are written next to it.
+        Model buffers are written next to it. A worker that keeps the parameters applies the
+        gradient.
 
         Args:
             columns: rows of ``span``.
@@ -280,9 +312,13 @@ class Worker:
             if norm > self._clip_norm:
                 self._flat.grad_P.mul_(self._clip_norm / norm)
                 grad_sq *= (self._clip_norm / norm) ** 2
+        result = StepResult(sum(losses), grad_sq=grad_sq, unused=self._flat.unused())
+        if self.optimizer is not None:
+            self._apply(self.optimizer, result.unused)
+            return replace(result, learning_rate=self.optimizer.lr)
         if self._flat.grad_P is not self.grad_P:
             self.grad_P.copy_(self._flat.grad_P)
-        return StepResult(sum(losses), grad_sq=grad_sq, unused=self._flat.unused())
+        return result
 
     def _backward(self, columns: Columns, fraction: float, *, adds: bool) -> float | None:
         """Compute a fraction of the mean gradient over rows.
@@ -306,6 +342,33 @@ class Worker:
             part.backward()  # type: ignore[no-untyped-call]
         self._flat.take_gradient(adds=adds)
         return float(loss.detach())
+
+    def _apply(self, optimizer: InnerOptimizer, unused: Sequence[int]) -> None:
+        grad_P = self._flat.grad_P
+        if self._most_norm is not None:  # as `RegionModel.apply`
+            norm = math.sqrt(exact_square_norm(grad_P))
+            if norm > self._most_norm:
+                grad_P = torch.mul(grad_P, self._most_norm / norm)
+        optimizer.apply(grad_P, unused)
+        self.buffers_B.copy_(self.left_B)
+
+    def load(self) -> None:
+        """Take over the parameters in the buffer; for a worker that keeps them."""
+        if self._flat.params_P is not self.params_P:
+            self._flat.params_P.copy_(self.params_P)
+
+    def store(self) -> None:
+        """Copy the parameters that the worker keeps, and its model buffers, to those of a push."""
+        self.grad_P.copy_(self._flat.params_P)
+        self.left_B.copy_(self.buffers_B)
+
+    def kept(self) -> Tensor:
+        """Return a copy of the parameters that the worker keeps, fp32 (P,), on its device."""
+        return self._flat.params_P.clone()
+
+    def keep(self, params_P: Tensor) -> None:
+        """Continue with the parameters of `kept`."""
+        self._flat.params_P.copy_(params_P)
 
     def collate(self, columns: Columns, span: Span) -> Batch:
         """The rows as the model takes them; random choices are those of `step`.
@@ -360,8 +423,8 @@ class Worker:
         return totals, rows
 
     def _load(self) -> None:
-        if self._flat.params_P is not self.params_P:
-            self._flat.params_P.copy_(self.params_P)
+        if self.optimizer is None:
+            self.load()
         if self.layout.entries:
             self.layout.write(self.buffers_B, self.module)
 
@@ -370,7 +433,10 @@ class Worker:
 
     def rng_devices(self) -> list[int]:
         """Devices whose generators a step seeds, besides the CPU; for `generators_restored`."""
-        return [torch.cuda.current_device()] if self._device.type == "cuda" else []
+        if self._device.type != "cuda":
+            return []
+        index = self._device.index
+        return [torch.cuda.current_device() if index is None else index]
 
 
 class LocalStepsWorker:
