@@ -501,10 +501,10 @@ class StoppingRule:
         is_new = self._patience is not None and self._has("train.keep_best", watched, metrics)
         if is_new:
             self._note(event["step"], _number(metrics[watched]))
-        if target is not None and self._has("train.target", target.metric, metrics):
-            if target.stop and target.reached(event):
-                cause = f"{target.metric} reached {target.value:g}"
-                return EarlyStop(reason="target", cause=cause)
+        has_target = target is not None and self._has("train.target", target.metric, metrics)
+        if has_target and target is not None and target.stop and target.reached(event):
+            cause = f"{target.metric} reached {target.value:g}"
+            return EarlyStop(reason="target", cause=cause)
         if self._patience is None or not is_new or self._without < self._patience:
             return None
         best = "" if self._best is None else f"; the best was {number_text(self._best)}"

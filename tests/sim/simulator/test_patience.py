@@ -51,7 +51,9 @@ def slowly(values: list[float | None], patience: int, *, grows: bool) -> int | N
     return None
 
 
-VALUES = st.lists(st.one_of(st.none(), st.just(math.nan), st.integers(0, 6).map(float)), max_size=20)
+VALUES = st.lists(
+    st.one_of(st.none(), st.just(math.nan), st.integers(0, 6).map(float)), max_size=20
+)
 
 
 @given(values=VALUES, patience=st.integers(1, 5), grows=st.booleans())
@@ -63,7 +65,9 @@ def test_it_ends_by_the_definition(values: list[float | None], patience: int, gr
 
 
 @given(values=VALUES, patience=st.integers(1, 5), saved=st.integers(0, 20), lost=st.integers(0, 20))
-def test_a_resumed_run_continues_to_count(values: Any, patience: int, saved: int, lost: int) -> None:
+def test_a_resumed_run_continues_to_count(
+    values: Any, patience: int, saved: int, lost: int
+) -> None:
     """Evaluations after the checkpoint are in the log, and are made again."""
     config, saved = train(patience=patience), min(saved, len(values))
     log = [evaluation(step, value) for step, value in enumerate(values[: saved + lost], 1)]
