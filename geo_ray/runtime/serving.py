@@ -56,7 +56,6 @@ from geo_ray.telemetry.event_log import (
     EVENTS_FILE,
     EventLog,
     last_time_s,
-    read_events,
     note_failure,
     read_events,
 )
