@@ -721,10 +721,13 @@ class RankLostError(RunError):
 
 
 class RankOutOfMemoryError(RankLostError):
-    """Ray ended a process of a region that is a group, because its machine ran out of memory."""
+    """A process of a region that is a group exhausted the memory of its machine or of its GPU."""
 
     code = "RANK_OUT_OF_MEMORY"
-    causes = "Model, optimizer, activations and rows of all ranks of a machine exceed its memory."
+    causes = (
+        "Model, optimizer, activations and rows of all ranks of a machine exceed its memory, and "
+        "Ray ends a process; or those of a rank exceed the memory of its GPU."
+    )
     advice = (
         "Use a smaller batch, `group.sharding: fsdp`, more machines (`group.nodes`), or fewer "
         "ranks per machine."

@@ -121,7 +121,7 @@ _SERVED: Final[Mapping[str, frozenset[str]]] = {
 """Sections that have no effect on a run whose regions join, but for the named keys."""
 _GROUP_TRAIN: Final = frozenset({"max_worker_restarts", "restart_window_s"})
 """Further keys of `train` where geo_ray starts groups."""
-_TASK_TRAIN: Final = frozenset({"eval_batch_size", "clip_mean_norm"})
+_TASK_TRAIN: Final = frozenset({"accumulate", "eval_batch_size", "clip_mean_norm"})
 """Further keys of `train` where groups train the task."""
 _SERVED_REGION: Final = frozenset({"name", "at", "copies", "join", "group", "cpus_per_server"})
 """Keys of a region that joins, or that is a group."""
@@ -254,6 +254,15 @@ class Experiment(StrictModel):
         self.train.check(
             strategy, workers, even=not any(region.batch_sizes for region in self.regions)
         )
+        fewest = min(
+            (min(r.batch_sizes or (self.data.batch_size,)) for r in self.task_regions),
+            default=self.train.accumulate,
+        )
+        if self.train.accumulate > fewest:
+            raise ValueError(
+                f"train.accumulate: {self.train.accumulate} micro-batches, but a worker has "
+                f"{fewest} rows per step: set at most that, or raise data.batch_size"
+            )
         check_device(self.device, self.regions)
         self.run.check(keeps_best=self.train.keep_best is not None)
 
@@ -306,6 +315,11 @@ class Experiment(StrictModel):
     def worker_steps(self) -> int:
         """Local steps of a worker between two pushes; 0 if workers push gradients."""
         return self.strategy.traits.region.worker_steps if len(self.regions) > 1 else 0
+
+    def state_every(self, region: RegionConfig) -> int:
+        """Return after how many steps a worker sends its state; 0: its server makes the steps."""
+        is_own = self.train.optimizer_on == "worker" and region.workers == 1
+        return self.train.state_every if is_own else 0
 
     @property
     def labels(self) -> tuple[str, ...]:

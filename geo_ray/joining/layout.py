@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from geo_ray.base.errors import ModelMismatchError, TaskOutputError
+from geo_ray.base.errors import CheckpointMismatchError, ModelMismatchError, TaskOutputError
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Ascending, disjoint ranges ``(start, stop)`` of the vector of all parameters."""
@@ -410,3 +410,52 @@ def put(vector: Tensor, places: Ranges, values: Tensor) -> None:
     for start, stop in places:
         vector[start:stop].copy_(values[at : at + stop - start])
         at += stop - start
+
+
+def gathered(pieces: Sequence[tuple[Ranges, Tensor]], ranges: Ranges) -> Tensor:
+    """Return the elements at some ranges of the model from vectors that have other ranges of it.
+
+    Args:
+        pieces: disjoint ranges, and the vector with their elements.
+        ranges: wanted ranges.
+
+    Raises:
+        CheckpointMismatchError: some are in no piece.
+    """
+    found = torch.empty(sum(stop - start for start, stop in ranges))
+    missing = found.numel()
+    for have, values in pieces:
+        both = _common(have, ranges)
+        if both:
+            put(found, positions(both, ranges), taken(values, positions(both, have)))
+            missing -= sum(stop - start for start, stop in both)
+    if missing:
+        raise CheckpointMismatchError(
+            f"{missing} of {found.numel()} elements of the model are not in the checkpoint"
+        )
+    return found
+
+
+def _common(a: Ranges, b: Ranges) -> Ranges:
+    """Return the ranges that are in both."""
+    found, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        start, stop = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
+        if start < stop:
+            found.append((start, stop))
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that a module saves, by name without the prefixes of wrappers."""
+    found = {}
+    for prefix, part in module.named_modules():
+        kept = part._non_persistent_buffers_set
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in kept:
+                found[_WRAPPERS.sub("", f"{prefix}.{name}" if prefix else name)] = buffer
+    return found

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import ConfigError, InvariantError, LoopMisuseError
-from geo_ray.joining.layout import Ranges, put, taken
+from geo_ray.joining.layout import Ranges, gathered, put, taken
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.state import Outgoing, RegionState, Wait
 from geo_ray.training.effects import SendUpdate
@@ -60,8 +60,8 @@ class ShareVector(Protocol):
     def write(self, params_S: Tensor) -> None:
         """Set the parameters."""
 
-    def release(self) -> None:
-        """Free memory until the next `read`."""
+    def release(self) -> bool:
+        """Free memory until the next `read`; return whether the last result is the caller's now."""
 
 
 class _State(RegionState):
@@ -88,10 +88,43 @@ class _State(RegionState):
         if value.numel():
             raise InvariantError("strategies change parameters in place")
 
+    def change_since(self, start_P: Tensor) -> Tensor:
+        """See `RegionState`; where possible, in the memory that has the parameters."""
+        params_S = self.snapshot()
+        return torch.sub(start_P, params_S, out=params_S)
+
+    def snapshot(self) -> Tensor:
+        """See `RegionState`; the vector itself, unless it is kept."""
+        self.settle()
+        params_S = self.params_P
+        return params_S if self._released() else params_S.clone()
+
+    def adopt(self, outer_P: Tensor, change_P: Tensor) -> None:
+        """See `RegionState`; the parameters are not read."""
+        self.continue_from(outer_P.sub_(change_P))
+
+    def continue_from(self, start_P: Tensor) -> None:
+        """See `RegionState`; the parameters are not read, unless the vector must have them."""
+        if self._released():
+            self.vector.write(start_P)
+        else:
+            RegionState.continue_from(self, start_P)
+
+    def stored(self, payload_P: Tensor) -> Tensor:
+        """See `RegionState`; a rank's replies have their own memory."""
+        return payload_P
+
+    def _released(self) -> bool:
+        """Release the vector; return whether its memory is the caller's now."""
+        is_released = self.vector.release()
+        if is_released:
+            self._params_S = None
+        return is_released
+
     def stepped(self) -> None:
         """Record that the module has changed."""
-        self._params_S = None
         self.vector.release()
+        self._params_S = None
 
     def settle(self) -> None:
         """Write the parameters to the module, if a strategy has changed them."""
@@ -165,11 +198,13 @@ class SliceWire:
 
     Attributes:
         index: number of the slice in the run.
+        ranges: ranges of the model.
         places: where its elements are in the rank's vector (S,).
         wire: encodes its updates and decodes its answers.
     """
 
     index: int
+    ranges: Ranges
     places: Ranges
     wire: RegionWire
 
@@ -189,6 +224,39 @@ class RankState:
 
 _PARAMS: Final = "params"
 _MEMORY: Final = "memory/"
+_WIRE: Final = "wire/"
+
+
+def states_of(
+    saved: Sequence[tuple[Ranges, RankState]],
+    slices: Sequence[Ranges],
+    wires: Sequence[RegionWire],
+) -> list[RankState]:
+    """Return the states of a rank's slices from those of a checkpoint, whose slices may differ.
+
+    What lossy codecs had not sent yet is kept for slices that are the same, and dropped for others.
+
+    Args:
+        saved: ranges and state of slices that contain everything in ``slices``; not empty.
+        slices: ranges of each slice of the rank.
+        wires: new encoders of the slices.
+
+    Raises:
+        CheckpointMismatchError: some elements are missing.
+    """
+    same, control = dict(saved), saved[0][1].control
+    names = {name for _, state in saved for name in state.tensors if not name.startswith(_WIRE)}
+    found = []
+    for ranges, wire in zip(slices, wires, strict=True):
+        if ranges in same:
+            found.append(same[ranges])
+            continue
+        tensors = {
+            name: gathered([(have, state.tensors[name]) for have, state in saved if have], ranges)
+            for name in sorted(names)
+        }
+        found.append(RankState(tensors, {**control, "wire": wire.export()}))
+    return found or [RankState({}, control)]
 
 
 @dataclass(slots=True)
@@ -230,8 +298,11 @@ class RankExchange(RegionExchange):
         """Whether the loop must wait for an answer before it continues."""
         return self.phase in ("waiting", "must_send", "finishing")
 
-    def begin(self) -> list[SendUpdate]:
-        """Return what is due before the first step, for a region that joins at the end of a run."""
+    def advance(self) -> list[SendUpdate]:
+        """Return what is due after answers were merged, or before the first step.
+
+        A region that joins at the end of a run has something to send before its first step.
+        """
         return self._advance([])
 
     def step(self, rows: int, seconds: float) -> list[SendUpdate]:
@@ -264,8 +335,10 @@ class RankExchange(RegionExchange):
         self._local, self._rows, self._seconds = 0, 0, 0.0
         return self._advance(self._outgoing())
 
-    def on_replies(self, replies: Sequence[ReplyMessage], took_s: float) -> list[SendUpdate]:
-        """Merge the decoded answers of all slices to the open request.
+    def on_replies(self, replies: Sequence[ReplyMessage], took_s: float) -> None:
+        """Merge the decoded answers of all slices to the open request; `advance` comes next.
+
+        After a barrier, the state can be copied in between (`copies`).
 
         Args:
             replies: the answers, in the order of `slices`.
@@ -278,18 +351,24 @@ class RankExchange(RegionExchange):
                 put(payload_S, each, reply.payload_P)
             whole = replace(whole, payload_P=payload_S)
         self._merge(whole, took_s)
-        return self._advance([])
 
     def _enter(self, barrier: Barrier) -> None:
         """See `RegionExchange._enter`; a donor's state must be copied before the next step."""
         RegionExchange._enter(self, barrier)
         self.is_donor = barrier.is_donor
 
-    def copies(self) -> list[RankState]:
-        """Return the state of each slice, in the order of `slices`, for a joining region."""
+    def copies(self, *, whole: bool = False) -> list[RankState]:
+        """Return the state of each slice at a barrier, in the order of `slices`.
+
+        A rank without a slice has one state without tensors.
+
+        Args:
+            whole: for a checkpoint of this rank; otherwise for a joining region, without what only
+                this region has. The tensors are not copied: they must be used before `advance`.
+        """
         self.is_donor = False
         state = self.model.state
-        unsent = self.model.traits.region.unsent
+        unsent = () if whole else self.model.traits.region.unsent
         vectors = {_MEMORY + k: v for k, v in state.memory.items() if k not in unsent}
         size = state.params_P.numel()
         if wrong := [name for name, vector_S in vectors.items() if vector_S.numel() != size]:
@@ -306,22 +385,24 @@ class RankExchange(RegionExchange):
         found = []
         for each in self.slices:
             own = {name: taken(vector_S, each.places) for name, vector_S in vectors.items()}
-            reference_Q = each.wire.tensors().get(REFERENCE)
-            own |= {} if reference_Q is None else {REFERENCE: reference_Q}
+            on_wire = each.wire.tensors()
+            own |= {_WIRE + k: v for k, v in on_wire.items() if whole or k == REFERENCE}
             found.append(RankState(own, {**control, "wire": each.wire.export()}))
         return found or [RankState({}, control)]
 
     def restore(self, states: Sequence[RankState]) -> None:
-        """Begin with copies of the state of another region, in the order of `slices`."""
+        """Begin with the states of `copies`, in the order of `slices`."""
         state, first = self.model.state, states[0].control
         vectors: dict[str, Tensor] = {}
         for each, copied in zip(self.slices, states, strict=False):
+            on_wire: dict[str, Tensor] = {}
             for name, values_Q in copied.tensors.items():
-                if name != REFERENCE:
+                if name.startswith(_WIRE):
+                    on_wire[name.removeprefix(_WIRE)] = values_Q
+                else:
                     vector_S = vectors.setdefault(name, torch.empty(state.vector.size))
                     put(vector_S, each.places, values_Q)
-            reference = {k: v for k, v in copied.tensors.items() if k == REFERENCE}
-            each.wire.restore(reference, cast(Mapping[str, object], copied.control["wire"]))
+            each.wire.restore(on_wire, cast(Mapping[str, object], copied.control["wire"]))
         params_S = vectors.pop(_PARAMS, torch.empty(0))
         state.memory.update({k.removeprefix(_MEMORY): v for k, v in vectors.items()})
         numbers = cast(Mapping[str, float], first["numbers"])

@@ -16,7 +16,15 @@ from typing import Any, Final
 
 from geo_ray.base.errors import GeoRayError
 from geo_ray.joining.credentials import JoinCredentials
-from geo_ray.joining.service import SERVER, JoinService, JoinTerms, Outbound, Stage, region_of
+from geo_ray.joining.service import (
+    SERVER,
+    JoinService,
+    JoinTerms,
+    Outbound,
+    SavedRun,
+    Stage,
+    region_of,
+)
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire.message import EndpointIdentity, Message, PeerStats
@@ -43,6 +51,7 @@ class JoinServer:
         port: where to listen; 0 takes a free one.
         transport: settings of connections.
         lost_after_s: a region whose ranks are not connected for so long is lost.
+        resumed: the checkpoint from which the run continues; None: it begins.
     """
 
     def __init__(
@@ -53,9 +62,10 @@ class JoinServer:
         port: int = 0,
         transport: TransportConfig | None = None,
         lost_after_s: float = 600.0,
+        resumed: SavedRun | None = None,
     ) -> None:
         self._origin_s = time.monotonic()
-        self.service = JoinService(terms, self.now_s)
+        self.service = JoinService(terms, self.now_s, resumed)
         self.lock = threading.Lock()
         self._lost_after_s = lost_after_s
         self._away_s: dict[str, float] = {}
@@ -87,6 +97,7 @@ class JoinServer:
         with self.lock:
             self._post(self.service.on_wake())
             self._post(self.service.check_late(self._lost_after_s))
+            self._post(self.service.check_save())
         stats, now_s = self._endpoint.stats(), time.monotonic()
         for peer, each in stats.items():
             if each["connected"]:
@@ -106,6 +117,12 @@ class JoinServer:
         """Ask every region to finish."""
         with self.lock:
             self.service.request_stop()
+
+    def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> bool:
+        """Begin a checkpoint; return whether it has begun, see `JoinService.begin_save`."""
+        with self.lock:
+            self._post(self.service.begin_save(checkpoint, keep, timeout_s))
+            return self.service.save is not None and self.service.save.id == checkpoint
 
     def links(self) -> dict[str, PeerStats]:
         """Return the counters of all connections, by rank."""

@@ -20,13 +20,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from enum import Enum
 from itertools import zip_longest
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from geo_ray.base.errors import (
+    CheckpointMismatchError,
+    CheckpointMissingError,
     FrameError,
     GeoRayError,
     InvariantError,
@@ -40,12 +42,14 @@ from geo_ray.base.model import StrictModel
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.feedback import all_finite
 from geo_ray.data.tasks.model_buffers import FLOATS, INTEGERS, BufferEntry
-from geo_ray.joining.layout import Layout, Ranges, Slice, put, shapes_in, slices_of
+from geo_ray.joining.layout import Layout, Ranges, Slice, gathered, put, shapes_in, slices_of
 from geo_ray.joining.rank import RankState
+from geo_ray.joining.save_round import SaveRound, SaveStage
 from geo_ray.strategies.config import AnyStrategy, CodecConfig
 from geo_ray.strategies.state import AveragerState
 from geo_ray.training.assignment import ServerPlan
-from geo_ray.training.averager import Averager
+from geo_ray.training.averager import AVERAGER_WIRE, OPEN, Averager
+from geo_ray.training.checkpoint_parts import AveragerSnapshot
 from geo_ray.training.membership import MemberChange
 from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.model_buffers import REGION_PREFIX, AveragerBuffers
@@ -159,12 +163,20 @@ class JoinTerms(StrictModel):
             found.append((before, before + inside))
         return tuple(found)
 
-    def averager(self, layout: Layout, part: Slice) -> Averager:
-        """Return the averager of a slice."""
+    def averager(
+        self, layout: Layout, part: Slice, members: Sequence[str] | None = None
+    ) -> Averager:
+        """Return the averager of a slice.
+
+        Args:
+            layout: the model.
+            part: the slice.
+            members: regions that take part; None: all.
+        """
         traits = self.strategy.traits
         enough = self.rows if traits.region.ends_by_total_rows else None
         wire = AveragerWire(self.wire_plan(layout, part.ranges))
-        state = AveragerState(tuple(sorted(self.regions)))
+        state = AveragerState(tuple(sorted(self.regions if members is None else members)))
         return Averager(self.strategy, part.size, state, wire=wire, enough=enough, goal=self.goal)
 
 
@@ -185,6 +197,7 @@ class Hello:
         attempt: incarnation of the region's process group.
         layout: its model.
         share: the ranges that it exchanges.
+        saved: checkpoints of the run that it can load; None: it saves none.
         buffers: its model buffers.
     """
 
@@ -194,6 +207,7 @@ class Hello:
     attempt: int
     layout: Layout
     share: Ranges
+    saved: tuple[int, ...] | None = None
     buffers: tuple[BufferEntry, ...] = ()
 
     def message(self) -> Message:
@@ -207,6 +221,7 @@ class Hello:
         body = {
             "layout": self.layout.to_json(),
             "share": self.share,
+            "saved": self.saved,
             "buffers": [astuple(each) for each in self.buffers],
         }
         return Message("join", meta, json.dumps(body).encode(), "control", CONTROL)
@@ -230,6 +245,7 @@ class Hello:
                 e.variance_of is not None and means[e.variance_of].shape != e.shape for e in buffers
             ):
                 raise ValueError("variances of other values")
+            saved = None if body["saved"] is None else tuple(int(each) for each in body["saved"])
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise FrameError(f"a rank's description cannot be read: {error!r}") from None
         return cls(
@@ -239,6 +255,7 @@ class Hello:
             fields.count(meta, "attempt"),
             layout,
             share,
+            saved,
             buffers,
         )
 
@@ -270,12 +287,18 @@ class Welcome:
         slices: ranges of the slices that the rank exchanges, by number.
         is_source: whether the rank sends its initial parameters.
         copies: whether the rank begins with a copy of another region's state (`copy_message`).
+        checkpoint: the checkpoint from which it begins; None: another way.
+        is_donor: whether it sends a copy of its state at once, for regions that begin with it.
+        view: generation of the view (`geo_ray.training.membership`) of a resumed run.
     """
 
     terms: JoinTerms
     slices: Mapping[int, Ranges]
-    is_source: bool
+    is_source: bool = False
     copies: bool = False
+    checkpoint: int | None = None
+    is_donor: bool = False
+    view: int = 0
 
     def message(self) -> Message:
         """Return the message that contains it."""
@@ -284,6 +307,9 @@ class Welcome:
             "slices": [[index, ranges] for index, ranges in self.slices.items()],
             "is_source": self.is_source,
             "copies": self.copies,
+            "checkpoint": self.checkpoint,
+            "is_donor": self.is_donor,
+            "view": self.view,
         }
         return Message("welcome", {}, json.dumps(body).encode(), "control", CONTROL)
 
@@ -300,6 +326,9 @@ class Welcome:
             slices,
             bool(body["is_source"]),
             bool(body["copies"]),
+            body["checkpoint"],
+            bool(body["is_donor"]),
+            int(body["view"]),
         )
 
 
@@ -311,8 +340,7 @@ def copy_message(index: int | None, state: RankState) -> Message:
         "sizes": [state.tensors[name].numel() for name in names],
         "control": json.dumps(state.control),
     }
-    if index is not None:
-        meta["slice"] = index
+    meta["slice"] = index
     vectors = [state.tensors[name].reshape(-1) for name in names]
     payload = payload_of(torch.cat(vectors)) if vectors else b""
     return Message("copy", meta, payload, "transfer")
@@ -336,6 +364,38 @@ def read_copy(message: Message) -> tuple[int | None, RankState]:
     except (ValueError, RecursionError) as error:
         raise FrameError(f"the state of a slice cannot be read: {error}") from None
     return fields.optional_count(meta, "slice"), RankState(tensors, control)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSlice:
+    """The averager's state of one slice in a checkpoint.
+
+    Attributes:
+        ranges: ranges of the slice.
+        tensors: tensors by name.
+        control: plain values.
+    """
+
+    ranges: Ranges
+    tensors: Mapping[str, Tensor]
+    control: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """The server's part of a checkpoint.
+
+    Attributes:
+        id: of the checkpoint.
+        layout: the model.
+        slices: state of the averagers.
+        steps: steps of each region.
+    """
+
+    id: int
+    layout: Layout
+    slices: tuple[SavedSlice, ...]
+    steps: Mapping[str, int]
 
 
 class Stage(Enum):
@@ -384,6 +444,15 @@ class _Region:
         """Whether all ranks have described themselves."""
         return len(self.hellos) == self.world_size
 
+    @property
+    def saves(self) -> bool:
+        """Whether all ranks write parts of checkpoints."""
+        return all(hello.saved is not None for hello in self.hellos.values())
+
+    def has(self, checkpoint: int) -> bool:
+        """Return whether all ranks can load a checkpoint."""
+        return all(checkpoint in (hello.saved or ()) for hello in self.hellos.values())
+
 
 class JoinService:
     """See the module.
@@ -398,13 +467,17 @@ class JoinService:
         buffer_layout: its model buffers; they do not depend on slices.
         buffers_B: the final model buffers, uint8 (B,), or the initial ones, as `model_P`.
         failure: the error that ends the run; None: there is none.
+        save: the checkpoint that is being made; None: there is none.
 
     Args:
         terms: the run.
         now_s: returns the time of the run's clock.
+        resumed: the checkpoint from which the run continues; None: it begins.
     """
 
-    def __init__(self, terms: JoinTerms, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, terms: JoinTerms, now_s: Callable[[], float], resumed: SavedRun | None = None
+    ) -> None:
         self.terms = terms
         self.stage = Stage.GATHERING
         self.layout: Layout | None = None
@@ -414,12 +487,17 @@ class JoinService:
         self.buffer_layout = BufferLayout(())
         self.buffers_B = no_buffers()
         self.failure: GeoRayError | None = None
+        self.save: SaveRound | None = None
+        self._resumed = resumed
+        self._snapshots: list[AveragerSnapshot] = []  # the averagers' state for `save`
+        self._saved_steps: dict[str, int] = {}  # steps of regions at its barrier
         self._now_s = now_s
         self._buffers = AveragerBuffers()
         self._regions: dict[str, _Region] = {}
         self._missing: set[int] = set()  # slices whose parameters are on their way, or `_BUFFERS`
         self._joining: dict[str, _Region] = {}  # regions that wait for the next barrier
-        self._donor = ""  # whose state a joining region copies
+        self._donor = ""  # whose state regions copy
+        self._copiers: tuple[str, ...] = ()  # which do
         self._copied: dict[int, int] = {}  # bytes of each slice of that state that has arrived
         self._barrier_s = 0.0  # time of the barrier at which it joined
         self._events: list[dict[str, Any]] = []
@@ -488,6 +566,8 @@ class JoinService:
                 return []
             if message.kind == "finished":
                 return self._on_finished(peer)
+            if message.kind in ("part", "saved", "unsaved"):
+                return self._on_save(peer, message)
             if message.kind == "failed":
                 return self._on_failed(peer, message.meta)
             raise FrameError(f"unknown message '{message.kind}'")
@@ -539,11 +619,11 @@ class JoinService:
                 f"region '{region}' was lost before it had sent the initial parameters: {cause}"
             )
             return []
-        joining = [name for name in self.averagers[0].view.joining if name != region]
+        found = self._leave_out(region, cause)
         replies = [averager.leave(region) for averager in self.averagers]
-        found = self._answers(replies)
+        found += self._answers(replies)
         if region == self._donor and not all(self._copied.values()):
-            for name in joining:
+            for name in [name for name in self._copiers if name != region]:
                 error = RegionLostError(
                     f"region '{region}' was lost while region '{name}' copied its state",
                     fix="Start the region again.",
@@ -585,6 +665,95 @@ class JoinService:
         """Ask every region to finish with its next answer."""
         for averager in self.averagers:
             averager.request_stop()
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> list[Outbound]:
+        """Begin a checkpoint, if that is possible now; see `save`.
+
+        Args:
+            checkpoint: id.
+            keep: committed checkpoints that stay.
+            timeout_s: time for the parts of ranks, from the barrier on.
+        """
+        may_begin = (
+            self.stage is Stage.TRAINING
+            and self.failure is None
+            and self.save is None
+            and any(region.saves for region in self._regions.values())
+            and not any(each.is_changing or each.stopping for each in self.averagers)
+        )
+        if not may_begin:
+            return []
+        self.save = SaveRound(checkpoint, tuple(keep), timeout_s)
+        return self._answers([averager.change(MemberChange()) for averager in self.averagers])
+
+    def end_save(self) -> None:
+        """Forget the checkpoint that was being made."""
+        self.save, self._snapshots = None, []
+
+    @property
+    def saved_run(self) -> SavedRun:
+        """The server's part of `save`, which is past its barrier.
+
+        Raises:
+            InvariantError: there is none.
+        """
+        save, layout = self.save, self.layout
+        if save is None or layout is None or not self._snapshots:
+            raise InvariantError("no checkpoint is being made")
+        found = []
+        for each, snapshot in zip(self.slices, self._snapshots, strict=True):
+            tensors = {
+                name: copy.whole()
+                for name, copy in snapshot.copies.items()
+                if not name.startswith(OPEN)  # all regions have their answers
+            }
+            found.append(SavedSlice(each.ranges, tensors, {**snapshot.control, "exchanges": {}}))
+        return SavedRun(save.id, layout, tuple(found), self._saved_steps)
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """Steps of each region in all updates that were taken in."""
+        return {name: region.steps for name, region in self._regions.items()}
+
+    def check_save(self) -> list[Outbound]:
+        """Leave out regions that are late with their parts of a checkpoint."""
+        save = self.save
+        if save is None:
+            return []
+        if save.stage is SaveStage.MEETING and not self.averagers[0].is_changing:
+            self.end_save()  # the run was asked to finish before the barrier
+            return []
+        orders = save.check_deadline(self._now_s())
+        return [Outbound(rank_name(name, 0), order) for name, order in orders]
+
+    def _on_save(self, peer: str, message: Message) -> list[Outbound]:
+        if self.save is None:
+            return []
+        name = region_of(peer)
+        order = self.save.on_message(name, rank_of(peer), message)
+        return [] if order is None else [Outbound(rank_name(name, 0), order)]
+
+    def _leave_out(self, region: str, cause: str) -> list[Outbound]:
+        """Continue a checkpoint without a lost region."""
+        order = None if self.save is None else self.save.leave_out(region, cause)
+        return [] if order is None else [Outbound(rank_name(region, 0), order)]
+
+    def _met(self) -> Meta:
+        """Copy the averagers' state at the barrier of a checkpoint; return a field for ranks."""
+        save = self.save
+        if save is None or save.stage is not SaveStage.MEETING:
+            return {}
+        save.deadline_s += self._now_s()
+        save.met(
+            {n: (each.attempt, each.world_size) for n, each in self._regions.items() if each.saves}
+        )
+        self._saved_steps = self.steps
+        for averager in self.averagers:
+            averager.begin_checkpoint(save.id, halt=False)
+            self._snapshots.append(averager.snapshots.pop())
+        return {"save": save.id}
 
     # ------------------------------------------------------------------ start
 
@@ -673,10 +842,7 @@ class JoinService:
                     f"region '{name}' returns with another world size or sharding",
                     fix="Start it with as many ranks and the same sharding as before.",
                 )
-        for rank in range(region.world_size):
-            own_slices = {i: e.ranges for i, e in enumerate(self.slices) if e.owners[name] == rank}
-            welcome = Welcome(self.terms, own_slices, is_source=False, copies=True)
-            found.append(Outbound(rank_name(name, rank), welcome.message()))
+        found += self._welcomed(name, Welcome(self.terms, {}, copies=True))
         return found + self._admit_next()
 
     def _admit_next(self) -> list[Outbound]:
@@ -695,6 +861,7 @@ class JoinService:
         for name in view.joining:
             if name in self._joining:
                 self._regions[name] = self._joining.pop(name)
+                self._copiers = view.joining
                 self._copied = dict.fromkeys(range(len(self.slices)), 0)
                 self._barrier_s = self._now_s()
         donors = [r.to for r in replies if r.barrier is not None and r.barrier.is_donor]
@@ -711,13 +878,15 @@ class JoinService:
             return []
         self._copied[index] = len(message.payload)
         found = []
-        for name in self.averagers[0].view.joining:
+        for name in self._copiers:
+            if name not in self._regions:
+                continue
             owners = {each.owners[name] for each in self.slices}
             owner = rank_name(name, self.slices[index].owners[name])
             found.append(Outbound(owner, message))
             if index == 0:  # ranks without a slice need the plain values
-                own = {k: v for k, v in state.tensors.items() if k.startswith(REGION_PREFIX)}
-                empty = copy_message(None, RankState(own, state.control))
+                tensors = {k: v for k, v in state.tensors.items() if k.startswith(REGION_PREFIX)}
+                empty = copy_message(None, RankState(tensors, state.control))
                 idle = set(range(self._regions[name].world_size)) - owners
                 found += [Outbound(rank_name(name, rank), empty) for rank in idle]
             if all(self._copied.values()):
@@ -738,21 +907,73 @@ class JoinService:
             for name, region in self._regions.items()
         }
         self.slices = slices_of(layout, shares)
+        self.model_P = torch.empty(layout.size)
+        if self._resumed is not None:
+            return self._resume(layout, self._resumed)
         self.averagers = [self.terms.averager(layout, each) for each in self.slices]
         self.stage, self._missing = Stage.STARTING, self._everything()
-        self.model_P = torch.empty(layout.size)
-        source = self._source
+        welcome = Welcome(self.terms, {})
+        return [
+            each
+            for name in self._regions
+            for each in self._welcomed(name, replace(welcome, is_source=name == self._source))
+        ]
+
+    def _welcomed(self, name: str, welcome: Welcome) -> list[Outbound]:
+        """Return an answer for all ranks of a region, each with its slices."""
         found = []
-        for name, region in self._regions.items():
-            for rank in range(region.world_size):
-                own = {
-                    index: each.ranges
-                    for index, each in enumerate(self.slices)
-                    if each.owners[name] == rank
-                }
-                welcome = Welcome(self.terms, own, is_source=name == source)
-                found.append(Outbound(rank_name(name, rank), welcome.message()))
+        for rank in range((self._joining.get(name) or self._regions[name]).world_size):
+            own = {i: e.ranges for i, e in enumerate(self.slices) if e.owners[name] == rank}
+            message = replace(welcome, slices=own).message()
+            found.append(Outbound(rank_name(name, rank), message))
         return found
+
+    def _has(self, name: str, checkpoint: int) -> bool:
+        region = self._regions.get(name)
+        return region is not None and region.has(checkpoint)
+
+    def _resume(self, layout: Layout, saved: SavedRun) -> list[Outbound]:
+        """Continue from a checkpoint, at its barrier."""
+        layout.check_same(saved.layout, f"checkpoint {saved.id}", "the regions")
+        members = [str(name) for name in cast(list[object], saved.slices[0].control["members"])]
+        loading = [name for name in sorted(members) if self._has(name, saved.id)]
+        if not loading:
+            self.failure = CheckpointMissingError(
+                f"no region has its files of checkpoint {saved.id}",
+                fix="Pass the folder of the run's checkpoints to `site.training`, or resume from "
+                "another checkpoint.",
+            )
+            return []
+        donor, copying = loading[0], sorted(self._regions.keys() - set(loading))
+        for each in self.slices:
+            averager = self.terms.averager(layout, each, members)
+            tensors, control = _cut(saved.slices, each, averager)
+            averager.restore(tensors, control)
+            for gone in sorted(set(members) - set(loading)):
+                averager.leave(gone)
+            if copying:
+                averager.admit(MemberChange(joins=tuple(copying), preferred_donor=donor))
+            self.averagers.append(averager)
+        self.stage = Stage.TRAINING
+        steps = saved.steps.get(donor, 0)
+        for name, region in self._regions.items():
+            region.steps = saved.steps.get(name, steps) if name in loading else steps
+        self._donor, self._copiers = donor, tuple(copying)
+        self._copied = dict.fromkeys(range(len(self.slices)), 0) if copying else {}
+        welcome = Welcome(self.terms, {}, view=self.averagers[0].view.wire_generation)
+        return [
+            each
+            for name in self._regions
+            for each in self._welcomed(
+                name,
+                replace(
+                    welcome,
+                    copies=name in copying,
+                    checkpoint=saved.id if name in loading else None,
+                    is_donor=name == donor and bool(copying),
+                ),
+            )
+        ]
 
     def _on_state(self, peer: str, message: Message) -> list[Outbound]:
         index = fields.count(message.meta, "slice")
@@ -924,6 +1145,10 @@ class JoinService:
         first = {reply.to: reply for reply in replies[0]} if replies else {}
         with_buffers = {each.to: each for each in self._buffers.attach(list(first.values()))}
         has_buffers: set[str] = set()  # ranks whose answer has them
+        save: Meta = {}
+        if any(reply.barrier is not None for reply in first.values()):
+            self._at_barrier(list(first.values()))
+            save = self._met()
         for index, of_slice in enumerate(replies):
             if {reply.to for reply in of_slice} != first.keys():
                 raise InvariantError("the averagers of two slices answer different regions")
@@ -931,19 +1156,18 @@ class JoinService:
                 owner = rank_name(reply.to, self.slices[index].owners[reply.to])
                 own = reply if owner in has_buffers else _with(reply, with_buffers[reply.to])
                 has_buffers.add(owner)
-                meta = {**reply_meta(own), "slice": index}
+                meta = {**reply_meta(own), **save, "slice": index}
                 found.append(Outbound(owner, Message("reply", meta, payload_bytes(own), "reply")))
         for name, reply in first.items():
             region = self._regions.get(name)
             if region is None:
                 continue
-            if reply.barrier is not None:
-                self._at_barrier(list(first.values()))
             owners = {each.owners[name] for each in self.slices}
             empty = replace(reply, payload_P=torch.empty(0), coded=None, against=None)
             empty = _with(empty, with_buffers[name])
             for rank in set(range(region.world_size)) - owners:
-                message = Message("reply", reply_meta(empty), payload_bytes(empty), "reply")
+                meta = {**reply_meta(empty), **save, "slice": None}
+                message = Message("reply", meta, payload_bytes(empty), "reply")
                 found.append(Outbound(rank_name(name, rank), message))
             self._note_exchange(
                 name,
@@ -1090,6 +1314,34 @@ class JoinService:
 def _with(reply: ReplyMessage, other: ReplyMessage) -> ReplyMessage:
     """Return an answer with the model buffers of another one."""
     return replace(reply, buffers_E=other.buffers_E, buffers_weight=other.buffers_weight)
+
+
+def _cut(
+    saved: Sequence[SavedSlice], part: Slice, averager: Averager
+) -> tuple[Mapping[str, Tensor], Mapping[str, object]]:
+    """Return the saved state of a slice, which the checkpoint may have in other slices.
+
+    References and coding errors are kept for slices that are the same, and dropped for others.
+
+    Raises:
+        CheckpointMismatchError: the strategy's state cannot be cut again.
+    """
+    for each in saved:
+        if each.ranges == part.ranges:
+            return each.tensors, each.control
+    names = {name for each in saved for name in each.tensors if not name.startswith(AVERAGER_WIRE)}
+    for each in saved:
+        size = sum(stop - start for start, stop in each.ranges)
+        if wrong := [name for name in names if each.tensors[name].shape != (size,)]:
+            raise CheckpointMismatchError(
+                f"the averager's state {wrong} cannot be divided among other ranks",
+                fix="Resume with the sharding and the number of ranks of the checkpoint.",
+            )
+    tensors = {
+        name: gathered([(each.ranges, each.tensors[name]) for each in saved], part.ranges)
+        for name in sorted(names)
+    }
+    return tensors, {**saved[0].control, "wire": averager.wire.export()[1]}
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -40,7 +40,10 @@ from geo_ray.joining.rank import (
     RankState,
     SliceWire,
     check_strategy,
+    states_of,
 )
+from geo_ray.joining.rank_saver import KINDS as SAVER_KINDS
+from geo_ray.joining.rank_saver import LoopState, RankSaver, root_of, saved_states
 from geo_ray.joining.service import (
     SERVER,
     Hello,
@@ -51,6 +54,7 @@ from geo_ray.joining.service import (
     read_copy,
 )
 from geo_ray.joining.vector import ModuleBuffers, ParameterVector
+from geo_ray.storage.folders import Root
 from geo_ray.training.effects import SendUpdate
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.model_buffers import REGION_PREFIX
@@ -193,14 +197,17 @@ class JoinedRegion:
         self._mail: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._is_training = False
         self._server_attempt: int | None = None
+        self._run_id = credentials.run_id
+        self._saver: RankSaver | None = None  # while it trains
         self._open = ExitStack()  # the training between `begin` and `finish`
         identity = EndpointIdentity(credentials.run_id, ranks.name, ranks.attempt, credentials.key)
         self._endpoint = Endpoint(
             identity,
-            lambda _, message: self._mail.put(message),
+            self._on_message,
             transport,
             on_peer=self._on_server,
             certificate=credentials.certificate,
+            reuse=False,  # between exchanges, the loop may need the memory
         )
         try:
             self._endpoint.connect(SERVER, address)
@@ -241,14 +248,23 @@ class JoinedRegion:
             self.close()
 
     def begin(
-        self, model: nn.Module, *, buffers: Mapping[str, BufferRule] | None = None
+        self,
+        model: nn.Module,
+        *,
+        buffers: Mapping[str, BufferRule] | None = None,
+        state: Mapping[str, Any] | None = None,
+        rank_state: Mapping[str, Any] | None = None,
+        checkpoints: str | Path | None = None,
     ) -> JoinedTraining:
         """Begin a training where a block would not do, as in callbacks; see `training`.
 
         The training lasts until `finish`. If the block of the region ends before, the training has
         failed, as if its own block had ended.
         """
-        return self._open.enter_context(self.training(model, buffers=buffers))
+        block = self.training(
+            model, buffers=buffers, state=state, rank_state=rank_state, checkpoints=checkpoints
+        )
+        return self._open.enter_context(block)
 
     def finish(self) -> None:
         """End the training that `begin` has begun.
@@ -260,20 +276,36 @@ class JoinedRegion:
 
     @contextmanager
     def training(
-        self, model: nn.Module, *, buffers: Mapping[str, BufferRule] | None = None
+        self,
+        model: nn.Module,
+        *,
+        buffers: Mapping[str, BufferRule] | None = None,
+        state: Mapping[str, Any] | None = None,
+        rank_state: Mapping[str, Any] | None = None,
+        checkpoints: str | Path | None = None,
     ) -> Iterator[JoinedTraining]:
         """Train a model in the run; every rank calls it.
 
         In the block the model has the run's parameters. The block must run until
-        `JoinedTraining.done`.
+        `JoinedTraining.done`. If the run is resumed from a checkpoint of which the region has its
+        files, ``state`` and ``rank_state`` are loaded, too.
 
         Args:
             model: module whose trained parameters are exchanged, after sharding if it is sharded.
             buffers: rules for buffers and frozen parameters, by pattern of names, such as
                 ``{"teacher.*": "mean"}``; see the guide of tasks. Running statistics of torch's
                 normalization layers are ``mean`` without a rule.
+            state: what checkpoints contain besides the parameters: optimizers, and other objects
+                with ``state_dict`` and ``load_state_dict`` that are equal in all ranks, such as
+                learning-rate schedules.
+            rank_state: such objects of which each rank has its own, such as data loaders.
+            checkpoints: folder for the region's files of checkpoints, which all ranks of the region
+                see: a directory or an ``s3://`` address. None: none are written. Then a resumed run
+                gives the region a copy of another region's parameters.
 
         Raises:
+            ConfigError: there is ``state`` and no folder for it.
+            CheckpointError: the region's files of a checkpoint cannot be loaded.
             ModelMismatchError: another region has another model.
             TaskStateError: a rule fits no buffer.
             JoinRefusedError: the run does not accept the region.
@@ -281,16 +313,30 @@ class JoinedRegion:
         """
         if self._is_training:
             raise LoopMisuseError(f"region '{self.region}' trains already")
+        if checkpoints is None and (state or rank_state):
+            raise ConfigError(
+                "`state` is given without `checkpoints`, so that it would not be saved",
+                fix="Pass checkpoints=FOLDER, which all ranks of the region see.",
+            )
         self._is_training = True
         try:
             layout = Layout.of(model)
             vector = ParameterVector(model, layout, self._ranks.group)
             own = ModuleBuffers.of(model, buffers)
-            exchange = self._start(layout, vector, own)
-            with closing(
-                _Exchanger(self._endpoint, self._mail, exchange, self._ranks, self._wait_s)
-            ) as exchanger:
-                sync = JoinedTraining(exchange, exchanger, self._ranks)
+            loop = LoopState(model, dict(state or {}), dict(rank_state or {}), own)
+            root = None
+            if checkpoints is not None:
+                root = root_of(checkpoints, self._run_id, self.region)
+            with ExitStack() as stack:
+                if root is not None:
+                    self._saver = stack.enter_context(closing(self._new_saver(root)))
+                exchange = self._start(layout, vector, own, loop, root)
+                exchanger = stack.enter_context(
+                    closing(
+                        _Exchanger(self._endpoint, self._mail, exchange, self._ranks, self._wait_s)
+                    )
+                )
+                sync = JoinedTraining(exchange, exchanger, self._ranks, loop, self._saver)
                 sync.settle()
                 yield sync
                 sync.check_ended()
@@ -299,7 +345,18 @@ class JoinedRegion:
             self._tell_failed(error)
             raise
         finally:
-            self._is_training = False
+            self._is_training, self._saver = False, None
+
+    def _new_saver(self, root: Root) -> RankSaver:
+        ranks = self._ranks
+        return RankSaver(self._endpoint, SERVER, root, ranks.rank, ranks.world_size, ranks.attempt)
+
+    def _on_message(self, _: str, message: Message) -> None:
+        saver = self._saver
+        if message.kind not in SAVER_KINDS:
+            self._mail.put(message)
+        elif saver is not None:
+            saver.on_message(message)
 
     def _tell_failed(self, error: BaseException) -> None:
         """Tell the server that this rank ends, so that other regions do not wait for it."""
@@ -311,11 +368,15 @@ class JoinedRegion:
             self._endpoint.flush(SERVER, _LOOK_S)
 
     def _start(
-        self, layout: Layout, vector: ParameterVector, buffers: ModuleBuffers | None
+        self,
+        layout: Layout,
+        vector: ParameterVector,
+        buffers: ModuleBuffers | None,
+        loop: LoopState,
+        root: Root | None,
     ) -> RankExchange:
         """Describe the model, wait for all regions, and load the run's parameters."""
         ranks = self._ranks
-        entries = () if buffers is None else buffers.entries
         hello = Hello(
             ranks.region,
             ranks.rank,
@@ -323,7 +384,8 @@ class JoinedRegion:
             ranks.attempt,
             layout,
             vector.share,
-            entries,
+            None if root is None else tuple(n for n, whole in root.ids().items() if whole),
+            () if buffers is None else buffers.entries,
         )
         self._endpoint.send(SERVER, hello.message())
         welcome = Welcome.read(self._receive(("welcome",), "the other regions"))
@@ -333,6 +395,7 @@ class JoinedRegion:
         slices = [
             SliceWire(
                 index,
+                ranges,
                 positions(ranges, vector.share),
                 RegionWire(
                     terms.wire_plan(layout, ranges), ranks.region, sum(b - a for a, b in ranges)
@@ -341,7 +404,8 @@ class JoinedRegion:
             for index, ranges in sorted(welcome.slices.items())
         ]
         model = JoinedModel(terms.strategy, vector, bounds)
-        if not welcome.copies:
+        begins = not welcome.copies and welcome.checkpoint is None
+        if begins:
             self._load(slices, vector, buffers, is_source=welcome.is_source)
             model.start()
         plan = terms.server_plan(ranks.region, ranks.attempt)
@@ -354,8 +418,16 @@ class JoinedRegion:
             local_steps=local,
             eval_every=terms.eval_every,
         )
-        if welcome.copies:
+        if welcome.checkpoint is not None and root is not None:
+            own = [ranges for _, ranges in sorted(welcome.slices.items())]
+            loop.load(root, welcome.checkpoint, ranks.rank)
+            states = saved_states(root, welcome.checkpoint, own)
+            exchange.restore(states_of(states, own, [each.wire for each in slices]))
+        elif not begins:
             exchange.restore(self._copies(slices, buffers))
+        exchange.requests.view = max(exchange.requests.view, welcome.view)
+        if welcome.is_donor:
+            _send_copies(self._endpoint, exchange)
         return exchange
 
     def _copies(self, slices: list[SliceWire], buffers: ModuleBuffers | None) -> list[RankState]:
@@ -468,6 +540,15 @@ def _send_buffers(endpoint: Endpoint, buffers: ModuleBuffers | None) -> None:
         endpoint.send(SERVER, Message("buffers", {}, as_bytes(values_B), "transfer"))
 
 
+def _send_copies(endpoint: Endpoint, exchange: RankExchange) -> None:
+    """Send the state of a rank, from which other regions begin."""
+    found = {} if exchange.model_buffers is None else exchange.model_buffers.tensors()
+    buffers = {name: values_B.view(torch.float32) for name, values_B in found.items()}
+    for each, state in zip(exchange.slices, exchange.copies(), strict=False):
+        whole = replace(state, tensors={**state.tensors, **buffers})
+        endpoint.send(SERVER, copy_message(each.index, whole))
+
+
 class _Exchanger:
     """Encodes and sends updates, and decodes their answers, in a thread of its own."""
 
@@ -484,6 +565,7 @@ class _Exchanger:
         self._orders: queue.SimpleQueue[UpdateMessage | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[list[ReplyMessage] | BaseException] = queue.SimpleQueue()
         self._ready: list[ReplyMessage] | BaseException | None = None
+        self._saves: int | None = None
         self._sent_s = 0.0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="geo-ray-exchange", daemon=True)
@@ -496,12 +578,12 @@ class _Exchanger:
 
     def send_copies(self) -> None:
         """Send the state of this rank, from which a joining region begins."""
-        slices, buffers = self._exchange.slices, self._exchange.model_buffers
-        found = {} if buffers is None else buffers.tensors()
-        own = {name: values_B.view(torch.float32) for name, values_B in found.items()}
-        for each, state in zip(slices, self._exchange.copies(), strict=False):
-            whole = replace(state, tensors={**state.tensors, **own})
-            self._endpoint.send(SERVER, copy_message(each.index, whole))
+        _send_copies(self._endpoint, self._exchange)
+
+    def saves(self) -> int | None:
+        """Return the checkpoint at whose barrier the newest answers were given, once."""
+        found, self._saves = self._saves, None
+        return found
 
     def tell(self, message: Message) -> None:
         """Send a message that has no answer."""
@@ -574,12 +656,14 @@ class _Exchanger:
             self._endpoint.send(SERVER, Message("update", meta, payload_bytes(part), "update"))
         if not slices:
             nothing = replace(update, payload_P=torch.empty(0))
-            meta = {**update_meta(nothing), **common}
+            meta = {**update_meta(nothing), **common, "slice": None}
             self._endpoint.send(SERVER, Message("update", meta, b"", "update"))
         replies: dict[int | None, ReplyMessage] = {}
         while len(replies) < max(1, len(slices)):
             message = self._next("reply")
-            own = {k: v for k, v in message.meta.items() if k != "slice"}
+            own = {k: v for k, v in message.meta.items() if k not in ("slice", "save")}
+            if "save" in message.meta:
+                self._saves = fields.count(message.meta, "save")
             replies[fields.optional_count(message.meta, "slice")] = read_reply(own, message.payload)
         if not slices:
             return list(replies.values())
@@ -615,8 +699,16 @@ class JoinedTraining:
         done: whether the run is over.
     """
 
-    def __init__(self, exchange: RankExchange, exchanger: _Exchanger, ranks: _Ranks) -> None:
+    def __init__(
+        self,
+        exchange: RankExchange,
+        exchanger: _Exchanger,
+        ranks: _Ranks,
+        loop: LoopState,
+        saver: RankSaver | None,
+    ) -> None:
         self._exchange, self._exchanger, self._ranks = exchange, exchanger, ranks
+        self._loop, self._saver = loop, saver
         self._losses: list[Tensor | float] = []
         self._reported: tuple[int, bool] | None = None
         self._began_s = time.monotonic()
@@ -699,7 +791,7 @@ class JoinedTraining:
 
     def settle(self) -> None:
         """Do what is due before the first step: a joining region may begin at the end of a run."""
-        self._settle(self._exchange.begin())
+        self._settle(self._exchange.advance())
 
     def _settle(self, sent: list[SendUpdate]) -> None:
         """Send updates, and merge their answers as far as they are there or must be awaited."""
@@ -712,9 +804,20 @@ class JoinedTraining:
             if not self._exchange.waits and not self._ranks.all_true(is_here):
                 break
             replies, took_s = self._exchanger.take()
-            sent = self._exchange.on_replies(replies, took_s)
+            self._exchange.on_replies(replies, took_s)
             if self._exchange.is_donor:
                 self._exchanger.send_copies()
+            checkpoint = self._exchanger.saves()
+            if checkpoint is not None and self._saver is not None:
+                self._save(checkpoint, self._saver)
+            sent = self._exchange.advance()
+
+    def _save(self, checkpoint: int, saver: RankSaver) -> None:
+        """Copy the state at a barrier, to be written."""
+        exchange = self._exchange
+        ranges = [each.ranges for each in exchange.slices] or [()]
+        states = exchange.copies(whole=True)
+        saver.save(checkpoint, list(zip(ranges, states, strict=True)), self._loop)
 
     @property
     def evaluation_due(self) -> bool:

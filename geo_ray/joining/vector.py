@@ -140,10 +140,15 @@ class ParameterVector:
             for copies in self._copies:
                 _broadcast(copies, self._world_size)
 
-    def release(self) -> None:
-        """Free the vector, unless it is pinned or holds more precision than the module."""
+    def release(self) -> bool:
+        """Free the vector, unless it is pinned or holds more precision than the module.
+
+        Returns:
+            Whether the vector is the caller's now, to be overwritten.
+        """
         if self._exact and not self._pinned:
             self._params_S = None
+        return self._params_S is None
 
     def _locals(self) -> Iterator[tuple[_Piece, Tensor]]:
         for piece in self._pieces:
@@ -209,6 +214,16 @@ class ModuleBuffers(RegionBuffers):
             )
             for each in self.layout.entries
         )
+
+    def by_name(self) -> dict[str, Tensor]:
+        """Return the tensors of the module, by the names of `entries`."""
+        tensors = state_of(self.module)
+        return {plain_name(each.name): tensors[each.name] for each in self.layout.entries}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `RegionBuffers.tensors`; at a barrier, where the present values are agreed."""
+        self.present_B = self.agreed_B = self.layout.read(self.module)
+        return RegionBuffers.tensors(self)
 
     def start(self, initial_B: Tensor) -> None:
         """Load the run's initial values but those of rule ``region``, uint8 (B,)."""

@@ -40,7 +40,7 @@ from geo_ray.training.server import Server
 from geo_ray.training.shard import Concurrently, Shard, ShardPort
 from geo_ray.training.state_guard import constants_of
 from geo_ray.training.stragglers import GradientCoding
-from geo_ray.training.worker import LocalStepsWorker, Worker
+from geo_ray.training.worker import LocalStepsWorker, OwnSteps, Worker
 
 _INNER_RATE: Final = "optimizer.lr"
 _LEAST_REGIONS: Final = 2  # default minimum at the start of a run
@@ -190,7 +190,8 @@ def _server_plan(experiment: Experiment, region: RegionConfig, attempt: int) -> 
         has_final_update=traits.exchange.last == "always",
         never_waits=traits.exchange.blocking == "never",
         round_steps=traits.round_steps,
-        clip_mean_norm=train.clip_mean_norm,
+        clip_mean_norm=None if experiment.state_every(region) else train.clip_mean_norm,
+        state_every=experiment.state_every(region),
         # Losses of codecs or clipping would be missing in the mean, and look like noise.
         reports_norms=train.mode == "sync"
         and train.clip_mean_norm is None
@@ -219,6 +220,7 @@ def build_shard(
         parameters=start.parameters,
         flat=start.is_flat(experiment.optimizer),
         given=given,
+        on_worker=experiment.state_every(region) > 0,
     )
 
 
@@ -261,6 +263,15 @@ def build_worker(
 
     Its replica is ``module``, newly built by the task; None: built here.
     """
+    place = next(r for r in experiment.regions if r.name == region)
+    steps = experiment.worker_steps
+    optimizer = lasting(experiment.optimizer, experiment.train.steps * max(1, steps))
+    module = checked_model(task, experiment.seed) if module is None else module
+    flat = not (optimizer.needs_whole_parameters or group_runs(task, module))
+    runs = parameter_runs(task, module)
+    own = None
+    if experiment.state_every(place):
+        own = OwnSteps(optimizer, runs, flat, experiment.train.clip_mean_norm)
     worker = Worker(
         task,
         params_P,
@@ -269,16 +280,13 @@ def build_worker(
         seed=experiment.seed,
         device=experiment.device,
         clip_norm=experiment.train.clip_norm,
+        accumulate=experiment.train.accumulate,
         module=module,
+        own=own,
     )
-    steps = experiment.worker_steps
     if not steps:
         return worker
-    optimizer = lasting(experiment.optimizer, experiment.train.steps * steps)
-    place = next(r for r in experiment.regions if r.name == region)
     rows = place.rows_per_step(experiment.data.batch_size)
-    flat = not (optimizer.needs_whole_parameters or group_runs(task, worker.module))
-    runs = parameter_runs(task, worker.module)
     return LocalStepsWorker(worker, optimizer, steps, rows, runs, flat=flat)
 
 

@@ -156,10 +156,11 @@ class _Vector:
         """See `geo_ray.joining.rank.ShareVector`."""
         self._module_S.copy_(params_S)
 
-    def release(self) -> None:
+    def release(self) -> bool:
         """See `geo_ray.joining.rank.ShareVector`."""
         if not self._keeps:
             self._params_S = None
+        return self._params_S is None
 
 
 class _Probe:
@@ -182,7 +183,7 @@ class _Probe:
                 model.start()
                 wire = RegionWire(terms.wire_plan(layout, ranges), name, layout.size)
                 plan = terms.server_plan(name, 1)
-                slices = [SliceWire(0, ranges, wire)]
+                slices = [SliceWire(0, ranges, ranges, wire)]
                 self._ranks[name] = RankExchange(plan, model, slices=slices)
 
     def run(self) -> ExchangeMemory:
@@ -238,7 +239,8 @@ class _Probe:
             rank = self._ranks[reply.to]
             with self._counted.of(reply.to):
                 decoded = rank.slices[0].wire.decode(_received(reply))
-                for each in rank.on_replies([decoded], 1.0):
+                rank.on_replies([decoded], 1.0)
+                for each in rank.advance():
                     sent += rank.encoded(each.update)
         return sent
 

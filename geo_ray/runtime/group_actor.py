@@ -18,7 +18,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from geo_ray.base.errors import GeoRayError, InvariantError, LoopFailedError
+from geo_ray.base.errors import (
+    GeoRayError,
+    InvariantError,
+    LoopFailedError,
+    RankOutOfMemoryError,
+)
 from geo_ray.base.user_code import UserClass, error_summary, find_function, innermost_line
 from geo_ray.experiment.regions import GroupConfig
 from geo_ray.joining.credentials import JoinCredentials
@@ -29,6 +34,7 @@ from geo_ray.transport.security.process_keys import SecretReceiver
 JOIN_KEY: Final = "join"
 """Purpose of sealed credentials."""
 LOOP: Final = UserClass("loop", LoopFailedError, "docs/guides/groups.md")
+_NO_MEMORY: Final = "can't allocate memory"  # in the error of PyTorch's allocator for the CPU
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
@@ -142,10 +148,11 @@ class GroupRankActor:
                 experiment.transport,
                 experiment.members.wait_s,
             )
-            if group.loop is None:
-                train_task(rank, self._spec)
-            else:
-                _call_loop(group.loop, rank, self._spec)
+            with memory_named():
+                if group.loop is None:
+                    train_task(rank, self._spec)
+                else:
+                    _call_loop(group.loop, rank, self._spec)
 
     @property
     def _group(self) -> GroupConfig:
@@ -187,6 +194,25 @@ class GroupRankActor:
             dist.barrier()  # the store of rank 0 must outlive the others
         finally:
             dist.destroy_process_group()
+
+
+@contextmanager
+def memory_named() -> Iterator[None]:
+    """Convert errors of exhausted memory, of a GPU or of the host.
+
+    Raises:
+        RankOutOfMemoryError: the block has exhausted memory.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            is_host = isinstance(cause, RuntimeError) and _NO_MEMORY in str(cause)
+            if is_host or isinstance(cause, MemoryError | torch.OutOfMemoryError):
+                raise RankOutOfMemoryError(error_summary(cause)) from error
+            cause = cause.__cause__
+        raise
 
 
 def _call_loop(use: str, rank: GroupRank, spec: RunSpec) -> None:

@@ -41,6 +41,7 @@ from geo_ray.runs.data import open_readers
 from geo_ray.runtime.spec import RunSpec, region_here
 from geo_ray.training.optimizers import OneOptimizer, OptimizerGroup, State, lasting
 from geo_ray.training.parameters import BufferLayout, GroupPiece
+from geo_ray.training.worker import micro_batches
 from geo_ray.transport.config import TransportConfig
 
 _LARGEST_UNIT: Final = 8  # no unit that could be divided has more than one part in so many
@@ -134,6 +135,7 @@ def train_task(rank: GroupRank, spec: RunSpec) -> None:
             experiment.data.batch_size,
             experiment.train.eval_batch_size,
             experiment.train.clip_mean_norm,
+            experiment.train.accumulate,
         )
         ahead = ReadAhead(train.read)
         try:
@@ -156,6 +158,7 @@ class _TaskLoop:
     rows: int  # of this rank in a step
     eval_rows: int
     clip_norm: float | None
+    accumulate: int  # micro-batches of a step
 
     def run(self, taken: int, ahead: ReadAhead) -> None:
         """Train to the end of the run.
@@ -185,11 +188,14 @@ class _TaskLoop:
             param.grad = None
         with generators_restored(self._gpus):
             seed_generators(seed_of_rows(self.stream, span.start), self._gpus)
-            batch = checked_collate(self.task, columns, self.rank.device)
-            loss = checked(self.task, self.model, batch)
-            with blamed(self.task, "loss (in its backward pass)"):
-                loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+            total = torch.zeros((), device=self.rank.device)
+            for part, fraction in micro_batches(columns, self.accumulate):
+                batch = checked_collate(self.task, part, self.rank.device)
+                loss = checked(self.task, self.model, batch) * fraction
+                with blamed(self.task, "loss (in its backward pass)"):
+                    loss.backward()  # type: ignore[no-untyped-call]
+                total += loss.detach()
+        return total
 
     def _evaluate(self) -> None:
         """Evaluate and report, if it is time."""

@@ -39,6 +39,7 @@ from geo_ray.transport.security.process_keys import seal_secret
 _log = logging.getLogger(__name__)
 
 _SETTLES_S: Final = 1.0  # after the first failure of a rank, until the others have failed, too
+_LOOK_S: Final = 0.1
 _ENDS_S: Final = 60.0  # after the end of the run, for the rest of the loops
 _ORDER: Final = (
     *(FailureKind.OUT_OF_MEMORY, FailureKind.NODE_GONE, FailureKind.PROCESS_DIED),
@@ -60,15 +61,19 @@ def root_cause(failures: Mapping[int, RayFailure]) -> tuple[int, RayFailure]:
 
     def weight(item: tuple[int, RayFailure]) -> tuple[bool, int, int]:
         rank, failure = item
-        text = failure.cause.lower()
-        follows = isinstance(failure.raised, _CONSEQUENCES) or (
-            failure.kind in (FailureKind.RAISED, FailureKind.BUG)
-            and any(word in text for word in _COLLECTIVES)
-        )
         order = _ORDER.index(failure.kind) if failure.kind in _ORDER else len(_ORDER)
-        return follows, order, rank
+        return is_consequence(failure), order, rank
 
     return min(failures.items(), key=weight)
+
+
+def is_consequence(failure: RayFailure) -> bool:
+    """Return whether a rank has failed because another one did."""
+    text = failure.cause.lower()
+    return isinstance(failure.raised, _CONSEQUENCES) or (
+        failure.kind in (FailureKind.RAISED, FailureKind.BUG)
+        and any(word in text for word in _COLLECTIVES)
+    )
 
 
 def rank_error(region: str, rank: int, failure: RayFailure, note: str = "") -> GeoRayError:
@@ -237,7 +242,22 @@ class Groups:
         return events
 
     def cause_of(self, error: GeoRayError) -> GeoRayError:
-        """Return the error of the rank that has ended the run, or the given one."""
+        """Return the error that explains one that has ended the run.
+
+        If the run has lost all regions, ranks have failed, of which the run loop may not know yet.
+        """
+        if not isinstance(error, RegionLostError):
+            return error
+        until_s = time.monotonic() + _SETTLES_S
+        while time.monotonic() < until_s and any(group.calls for group in self._groups):
+            for group in self._groups:
+                self._advance(group)
+            time.sleep(_LOOK_S)
+        for group in self._groups:
+            if group.failures:
+                rank, failure = root_cause(group.failures)
+                if not is_consequence(failure):
+                    return rank_error(group.region.name, rank, failure, f"; {error.message}")
         return error if self._cause is None else self._cause
 
     def watch(self, *, trains: bool) -> None:

@@ -28,7 +28,14 @@ from geo_ray.base.errors import (
 )
 from geo_ray.base.threads import ThreadPoolMap
 from geo_ray.runtime.bridge import BridgeAnswer, BridgeClient, ReconnectingBridgeClient
-from geo_ray.runtime.remote_shard import RemoteShard, parameters_for, pushed_gradient, slice_for
+from geo_ray.runtime.remote_shard import (
+    MOMENT_OPERATIONS,
+    RemoteShard,
+    handle_moment,
+    parameters_for,
+    pushed_gradient,
+    slice_for,
+)
 from geo_ray.storage.manifest import PartInfo
 from geo_ray.telemetry.event_buffer import EventBuffer
 from geo_ray.training.checkpoint_parts import HeldShard, typed
@@ -54,6 +61,7 @@ from geo_ray.training.wire_format import (
     read_pull,
     read_report,
     read_stats,
+    state_meta,
 )
 from geo_ray.transport.lan import LanClient, LanConnection
 from geo_ray.transport.wire import fields
@@ -205,6 +213,10 @@ class PrimaryShard:
         self._coding = threading.Lock()
         self._times, self._times_lock = WorkTimes(), threading.Lock()
         self._answers: dict[int, Assignment] = {}
+        # Of a worker that makes the optimizer's steps: whether it continues from its own state, and
+        # how many threads need that state to merge an answer or to copy it.
+        self._released: set[int] = set()
+        self._waiting_for_state = 0
         self._attempts: dict[int, int] = {}
         # Model buffers of the version that a worker was told to fetch.
         self._announced_B: dict[int, Tensor | None] = {}
@@ -248,6 +260,7 @@ class PrimaryShard:
                 with self._times_lock:
                     self._times.forget(worker)
                 self.server.model.pulls.note_received(worker)
+                self._released.discard(worker)
                 self._execute(self.server.leave(worker))
 
     def drain(self, worker: int) -> None:
@@ -273,6 +286,14 @@ class PrimaryShard:
             checkpoint: its id.
             halt: pause afterwards.
         """
+        if not self.server.plan.state_every:
+            self._copy_and_write(checkpoint, halt=halt)
+            return
+        # The worker may have the state until the end of its step.
+        copy = partial(self._copy_and_write, checkpoint, halt=halt)
+        threading.Thread(target=copy, name="snapshot", daemon=True).start()
+
+    def _copy_and_write(self, checkpoint: int, *, halt: bool) -> None:
         with self._coding:
             snapshots = self._snapshot(checkpoint, halt=halt)
         self._writer.write_in_background(snapshots)
@@ -306,7 +327,7 @@ class PrimaryShard:
         operation = fields.text(meta, "op")
         self._note_time(worker, operation)
         with self._changed:
-            self._admit(conn, worker, joins=operation == "join")
+            self._admit(conn, worker, joins=operation in {"join", "moments"})
         if operation == "stats":
             self._event_buffer.add(
                 "stats",
@@ -340,20 +361,43 @@ class PrimaryShard:
         if operation in {"pull", "fetch"}:
             with self._changed:
                 return self._pulled(conn, worker, meta, payload)
-        with self._changed:
-            self.server.model.pulls.note_received(worker)
-            if operation == "join":
+        if operation in MOMENT_OPERATIONS:
+            with self._changed:
+                return handle_moment(self._shard, conn, meta, payload)
+        if operation == "join":
+            with self._changed:
+                self.server.model.pulls.note_received(worker)
                 self._answers.pop(worker, None)
+                self._released.discard(worker)
                 self._execute(self.server.join(worker))
+            return self._await_answer(conn, worker, payload, moves=True)
+        return self._pushed(conn, worker, meta, payload)
+
+    def _pushed(
+        self, conn: LanConnection, worker: int, meta: Meta, payload: memoryview | None
+    ) -> tuple[Meta, memoryview | None]:
+        """Handle a push, a part of it for this shard, or the state of a worker between steps."""
+        operation, server = fields.text(meta, "op"), self.server
+        has_state = operation == "state" or "has_state" in meta
+        moves = has_state or not server.plan.state_every
+        with self._changed:
+            server.model.pulls.note_received(worker)
+            self._admit(conn, worker)
+            if operation == "put" or (moves and not server.model.is_sharded):
+                self._put(worker, conn, payload)
+            if operation == "put":
+                return {}, None
+            self._released.discard(worker)
+            if operation == "state":
+                server.take_state(worker)
+                self._notify()
             else:
-                self._admit(conn, worker)
-                if operation == "put" or not self.server.model.is_sharded:
-                    self._put(worker, conn, payload)
-                if operation == "put":
-                    return {}, None
+                report = read_report(meta)
+                if not moves and (self._waiting_for_state or server.needs_state(worker, report)):
+                    return state_meta("push"), None
                 # Not bound to a name: an update would be retained until the worker's answer.
-                self._execute(self.server.push(worker, read_report(meta)))
-        return self._await_answer(conn, worker, payload)
+                self._execute(server.push(worker, report, has_state=has_state))
+        return self._await_answer(conn, worker, payload, moves=moves)
 
     def _note_time(self, worker: int, operation: str) -> None:
         """Record the arrival of a worker's request; the lock may be held for a whole step."""
@@ -373,6 +417,7 @@ class PrimaryShard:
                 with self._times_lock:
                     self._times.forget(worker)
                 self.server.model.pulls.note_received(worker)
+                self._released.discard(worker)
                 self._execute(self.server.leave(worker))
 
     def _pulled(
@@ -403,14 +448,17 @@ class PrimaryShard:
             self._changed.notify_all()  # waiting requests of the replaced attempt end
 
     def _await_answer(
-        self, conn: LanConnection, worker: int, payload: memoryview | None
+        self, conn: LanConnection, worker: int, payload: memoryview | None, *, moves: bool
     ) -> tuple[Meta, memoryview | None]:
+        """Return a worker's next assignment, and the parameters if it ``moves`` them."""
         deadline_s = time.monotonic() + self._timeout_s
         with self._changed:
             self._admit(conn, worker)
-            while self._is_paused or worker not in self._answers:
+            while self._is_paused or worker not in self._answers or self._needs_present_state:
                 if self._failure is not None:
                     raise self._failure
+                if self._waiting_for_state and self.server.ahead and not moves:
+                    return state_meta("between"), None
                 # An open exchange has its own deadline, and its error is more specific.
                 if self._is_paused:
                     deadline_s = time.monotonic() + self._timeout_s
@@ -424,6 +472,10 @@ class PrimaryShard:
                 self._admit(conn, worker)
             answer = self._answers.pop(worker)
             self._begin_time(conn, worker, answer)
+            if self.server.plan.state_every and answer.span is not None:
+                self._released.add(worker)
+            if not moves:
+                return answer_meta(answer), None
             if self.server.model.is_sharded:
                 return answer_meta(answer) | self._announce(worker, judged=False), None
             # The gradient is applied: its buffer is reused for the parameters, without new pages.
@@ -431,6 +483,11 @@ class PrimaryShard:
             return answer_meta(answer), parameters_for(
                 conn, self._shard.params_S, payload, buffers_B
             )
+
+    @property
+    def _needs_present_state(self) -> bool:
+        """Whether a thread is about to use the state that the server has now."""
+        return self._waiting_for_state > 0 and not self.server.ahead
 
     def _begin_time(self, conn: LanConnection, worker: int, answer: Assignment) -> None:
         attempt, now_s = fields.count(conn.hello, "attempt"), time.monotonic()
@@ -478,7 +535,24 @@ class PrimaryShard:
 
     def _snapshot(self, checkpoint: int, *, halt: bool) -> list[Written]:
         with self._changed:
+            self._await_state(is_merge=False)
             return self._execute(self.server.snapshot(checkpoint, halt=halt))
+
+    def _await_state(self, *, is_merge: bool) -> None:
+        """Wait for the state of a worker that keeps it; under the lock.
+
+        Args:
+            is_merge: the state will change, so that the worker must wait for it.
+        """
+        self._waiting_for_state += 1
+        try:
+            while self.server.ahead or (is_merge and self._released):
+                if self._failure is not None:
+                    raise self._failure
+                self._changed.wait(_LOOK_S)
+        finally:
+            self._waiting_for_state -= 1
+            self._changed.notify_all()
 
     def _execute(self, effects: list[Effect]) -> list[Written]:
         """Execute effects under the lock, except writing; return the copies to be written."""
@@ -587,6 +661,7 @@ class PrimaryShard:
         decoded = self.server.wire.decode(reply)
         took_s = self._event_buffer.now_s() - began_s
         with self._changed:
+            self._await_state(is_merge=True)
             return self._execute(self.server.on_reply(decoded, took_s))
 
     def _on_its_way(

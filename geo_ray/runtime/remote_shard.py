@@ -2,14 +2,15 @@
 
 One table lists every operation of the primary shard on the wire, the method that executes it, and
 the encoding of arguments and result. `RemoteShard` calls by it, `ShardServer` answers by it.
-Workers push and pull slices through `ShardLinks`. Shared buffers start on a cache line, so that
-vectorized code gives the same bits in every process.
+Workers push and pull slices through `WorkerModel` and `ShardLinks`. Shared buffers start on a cache
+line, so that vectorized code gives the same bits in every process.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
@@ -34,7 +35,9 @@ from geo_ray.training.wire_format import (
     read_pull,
     read_reply,
     reply_meta,
+    wanted_state,
 )
+from geo_ray.training.worker import LocalStepsWorker, Worker
 from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan import LanClient, LanConnection
 from geo_ray.transport.wire import fields
@@ -142,14 +145,15 @@ def _row(
     return Operation(name, run, request, result)
 
 
-_Step = tuple[Sequence[Contribution], bool, float, float, Sequence[int]]
+_Step = tuple[Sequence[Contribution], bool, float, float, Sequence[int], bool]
 
 
 def _read_step(meta: Meta, _: Payload) -> _Step:
     measure = fields.flag(meta, "measure")
     scale, rate = (fields.number(meta, k) if k in meta else 1.0 for k in ("scale", "rate"))
     unused = fields.counts(meta, "unused") if "unused" in meta else ()
-    return read_contributions(meta), measure, scale, rate, unused
+    has_state = "has_state" in meta and fields.flag(meta, "has_state")
+    return read_contributions(meta), measure, scale, rate, unused, has_state
 
 
 def _step(
@@ -159,10 +163,12 @@ def _step(
     scale: float = 1.0,
     rate: float = 1.0,
     unused: Sequence[int] = (),
+    has_state: bool = False,
 ) -> Packed:
     meta = contributions_meta(parts) | {"op": name, "measure": measure}
     meta |= {"unused": list(unused)} if unused else {}
     factors = {"scale": scale, "rate": rate}
+    meta |= {"has_state": True} if has_state else {}
     return meta | {key: factor for key, factor in factors.items() if factor != 1.0}, None
 
 
@@ -216,10 +222,64 @@ _PART: Result[PartInfo] = (
     lambda meta, _: PartInfo.model_validate(meta),
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A tensor of the optimizer of a worker that makes its steps.
+
+    Attributes:
+        name: its name.
+        count: elements of a vector; 0 for a number.
+        value: the number.
+        is_whole: whether the number is an integer.
+    """
+
+    name: str
+    count: int
+    value: float = 0.0
+    is_whole: bool = False
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> Moment:
+        """Describe a tensor of an optimizer."""
+        if tensor.dim():
+            return cls(name, tensor.numel())
+        return cls(name, 0, float(tensor), not tensor.is_floating_point())
+
+    @property
+    def number(self) -> Tensor:
+        """The number as a tensor."""
+        return torch.tensor(int(self.value)) if self.is_whole else torch.tensor(self.value)
+
+
+_MOMENT: Final = Record(Moment, "name=moment count value is_whole")
+_MOMENTS: Final = Rows(_MOMENT)
+MOMENT_OPERATIONS: Final = ("put_moment", "moment", "moments")
+
+
+def handle_moment(shard: Shard, conn: LanConnection, meta: Meta, payload: Payload) -> Packed:
+    """Handle a request of `MOMENT_OPERATIONS`, of a worker that makes the optimizer's steps."""
+    name = fields.text(meta, "op")
+    if name == "moments":
+        return _MOMENTS.write([Moment.of(*pair) for pair in sorted(shard.moments().items())]), None
+    if name == "put_moment":
+        moment = _MOMENT.read(meta)
+        count = moment.count
+        value = pushed_gradient(conn, payload, count) if count else moment.number
+        shard.put_moment(moment.name, value)
+        return {}, None
+    value = shard.moments()[fields.text(meta, "moment")]
+    if conn.shared is None:
+        return {}, as_bytes(value.clone())
+    shared_gradient(conn.shared, value.numel()).copy_(value)
+    return {}, None
+
+
 OPERATIONS: Final = (
     _row("apply", Shard.apply, _STEP, _NORM),
     _row("mean_sq", Shard.mean_sq, _MEAN, _NORM),
     _row("keep", Shard.keep, _PARTITION, _DONE),
+    _row("take_state", Shard.take_state, _PARTITION, _DONE),
     _row("speak", Shard.outgoing, _NOTHING, _OUTGOING),
     _row("finish", Shard.finish, _NOTHING, _OUTGOING),
     _row("merge", Shard.merge, _REPLY, _DONE),
@@ -301,6 +361,9 @@ class ShardServer:
                     fields.count(meta, "partition") if "partition" in meta else worker, grad_S
                 )
                 return {}, None
+            if name in MOMENT_OPERATIONS:
+                self._admit(conn)
+                return handle_moment(shard, conn, meta, payload)
             if name == "fetch":
                 pull = read_pull(self._admit(conn), meta)
                 return {}, slice_for(conn, shard.fetch(pull))
@@ -358,6 +421,31 @@ class ShardLink:
         self.request(
             {"op": "put"} if partition is None else {"op": "put", "partition": partition}, push=True
         )
+
+    def put_moment(self, moment: Moment, value_S: Tensor) -> None:
+        """Send a tensor of the optimizer, or the slice of this shard."""
+        payload = None
+        if moment.count and self._shared_grad_S is not None:
+            self._shared_grad_S[: moment.count].copy_(value_S)
+        elif moment.count:
+            payload = as_bytes(value_S)
+        meta = {"op": "put_moment", **_MOMENT.write(moment)}
+        self.client.request(meta, payload, timeout_s=self._timeout_s)
+
+    def moments(self) -> list[Moment]:
+        """Return the tensors of the shard's optimizer."""
+        meta, _ = self.client.request({"op": "moments"}, timeout_s=self._timeout_s)
+        return list(_MOMENTS.read(meta))
+
+    def moment(self, moment: Moment) -> Tensor:
+        """Fetch one of them, as a copy."""
+        if not moment.count:
+            return moment.number
+        asked: Meta = {"op": "moment", "moment": moment.name}
+        _, payload = self.client.request(asked, timeout_s=self._timeout_s)
+        if self._shared_grad_S is not None:
+            return self._shared_grad_S[: moment.count].clone()
+        return as_tensor(payload, moment.count)
 
     def fetch(self, pull: Pull) -> None:
         """Fetch the slice of the version that the primary shard announced."""
@@ -422,9 +510,97 @@ class ShardLinks:
         self._pool([partial(link.fetch, pull) for link in self._links])
         return reply
 
+    def put_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """Send the optimizer's tensors; of each vector, a shard gets its slice."""
+        for name, value in moments.items():
+            parts = [value] * len(self._links)
+            if value.dim() and len(parts) > 1:
+                parts = [value[a:b] for a, b in split_sizes(value.numel(), len(parts))]
+            for link, part in zip(self._links, parts, strict=True):
+                link.put_moment(Moment.of(name, part), part)
+
+    def moments(self) -> dict[str, Tensor]:
+        """Fetch the optimizer's tensors."""
+        parts = [{m.name: link.moment(m) for m in link.moments()} for link in self._links]
+        return {
+            name: torch.cat([part[name] for part in parts]) if value.dim() else value
+            for name, value in parts[0].items()
+        }
+
     def pull(self, *, judged: bool) -> None:
         """Fetch the live parameters, or those to be evaluated."""
         self.ask({"op": "pull", "judged": judged}, push=False)
+
+
+class WorkerModel:
+    """Moves gradients and parameters between a worker and its shards.
+
+    A worker that keeps parameters and optimizer sends neither with a step, but both when the server
+    asks for them.
+
+    Args:
+        worker: the worker.
+        links: its connections.
+    """
+
+    def __init__(self, worker: Worker | LocalStepsWorker, links: ShardLinks) -> None:
+        self._worker = worker
+        is_own = isinstance(worker, Worker) and worker.optimizer is not None
+        self._own = worker if isinstance(worker, Worker) and is_own else None
+        self._links = links
+
+    def join(self) -> Meta:
+        """Pull the first parameters, and the optimizer's state if the worker keeps it."""
+        own = self._own
+        if own is not None and own.optimizer is not None:
+            own.optimizer.restore(self._links.moments())
+        return self._ask({"op": "join"}, push=False)
+
+    def push(self, report: Meta, partition: int | None) -> Meta:
+        """Push a step's gradient, or report the step; return the answer.
+
+        Args:
+            report: the report.
+            partition: see `ShardLinks.ask`.
+        """
+        own = self._own
+        if own is None or own.optimizer is None:
+            return self._links.ask(report, push=True, partition=partition)
+        answer, _ = self._links.primary.request(report, push=False)
+        while (wanted := wanted_state(answer)) is not None:
+            self._links.put_moments(own.optimizer.export())
+            own.store()
+            request: Meta = {"op": "state"} if wanted == "between" else report | {"has_state": True}
+            answer = self._ask(request, push=True)
+        return answer
+
+    @contextmanager
+    def judged(self, *, is_outer: bool) -> Iterator[None]:
+        """Evaluate the parameters known to the averager if ``is_outer``, else the live ones."""
+        own = self._own
+        if not is_outer:
+            yield
+            return
+        live = None if own is None else (own.kept(), own.buffers_B.clone())
+        self._links.pull(judged=True)
+        if own is not None:
+            own.load()
+        yield
+        if own is None or live is None:
+            self._links.pull(judged=False)
+        else:
+            own.keep(live[0])
+            own.buffers_B.copy_(live[1])
+
+    def params(self) -> Tensor:
+        """Return the parameters that the worker has now, fp32 (P,), on the CPU."""
+        return self._worker.params_P if self._own is None else self._own.kept().cpu()
+
+    def _ask(self, meta: Meta, *, push: bool) -> Meta:
+        answer = self._links.ask(meta, push=push)
+        if self._own is not None:
+            self._own.load()
+        return answer
 
 
 def dial_shards(

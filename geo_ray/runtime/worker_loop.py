@@ -16,7 +16,7 @@ from geo_ray.data.reader import ReadAhead, RegionReader
 from geo_ray.data.tasks.base import Columns
 from geo_ray.runs.evaluation import EvalSetting
 from geo_ray.runtime.device import ON_CPU, DeviceReport
-from geo_ray.runtime.remote_shard import ShardLink, ShardLinks
+from geo_ray.runtime.remote_shard import ShardLink, ShardLinks, WorkerModel
 from geo_ray.training.effects import Assignment
 from geo_ray.training.stragglers import READING
 from geo_ray.training.wire_format import read_answer, report_meta, stats_message
@@ -56,6 +56,7 @@ class WorkerLoop:
         self._worker = worker
         self._pool = ThreadPoolMap(len(links), "shard-links")
         self._links = ShardLinks(links, rank, self._pool)
+        self._model = WorkerModel(worker, self._links)
         self._ahead = ReadAhead(train.read)
         self._heldout = heldout
         self._rank = rank
@@ -76,6 +77,8 @@ class WorkerLoop:
             while True:
                 began_s = time.monotonic()
                 self._worker.on_work(work.version)
+                for span in work.repeats:
+                    self._worker.step(self._ahead.take([span])[0], span)
                 if work.evaluate:
                     self._evaluate(work)
                 if work.span is None:
@@ -92,12 +95,11 @@ class WorkerLoop:
 
     def _join(self) -> Assignment:
         """Pull the first parameters and rows."""
-        return read_answer(self._rank, self._links.ask({"op": "join"}, push=False))
+        return read_answer(self._rank, self._model.join())
 
     def _push(self, work: Assignment, report: StepReport) -> Assignment:
-        """Push the gradient; pull the next parameters and rows."""
-        answer = self._links.ask(report_meta(report), push=True, partition=work.partition)
-        return read_answer(self._rank, answer)
+        """Push the gradient, or report the step; get the next rows."""
+        return read_answer(self._rank, self._model.push(report_meta(report), work.partition))
 
     def _read(self, work: Assignment, span: Span) -> dict[Span, Columns]:
         self.doing = READING
@@ -117,18 +119,16 @@ class WorkerLoop:
     def _evaluate(self, work: Assignment) -> None:
         """Evaluate the parameters; the final evaluation uses statistics over all regions."""
         worker, evals, model = self._worker, self._evals, None
-        if work.eval_params:
-            self._links.pull(judged=True)
-        before_B = worker.buffers_B.clone()
-        if work.done and evals.statistics and worker.has_statistics:
-            worker.make_precise([self._ahead.take([span])[0] for span in evals.statistics])
-            self._links.primary.exchange_statistics(worker.buffers_B)
-        stats, rows = worker.evaluate_all(self._heldout.scan(evals.rows))
-        if evals.note is not None:
-            model = evals.note(work.version, worker.params_P, worker.buffers_B, work.done)
-        worker.buffers_B.copy_(before_B)
-        if work.eval_params:
-            self._links.pull(judged=False)
+        with self._model.judged(is_outer=work.eval_params):
+            before_B = worker.buffers_B.clone()
+            if work.done and evals.statistics and worker.has_statistics:
+                worker.make_precise([self._ahead.take([span])[0] for span in evals.statistics])
+                self._links.primary.exchange_statistics(worker.buffers_B)
+            stats, rows = worker.evaluate_all(self._heldout.scan(evals.rows))
+            if evals.note is not None:
+                params_P = self._model.params()
+                model = evals.note(work.version, params_P, worker.buffers_B, work.done)
+            worker.buffers_B.copy_(before_B)
         meta, payload = stats_message(work.version, stats, rows, final=work.done, model=model)
         self._links.primary.client.request(meta, payload, timeout_s=60.0)
         self._report_changed(work)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
@@ -39,6 +39,7 @@ from geo_ray.training.effects import (
 )
 from geo_ray.training.membership import ShardState, region_state, shard_state
 from geo_ray.training.messages import ReplyMessage, no_buffers
+from geo_ray.training.optimizers import InnerOptimizer
 from geo_ray.training.parameters import split_sizes, square_norm
 from geo_ray.training.state_guard import StateChange
 from geo_ray.training.worker import LocalStepsWorker, StepResult, Worker, coded_step
@@ -197,6 +198,23 @@ _Values = tuple[Tensor, Tensor]  # parameters, fp32 (P,), and model buffers, uin
 _Found = Callable[[], tuple[StepResult, Tensor]]  # gives a step's result and gradient, fp32 (P,)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Values that go to a worker with its assignment.
+
+    Attributes:
+        live: present values.
+        judged: values to evaluate.
+        moments: state of the optimizer, for a new worker that keeps it.
+        is_old: whether the worker has newer values than ``live``.
+    """
+
+    live: _Values
+    judged: _Values
+    moments: Mapping[str, Tensor] | None = None
+    is_old: bool = False
+
+
 class RegionHost(Protocol):
     """The simulated run, as its regions report to it."""
 
@@ -294,6 +312,10 @@ class SimRegion:
         self._start = start
         self._workers = [self._new_worker() for _ in range(region.workers)]
         self._lives = [1] * region.workers  # attempt of each present rank
+        # Where the worker makes the optimizer's steps: whether it has yet to get its state, and
+        # what is done once the server has that state.
+        self._is_new = True
+        self._deferred: list[Callable[[], list[Effect]]] = []
         self._eval_rows = experiment.train.eval_batch_size
         self._scheduler = around.scheduler
         self._host = host
@@ -356,6 +378,7 @@ class SimRegion:
         """A new worker of this rank is here, the one before gone, known or not; its incarnation."""
         self._lives[rank] += 1
         self._workers[rank] = self._new_worker()
+        self._is_new = True
         if not self.is_dead:
             self._execute(self.server.join(rank))
         return self._lives[rank]
@@ -394,13 +417,26 @@ class SimRegion:
             return
         if reply.checkpoint is not None:
             self.snapshot(reply.checkpoint, halt=reply.halt)
-        self._execute(self.server.on_reply(self.server.wire.decode(reply), took_s))
+        merge = partial(self.server.on_reply, self.server.wire.decode(reply), took_s)
+        if self._keeps_state and (self.server.ahead or self.server.work.is_computing):
+            self._deferred.append(merge)
+        else:
+            self._execute(merge())
 
     def snapshot(self, checkpoint: int, *, halt: bool = False) -> None:
         """A checkpoint has begun."""
         if self.is_dead:
             return
-        self._execute(self.server.snapshot(checkpoint, halt=halt))
+        copy = partial(self.server.snapshot, checkpoint, halt=halt)
+        if self.server.ahead or self._deferred:
+            self._deferred.append(copy)
+        else:
+            self._execute(copy())
+
+    @property
+    def _keeps_state(self) -> bool:
+        """Whether the worker keeps parameters and optimizer."""
+        return self.server.plan.state_every > 0
 
     def _execute(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -422,25 +458,36 @@ class SimRegion:
     def _assign(self, answer: Assignment) -> None:
         model_buffers = self.server.model_buffers
         buffers_B = no_buffers() if model_buffers is None else model_buffers.present_B.clone()
-        live = (
-            self.params_P,
-            buffers_B,
-        )  # present values, since the region may change before the message arrives
+        # Present values, since the region may change before the message arrives.
+        live = (self.params_P, buffers_B)
         judged = live
         if answer.eval_params:
             agreed_B = buffers_B if model_buffers is None else model_buffers.agreed_B.clone()
             judged = torch.cat([shard.eval_params_S for shard in self._shards]), agreed_B
+        sent = _Sent(live, judged, is_old=bool(self.server.ahead))
+        if self._keeps_state and self._is_new:
+            self._is_new = False
+            parts = [shard.moments() for shard in self._shards]
+            moments = {
+                name: torch.cat([part[name] for part in parts]) if value.dim() else value.clone()
+                for name, value in parts[0].items()
+            }
+            sent = _Sent(live, judged, moments)
         life = self._lives[answer.worker]
-        self._scheduler.after(self._lan_s, partial(self._work, answer, life, live, judged))
+        self._scheduler.after(self._lan_s, partial(self._work, answer, life, sent))
 
     def _is_gone(self, rank: int, life: int) -> bool:
         return self.is_dead or self._lives[rank] != life
 
-    def _work(self, answer: Assignment, life: int, live: _Values, judged: _Values) -> None:
+    def _work(self, answer: Assignment, life: int, sent: _Sent) -> None:
         if self._is_gone(answer.worker, life):
             return
         worker = self._workers[answer.worker]
         worker.on_work(answer.version)
+        live, judged = sent.live, sent.judged
+        if self._keeps_state and isinstance(worker, Worker):
+            live = self._begun_from(worker, answer, sent)
+            judged = judged if answer.eval_params else live
         if answer.evaluate:
             _give(worker, judged)
             self._evaluate(worker, answer)
@@ -452,9 +499,21 @@ class SimRegion:
         push_s = self._push_s(answer.worker, span)
         push_s *= max(1, len(answer.parts))
         result = self._begun(answer, span, live)
+        after_s = push_s + self._lan_s
+        after_s += sum(self._push_s(answer.worker, each) for each in answer.repeats)
         self._scheduler.after(
-            push_s + self._lan_s, partial(self._push, answer.worker, life, span, push_s, result)
+            after_s, partial(self._push, answer.worker, life, span, push_s, result)
         )
+
+    def _begun_from(self, worker: Worker, answer: Assignment, sent: _Sent) -> _Values:
+        """Bring a worker that keeps its state to the state before its step; return a copy."""
+        if not sent.is_old:
+            _give(worker, sent.live)
+        if sent.moments is not None and worker.optimizer is not None:
+            worker.optimizer.restore(dict(sent.moments))
+        for span in answer.repeats:
+            worker.step(self._read(span), span)
+        return worker.kept(), worker.buffers_B.clone()
 
     def _push_s(self, worker: int, span: Span) -> float:
         padded_s = self._experiment.push_s(self.name, worker, span.start, span.count)
@@ -464,7 +523,8 @@ class SimRegion:
         """Begin a step; returns a function that gives its result and gradient when they are due."""
         worker, gradients = self._workers[answer.worker], self._gradients
         rows = self._read(span)
-        if gradients is not None and gradients.works and isinstance(worker, Worker):
+        is_plain = isinstance(worker, Worker) and worker.optimizer is None
+        if gradients is not None and gradients.works and isinstance(worker, Worker) and is_plain:
             work = gradients.ask(worker, live[0], rows, span)
             return partial(gradients.finish, work, partial(worker.step, rows, span))
         _give(worker, live)
@@ -490,11 +550,35 @@ class SimRegion:
         self._report_changed(self._workers[rank])
         about = (result.refused, result.grad_sq, result.learning_rate, result.unused)
         report = StepReport(span, result.loss, push_s, *about)
+        worker = self._workers[rank]
+        if self._keeps_state and isinstance(worker, Worker) and worker.optimizer is not None:
+            self._push_own(rank, worker, worker.optimizer, report)
+            return
         if self.server.model_buffers is not None:
-            self.server.model_buffers.put(partition, self._workers[rank].left_B)
+            self.server.model_buffers.put(partition, worker.left_B)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
             shard.put(partition, grad_P[start:stop])
         self._execute(self.server.push(rank, report))
+
+    def _push_own(
+        self, rank: int, worker: Worker, optimizer: InnerOptimizer, report: StepReport
+    ) -> None:
+        """Report a step of a worker that keeps its state, with that state if it is needed."""
+        has_state = bool(self._deferred) or self.server.needs_state(rank, report)
+        if has_state:
+            worker.store()
+            if self.server.model_buffers is not None:
+                self.server.model_buffers.put(rank, worker.left_B)
+            for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
+                shard.put(rank, worker.grad_P[start:stop])
+                for name, value in optimizer.export().items():
+                    is_cut = value.dim() and len(self._shards) > 1
+                    shard.put_moment(name, value[start:stop] if is_cut else value)
+        effects = self.server.push(rank, report, has_state=has_state)
+        deferred, self._deferred = self._deferred, []
+        for event in deferred:
+            effects += event()
+        self._execute(effects)
 
     def _evaluate(self, worker: Worker | LocalStepsWorker, answer: Assignment) -> None:
         spans = self._experiment.statistics_spans if worker.has_statistics else ()
@@ -534,3 +618,5 @@ class SimRegion:
 def _give(worker: Worker | LocalStepsWorker, values: _Values) -> None:
     worker.params_P.copy_(values[0])
     worker.buffers_B.copy_(values[1])
+    if isinstance(worker, Worker) and worker.optimizer is not None:
+        worker.load()

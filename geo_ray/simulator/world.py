@@ -768,7 +768,9 @@ class World:
 def _batched(experiment: Experiment, task: Task) -> Gradients | None:
     """Return batched gradients for many workers; None if they are few or coded."""
     workers = sum(region.workers for region in experiment.regions)
-    if workers < MANY or experiment.worker_steps or experiment.train.stragglers is not None:
+    train = experiment.train
+    is_plain = not experiment.worker_steps and train.stragglers is None and train.accumulate == 1
+    if workers < MANY or not is_plain:
         return None
     model = checked_model(task, experiment.seed).to(experiment.device)
-    return Gradients(task, model, experiment.train.clip_norm)
+    return Gradients(task, model, train.clip_norm)

@@ -24,7 +24,7 @@ from pydantic import Field
 from geo_ray.strategies.base import answer_all, weighted_mean
 from geo_ray.strategies.global_model import OneByOne
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, Traits
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 
 class Ama(OneByOne):
@@ -52,6 +52,7 @@ class Ama(OneByOne):
                 interval=self.interval,
                 adjustable_interval=True,
             ),
+            region=RegionTraits(local_optimizer=True),
             averager=AveragerTraits(
                 bound=self.staleness.bound,
                 releases=True,
@@ -65,6 +66,10 @@ class Ama(OneByOne):
             return None
         region.memory["snapshot"] = region.params_P.clone()
         return Outgoing(region.memory["snapshot"].clone(), wait=False)
+
+    def is_quiet(self, region: RegionState) -> bool:
+        """See `Strategy.is_quiet`."""
+        return not region.is_due(self.interval) or region.link_busy
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Move by ``alpha * (mean - snapshot)``."""

@@ -29,7 +29,7 @@ from pydantic import Field
 from geo_ray.strategies import additive
 from geo_ray.strategies.additive import Additive
 from geo_ray.strategies.state import Outgoing, RegionState, Wait
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, Traits
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 
 class AsgdGa(Additive):
@@ -56,6 +56,7 @@ class AsgdGa(Additive):
                 interval=self.interval,
                 adjustable_interval=True,
             ),
+            region=RegionTraits(local_optimizer=True),
             averager=AveragerTraits(
                 adds_up=self.combine,
                 bound=self.staleness.bound,
@@ -67,3 +68,7 @@ class AsgdGa(Additive):
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Send the accumulated change when due."""
         return additive.outgoing(region, self.interval, self.wait)
+
+    def is_quiet(self, region: RegionState) -> bool:
+        """See `Strategy.is_quiet`."""
+        return not region.is_due(self.interval) or (region.link_busy and self.wait == "never")

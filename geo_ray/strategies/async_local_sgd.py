@@ -57,7 +57,7 @@ class AsyncLocalSgd(LocalSteps, OneByOne):
                 interval=self.interval,
                 adjustable_interval=not self.by_speed,
             ),
-            region=RegionTraits(eval_params=local_steps.ANCHOR),
+            region=RegionTraits(local_optimizer=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(
                 plain_outer=self.outer.plain,
                 bound=self.staleness.bound,

@@ -57,6 +57,14 @@ class Strategy(StrictModel):
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Return the message after a step, or `Wait` if the open request must finish first."""
 
+    def is_quiet(self, region: RegionState) -> bool:
+        """Tell whether `after_step` would return None without a look at the parameters.
+
+        Asked where a worker keeps the parameters (the trait ``local_optimizer``): if not, it sends
+        them first. False is always right.
+        """
+        return False
+
     @abstractmethod
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Merge an answer into ``region.params_P``, in place."""
@@ -110,6 +118,10 @@ class LocalSteps(Strategy):
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Send the change since the anchor when an exchange is due, and wait for the answer."""
         return local_steps.outgoing_when_due(region, int(self.traits.exchange.every))
+
+    def is_quiet(self, region: RegionState) -> bool:
+        """See `Strategy.is_quiet`."""
+        return not region.is_due(int(self.traits.exchange.every))
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Move the anchor and continue from it."""

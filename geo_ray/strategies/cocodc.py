@@ -102,7 +102,9 @@ class CoCoDC(LocalSteps, Rounds):
                 hidden_steps=self.tau,
                 interval=self.interval,
             ),
-            region=RegionTraits(whole_model=True, eval_params=local_steps.ANCHOR),
+            region=RegionTraits(
+                local_optimizer=True, whole_model=True, eval_params=local_steps.ANCHOR
+            ),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
@@ -114,14 +116,20 @@ class CoCoDC(LocalSteps, Rounds):
                 return Wait()
             self._merge(region)
         turn = int(region.numbers.get(_TURN, 0.0))
-        ends = [self.interval * n // self.exchanges for n in (turn, turn + 1)]
-        if region.since_send < ends[1] - ends[0]:
+        if region.since_send < self._due(region):
             return None
         region.numbers[_TURN] = float((turn + 1) % self.exchanges)
         number = int(region.numbers.get(_NEXT, 0.0))
         start, stop = region.fragments[number]
         region.memory[_SENT] = region.params_P[start:stop].clone()
         return Outgoing(anchor_P[start:stop] - region.params_P[start:stop], False, number)
+
+    def is_quiet(self, region: RegionState) -> bool:
+        """See `Strategy.is_quiet`."""
+        merges = region.link_busy or _PENDING in region.memory
+        return region.since_send < self._due(region) and not (
+            merges and region.since_send >= self.tau
+        )
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Keep the answer until tau steps have passed; the last one is merged at once."""
@@ -159,6 +167,12 @@ class CoCoDC(LocalSteps, Rounds):
         if last[oldest] == 0.0 or count + 1.0 - last[oldest] >= self.exchanges:
             return oldest
         return max(range(self.fragments), key=lambda n: numbers[f"{_SPEED}{n}"])
+
+    def _due(self, region: RegionState) -> int:
+        """Return the steps before the next exchange."""
+        turn = int(region.numbers.get(_TURN, 0.0))
+        ends = [self.interval * n // self.exchanges for n in (turn, turn + 1)]
+        return ends[1] - ends[0]
 
     def _merge(self, region: RegionState) -> None:
         change_S = region.memory.pop(_PENDING, None)

@@ -102,7 +102,7 @@ class Decoupled(LocalSteps):
                 fragments=self.fragments,
                 interval=self.interval,
             ),
-            region=RegionTraits(eval_params=local_steps.ANCHOR),
+            region=RegionTraits(local_optimizer=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(
                 plain_outer=self.outer.plain,
                 releases=True,
@@ -125,6 +125,10 @@ class Decoupled(LocalSteps):
         part_S = region.params_P[start:stop]
         region.memory["sent"] = part_S.clone()
         return Outgoing(local_steps.anchor(region)[start:stop] - part_S, False, number)
+
+    def is_quiet(self, region: RegionState) -> bool:
+        """See `Strategy.is_quiet`."""
+        return region.link_busy or region.since_send < self._steps_between
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Move the fragment and keep local progress since sending. The last one replaces it."""

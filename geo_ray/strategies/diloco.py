@@ -107,7 +107,7 @@ class DiLoCo(LocalSteps, Rounds):
                 interval=self.interval,
                 adjustable_interval=self.compute_fraction is None,
             ),
-            region=RegionTraits(eval_params=local_steps.ANCHOR),
+            region=RegionTraits(local_optimizer=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain, round_mean=mean),
         )
 

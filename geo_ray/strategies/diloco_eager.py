@@ -57,7 +57,7 @@ class DiLoCoEager(LocalSteps, Rounds):
             exchange=ExchangeTraits(
                 blocking="when_late", every=self.interval, last="always", interval=self.interval
             ),
-            region=RegionTraits(eval_params=local_steps.ANCHOR),
+            region=RegionTraits(local_optimizer=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
@@ -78,6 +78,10 @@ class DiLoCoEager(LocalSteps, Rounds):
         self._outer_step(region, change_P)
         region.memory[_OWN] = change_P
         return Outgoing(change_P.clone(), wait=False)
+
+    def is_quiet(self, region: RegionState) -> bool:
+        """See `Strategy.is_quiet`."""
+        return region.since_send < self.interval
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Keep the mean until the next sync; the last one is the common model."""

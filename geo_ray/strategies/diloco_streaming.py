@@ -83,7 +83,7 @@ class DiLoCoStreaming(LocalSteps, Rounds):
                 hidden_steps=self.tau,
                 interval=self.interval,
             ),
-            region=RegionTraits(eval_params=local_steps.ANCHOR),
+            region=RegionTraits(local_optimizer=True, eval_params=local_steps.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
@@ -95,16 +95,20 @@ class DiLoCoStreaming(LocalSteps, Rounds):
                 return Wait()
             self._merge(region)
         number = int(region.numbers.get(_NEXT, 0.0))
-        # Not every H // F steps: over F fragments these must add up to H.
-        ends = [self.interval * n // self.fragments for n in (number, number + 1)]
-        due = ends[1] - ends[0]
-        if region.since_send < due:
+        if region.since_send < self._due(region):
             return None
         start, stop = region.fragments[number]
         region.numbers[_NEXT] = float((number + 1) % self.fragments)
         if self.merge == "correct":
             region.memory[_SENT] = region.params_P[start:stop].clone()
         return Outgoing(anchor_P[start:stop] - region.params_P[start:stop], False, number)
+
+    def is_quiet(self, region: RegionState) -> bool:
+        """See `Strategy.is_quiet`."""
+        merges = region.link_busy or _PENDING in region.memory
+        return region.since_send < self._due(region) and not (
+            merges and region.since_send >= self.tau
+        )
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Keep the answer until tau steps have passed; the last one is merged at once."""
@@ -125,6 +129,12 @@ class DiLoCoStreaming(LocalSteps, Rounds):
         if fragment == self.fragments:
             return outer_round(averager, updates, self.weights, OuterSgd())
         return outer_round(averager, updates, self.weights, self.outer, f"outer{fragment}")
+
+    def _due(self, region: RegionState) -> int:
+        """Return the steps before the next fragment; over F fragments they add up to H."""
+        number = int(region.numbers.get(_NEXT, 0.0))
+        ends = [self.interval * n // self.fragments for n in (number, number + 1)]
+        return ends[1] - ends[0]
 
     def _merge(self, region: RegionState) -> None:
         change_S = region.memory.pop(_PENDING, None)

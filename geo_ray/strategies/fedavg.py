@@ -78,7 +78,9 @@ class FedAvg(LocalSteps):
                 interval=self.interval,
                 adjustable_interval=not self.by_speed,
             ),
-            region=RegionTraits(ends_by_total_rows=True, eval_params=local_steps.ANCHOR),
+            region=RegionTraits(
+                local_optimizer=True, ends_by_total_rows=True, eval_params=local_steps.ANCHOR
+            ),
             averager=AveragerTraits(plain_outer=self.outer.plain, releases=True),
         )
 

@@ -18,7 +18,7 @@ Shape legend: P = parameters of the model, or of one shard's slice.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from torch import Tensor
 from geo_ray.strategies.state import Outgoing, RegionState, Reply
 
 ANCHOR = "anchor"
-_PIECE: Final = 2**16  # elements; a few vectors of so many stay in a core's cache
 
 
 def step(region: RegionState, grad_P: Tensor | None) -> None:
@@ -50,11 +49,7 @@ def delta(region: RegionState) -> Tensor:
 
 def outgoing(region: RegionState, *, wait: bool = True) -> Outgoing:
     """Send `delta`, computed in the memory that it is sent from."""
-    anchor_P = anchor(region)
-    if anchor_P.device.type != "cpu":
-        return Outgoing(delta(region), wait)
-    buffer_P = region.allocate(anchor_P.numel())
-    return Outgoing(torch.sub(anchor_P, region.params_P, out=buffer_P), wait)
+    return Outgoing(region.change_since(anchor(region)), wait)
 
 
 def outgoing_when_due(region: RegionState, interval: int) -> Outgoing | None:
@@ -69,11 +64,7 @@ def final_update(region: RegionState) -> Outgoing | None:
 
 def adopt(region: RegionState, reply: Reply) -> None:
     """Move the anchor and continue from it."""
-    vectors = (anchor(region), region.params_P, reply.payload_P)
-    # Each goes through memory once.
-    pieces = (torch.split(vector_P, _PIECE) for vector_P in vectors)
-    for outer, params, change in zip(*pieces, strict=True):
-        params.copy_(outer.sub_(change))
+    region.adopt(anchor(region), reply.payload_P)
 
 
 Merge = Literal["overwrite", "correct"]
@@ -95,20 +86,29 @@ def keep_reply(region: RegionState, reply: Reply) -> None:
             del region.numbers[_LAST]
             region.memory[_MARK] = region.params_P.clone()
     else:
-        region.memory[_PENDING] = reply.payload_P.clone()
+        region.memory[_PENDING] = region.stored(reply.payload_P)
 
 
 def turn(region: RegionState, merge: Merge, *, wait: bool = False) -> Outgoing:
     """Send the change since the mark; merge the stored answer, if there is one."""
     anchor_P = anchor(region)
-    change_P = region.memory.get(_MARK, anchor_P) - region.params_P
-    pending_P = region.memory.pop(_PENDING, None)
-    if pending_P is not None:
-        anchor_P.sub_(pending_P)
-        region.params_P.copy_(anchor_P)
+    has_answer = _PENDING in region.memory
+    mark_P = region.memory.pop(_MARK, None)
+    if has_answer and mark_P is None:
+        mark_P = anchor_P.clone()
+    if has_answer:
+        anchor_P.sub_(region.memory.pop(_PENDING))
+    change_P = region.change_since(anchor_P if mark_P is None else mark_P)
+    if has_answer:
+        region.continue_from(anchor_P)
         if merge == "correct":
             region.params_P.sub_(change_P)
-    region.memory[_MARK] = region.params_P.clone()
+    if mark_P is None:
+        mark_P = region.snapshot()
+    else:
+        is_outer = has_answer and merge == "overwrite"
+        mark_P.copy_(anchor_P if is_outer else region.params_P)
+    region.memory[_MARK] = mark_P
     return Outgoing(change_P, wait)
 
 

@@ -64,7 +64,9 @@ class MuLoCo(LocalSteps, Rounds):
                 interval=self.interval,
                 adjustable_interval=True,
             ),
-            region=RegionTraits(eval_params=local_steps.ANCHOR, needs_optimizer="muon"),
+            region=RegionTraits(
+                local_optimizer=True, eval_params=local_steps.ANCHOR, needs_optimizer="muon"
+            ),
             averager=AveragerTraits(
                 plain_outer=self.outer.plain, round_mean=RoundMean(weights=self.weights)
             ),

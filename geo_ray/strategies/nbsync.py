@@ -58,7 +58,9 @@ class NbSync(Overlapped):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(blocking="when_late", every=1, last="always"),
-            region=RegionTraits(ends_by_total_rows=True, eval_params=local.ANCHOR),
+            region=RegionTraits(
+                local_optimizer=True, ends_by_total_rows=True, eval_params=local.ANCHOR
+            ),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
@@ -67,6 +69,10 @@ class NbSync(Overlapped):
         if region.link_busy:
             return Wait() if region.since_send >= self.max_local_steps else None
         return local_steps.turn(region, self.merge)
+
+    def is_quiet(self, region: RegionState) -> bool:
+        """See `Strategy.is_quiet`."""
+        return region.link_busy and region.since_send < self.max_local_steps
 
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with the outer model's change once every site has reported."""

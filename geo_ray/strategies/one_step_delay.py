@@ -49,7 +49,7 @@ class OneStepDelay(Overlapped):
             exchange=ExchangeTraits(
                 blocking="when_late", every=self.interval, last="always", interval=self.interval
             ),
-            region=RegionTraits(eval_params=local.ANCHOR),
+            region=RegionTraits(local_optimizer=True, eval_params=local.ANCHOR),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 
@@ -58,6 +58,10 @@ class OneStepDelay(Overlapped):
         if region.since_send < self.interval:
             return None
         return Wait() if region.link_busy else local_steps.turn(region, self.merge)
+
+    def is_quiet(self, region: RegionState) -> bool:
+        """See `Strategy.is_quiet`."""
+        return region.since_send < self.interval
 
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with the outer model's change once every region has reported."""

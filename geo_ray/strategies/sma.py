@@ -21,7 +21,14 @@ from pydantic import Field
 
 from geo_ray.strategies.base import Rounds, answer_all, weighted_mean
 from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RoundMean, Traits, Weights
+from geo_ray.strategies.traits import (
+    AveragerTraits,
+    ExchangeTraits,
+    RegionTraits,
+    RoundMean,
+    Traits,
+    Weights,
+)
 
 
 class Sma(Rounds):
@@ -47,6 +54,7 @@ class Sma(Rounds):
                 interval=self.interval,
                 adjustable_interval=True,
             ),
+            region=RegionTraits(local_optimizer=True),
             averager=AveragerTraits(round_mean=RoundMean(weights=self.weights, is_answer=True)),
         )
 
@@ -55,6 +63,10 @@ class Sma(Rounds):
         if not region.is_due(self.interval):
             return None
         return Outgoing(region.params_P.clone(), wait=True)
+
+    def is_quiet(self, region: RegionState) -> bool:
+        """See `Strategy.is_quiet`."""
+        return not region.is_due(self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Continue from the mean."""

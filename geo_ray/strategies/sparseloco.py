@@ -59,7 +59,9 @@ class SparseLoCo(LocalSteps, Rounds):
                 interval=self.interval,
                 adjustable_interval=True,
             ),
-            region=RegionTraits(eval_params=local_steps.ANCHOR, needs_codec="chunked_topk"),
+            region=RegionTraits(
+                local_optimizer=True, eval_params=local_steps.ANCHOR, needs_codec="chunked_topk"
+            ),
             averager=AveragerTraits(plain_outer=self.outer.plain),
         )
 

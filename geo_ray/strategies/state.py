@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
+
+_PIECE: Final = 2**16  # elements; a few vectors of so many stay in a core's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,32 @@ class RegionState:
     link_busy: bool = False
     budget: int | None = None
     allocate: Allocator = torch.empty
+
+    def change_since(self, start_P: Tensor) -> Tensor:
+        """Return ``start_P - params_P`` in the memory that it is sent from."""
+        if start_P.device.type != "cpu":
+            return start_P - self.params_P
+        buffer_P = self.allocate(start_P.numel())
+        return torch.sub(start_P, self.params_P, out=buffer_P)
+
+    def snapshot(self) -> Tensor:
+        """Return a copy of the parameters."""
+        return self.params_P.clone()
+
+    def adopt(self, outer_P: Tensor, change_P: Tensor) -> None:
+        """Subtract a change from the outer parameters, and continue from them."""
+        # Each goes through memory once.
+        pieces = (torch.split(vector_P, _PIECE) for vector_P in (outer_P, self.params_P, change_P))
+        for outer, params, change in zip(*pieces, strict=True):
+            params.copy_(outer.sub_(change))
+
+    def continue_from(self, start_P: Tensor) -> None:
+        """Set the parameters."""
+        self.params_P.copy_(start_P)
+
+    def stored(self, payload_P: Tensor) -> Tensor:
+        """Return a reply's payload for `memory`: a copy, because its memory is used again."""
+        return payload_P.clone()
 
     def is_due(self, interval: int) -> bool:
         """Tell whether an exchange is due, by the averager's interval if it asked for one.

@@ -122,6 +122,9 @@ class RegionTraits:
         needs_optimizer: kind of inner optimizer that the strategy requires; None: any.
         unsent: tensors of `RegionState.memory` with content that a region has yet to send, even
             when all regions are equal; a joining region clears its copies.
+        local_optimizer: whether a gradient is used for a step of the inner optimizer and for
+            nothing else. A worker may then make this step itself (`train.optimizer_on`), and
+            `Strategy.on_gradient` gets None.
     """
 
     worker_steps: int = 0
@@ -132,6 +135,7 @@ class RegionTraits:
     needs_codec: str | None = None
     needs_optimizer: str | None = None
     unsent: tuple[str, ...] = ()
+    local_optimizer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,8 @@ class ServerPlan:
         noise_every: steps between measurements of gradient noise; None: default.
         clip_mean_norm: largest norm of the mean of a step's gradients; None: any.
         elastic: rule for steps without missing workers; None: steps wait for them.
+        state_every: steps after which the region's only worker, which makes the optimizer's steps,
+            sends its state at the latest; 0: the server makes these steps.
         reports_norms: updates are plain gradients, and the averager needs their norms.
     """
 
@@ -82,6 +84,7 @@ class ServerPlan:
     never_waits: bool = False
     round_steps: int | None = None
     clip_mean_norm: float | None = None
+    state_every: int = 0
 
     @property
     def steps_per_round(self) -> int:

@@ -339,7 +339,8 @@ class AveragerCompletion:
 
 log = logging.getLogger(__name__)
 
-_WIRE: Final = "wire/"
+AVERAGER_WIRE: Final = "wire/"
+"""Prefix of the names under which references and coding errors are saved."""
 
 
 @dataclass(slots=True)
@@ -555,6 +556,15 @@ class Averager:
             self._change = change
             return self.release_waiting() if self._is_flushing else []
 
+    def admit(self, change: MemberChange) -> None:
+        """Change the members at once, at the start of a run that is resumed from a barrier.
+
+        Raises:
+            InvariantError: a joining region is already a member, or a leaving region is not.
+        """
+        donor, view = change.donor(self.view), change.after(self.view)
+        self._enter(view, donor)
+
     def begun(self, region: str) -> None:
         """Mark a joining region active; its first update does the same."""
         self.view = self.view.begun(region)
@@ -653,7 +663,7 @@ class Averager:
         waiting, waiting_rows = save_messages(OPEN + "waiting", list(state.waiting.values()))
         finals, answers, exchanges = self._registry.live()
         changing = state.memory | waiting | finals
-        fixed = {_WIRE + k: v for k, v in wire_tensors.items()} | buffers | answers
+        fixed = {AVERAGER_WIRE + k: v for k, v in wire_tensors.items()} | buffers | answers
         control: dict[str, object] = {
             "version": state.version,
             "numbers": dict(state.numbers),
@@ -683,8 +693,14 @@ class Averager:
         if not all(isinstance(value, Mapping) for value in saved):
             raise InvariantError("checkpoint without the averager's state")
         last, wire, numbers, exchanges = (dict(cast(Mapping[str, Any], value)) for value in saved)
-        separate = {k: v for k, v in tensors.items() if k.startswith((_WIRE, OPEN, _BUFFERS))}
-        on_wire = {k.removeprefix(_WIRE): v for k, v in separate.items() if k.startswith(_WIRE)}
+        separate = {
+            k: v for k, v in tensors.items() if k.startswith((AVERAGER_WIRE, OPEN, _BUFFERS))
+        }
+        on_wire = {
+            k.removeprefix(AVERAGER_WIRE): v
+            for k, v in separate.items()
+            if k.startswith(AVERAGER_WIRE)
+        }
         self.wire.restore(on_wire, wire)
         self.model_buffers.restore(separate, control.get("buffer_rows"))
         state = self.state

@@ -125,6 +125,13 @@ class TrainConfig(StrictModel):
         description="batches per region from which running statistics are computed for the "
         "final model and its evaluation; 0: keep those of the training steps",
     )
+    accumulate: int = Field(
+        1,
+        ge=1,
+        le=2**16,
+        description="micro-batches into which a worker splits the rows of a step; their gradients "
+        "are accumulated to the mean over all rows",
+    )
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a worker's gradient")
     clip_mean_norm: float | None = Field(
         None, gt=0, description="largest norm of the mean of a region's gradients in a step"
@@ -136,6 +143,18 @@ class TrainConfig(StrictModel):
     stragglers: StragglersConfig | None = Field(
         None,
         description="do not wait for late workers of a region: spare workers or coded gradients",
+    )
+    optimizer_on: Literal["server", "worker"] = Field(
+        "server",
+        description="worker: in regions with one worker, it keeps parameters and optimizer on its "
+        "device and sends them when an exchange is due; server: every step moves a gradient and "
+        "the parameters. The results are the same",
+    )
+    state_every: int = Field(
+        100,
+        ge=1,
+        description="with optimizer_on worker, steps after which a worker sends its state to its "
+        "server at the latest: its replacement repeats the steps since then",
     )
     max_refused_steps: int = Field(3, ge=1, description="refused steps in a row that end the run")
     elastic: ElasticConfig | None = Field(
@@ -188,6 +207,8 @@ class TrainConfig(StrictModel):
                 "train.keep_best: with train.eval_every 0 nothing is evaluated before the end, and "
                 "the last model would be the best; set train.eval_every to some steps"
             )
+        if self.optimizer_on == "worker":
+            self._check_worker_optimizer(strategy, workers)
         traits = strategy.traits
         if len(workers) == 1:
             return
@@ -206,6 +227,27 @@ class TrainConfig(StrictModel):
                 "train.mode: async gives regions with unequal workers unequal numbers of steps, "
                 f"but strategy '{strategy.kind}' works in rounds of all regions; use equal "
                 "workers, mode sync, or a strategy without rounds such as asgd_ga"
+            )
+
+    def _check_worker_optimizer(self, strategy: Strategy, workers: Mapping[str, int]) -> None:
+        where = "train.optimizer_on"
+        for key in ("stragglers", "elastic"):
+            if getattr(self, key) is not None:
+                raise ValueError(
+                    f"{where}: with train.{key} a step needs the gradients of several workers: use "
+                    "server, or remove the section"
+                )
+        if self.mode == "async":
+            raise ValueError(f"{where}: train.mode async sends every gradient: use server")
+        if len(workers) > 1 and not strategy.traits.region.local_optimizer:
+            raise ValueError(
+                f"{where}: '{strategy.kind}' does more with a gradient than a step of the "
+                "optimizer: use server"
+            )
+        if min(workers.values()) > 1:
+            raise ValueError(
+                f"{where}: every region has several workers, whose gradients meet at the server: "
+                "use server"
             )
 
 

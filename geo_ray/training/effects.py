@@ -27,6 +27,8 @@ class Assignment:
         parts: rows and weights of a coded gradient, the worker's own included.
         partition: rank whose batch partition this is; None: the worker's own.
         eval_params: evaluate the parameters known to the averager, not the live ones.
+        repeats: spans whose steps a new worker must repeat first, because its predecessor had made
+            them since it last sent its state.
     """
 
     worker: int
@@ -37,6 +39,7 @@ class Assignment:
     eval_params: bool = False
     parts: tuple[CodedPartition, ...] = ()
     partition: int | None = None
+    repeats: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,12 @@ class RegionBuffers:
         if self.alone:
             self.agreed_B = self.present_B
 
+    def take_state(self, worker: int) -> None:
+        """Take over the values that a worker has `put`, which makes the optimizer's steps."""
+        self.present_B = self._pushed.pop(worker).clone()
+        if self.alone:
+            self.agreed_B = self.present_B
+
     def note_precise(self, found: bytes | memoryview) -> None:
         """Store the values of the final evaluation.
 

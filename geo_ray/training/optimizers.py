@@ -655,15 +655,17 @@ class InnerOptimizer:
         retained = {name: value for name, value in tensors.items() if name != _TAKEN}
         if _COUNT in retained and retained[_COUNT].dim():
             self._tell_apart()
+        device = self._params_S.device
         for part in self._parts:
             part.state.clear()
             for name, value in retained.items():
                 if not value.dim():
-                    part.state[name] = value.clone()
+                    part.state[name] = value.to(device, copy=True)
                 elif name == _COUNT:
-                    part.state[name] = part.own(value)[0].clone()
+                    part.state[name] = part.own(value)[0].to(device, copy=True)
                 else:
-                    part.state[name] = part.taken(value, given=given and len(self._parts) == 1)
+                    taken = part.taken(value, given=given and len(self._parts) == 1)
+                    part.state[name] = taken.to(device)
 
     def _counted(self) -> State:
         return {} if self._schedule is None else {_TAKEN: torch.tensor(self.taken)}
@@ -671,7 +673,8 @@ class InnerOptimizer:
     def _make_states(self) -> None:
         for part in self._parts:
             if not part.state:
-                part.state |= self._config.new_state(part.piece)
+                made = self._config.new_state(part.piece)
+                part.state |= {k: value.to(self._params_S.device) for k, value in made.items()}
 
     def _by_name(self) -> dict[str, list[Tensor]]:
         """Return the live tensors of all parameters by name."""

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from geo_ray.base.errors import InvariantError
 from geo_ray.base.threads import in_turn
-from geo_ray.base.types import StepReport, unused_by_all
+from geo_ray.base.types import Span, StepReport, unused_by_all
 from geo_ray.training.assignment import Ledger, RegionWork, ServerPlan
 from geo_ray.training.effects import (
     FIRST_TRANSFER,
+    Assignment,
     Effect,
     Snapshot,
     StateTransfer,
@@ -44,6 +45,12 @@ class Server(RegionExchange):
         drain      -> as join; the worker exits after its next push, and nothing is lost
         snapshot   -> [Snapshot]        the present state, for a checkpoint
 
+    With `ServerPlan.state_every` the region's only worker keeps parameters and optimizer, and makes
+    the steps that the server counts. It sends its state with the pushes that `needs_state` names.
+    Between them the server has the state before the spans in `ahead`: it merges no answer and
+    copies no state. A new worker starts from that state and repeats those spans, with the same
+    bits.
+
     A checkpoint does not block training: the region copies its state, the open request included. A
     run that resumes from the copy repeats that request (`Server.resume`).
 
@@ -60,6 +67,7 @@ class Server(RegionExchange):
         work: workers, their work and the sample ledger.
         requests: open request and measurements since the last update.
         loss: mean training loss of the last step that had one.
+        ahead: spans of the steps that the worker has made since it sent its state.
     """
 
     model: RegionModel
@@ -67,6 +75,9 @@ class Server(RegionExchange):
     refused_in_a_row: int = 0
     noise: RegionNoise = field(init=False)
     work: RegionWork = field(init=False)
+    ahead: list[Span] = field(default_factory=list)
+    _has_state: bool = False  # the push that is handled came with the worker's state
+    _new_workers: set[int] = field(default_factory=set)  # without an assignment yet
     _newest_snapshot: int = -1
     _at_halt: dict[str, object] = field(default_factory=dict)  # control state at the pause
 
@@ -97,12 +108,47 @@ class Server(RegionExchange):
         if not 0 <= worker < self.plan.num_workers:
             raise InvariantError(f"{self.plan.region} has no worker {worker}")
         self.work.join(worker)
+        self._new_workers.add(worker)
         return self._advance()
 
-    def push(self, worker: int, report: StepReport) -> list[Effect]:
-        """Handle a worker's push: the gradient is in the shards, ``report`` describes it."""
+    def push(self, worker: int, report: StepReport, *, has_state: bool = False) -> list[Effect]:
+        """Handle a worker's push: the gradient is in the shards, ``report`` describes it.
+
+        Args:
+            worker: its rank.
+            report: the step.
+            has_state: in the place of the gradient, the shards have the worker's state after it.
+        """
         self.work.push(worker, report)
+        self._has_state = has_state
         return self._advance()
+
+    def needs_state(self, worker: int, report: StepReport) -> bool:
+        """Tell whether a worker that makes the optimizer's steps must send its state with a push.
+
+        Args:
+            worker: its rank.
+            report: the push.
+        """
+        if not self.plan.state_every:
+            return False
+        completion = self._completion
+        return (
+            len(self.ahead) + 1 >= self.plan.state_every
+            or report.refused is not None
+            or self.phase != "training"
+            or worker in self.work.workers.leaving
+            or completion.stopped
+            or completion.is_over(self.version + 1)
+            or not self.model.is_quiet()
+        )
+
+    def take_state(self, worker: int) -> None:
+        """Take over the state that a worker has sent between two steps."""
+        self.model.take_state(worker)
+        if self.model_buffers is not None:
+            self.model_buffers.take_state(worker)
+        self.ahead.clear()
 
     def partition_of(self, worker: int) -> int:
         """Return the partition under which the shards store the next push of ``worker``."""
@@ -127,6 +173,7 @@ class Server(RegionExchange):
         """
         if self.phase == "halted":  # the checkpoint contains the open request: ignore
             return []
+        self._check_state()
         self._merge(reply, took_s)
         transferred = [] if reply.barrier is None else self._transfer(reply.barrier)
         return transferred + self._advance()
@@ -158,6 +205,7 @@ class Server(RegionExchange):
         """
         if checkpoint <= self._newest_snapshot:
             return []
+        self._check_state()
         self._newest_snapshot = checkpoint
         self.model.snapshot(checkpoint)
         control = self.export()
@@ -216,7 +264,22 @@ class Server(RegionExchange):
             if self.model_buffers is not None:
                 self.model_buffers.num_workers = max(1, len(changed.ranks))
         stands = self.phase != "training" or (self.exhausted and self.plan.alone)
-        return effects if stands else [*effects, *self.work.assign(self.version, self._seen)]
+        return effects if stands else [*effects, *self._assign()]
+
+    def _assign(self) -> list[Assignment]:
+        assigned = self.work.assign(self.version, self._seen)
+        repeats = tuple(self.ahead)
+        new = self._new_workers & {each.worker for each in assigned}
+        self._new_workers -= new
+        if not repeats or not new:
+            return assigned
+        return [replace(each, repeats=repeats) if each.worker in new else each for each in assigned]
+
+    def _check_state(self) -> None:
+        if self.ahead:
+            raise InvariantError(
+                f"{self.plan.region} has the parameters before {len(self.ahead)} of its steps"
+            )
 
     def _next(self) -> list[Effect] | None:
         """Return the effects of the next thing to do; None if the region must wait for an event."""
@@ -233,6 +296,8 @@ class Server(RegionExchange):
         contributions = self.work.rule.contributions(reports)
         unused = unused_by_all(reports[c.worker].unused for c in contributions if c.num_samples > 0)
         noise = self._apply(contributions, reports, unused)
+        if self.plan.state_every and not self._has_state:
+            self.ahead += [report.span for report in reports.values()]
         samples, compute_s = self.work.settle(reports, contributions)
         self.version += 1
         self.refused_in_a_row = 0 if samples else self.refused_in_a_row + 1
@@ -246,7 +311,10 @@ class Server(RegionExchange):
         )
         self.loss = self.loss if done.loss is None else done.loss
         self.requests.stepped(samples, done.compute_s, unused)
-        return [done, *self._outgoing()]
+        sent = self._outgoing()
+        if sent or self.phase != "training":
+            self._check_state()  # or `Strategy.is_quiet` is wrong
+        return [done, *sent]
 
     def _apply(
         self,
@@ -256,7 +324,9 @@ class Server(RegionExchange):
     ) -> NoiseReading | None:
         step = self.version + 1
         norms = self.noise.norms(step, contributions, reports)
-        if self.model_buffers is not None:
+        if self.model_buffers is not None and self._has_state:
+            self.model_buffers.take_state(contributions[0].worker)
+        elif self.model_buffers is not None and not self.plan.state_every:
             self.model_buffers.apply(contributions, synchronous=self.plan.mode == "sync")
         mean_sq = self.model.apply(
             contributions,
@@ -264,7 +334,10 @@ class Server(RegionExchange):
             most_norm=self.plan.clip_mean_norm,
             rate=self.plan.rate_of(sum(c.num_samples for c in contributions)),
             unused=unused,
+            has_state=self._has_state,
         )
+        if self._has_state:
+            self.ahead.clear()
         return self.noise.take(step, norms, mean_sq)
 
     def _keep(self, partition: int) -> None:

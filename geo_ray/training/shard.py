@@ -172,6 +172,8 @@ class Shard:
         fragments: positions of the model's fragments in the slice.
         pieces: pieces of the slice by parameter.
         flat: see `InnerOptimizer`.
+        on_worker: whether the region's worker makes the optimizer's steps. Parameters and
+            optimizer are then those that the worker sent last.
     """
 
     def __init__(
@@ -184,7 +186,10 @@ class Shard:
         fragments: tuple[tuple[int, int], ...] = (),
         pieces: Sequence[GroupPiece] = (),
         flat: bool = False,
+        on_worker: bool = False,
     ) -> None:
+        self._on_worker = on_worker
+        self._sent_moments: dict[str, Tensor] = {}
         self._optimizer = InnerOptimizer(optimizer, params_S, pieces, flat=flat)
         self._unused: Collection[int] = ()  # parameters without a gradient in the present step
         self._strategy = strategy
@@ -212,6 +217,7 @@ class Shard:
         parameters: Sequence[GroupRun] = (),
         flat: bool = False,
         given: bool = False,
+        on_worker: bool = False,
     ) -> Self:
         """The shard of the slice of ``params_P``, fp32 (P,), between two places.
 
@@ -229,6 +235,7 @@ class Shard:
             fragments=fragments,
             pieces=pieces_of(parameters, piece),
             flat=flat,
+            on_worker=on_worker,
         )
 
     @property
@@ -258,6 +265,34 @@ class Shard:
                 f"{tuple(self.params_S.shape)}"
             )
         self._grads[worker] = grad_S
+
+    def put_moment(self, name: str, value: Tensor) -> None:
+        """Copy one of the optimizer's tensors, which the worker sends before its parameters."""
+        self._sent_moments[name] = value.clone()
+
+    def moments(self) -> dict[str, Tensor]:
+        """Return the optimizer's tensors by name, for a worker that makes its steps; read-only."""
+        own, retained = self._optimizer.live()
+        return own | retained
+
+    def take_state(self, worker: int) -> None:
+        """Take over the parameters that a worker has `put`, and its `put_moment` tensors."""
+        self._unread.secure()
+        self._unread_moments.secure()
+        self.params_S.copy_(self._grads.pop(worker))
+        self._optimizer.restore(self._sent_moments, given=True)
+        self._sent_moments = {}
+
+    def is_quiet(self) -> bool:
+        """Tell whether `outgoing` will need no parameters after the next step."""
+        if self._alone:
+            return True
+        state = self.state
+        state.step, state.since_send = state.step + 1, state.since_send + 1
+        try:
+            return self._strategy.is_quiet(state)
+        finally:
+            state.step, state.since_send = state.step - 1, state.since_send - 1
 
     def keep(self, worker: int) -> None:
         """Copy a pushed partition before its memory is reused."""
@@ -296,8 +331,11 @@ class Shard:
         scale: float = 1.0,
         rate: float = 1.0,
         unused: Collection[int] = (),
+        has_state: bool = False,
     ) -> float | None:
         """Apply one step: the sample-weighted mean of the workers' gradients.
+
+        If the worker makes the optimizer's steps, count one of them.
 
         Args:
             contributions: partitions and their weights.
@@ -305,10 +343,18 @@ class Shard:
             scale: factor on the mean.
             rate: factor on the inner optimizer's learning rate.
             unused: parameters for which no worker has a gradient.
+            has_state: whether the worker has sent its state after the step.
 
         Returns:
             Squared norm of this slice's mean; None if not requested, or if no gradient is used.
         """
+        if self._on_worker:
+            self._count(contributions)
+            if not self._alone:
+                self._strategy.on_gradient(self.state, None)  # may copy the parameters before it
+            if has_state:
+                self.take_state(contributions[0].worker)
+            return None
         self._unread.secure()
         grad_S = self._combine(contributions) if self._ready_S is None else self._ready_S
         self._ready_S = None
@@ -317,19 +363,21 @@ class Shard:
             self._mean_S = grad_S = torch.mul(grad_S, scale)
         for contribution in contributions:
             self._grads.pop(contribution.worker, None)
-        state = self.state
-        state.step += 1
-        state.since_send += 1
-        state.samples += sum(c.num_samples for c in contributions)
+        self._count(contributions)
         self._optimizer.rate = rate
         self._unused = unused
         if self._alone:
             if grad_S is not None:
                 self._step(grad_S)
         else:
-            self._strategy.on_gradient(state, grad_S)
+            self._strategy.on_gradient(self.state, grad_S)
         self._unused = ()
         return mean_sq
+
+    def _count(self, contributions: Sequence[Contribution]) -> None:
+        self.state.step += 1
+        self.state.since_send += 1
+        self.state.samples += sum(c.num_samples for c in contributions)
 
     def outgoing(self) -> Outgoing | Wait | None:
         """Ask the strategy, after a step, whether to send something now."""
@@ -538,6 +586,7 @@ class RegionModel:
         most_norm: float | None = None,
         rate: float = 1.0,
         unused: Sequence[int] = (),
+        has_state: bool = False,
     ) -> float | None:
         """Apply one step on every shard.
 
@@ -548,6 +597,7 @@ class RegionModel:
                 down.
             rate: factor on the learning rate.
             unused: parameters for which no worker has a gradient.
+            has_state: see `Shard.apply`.
 
         Returns:
             Squared norm of the mean gradient over all shards, before scaling; None if not measured.
@@ -557,9 +607,17 @@ class RegionModel:
             parts = self._all(Shard.mean_sq, contributions)
             norm = math.sqrt(math.fsum(part for part in parts if part is not None))
             scale = most_norm / norm if norm > most_norm else 1.0
-        found = self._change(Shard.apply, contributions, measure, scale, rate, unused)
+        found = self._change(Shard.apply, contributions, measure, scale, rate, unused, has_state)
         known = [mean_sq for mean_sq in found if mean_sq is not None]
         return sum(known) if len(known) == len(found) else None
+
+    def is_quiet(self) -> bool:
+        """See `Shard.is_quiet`; all shards are in the same state."""
+        return self._shards[0].ask(Shard.is_quiet)  # which is never a remote one
+
+    def take_state(self, worker: int) -> None:
+        """See `Shard.take_state`."""
+        self._change(Shard.take_state, worker)
 
     def learning_rate(self) -> float | None:
         """Return the learning rate of the optimizer's last step here; None if it made none."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -256,6 +256,7 @@ _ASSIGNMENT: Final = Record(
     Field("parts", Rows(_SHARE)),
     "done",
     Field("partition", optional_count, default=None),
+    Field("repeats", Rows(Record(Span, "start=repeat_starts count=repeat_counts")), default=()),
 )
 _PULL: Final = Record(Pull, Known("worker"), "ticket version=pull_version judged=pull_judged")
 _REPORT: Final = Record(
@@ -281,6 +282,21 @@ read_contributions = _CONTRIBUTIONS.read
 def read_answer(worker: int, meta: Meta) -> Assignment:
     """Return a worker's next assignment."""
     return _ASSIGNMENT.read(meta, worker=worker)
+
+
+def state_meta(wanted: Literal["push", "between"]) -> Meta:
+    """Return the request for the state of a worker that makes the optimizer's steps.
+
+    Args:
+        wanted: push: the worker repeats its push with its state, as the push was not handled;
+            between: it sends its state alone.
+    """
+    return {"wants_state": wanted}
+
+
+def wanted_state(meta: Meta) -> str | None:
+    """Return the request of `state_meta` in an answer to a worker; None if there is none."""
+    return optional_text(meta, "wants_state") if "wants_state" in meta else None
 
 
 def read_pull(worker: int, meta: Meta) -> Pull:

@@ -5,9 +5,11 @@ parameters views of one buffer.
 
 Pure: the same rows and parameters give the same bits. Random numbers come from a generator
 seeded by the position of the rows, so a replacement or a resumed run repeats a step exactly.
-With `RegionTraits.worker_steps` a worker trains several steps with its own optimizer and pushes
-its change; that optimizer state is in no checkpoint. Exact running statistics follow Wu and
-Johnson, "Rethinking 'Batch' in BatchNorm" (2021), section 3.
+With `train.optimizer_on: worker` a worker keeps parameters and optimizer on its device and sends
+both when its server needs them. With `RegionTraits.worker_steps` it trains several steps with its
+own optimizer and pushes its change; that optimizer state is in no checkpoint.
+
+Exact running statistics follow Wu and Johnson, "Rethinking 'Batch' in BatchNorm" (2021), section 3.
 
 Shape legend: P = parameters of the model.
 """
@@ -18,6 +20,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from operator import attrgetter
 from typing import Protocol
 
@@ -43,6 +46,7 @@ from geo_ray.training.parameters import (
     BufferLayout,
     check_module,
     count_parameters,
+    exact_square_norm,
     other_size,
     pieces_of,
     square_norm,
@@ -167,14 +171,35 @@ class StepResult:
     unused: Sequence[int] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class OwnSteps:
+    """How a worker makes the optimizer's steps itself.
+
+    Attributes:
+        optimizer: optimizer, whose schedule has a length (`lasting`).
+        parameters: parameters of the model.
+        flat: see `InnerOptimizer`.
+        most_norm: largest norm of the gradient of a step, after ``clip_norm``; None: any.
+    """
+
+    optimizer: OneOptimizer
+    parameters: Sequence[GroupRun] = ()
+    flat: bool = False
+    most_norm: float | None = None
+
+
 class Worker:
-    """Computes gradients of one task on one replica of the model.
+    """Computes gradients of one task on one replica of the model, and may apply them.
+
+    A worker that applies them keeps the parameters and the optimizer's state on its device. It
+    copies neither in a step, but with `load` and `store`, when the server sends or needs them.
 
     Attributes:
         params_P: buffer of parameters.
         grad_P: buffer for the gradient.
         buffers_B: model buffers before a step, uint8 (B,); empty if there are none.
         left_B: model buffers after a step.
+        optimizer: optimizer of a worker that applies its gradients; None: the server applies them.
 
     Args:
         task: model, loss and evaluation.
@@ -185,7 +210,9 @@ class Worker:
         seed: run's seed.
         device: device of the model; CPU buffers are copied to and from it.
         clip_norm: largest 2-norm of a gradient; None for no clipping.
+        accumulate: micro-batches of a step.
         module: replica, fresh from the task; None: make one.
+        own: for a worker that applies its gradients.
     """
 
     def __init__(
@@ -198,7 +225,9 @@ class Worker:
         seed: int,
         device: str = "cpu",
         clip_norm: float | None = None,
+        accumulate: int = 1,
         module: nn.Module | None = None,
+        own: OwnSteps | None = None,
     ) -> None:
         self._task = task
         self._device = torch.device(device)
@@ -211,6 +240,7 @@ class Worker:
         self._guard = StateGuard(task, module)
         self._stream = f"{seed}/{region}"
         self._clip_norm = clip_norm
+        self._accumulate = accumulate
         module = module.to(self._device)
         on_host = self._device.type == params_P.device.type
         model_P = params_P if on_host else torch.empty_like(params_P, device=self._device)
@@ -218,6 +248,11 @@ class Worker:
         model_grad_P.zero_()
         self._flat = FlatModel(module, model_P, model_grad_P)
         self._has_stepped = False
+        self.optimizer: InnerOptimizer | None = None
+        self._most_norm = None if own is None else own.most_norm
+        if own is not None:
+            pieces = pieces_of(own.parameters, (0, params_P.numel()))
+            self.optimizer = InnerOptimizer(own.optimizer, model_P, pieces, flat=own.flat)
 
     @property
     def module(self) -> nn.Module:
@@ -240,7 +275,8 @@ class Worker:
     def step(self, columns: Columns, span: Span) -> StepResult:
         """Compute the mean gradient over ``columns`` into the gradient buffer.
 
-        Model buffers are written next to it.
+        Model buffers are written next to it. A worker that keeps the parameters applies the
+        gradient.
 
         Args:
             columns: rows of ``span``.
@@ -255,17 +291,14 @@ class Worker:
         self._flat.module.train()
         with generators_restored(self.rng_devices()):
             seed_generators(self._seed_of(span), self.rng_devices())
-            batch = checked_collate(self._task, columns, self._device)
-            checked = checked_loss if self._has_stepped else checked_first_loss
-            try:
-                loss = checked(self._task, self._flat.module, batch)
-            except NonFiniteError:
-                self._flat.attach()
-                return StepResult(None, "loss_not_finite")
-            with blamed(self._task, "loss (in its backward pass)"):
-                loss.backward()  # type: ignore[no-untyped-call]
+            losses: list[float] = []
+            for part, fraction in micro_batches(columns, self._accumulate):
+                loss = self._backward(part, fraction, adds=bool(losses))
+                if loss is None:
+                    self._flat.attach()
+                    return StepResult(None, "loss_not_finite")
+                losses.append(loss * fraction)
         self._has_stepped = True
-        self._flat.take_gradient()
         self._guard.after_step()
         if self.layout.entries:
             self.layout.read_into(self.module, self.left_B)
@@ -279,9 +312,63 @@ class Worker:
             if norm > self._clip_norm:
                 self._flat.grad_P.mul_(self._clip_norm / norm)
                 grad_sq *= (self._clip_norm / norm) ** 2
+        result = StepResult(sum(losses), grad_sq=grad_sq, unused=self._flat.unused())
+        if self.optimizer is not None:
+            self._apply(self.optimizer, result.unused)
+            return replace(result, learning_rate=self.optimizer.lr)
         if self._flat.grad_P is not self.grad_P:
             self.grad_P.copy_(self._flat.grad_P)
-        return StepResult(float(loss.detach()), grad_sq=grad_sq, unused=self._flat.unused())
+        return result
+
+    def _backward(self, columns: Columns, fraction: float, *, adds: bool) -> float | None:
+        """Compute a fraction of the mean gradient over rows.
+
+        Args:
+            columns: rows.
+            fraction: factor.
+            adds: add it to those of earlier rows.
+
+        Returns:
+            The rows' loss; None if it is not finite.
+        """
+        batch = checked_collate(self._task, columns, self._device)
+        checked = checked_loss if self._has_stepped else checked_first_loss
+        try:
+            loss = checked(self._task, self._flat.module, batch)
+        except NonFiniteError:
+            return None
+        with blamed(self._task, "loss (in its backward pass)"):
+            part = loss if fraction == 1.0 else loss * fraction
+            part.backward()  # type: ignore[no-untyped-call]
+        self._flat.take_gradient(adds=adds)
+        return float(loss.detach())
+
+    def _apply(self, optimizer: InnerOptimizer, unused: Sequence[int]) -> None:
+        grad_P = self._flat.grad_P
+        if self._most_norm is not None:  # as `RegionModel.apply`
+            norm = math.sqrt(exact_square_norm(grad_P))
+            if norm > self._most_norm:
+                grad_P = torch.mul(grad_P, self._most_norm / norm)
+        optimizer.apply(grad_P, unused)
+        self.buffers_B.copy_(self.left_B)
+
+    def load(self) -> None:
+        """Take over the parameters in the buffer; for a worker that keeps them."""
+        if self._flat.params_P is not self.params_P:
+            self._flat.params_P.copy_(self.params_P)
+
+    def store(self) -> None:
+        """Copy the parameters that the worker keeps, and its model buffers, to those of a push."""
+        self.grad_P.copy_(self._flat.params_P)
+        self.left_B.copy_(self.buffers_B)
+
+    def kept(self) -> Tensor:
+        """Return a copy of the parameters that the worker keeps, fp32 (P,), on its device."""
+        return self._flat.params_P.clone()
+
+    def keep(self, params_P: Tensor) -> None:
+        """Continue with the parameters of `kept`."""
+        self._flat.params_P.copy_(params_P)
 
     def collate(self, columns: Columns, span: Span) -> Batch:
         """The rows as the model takes them; random choices are those of `step`.
@@ -336,8 +423,8 @@ class Worker:
         return totals, rows
 
     def _load(self) -> None:
-        if self._flat.params_P is not self.params_P:
-            self._flat.params_P.copy_(self.params_P)
+        if self.optimizer is None:
+            self.load()
         if self.layout.entries:
             self.layout.write(self.buffers_B, self.module)
 
@@ -346,7 +433,10 @@ class Worker:
 
     def rng_devices(self) -> list[int]:
         """Devices whose generators a step seeds, besides the CPU; for `generators_restored`."""
-        return [torch.cuda.current_device()] if self._device.type == "cuda" else []
+        if self._device.type != "cuda":
+            return []
+        index = self._device.index
+        return [torch.cuda.current_device() if index is None else index]
 
 
 class LocalStepsWorker:
@@ -460,6 +550,23 @@ class LocalStepsWorker:
     def evaluate_all(self, batches: Iterable[Columns]) -> tuple[Stats, int]:
         """See `Worker.evaluate_all`."""
         return self._worker.evaluate_all(batches)
+
+
+def micro_batches(columns: Columns, count: int) -> list[tuple[Columns, float]]:
+    """Split rows into ``count`` nearly equal parts, or one per row if that is fewer.
+
+    Returns:
+        The parts, each with its fraction of the rows.
+    """
+    rows = num_rows(columns)
+    count = max(1, min(count, rows))
+    if count == 1:
+        return [(columns, 1.0)]
+    bounds = pairwise(rows * i // count for i in range(count + 1))
+    return [
+        ({name: column[first:stop] for name, column in columns.items()}, (stop - first) / rows)
+        for first, stop in bounds
+    ]
 
 
 def coded_step(
@@ -590,12 +697,16 @@ class FlatModel:
 
         return record
 
-    def take_gradient(self) -> None:
+    def take_gradient(self, *, adds: bool = False) -> None:
         """Bring gradients that ``backward`` left elsewhere into the buffer, and attach the model.
 
+        Args:
+            adds: ``backward`` has added to gradients in the buffer.
+
         Raises:
-            TaskStateError: the loss replaced a parameter, or computed with other values of it; the
-                gradient is then not one of the parameters in the buffer.
+            TaskStateError: the loss replaced a parameter, or computed with other values of it, so
+                that the gradient is not one of the parameters in the buffer; or it dropped the
+                gradients to which ``backward`` should add.
         """
         for slot in self._detached():
             param = slot.param
@@ -605,6 +716,11 @@ class FlatModel:
                     f"({param.dtype}, {param.device}), which are not those that are trained",
                     fix="Change trained parameters nowhere but in the optimizer; for another "
                     "precision use autocast, or convert a copy of the model.",
+                )
+            if adds and _address(param.grad) != slot.grad_at:
+                raise TaskStateError(
+                    f"the task's loss drops the gradient of {slot.name!r} of earlier micro-batches",
+                    fix="Remove zero_grad() from the loss, or train.accumulate.",
                 )
             if param.grad is None:
                 slot.grad.zero_()

@@ -64,6 +64,7 @@ class Endpoint:
             acknowledged are dropped.
         run_start_s: the clock's time at which the link models' time is 0; None takes now.
         certificate: this region's, for TLS; None if it needs none (see ``transport.tls``).
+        reuse: whether the memory of a large message is kept for the next one, which saves time.
 
     Raises:
         CertificateError: the certificate cannot be used.
@@ -79,8 +80,10 @@ class Endpoint:
         on_peer: Callable[[str, int, bool], None] | None = None,
         run_start_s: float | None = None,
         certificate: TlsSource | None = None,
+        reuse: bool = True,
     ) -> None:
         self.identity = identity
+        self._reuse = reuse
         self._config = config or TransportConfig()
         self._clock = clock or SystemClock()
         start_s = self._clock.now_s() if run_start_s is None else run_start_s
@@ -364,6 +367,7 @@ class Endpoint:
                     self._notify,
                     is_shaped=peer in self._shapers,
                     held=self._held,
+                    reuse=self._reuse,
                 )
                 self._workers.start(f"wan-deliver-{peer}", session.inbox.run)
                 self._sessions[peer] = session  # last: only a session that delivers may accept

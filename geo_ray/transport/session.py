@@ -123,20 +123,27 @@ class Assembly:
         max_ahead_bytes: their payloads, per lane; a single larger message passes.
         max_payload_bytes: largest payload of one message.
         held: memory held for all peers.
+        reuse: whether the memory of a large message is kept for the next one.
 
     Attributes:
         duplicates: count of chunks that had arrived before.
     """
 
     def __init__(
-        self, max_ahead: int, max_ahead_bytes: int, max_payload_bytes: int, held: HeldBytes
+        self,
+        max_ahead: int,
+        max_ahead_bytes: int,
+        max_payload_bytes: int,
+        held: HeldBytes,
+        *,
+        reuse: bool = True,
     ) -> None:
         self._max_ahead = max_ahead
         self._max_ahead_bytes = max_ahead_bytes
         self._held = held
         self._max_payload_bytes = max_payload_bytes
         self._lanes = [_Lane() for _ in range(LANES)]
-        self._reused = ReusedMemory()
+        self._reused = ReusedMemory() if reuse else None
         self.duplicates = 0
 
     def place(self, piece: Piece, size_bytes: int, divert: Divert) -> memoryview:
@@ -243,7 +250,8 @@ class Assembly:
         self._held.take(piece.size_bytes)
         lane.held_bytes = held_bytes
         # Not zeroed: memory is only taken as it is filled, or has been by an earlier message.
-        return _Partial(self._reused.buffer(piece.size_bytes))
+        reused = self._reused or ReusedMemory()
+        return _Partial(reused.buffer(piece.size_bytes))
 
     def _finish(self, piece: Piece, partial: _Partial) -> list[Message]:
         end = 0
@@ -506,6 +514,7 @@ class Session:
         *,
         is_shaped: bool,
         held: HeldBytes,
+        reuse: bool = True,
     ) -> None:
         self.peer = peer
         self.flow = FlowControl(
@@ -522,7 +531,11 @@ class Session:
             config.max_outbox_messages, config.max_outbox_bytes, config.max_ahead_bytes
         )
         self._assembly = Assembly(
-            config.max_outbox_messages, config.max_ahead_bytes, config.max_payload_bytes, held
+            config.max_outbox_messages,
+            config.max_ahead_bytes,
+            config.max_payload_bytes,
+            held,
+            reuse=reuse,
         )
         self._connection: Connection | None = None
         self._peer_serials: set[int] = set()  # of the present connection, or the last one

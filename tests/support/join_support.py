@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms
+from geo_ray.joining.service import SERVER, JoinTerms, SavedRun
 from geo_ray.joining.site import JoinedTraining, join
 from geo_ray.transport.security.certs import Authority
 
@@ -55,12 +55,19 @@ def write_credentials(folder: Path, regions: Sequence[str], run_id: str = "run")
 
 @contextmanager
 def serving(
-    run: JoinTerms, folder: Path, *, lost_after_s: float = WAIT_S
+    run: JoinTerms,
+    folder: Path,
+    *,
+    lost_after_s: float = WAIT_S,
+    resumed: SavedRun | None = None,
 ) -> Iterator[tuple[JoinServer, str]]:
     """Serve a run; yields the server and its address."""
     write_credentials(folder, run.regions)
     server = JoinServer(
-        run, JoinCredentials.read(folder / f"{SERVER}.pem"), lost_after_s=lost_after_s
+        run,
+        JoinCredentials.read(folder / f"{SERVER}.pem"),
+        lost_after_s=lost_after_s,
+        resumed=resumed,
     )
     try:
         yield server, "geo-ray://{}:{}".format(*server.address)
@@ -117,6 +124,7 @@ class Loop:
     sharding: str = "none"  # fsdp, hsdp or ddp
     dtype: str = "float32"
     wait_s: float = WAIT_S
+    checkpoints: Path | None = None
 
     def model(self, world_size: int) -> nn.Module:
         model = small_model().to(getattr(torch, self.dtype))
@@ -141,11 +149,12 @@ class Loop:
         optimizer = adamw(model)
         path = self.folder / f"{self.region}.pem"
         dtype = getattr(torch, self.dtype)
+        state = {} if self.checkpoints is None else {"optimizer": optimizer}
         with (
             join(
                 self.address, region=self.region, credentials=path, group=group, wait_s=self.wait_s
             ) as site,
-            site.training(model) as sync,
+            site.training(model, state=state, checkpoints=self.checkpoints) as sync,
         ):
             for _ in sync.batches(range(1000)):
                 x, y = rows_of(self.region, sync.steps, rank, world_size)

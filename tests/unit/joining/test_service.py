@@ -104,6 +104,7 @@ class World:
         slices = [
             SliceWire(
                 index,
+                ranges,
                 positions(ranges, share),
                 RegionWire(
                     self.run.wire_plan(LAYOUT, ranges), region, sum(b - a for a, b in ranges)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.base.restarts import Restarts
 from geo_ray.ray_cluster.calls import FailureKind, RayFailure
-from geo_ray.runtime.group_actor import RankHost, places_of
+from geo_ray.runtime.group_actor import RankHost, memory_named, places_of
 from geo_ray.runtime.groups import GiveUp, GroupPolicy, Restart, rank_error, root_cause
 from geo_ray.runtime.spec import demand_of, demands_of
 
@@ -102,6 +103,17 @@ def test_places_number_the_ranks_of_each_node(nodes: list[str]) -> None:
         assert {places[rank].local_world_size for rank in here} == {len(here)}
         for rank in here:
             assert places[rank].gpus[places[rank].local_rank] == str(rank)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("x")],
+)
+def test_exhausted_memory_is_named(error: Exception) -> None:
+    """Also where the task's own error is reported; other errors stay."""
+    is_memory = not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError)
+    with pytest.raises(RankOutOfMemoryError if is_memory else LoopFailedError), memory_named():
+        raise LoopFailedError("loop.py:train raised") from error
 
 
 # ------------------------------------------------------------------ configuration

@@ -1,0 +1,331 @@
+"""Checkpoints of a region that trains in a loop of the user: what each rank saves and loads.
+
+The server decides when a checkpoint is made: at a barrier, where all regions have the same model
+(`geo_ray.joining.save_round`). Each rank copies its state there, and a thread writes it while
+training continues. Rank 0 commits the region's files when the server asks for it, which it does
+after all ranks have written theirs. The files never leave the region::
+
+    FOLDER/RUN/REGION/ckpt-00000012/rank-00000-shards-000.safetensors ... manifest.json
+
+Content: the state of the exchange by slice (parameters in fp32, the strategy's memory, coding
+errors), the buffers of the model, and what the loop gave to `JoinedRegion.training` as ``state``
+and ``rank_state``. The format is that of `geo_ray.joining.checkpoint`, so that another world size
+and sharding can load it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from geo_ray.base.errors import CheckpointError, CheckpointMissingError, GeoRayError
+from geo_ray.base.user_code import error_summary
+from geo_ray.joining.checkpoint import commit, load, write_part
+from geo_ray.joining.checkpoint_manifest import PartRecord, decode_value, read_manifest
+from geo_ray.joining.layout import Ranges, persistent_buffers
+from geo_ray.joining.rank import RankState
+from geo_ray.joining.save_round import commit_order, read_checkpoint, unsaved_message
+from geo_ray.joining.vector import ModuleBuffers
+from geo_ray.storage.folders import Root
+from geo_ray.storage.parts import DTYPES
+from geo_ray.storage.places import CheckpointPlaces
+from geo_ray.storage.uri import is_s3, join
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.wire.fields import Meta
+from geo_ray.transport.wire.message import CONTROL, Message
+
+log = logging.getLogger(__name__)
+
+KINDS: Final = frozenset({"commit", "abandon"})
+"""Messages of the server that a `RankSaver` handles."""
+
+_EXCHANGE: Final = "exchange"
+_CLOSE_S: Final = 30.0
+
+
+def root_of(folder: str | Path, run_id: str, region: str) -> Root:
+    """Return where a region's checkpoints of a run are.
+
+    Args:
+        folder: a directory that all ranks of the region see, or an ``s3://`` address.
+        run_id: the run.
+        region: the region.
+    """
+    if is_s3(str(folder)):
+        return CheckpointPlaces(join(str(folder), f"{run_id}/{region}")).root()
+    return CheckpointPlaces(str(Path(folder, run_id, region).absolute())).root()
+
+
+@dataclass(frozen=True, slots=True)
+class LoopState:
+    """What a training loop saves besides the parameters.
+
+    Attributes:
+        model: the model, for its buffers and the names of parameters in optimizers.
+        shared: optimizers, and other objects with ``state_dict`` and ``load_state_dict``, whose
+            state is that of the group: each rank has its shards, or the same.
+        own: objects whose state is that of one rank, such as data loaders.
+        ruled: buffers and frozen parameters with a rule; None: there are none.
+    """
+
+    model: nn.Module
+    shared: Mapping[str, Any]
+    own: Mapping[str, Any]
+    ruled: ModuleBuffers | None = None
+
+    def tree(self, rank: int) -> dict[str, Any]:
+        """Return the state as nested values; tensors are not copied."""
+        shared = {
+            name: get_optimizer_state_dict(self.model, each)
+            if isinstance(each, Optimizer)
+            else each.state_dict()
+            for name, each in self.shared.items()
+        }
+        own = {name: each.state_dict() for name, each in self.own.items()}
+        found = persistent_buffers(self.model)
+        if self.ruled is not None:
+            found |= self.ruled.by_name()
+        buffers = {name: each.detach() for name, each in found.items()}
+        return {
+            "state": shared,
+            "buffers": buffers,
+            "rank_state": {_rank_key(rank): own},
+        }
+
+    def load(self, root: Root, checkpoint: int, rank: int) -> None:
+        """Load a checkpoint into the loop's objects.
+
+        Raises:
+            CheckpointMismatchError: the objects are others than those that were saved.
+            CheckpointError: the checkpoint cannot be read.
+        """
+        folder = root.folder(checkpoint)
+        tree = self.tree(rank)
+        saved = read_manifest(folder)
+        mine = ("rank_state", _rank_key(rank))
+        if not any(each.path[:2] == mine for each in (saved.tensors | saved.values).values()):
+            del tree["rank_state"]  # this rank did not exist, so that its objects begin again
+        load(tree, folder, partial=True)
+        for name, each in self.shared.items():
+            if isinstance(each, Optimizer):
+                set_optimizer_state_dict(self.model, each, tree["state"][name])
+            else:
+                each.load_state_dict(tree["state"][name])
+        for name, each in self.own.items() if "rank_state" in tree else ():
+            each.load_state_dict(tree["rank_state"][_rank_key(rank)][name])
+
+
+def _rank_key(rank: int) -> str:
+    return f"rank-{rank:05d}"
+
+
+def saved_states(
+    root: Root, checkpoint: int, slices: Sequence[Ranges]
+) -> list[tuple[Ranges, RankState]]:
+    """Load the states of all slices of a checkpoint that have elements of some ranges.
+
+    Args:
+        root: checkpoints of the region.
+        checkpoint: id.
+        slices: ranges of the slices that a rank has now.
+
+    Returns:
+        Ranges and state of each slice; at least one, for its plain values.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+    """
+    folder = root.folder(checkpoint)
+    manifest = read_manifest(folder)
+    found: list[tuple[Ranges, RankState]] = []
+    control: dict[str, object] | None = None
+    wanted: dict[tuple[str, str], Ranges] = {}
+    tree: dict[str, Any] = {_EXCHANGE: {}}
+    values: dict[tuple[str, str], dict[str, Any]] = {}
+    for value in manifest.values.values():
+        if value.path[0] == _EXCHANGE:
+            _, rank, index, key = map(str, value.path)
+            values.setdefault((rank, index), {})[key] = decode_value(value.value)
+    for at, each in values.items():
+        ranges = tuple((int(a), int(b)) for a, b in each["ranges"])
+        control = control or json.loads(each["control"])
+        if any(_meet(ranges, other) for other in slices):
+            wanted[at] = ranges
+    for record in manifest.tensors.values():
+        if record.path[0] == _EXCHANGE:
+            _, rank, index, _, name = map(str, record.path)
+            if (rank, index) in wanted:
+                empty = torch.empty(record.shape, dtype=DTYPES[record.dtype])
+                parts = tree[_EXCHANGE].setdefault(rank, {}).setdefault(index, {})
+                parts.setdefault("tensors", {})[name] = empty
+    if control is None:
+        raise CheckpointMissingError(
+            f"{root}: checkpoint {checkpoint} has no state of an exchange",
+            fix="Resume from another checkpoint of the run.",
+        )
+    load(tree, folder, partial=True)
+    for (rank, index), ranges in wanted.items():
+        tensors: Any = tree[_EXCHANGE].get(rank, {}).get(index, {}).get("tensors", {})
+        own = json.loads(values[rank, index]["control"])
+        found.append((ranges, RankState(tensors, own)))
+    return found or [((), RankState({}, control))]
+
+
+def _meet(a: Ranges, b: Ranges) -> bool:
+    return any(max(x, u) < min(y, v) for x, y in a for u, v in b)
+
+
+def _copied(value: Any) -> Any:
+    """Return nested values whose tensors are copied to host memory."""
+    if isinstance(value, DTensor):
+        local = value.to_local().detach().to("cpu", copy=True)
+        return DTensor(local, value._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_copied(each) for each in value]
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(_copied(each) for each in value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """Order to write a part."""
+
+    checkpoint: int
+    tree: dict[str, Any]
+
+
+class RankSaver:
+    """Writes the parts of one rank in a thread, and commits those of the region on rank 0.
+
+    Args:
+        endpoint: connection to the server.
+        server: name of the server's endpoint.
+        root: where the region's checkpoints are; see `root_of`.
+        rank: this rank.
+        world_size: ranks of the region.
+        attempt: incarnation of the region's process group.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        server: str,
+        root: Root,
+        rank: int,
+        world_size: int,
+        attempt: int,
+    ) -> None:
+        self._endpoint, self._server = endpoint, server
+        self._root = root
+        self._rank, self._world_size, self._attempt = rank, world_size, attempt
+        self._orders: queue.SimpleQueue[_Write | Message | None] = queue.SimpleQueue()
+        self._writing: int | None = None
+        self._thread = threading.Thread(target=self._run, name="geo-ray-save", daemon=True)
+        self._thread.start()
+
+    def save(
+        self, checkpoint: int, states: Sequence[tuple[Ranges, RankState]], loop: LoopState
+    ) -> None:
+        """Copy the state of this rank, which the thread then writes.
+
+        Args:
+            checkpoint: id.
+            states: ranges and whole state of each slice.
+            loop: what else is saved.
+        """
+        if self._writing is not None:
+            cause = f"rank {self._rank} is still writing checkpoint {self._writing}"
+            self._tell(unsaved_message(checkpoint, self._attempt, cause))
+            return
+        self._writing = checkpoint
+        slices = {
+            f"{number:04d}": {
+                "ranges": [list(pair) for pair in ranges],
+                "control": json.dumps(state.control),
+                "tensors": dict(state.tensors),
+            }
+            for number, (ranges, state) in enumerate(states)
+        }
+        try:
+            tree = _copied(loop.tree(self._rank) | {_EXCHANGE: {_rank_key(self._rank): slices}})
+        except Exception as error:  # of the user's objects
+            self._writing = None
+            self._tell(unsaved_message(checkpoint, self._attempt, error_summary(error)))
+            return
+        self._orders.put(_Write(checkpoint, tree))
+
+    def on_message(self, message: Message) -> None:
+        """Handle a message of the server, see `KINDS`."""
+        self._orders.put(message)
+
+    def close(self) -> None:
+        """End the thread after what it is doing, unless that hangs."""
+        self._orders.put(None)
+        self._thread.join(_CLOSE_S)
+
+    def _tell(self, message: Message) -> None:
+        with suppress(GeoRayError):  # a server that is lost
+            self._endpoint.send(self._server, message)
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            checkpoint = order.checkpoint if isinstance(order, _Write) else read_checkpoint(order)
+            try:
+                if isinstance(order, _Write):
+                    self._write(order)
+                elif order.kind == "commit":
+                    self._commit(checkpoint, order)
+                else:
+                    self._root.folder(checkpoint).clear()
+            except Exception as error:  # of any kind: training continues
+                cause = error.message if isinstance(error, GeoRayError) else error_summary(error)
+                log.warning("checkpoint %d is not saved: %s", checkpoint, cause)
+                self._tell(unsaved_message(checkpoint, self._attempt, cause))
+            finally:
+                if isinstance(order, _Write):
+                    self._writing = None
+
+    def _write(self, order: _Write) -> None:
+        folder = self._root.folder(order.checkpoint)
+        key = _rank_key(self._rank)
+        record = write_part(
+            order.tree,
+            folder,
+            self._rank,
+            self._world_size,
+            only_here=[f"{_EXCHANGE}.{key}", f"rank_state.{key}"],
+        )
+        meta: Meta = {"checkpoint": order.checkpoint, "attempt": self._attempt}
+        text = json.dumps(record.to_json()).encode()
+        self._tell(Message("part", meta, text, "control", CONTROL))
+
+    def _commit(self, checkpoint: int, order: Message) -> None:
+        records, keep = commit_order(order)
+        commit(self._root.folder(checkpoint), [PartRecord.from_json(each) for each in records])
+        meta: Meta = {"checkpoint": checkpoint, "attempt": self._attempt}
+        self._tell(Message("saved", meta, b"", "control", CONTROL))
+        for each, is_whole in self._root.ids().items():
+            if each < checkpoint and (each not in keep or not is_whole):
+                with suppress(CheckpointError, OSError):
+                    self._root.folder(each).clear()

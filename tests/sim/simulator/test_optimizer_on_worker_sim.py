@@ -1,0 +1,105 @@
+"""Simulated workers that keep parameters and optimizer, with every strategy that allows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from geo_ray.strategies.registry import STRATEGIES
+from tests.support.world_support import Run, experiment, of_kind
+
+KINDS = sorted(k for k, each in STRATEGIES.items() if each().traits.region.local_optimizer)
+ROUNDS = [
+    kind
+    for kind in KINDS
+    if STRATEGIES[kind]().traits.in_rounds
+    and STRATEGIES[kind]().traits.exchange.blocking == "always"
+]
+"""Strategies whose results do not depend on times."""
+STEPS = 14
+ADAMW = {"kind": "adamw", "lr": 0.01, "schedule": {"kind": "linear", "warmup_steps": 3}}
+
+
+def run_of(kind: str, data_dir: Path, on: str, **train: Any) -> Run:
+    sections = (
+        {"optimizer": ADAMW}
+        | of_kind(kind)
+        | {
+            "regions": [{"name": "a"}, {"name": "b", "ps_shards": 1}, {"name": "c"}],
+            "train": {"steps": STEPS, "eval_every": 4, "optimizer_on": on} | train,
+            "emulate": {
+                "step_s_by_region": {"a": 0.1, "b": 0.3, "c": 0.5},
+                "link": {"rate_mbps": 20, "delay_s": 0.04},
+            },
+            "checkpoint": {"every_s": None},
+        }
+    )
+    return Run(experiment(**sections), data_dir)
+
+
+def check_ended(run: Run) -> None:
+    traits, ends = run.config.strategy.traits, list(run.result.params_P.values())
+    exact = traits.in_rounds or traits.sends == "model"
+    for other_P in ends:
+        assert torch.isfinite(other_P).all()
+        assert torch.allclose(ends[0], other_P, rtol=0, atol=0.0 if exact else 1e-4)
+    for region in run.world.regions.values():
+        region.server.ledger.check()
+        assert not region.server.ahead
+
+
+def test_there_are_such_strategies() -> None:
+    assert {"sma", "diloco", "sparseloco", "muloco"} <= set(ROUNDS)
+    assert {"ama", "diloco_streaming", "decoupled", "nbsync"} <= set(KINDS) - set(ROUNDS)
+
+
+@pytest.mark.parametrize("kind", ROUNDS)
+def test_rounds_have_the_bits_losses_and_times_of_the_server(data_dir: Path, kind: str) -> None:
+    own, servers = (run_of(kind, data_dir, on).go() for on in ("worker", "server"))
+    assert own.digests() == servers.digests()
+    assert own.result.seconds == servers.result.seconds
+    for name in ("step", "eval", "exchange"):
+        assert [e.fields for e in own.of(name)] == [e.fields for e in servers.of(name)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_strategy_ends_as_it_should(data_dir: Path, kind: str) -> None:
+    check_ended(run_of(kind, data_dir, "worker").go())
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ROUNDS)
+def test_lost_workers_change_nothing(data_dir: Path, kind: str, seed: int) -> None:
+    whole = run_of(kind, data_dir, "worker").go()
+    run, draw = run_of(kind, data_dir, "worker", state_every=3 + seed), Random(f"{kind}/{seed}")
+    for name in ("a", "b", "c"):
+        now_s = 0.0
+        while now_s < whole.result.seconds:
+            now_s += draw.uniform(0.1, 0.7) * whole.result.seconds
+            run.world.workers.at(now_s, name, 0, "lost")
+            now_s += draw.choice((0.0, 0.05)) * whole.result.seconds
+            run.world.workers.at(now_s, name, 0, "replaced")
+    assert run.go().digests() == whole.digests()
+    check_ended(run)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_goes_on_from_where_it_was(data_dir: Path, kind: str, seed: int) -> None:
+    whole = run_of(kind, data_dir, "worker").go()
+    killed = run_of(kind, data_dir, "worker")
+    when_s = Random(f"{kind}/{seed}").uniform(0.05, 0.9) * whole.result.seconds
+    killed.world.checkpoint_at(when_s, 1)
+    killed.go()
+    cut = killed.world.checkpoints[1]
+    assert cut.is_whole
+    for on in ("worker", "server"):  # a checkpoint has the same content
+        resumed = run_of(kind, data_dir, on)
+        resumed.world.restore(cut)
+        check_ended(resumed.go())
+        if kind in ROUNDS:
+            assert killed.digests() == whole.digests() == resumed.digests()
