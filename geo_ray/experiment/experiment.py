@@ -115,7 +115,7 @@ _SERVED: Final[Mapping[str, frozenset[str]]] = {
     "overlay": frozenset(),
     "transfers": frozenset(),
     "emulate": frozenset(),
-    "checkpoint": frozenset(),
+    "checkpoint": frozenset({"every_s", "keep", "part_timeout_s", "restarts", "store"}),
     "train": frozenset({"steps", "eval_every", "target"}),
 }
 """Sections that have no effect on a run whose regions join, but for the named keys."""

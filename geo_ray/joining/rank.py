@@ -429,6 +429,18 @@ class RankExchange(RegionExchange):
             found.append(each.wire.encode(replace(part, buffers_E=no_buffers()) if found else part))
         return found
 
+    def forget_sent(self) -> None:
+        """Free the open update's payload, which the transport has now, if it is never sent again.
+
+        An update may only be dropped, and sent again later, if the strategy has no rounds.
+        """
+        request = self.requests.request
+        if request is not None and self.model.traits.in_rounds:
+            update = replace(request.update, payload_P=torch.empty(0))
+            self.requests.request = replace(request, update=update)
+            for each in self.slices:
+                each.wire.forget_sent()
+
     def _fragment_places(self, fragment: int) -> list[Ranges]:
         """Return where each slice's elements are in the payload of a fragment."""
         start, stop = self.model.state.fragments[fragment]

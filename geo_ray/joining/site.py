@@ -636,16 +636,19 @@ class _Exchanger:
 
     def _answer_next(self) -> bool:
         """Wait for an update and exchange it; return False at the end."""
-        update = self._orders.get()
-        if update is None:
-            return False
         try:
-            self._answers.put(self._exchanged(update))
+            if not self._send_next():
+                return False
+            self._answers.put(self._receive_answers())
         except BaseException as error:  # raised by `take` in the thread that trains
             self._answers.put(error)
         return True
 
-    def _exchanged(self, update: UpdateMessage) -> list[ReplyMessage]:
+    def _send_next(self) -> bool:
+        """Wait for an update and send it; return False at the end."""
+        update = self._orders.get()
+        if update is None:
+            return False
         slices = self._exchange.slices
         common: Meta = {"rank_rows": update.num_samples}
         if update.loss is not None:
@@ -658,6 +661,12 @@ class _Exchanger:
             nothing = replace(update, payload_P=torch.empty(0))
             meta = {**update_meta(nothing), **common, "slice": None}
             self._endpoint.send(SERVER, Message("update", meta, b"", "update"))
+        self._exchange.forget_sent()
+        return True
+
+    def _receive_answers(self) -> list[ReplyMessage]:
+        """Wait for the answers of all slices; return them decoded."""
+        slices = self._exchange.slices
         replies: dict[int | None, ReplyMessage] = {}
         while len(replies) < max(1, len(slices)):
             message = self._next("reply")
@@ -796,8 +805,8 @@ class JoinedTraining:
     def _settle(self, sent: list[SendUpdate]) -> None:
         """Send updates, and merge their answers as far as they are there or must be awaited."""
         while True:
-            for each in sent:
-                self._exchanger.send(self._with_loss(each.update))
+            while sent:  # no reference to a payload is kept here
+                self._exchanger.send(self._with_loss(sent.pop(0).update))
             if not self._exchange.link_busy:
                 break
             is_here = self._exchanger.arrived()

@@ -76,7 +76,8 @@ def check_resumable(
             fix="Start again with `geo-ray train CONFIG`; checkpoint.every_s sets how often a run "
             "saves.",
         )
-    _check_regions(saved, wanted)
+    if not wanted.is_served:  # its checkpoints can be divided again
+        _check_regions(saved, wanted)
     _check_stores(saved, wanted)
     _check_optimizer(saved, wanted)
     taken = _taken(store, checkpoint)
@@ -171,6 +172,8 @@ def _check_codecs(found: Mapping[str, JsonValue], wanted: Experiment) -> None:
 def _check_steps(taken: CheckpointManifest, wanted: Experiment) -> None:
     """Reject an end before the checkpoint, because the run would report wrong results."""
     steps, size = wanted.train.steps, wanted.data.batch_size
+    if wanted.is_served and wanted.strategy.traits.region.ends_by_total_rows:
+        return
     most = steps  # as counted by servers: every push in async mode
     if wanted.counts_total_rows:  # one region may take nearly all steps, with few rows per step
         pushed = min(min(region.batch_sizes or (size,)) for region in wanted.regions)
