@@ -116,7 +116,7 @@ _SERVED: Final[Mapping[str, frozenset[str]]] = {
     "transfers": frozenset(),
     "emulate": frozenset(),
     "checkpoint": frozenset({"every_s", "keep", "part_timeout_s", "restarts", "store"}),
-    "train": frozenset({"steps", "eval_every", "target"}),
+    "train": frozenset({"steps", "eval_every", "target", "patience"}),
 }
 """Sections that have no effect on a run whose regions join, but for the named keys."""
 _GROUP_TRAIN: Final = frozenset({"max_worker_restarts", "restart_window_s"})
