@@ -178,12 +178,15 @@ def _text(parameter: Parameter | None) -> str:
     return "absent" if parameter is None else f"{parameter.dtype} {list(parameter.shape)}"
 
 
+def plain_name(name: str) -> str:
+    """Return the name of a parameter or buffer without the names of wrappers."""
+    return _WRAPPERS.sub("", name)
+
+
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trained parameters by name, a tied one once, without the names of wrappers."""
     return {
-        _WRAPPERS.sub("", name): param
-        for name, param in module.named_parameters()
-        if param.requires_grad
+        plain_name(name): param for name, param in module.named_parameters() if param.requires_grad
     }
 
 

@@ -18,10 +18,10 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from enum import Enum
 from itertools import zip_longest
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import torch
 from pydantic import Field
@@ -34,6 +34,7 @@ from geo_ray.base.errors import (
     GeoRayError,
     InvariantError,
     JoinRefusedError,
+    ModelMismatchError,
     NonFiniteError,
     RanksDisagreeError,
     RegionLostError,
@@ -41,6 +42,7 @@ from geo_ray.base.errors import (
 from geo_ray.base.model import StrictModel
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.feedback import all_finite
+from geo_ray.data.tasks.model_buffers import FLOATS, INTEGERS, BufferEntry
 from geo_ray.joining.layout import (
     Layout,
     Ranges,
@@ -59,8 +61,9 @@ from geo_ray.training.assignment import ServerPlan
 from geo_ray.training.averager import AVERAGER_WIRE, OPEN, Averager
 from geo_ray.training.checkpoint_parts import AveragerSnapshot
 from geo_ray.training.membership import MemberChange
-from geo_ray.training.messages import ReplyMessage, UpdateMessage
-from geo_ray.training.parameters import digest, fragment_bounds
+from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
+from geo_ray.training.model_buffers import REGION_PREFIX, AveragerBuffers
+from geo_ray.training.parameters import BufferLayout, digest, fragment_bounds
 from geo_ray.training.payload_encoding import AveragerWire, WirePlan
 from geo_ray.training.wire_format import (
     as_tensor,
@@ -79,6 +82,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 SERVER: Final = "geo-ray-server"
 """Name of the serving endpoint."""
 
+_BUFFERS: Final = -1  # stands for the model buffers among the numbers of slices
 _RANK_DIGITS: Final = 9
 _OF_FRAGMENT: Final = re.compile(r"outer(\d+)/")  # state of the outer optimizer of a fragment
 _RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
@@ -205,6 +209,7 @@ class Hello:
         layout: its model.
         share: the ranges that it exchanges.
         saved: checkpoints of the run that it can load; None: it saves none.
+        buffers: its model buffers.
     """
 
     region: str
@@ -214,6 +219,7 @@ class Hello:
     layout: Layout
     share: Ranges
     saved: tuple[int, ...] | None = None
+    buffers: tuple[BufferEntry, ...] = ()
 
     def message(self) -> Message:
         """Return the message that contains it."""
@@ -223,7 +229,12 @@ class Hello:
             "world_size": self.world_size,
             "attempt": self.attempt,
         }
-        body = {"layout": self.layout.to_json(), "share": self.share, "saved": self.saved}
+        body = {
+            "layout": self.layout.to_json(),
+            "share": self.share,
+            "saved": self.saved,
+            "buffers": [astuple(each) for each in self.buffers],
+        }
         return Message("join", meta, json.dumps(body).encode(), "control", CONTROL)
 
     @classmethod
@@ -239,6 +250,12 @@ class Hello:
             body = json.loads(bytes(message.payload))
             share = tuple((int(a), int(b)) for a, b in body["share"])
             layout = Layout.from_json(str(body["layout"]))
+            buffers = tuple(_buffer_entry(*each) for each in body["buffers"])
+            means = {each.name: each for each in buffers if each.rule == "mean"}
+            if any(
+                e.variance_of is not None and means[e.variance_of].shape != e.shape for e in buffers
+            ):
+                raise ValueError("variances of other values")
             saved = None if body["saved"] is None else tuple(int(each) for each in body["saved"])
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise FrameError(f"a rank's description cannot be read: {error!r}") from None
@@ -250,7 +267,26 @@ class Hello:
             layout,
             share,
             saved,
+            buffers,
         )
+
+
+def _buffer_entry(
+    name: object, shape: Sequence[int], dtype: object, rule: object, variance_of: object
+) -> BufferEntry:
+    """Return the description of a model buffer from what another process says.
+
+    Raises:
+        ValueError: it is none.
+    """
+    sizes = tuple(int(n) for n in shape)
+    known = getattr(torch, str(dtype), None)
+    types = (*FLOATS, *INTEGERS) if rule == "mean" else (known,)
+    if any(n < 0 for n in sizes) or not isinstance(known, torch.dtype) or known not in types:
+        raise ValueError(f"'{name}' is {dtype} {sizes}")
+    means = None if variance_of is None else str(variance_of)
+    which: Literal["mean", "region"] = "mean" if rule == "mean" else "region"
+    return BufferEntry(str(name), sizes, str(dtype), which, means)
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +447,7 @@ class _Region:
     open: UpdateMessage | None = None  # the update that is not answered yet, of the first slice
     sent_bytes: int = 0  # payload of that update in all slices
     headers: dict[int, tuple[UpdateMessage, int]] = field(default_factory=dict)  # by rank
+    buffers: dict[int, Tensor] = field(default_factory=dict)  # uint8 (E,), by rank
     finished: set[str] = field(default_factory=set)  # ranks that have ended
 
     @property
@@ -438,6 +475,8 @@ class JoinService:
         slices: slices of the model.
         averagers: one per slice.
         model_P: the final parameters, fp32 (P,), in stage `DONE`; the initial ones before.
+        buffer_layout: its model buffers; they do not depend on slices.
+        buffers_B: the final model buffers, uint8 (B,), or the initial ones, as `model_P`.
         failure: the error that ends the run; None: there is none.
         save: the checkpoint that is being made; None: there is none.
 
@@ -456,14 +495,17 @@ class JoinService:
         self.slices: tuple[Slice, ...] = ()
         self.averagers: list[Averager] = []
         self.model_P = torch.empty(0)
+        self.buffer_layout = BufferLayout(())
+        self.buffers_B = no_buffers()
         self.failure: GeoRayError | None = None
         self.save: SaveRound | None = None
         self._resumed = resumed
         self._snapshots: list[AveragerSnapshot] = []  # the averagers' state for `save`
         self._saved_steps: dict[str, int] = {}  # steps of regions at its barrier
         self._now_s = now_s
+        self._buffers = AveragerBuffers()
         self._regions: dict[str, _Region] = {}
-        self._missing: set[int] = set()  # slices whose parameters are on their way
+        self._missing: set[int] = set()  # slices whose parameters are on their way, or `_BUFFERS`
         self._joining: dict[str, _Region] = {}  # regions that wait for the next barrier
         self._donor = ""  # whose state regions copy
         self._copiers: tuple[str, ...] = ()  # which do
@@ -524,6 +566,8 @@ class JoinService:
             self._check_peer(peer)
             if message.kind == "state":
                 return self._on_state(peer, message)
+            if message.kind == "buffers":
+                return self._on_buffers(peer, message)
             if message.kind == "update":
                 return self._on_update(peer, message)
             if message.kind == "copy":
@@ -572,13 +616,14 @@ class JoinService:
         if self._regions.pop(region, None) is None or self.stage is Stage.GATHERING:
             return []
         self._emit("region_lost", region=region, cause=cause)
+        self._buffers.leave(region)
         if not self._regions:
             self.failure = RegionLostError(f"all regions are lost; the last one: {cause}")
             return []
         if self.stage is Stage.ENDING:  # another region has the same parameters
             if not was_source:
                 return []
-            self._missing = set(range(len(self.slices)))
+            self._missing = self._everything()
             return self._all("collect", [self._source])
         if self.stage is Stage.STARTING and was_source:
             self.failure = RegionLostError(
@@ -744,15 +789,31 @@ class JoinService:
             known = self._regions[name] = _Region(hello.attempt, hello.world_size)
         _check_rank(name, hello, known)
         if self.layout is None:
-            self.layout = hello.layout
+            self.layout, self.buffer_layout = hello.layout, BufferLayout(hello.buffers)
+            self._buffers = AveragerBuffers(self.buffer_layout)
         else:
-            first = next(iter(self._regions))
-            whose = f"region '{first}'"
-            self.layout.check_same(hello.layout, f"region '{name}' (rank {hello.rank})", whose)
+            self._check_model(hello, self.layout, f"region '{next(iter(self._regions))}'")
         known.hellos[hello.rank] = hello
         if self.missing():
             return []
         return self._start(self.layout)
+
+    def _check_model(self, hello: Hello, layout: Layout, whose: str) -> None:
+        """Refuse another model.
+
+        Raises:
+            ModelMismatchError: names what differs.
+        """
+        who = f"region '{hello.region}' (rank {hello.rank})"
+        layout.check_same(hello.layout, who, whose)
+        mine, theirs = self.buffer_layout.entries, hello.buffers
+        if mine != theirs:
+            names = sorted({each.name for each in set(mine) ^ set(theirs)})
+            what = f"'{names[0]}' first" if names else "their order"
+            raise ModelMismatchError(
+                f"the model buffers of {who} are not those of {whose}: {what} differs",
+                fix="Use the same modules and the same `buffers` of `site.training` everywhere.",
+            )
 
     def _on_rejoin(self, name: str, hello: Hello) -> list[Outbound]:
         """Handle a rank of a region that was lost, or that restarted before anybody noticed."""
@@ -769,7 +830,7 @@ class JoinService:
         layout, region = self.layout, self._joining.get(name)
         if layout is None:
             raise InvariantError("a run trains without a model")
-        layout.check_same(hello.layout, f"region '{name}' (rank {hello.rank})", "the run")
+        self._check_model(hello, layout, "the run")
         if region is not None and hello.attempt < region.attempt:
             raise JoinRefusedError(f"region '{name}': a newer process group has joined")
         if region is None or hello.attempt > region.attempt:
@@ -816,6 +877,8 @@ class JoinService:
                 self._barrier_s = self._now_s()
         donors = [r.to for r in replies if r.barrier is not None and r.barrier.is_donor]
         self._donor = donors[0] if donors else self._donor
+        for name in view.joining:
+            self._buffers.join(name, self._donor)
 
     def _on_copy(self, peer: str, message: Message) -> list[Outbound]:
         """Pass a donor's state on to the ranks that begin with it."""
@@ -833,8 +896,8 @@ class JoinService:
             owner = rank_name(name, self.slices[index].owners[name])
             found.append(Outbound(owner, message))
             if index == 0:  # ranks without a slice need the plain values
-                meta = {**message.meta, "slice": None, "names": [], "sizes": []}
-                empty = Message("copy", meta, b"", "transfer")
+                tensors = {k: v for k, v in state.tensors.items() if k.startswith(REGION_PREFIX)}
+                empty = copy_message(None, RankState(tensors, state.control))
                 idle = set(range(self._regions[name].world_size)) - owners
                 found += [Outbound(rank_name(name, rank), empty) for rank in idle]
             if all(self._copied.values()):
@@ -859,7 +922,7 @@ class JoinService:
         if self._resumed is not None:
             return self._resume(layout, self._resumed)
         self.averagers = [self.terms.averager(layout, each) for each in self.slices]
-        self.stage, self._missing = Stage.STARTING, set(range(len(self.slices)))
+        self.stage, self._missing = Stage.STARTING, self._everything()
         welcome = Welcome(self.terms, {})
         return [
             each
@@ -935,14 +998,9 @@ class JoinService:
         if not all_finite(params_Q):
             raise NonFiniteError(f"the parameters of '{peer}' are not finite")
         put(self.model_P, each.ranges, params_Q)
-        self._missing.discard(index)
         if self.stage is Stage.ENDING:
-            if self._missing:
-                return []
-            self.stage = Stage.DONE
-            return self._all("over", list(self._regions))
-        if not self._missing:
-            self.stage = Stage.TRAINING
+            return self._arrived(index)
+        self._arrived(index)
         return [
             Outbound(
                 rank_name(name, rank),
@@ -951,6 +1009,41 @@ class JoinService:
             for name, rank in each.owners.items()
             if name != source
         ]
+
+    def _on_buffers(self, peer: str, message: Message) -> list[Outbound]:
+        """Handle the model buffers that come with the initial or the final parameters."""
+        if _BUFFERS not in self._missing:
+            return []
+        layout, first = self.buffer_layout, rank_name(self._source, 0)
+        if peer != first:
+            raise FrameError(f"'{peer}' sent model buffers that it was not asked for")
+        if len(message.payload) != layout.size_bytes:
+            raise FrameError(f"the model buffers of '{peer}' have {len(message.payload)} bytes")
+        values_B = torch.frombuffer(bytearray(message.payload), dtype=torch.uint8)
+        if not layout.is_finite(values_B):
+            raise NonFiniteError(f"the model buffers of '{peer}' are not finite")
+        self.buffers_B = values_B
+        if self.stage is Stage.ENDING:
+            return self._arrived(_BUFFERS)
+        self._arrived(_BUFFERS)
+        shared = Message("buffers", {}, bytes(message.payload), "transfer")
+        ranks = (rank_name(n, r) for n, each in self._regions.items() for r in each.hellos)
+        return [Outbound(rank, shared) for rank in ranks if rank != first]
+
+    def _everything(self) -> set[int]:
+        """Return the parts of the model that the source must send."""
+        return {*range(len(self.slices)), *([_BUFFERS] if self.buffer_layout.entries else [])}
+
+    def _arrived(self, part: int) -> list[Outbound]:
+        """Note a part of the model; the run continues, or ends, once all of them are here."""
+        self._missing.discard(part)
+        if self._missing:
+            return []
+        if self.stage is not Stage.ENDING:
+            self.stage = Stage.TRAINING
+            return []
+        self.stage = Stage.DONE
+        return self._all("over", list(self._regions))
 
     # ------------------------------------------------------------------ updates
 
@@ -979,7 +1072,9 @@ class JoinService:
         if index is not None:
             if index >= len(self.slices) or self.slices[index].owners[name] != rank:
                 raise FrameError(f"'{peer}' sent slice {index}, which is not its own")
-            region.parts[index] = update
+            region.parts[index] = replace(update, buffers_E=no_buffers())
+        if update.buffers_E.numel():
+            region.buffers[rank] = update.buffers_E
         if len(region.headers) < region.world_size or len(region.parts) < len(self.slices):
             return []
         return self._take(name, region)
@@ -1010,12 +1105,16 @@ class JoinService:
         losses = [
             (region.losses[r], n) for r, (_, n) in region.headers.items() if r in region.losses
         ]
+        whole = replace(parts[0], buffers_E=self._combined(name, region))
         region.parts.clear()
         region.headers.clear()
         region.losses.clear()
+        region.buffers.clear()
+        self._buffers.check(whole)
         checked = [  # all of them, before any averager takes one in
             averager.checked(part) for averager, part in zip(self.averagers, parts, strict=True)
         ]
+        self._buffers.take(whole)
         now_s = self._now_s()
         replies = []
         for averager, part in zip(self.averagers, checked, strict=True):
@@ -1038,10 +1137,25 @@ class JoinService:
         )
         return self._answers(replies)
 
+    def _combined(self, name: str, region: _Region) -> Tensor:
+        """Return the model buffers of a region from those of its ranks, uint8 (E,)."""
+        size = self._buffers.size_bytes
+        ranks = range(region.world_size)
+        vectors = [region.buffers.get(rank, no_buffers()) for rank in ranks]
+        if any(vector.numel() != size for vector in vectors):
+            found = [vector.numel() for vector in vectors]
+            raise FrameError(f"region '{name}': model buffers of {found} bytes, not {size} each")
+        if not size:
+            return no_buffers()
+        rows = [float(region.headers[rank][1]) for rank in ranks]
+        return self.buffer_layout.combine(vectors, rows if any(rows) else [1.0] * len(rows))
+
     def _answers(self, replies: Sequence[Sequence[ReplyMessage]]) -> list[Outbound]:
         """Return the answers of all slices' averagers, for the ranks that own the slices."""
         found: list[Outbound] = []
         first = {reply.to: reply for reply in replies[0]} if replies else {}
+        with_buffers = {each.to: each for each in self._buffers.attach(list(first.values()))}
+        has_buffers: set[str] = set()  # ranks whose answer has them
         save: Meta = {}
         if any(reply.barrier is not None for reply in first.values()):
             self._at_barrier(list(first.values()))
@@ -1051,17 +1165,20 @@ class JoinService:
                 raise InvariantError("the averagers of two slices answer different regions")
             for reply in of_slice:
                 owner = rank_name(reply.to, self.slices[index].owners[reply.to])
-                meta = {**reply_meta(reply), **save, "slice": index}
-                found.append(Outbound(owner, Message("reply", meta, payload_bytes(reply), "reply")))
+                own = reply if owner in has_buffers else _with(reply, with_buffers[reply.to])
+                has_buffers.add(owner)
+                meta = {**reply_meta(own), **save, "slice": index}
+                found.append(Outbound(owner, Message("reply", meta, payload_bytes(own), "reply")))
         for name, reply in first.items():
             region = self._regions.get(name)
             if region is None:
                 continue
             owners = {each.owners[name] for each in self.slices}
             empty = replace(reply, payload_P=torch.empty(0), coded=None, against=None)
+            empty = _with(empty, with_buffers[name])
             for rank in set(range(region.world_size)) - owners:
                 meta = {**reply_meta(empty), **save, "slice": None}
-                message = Message("reply", meta, b"", "reply")
+                message = Message("reply", meta, payload_bytes(empty), "reply")
                 found.append(Outbound(rank_name(name, rank), message))
             self._note_exchange(
                 name,
@@ -1160,7 +1277,7 @@ class JoinService:
         """Collect the model, if all regions have finished."""
         if not all(len(each.finished) == each.world_size for each in self._regions.values()):
             return []
-        self.stage, self._missing = Stage.ENDING, set(range(len(self.slices)))
+        self.stage, self._missing = Stage.ENDING, self._everything()
         return self._all("collect", [self._source])
 
     @property
@@ -1203,6 +1320,11 @@ class JoinService:
 
     def _emit(self, kind: str, **values: Any) -> None:
         self._events.append({"kind": kind, "t_s": self._now_s(), **values})
+
+
+def _with(reply: ReplyMessage, other: ReplyMessage) -> ReplyMessage:
+    """Return an answer with the model buffers of another one."""
+    return replace(reply, buffers_E=other.buffers_E, buffers_weight=other.buffers_weight)
 
 
 def _cut(

@@ -31,6 +31,7 @@ from geo_ray.base.errors import (
     LoopMisuseError,
     ServerLostError,
 )
+from geo_ray.data.tasks.model_buffers import BufferRule
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.layout import Layout, positions, put, taken
 from geo_ray.joining.rank import (
@@ -52,12 +53,14 @@ from geo_ray.joining.service import (
     rank_name,
     read_copy,
 )
-from geo_ray.joining.vector import ParameterVector
+from geo_ray.joining.vector import ModuleBuffers, ParameterVector
 from geo_ray.storage.folders import Root
 from geo_ray.training.effects import SendUpdate
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
+from geo_ray.training.model_buffers import REGION_PREFIX
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import (
+    as_bytes,
     as_tensor,
     payload_bytes,
     read_refusal,
@@ -248,6 +251,7 @@ class JoinedRegion:
         self,
         model: nn.Module,
         *,
+        buffers: Mapping[str, BufferRule] | None = None,
         state: Mapping[str, Any] | None = None,
         rank_state: Mapping[str, Any] | None = None,
         checkpoints: str | Path | None = None,
@@ -257,7 +261,9 @@ class JoinedRegion:
         The training lasts until `finish`. If the block of the region ends before, the training has
         failed, as if its own block had ended.
         """
-        block = self.training(model, state=state, rank_state=rank_state, checkpoints=checkpoints)
+        block = self.training(
+            model, buffers=buffers, state=state, rank_state=rank_state, checkpoints=checkpoints
+        )
         return self._open.enter_context(block)
 
     def finish(self) -> None:
@@ -273,6 +279,7 @@ class JoinedRegion:
         self,
         model: nn.Module,
         *,
+        buffers: Mapping[str, BufferRule] | None = None,
         state: Mapping[str, Any] | None = None,
         rank_state: Mapping[str, Any] | None = None,
         checkpoints: str | Path | None = None,
@@ -285,6 +292,9 @@ class JoinedRegion:
 
         Args:
             model: module whose trained parameters are exchanged, after sharding if it is sharded.
+            buffers: rules for buffers and frozen parameters, by pattern of names, such as
+                ``{"teacher.*": "mean"}``; see the guide of tasks. Running statistics of torch's
+                normalization layers are ``mean`` without a rule.
             state: what checkpoints contain besides the parameters: optimizers, and other objects
                 with ``state_dict`` and ``load_state_dict`` that are equal in all ranks, such as
                 learning-rate schedules.
@@ -297,6 +307,7 @@ class JoinedRegion:
             ConfigError: there is ``state`` and no folder for it.
             CheckpointError: the region's files of a checkpoint cannot be loaded.
             ModelMismatchError: another region has another model.
+            TaskStateError: a rule fits no buffer.
             JoinRefusedError: the run does not accept the region.
             LoopMisuseError: the block ends before the run does.
         """
@@ -311,14 +322,15 @@ class JoinedRegion:
         try:
             layout = Layout.of(model)
             vector = ParameterVector(model, layout, self._ranks.group)
-            loop = LoopState(model, dict(state or {}), dict(rank_state or {}))
+            own = ModuleBuffers.of(model, buffers)
+            loop = LoopState(model, dict(state or {}), dict(rank_state or {}), own)
             root = None
             if checkpoints is not None:
                 root = root_of(checkpoints, self._run_id, self.region)
             with ExitStack() as stack:
                 if root is not None:
                     self._saver = stack.enter_context(closing(self._new_saver(root)))
-                exchange = self._start(layout, vector, loop, root)
+                exchange = self._start(layout, vector, own, loop, root)
                 exchanger = stack.enter_context(
                     closing(
                         _Exchanger(self._endpoint, self._mail, exchange, self._ranks, self._wait_s)
@@ -328,7 +340,7 @@ class JoinedRegion:
                 sync.settle()
                 yield sync
                 sync.check_ended()
-                exchanger.end(vector)
+                exchanger.end(vector, own)
         except BaseException as error:
             self._tell_failed(error)
             raise
@@ -356,16 +368,27 @@ class JoinedRegion:
             self._endpoint.flush(SERVER, _LOOK_S)
 
     def _start(
-        self, layout: Layout, vector: ParameterVector, loop: LoopState, root: Root | None
+        self,
+        layout: Layout,
+        vector: ParameterVector,
+        buffers: ModuleBuffers | None,
+        loop: LoopState,
+        root: Root | None,
     ) -> RankExchange:
         """Describe the model, wait for all regions, and load the run's parameters."""
         ranks = self._ranks
-        saved = None if root is None else tuple(n for n, whole in root.ids().items() if whole)
         hello = Hello(
-            ranks.region, ranks.rank, ranks.world_size, ranks.attempt, layout, vector.share, saved
+            ranks.region,
+            ranks.rank,
+            ranks.world_size,
+            ranks.attempt,
+            layout,
+            vector.share,
+            None if root is None else tuple(n for n, whole in root.ids().items() if whole),
+            () if buffers is None else buffers.entries,
         )
         self._endpoint.send(SERVER, hello.message())
-        welcome = Welcome.read(self._receive("welcome", "the other regions"))
+        welcome = Welcome.read(self._receive(("welcome",), "the other regions"))
         terms = welcome.terms
         check_strategy(terms.strategy)
         bounds = terms.bounds_in(vector.share, layout.size)
@@ -383,12 +406,17 @@ class JoinedRegion:
         model = JoinedModel(terms.strategy, vector, bounds)
         begins = not welcome.copies and welcome.checkpoint is None
         if begins:
-            self._load(slices, vector, is_source=welcome.is_source)
+            self._load(slices, vector, buffers, is_source=welcome.is_source)
             model.start()
         plan = terms.server_plan(ranks.region, ranks.attempt)
         local = max(1, terms.strategy.traits.region.worker_steps)
         exchange = RankExchange(
-            plan, model, slices=slices, local_steps=local, eval_every=terms.eval_every
+            plan,
+            model,
+            buffers,
+            slices=slices,
+            local_steps=local,
+            eval_every=terms.eval_every,
         )
         if welcome.checkpoint is not None and root is not None:
             own = [ranges for _, ranges in sorted(welcome.slices.items())]
@@ -396,38 +424,57 @@ class JoinedRegion:
             states = saved_states(root, welcome.checkpoint, own)
             exchange.restore(states_of(states, own, [each.wire for each in slices]))
         elif not begins:
-            exchange.restore(self._copies(slices))
+            exchange.restore(self._copies(slices, buffers))
         exchange.requests.view = max(exchange.requests.view, welcome.view)
         if welcome.is_donor:
-            send_copies(self._endpoint, exchange)
+            _send_copies(self._endpoint, exchange)
         return exchange
 
-    def _copies(self, slices: list[SliceWire]) -> list[RankState]:
-        """Wait for the copy of another region's state."""
+    def _copies(self, slices: list[SliceWire], buffers: ModuleBuffers | None) -> list[RankState]:
+        """Wait for the copy of another region's state; load its model buffers."""
         found: dict[int | None, RankState] = {}
         while len(found) < max(1, len(slices)):
-            index, state = read_copy(self._receive("copy", "the state of another region"))
-            found[index] = state
+            index, state = read_copy(self._receive(("copy",), "the state of another region"))
+            own = {k: v for k, v in state.tensors.items() if k.startswith(REGION_PREFIX)}
+            rest = {k: v for k, v in state.tensors.items() if k not in own}
+            found[index] = replace(state, tensors=rest)
+            if buffers is not None:
+                buffers.restore({k: v.view(torch.uint8) for k, v in own.items()})
         return [found[each.index] for each in slices] or list(found.values())
 
-    def _load(self, slices: list[SliceWire], vector: ParameterVector, *, is_source: bool) -> None:
-        """Send the initial parameters, or load them."""
+    def _load(
+        self,
+        slices: list[SliceWire],
+        vector: ParameterVector,
+        buffers: ModuleBuffers | None,
+        *,
+        is_source: bool,
+    ) -> None:
+        """Send the initial parameters and model buffers, or load them."""
         params_S = vector.read()
+        awaits_buffers = buffers is not None
         if is_source:
+            if self._ranks.rank == 0:
+                _send_buffers(self._endpoint, buffers)
+                awaits_buffers = False
             for each in slices:
                 _send_state(self._endpoint, each.index, taken(params_S, each.places))
             self._endpoint.flush(SERVER, self._wait_s)
-            return
-        places = {each.index: each.places for each in slices}
-        while places:
-            message = self._receive("state", "the initial parameters")
-            own = places.pop(fields.count(message.meta, "slice"))
-            put(params_S, own, as_tensor(memoryview(message.payload)))
-        vector.write(params_S)
+        places = {} if is_source else {each.index: each.places for each in slices}
+        while places or awaits_buffers:
+            message = self._receive(("state", "buffers"), "the initial parameters")
+            if message.kind == "state":
+                own = places.pop(fields.count(message.meta, "slice"))
+                put(params_S, own, as_tensor(memoryview(message.payload)))
+            elif buffers is not None:
+                buffers.start(torch.frombuffer(bytearray(message.payload), dtype=torch.uint8))
+                awaits_buffers = False
+        if not is_source:
+            vector.write(params_S)
 
-    def _receive(self, kind: str, what: str) -> Message:
+    def _receive(self, kinds: tuple[str, ...], what: str) -> Message:
         """Wait for a message of the start."""
-        return _await_message(self._mail, self._endpoint, (kind,), what, self._wait_s)
+        return _await_message(self._mail, self._endpoint, kinds, what, self._wait_s)
 
 
 def _await_message(
@@ -486,10 +533,20 @@ def _send_state(endpoint: Endpoint, index: int, params_Q: Tensor) -> None:
     endpoint.send(SERVER, Message("state", {"slice": index}, payload_of(copied), "transfer"))
 
 
-def send_copies(endpoint: Endpoint, exchange: RankExchange) -> None:
+def _send_buffers(endpoint: Endpoint, buffers: ModuleBuffers | None) -> None:
+    """Send the present model buffers, uint8 (B,)."""
+    if buffers is not None:
+        values_B = buffers.layout.read(buffers.module)
+        endpoint.send(SERVER, Message("buffers", {}, as_bytes(values_B), "transfer"))
+
+
+def _send_copies(endpoint: Endpoint, exchange: RankExchange) -> None:
     """Send the state of a rank, from which other regions begin."""
+    found = {} if exchange.model_buffers is None else exchange.model_buffers.tensors()
+    buffers = {name: values_B.view(torch.float32) for name, values_B in found.items()}
     for each, state in zip(exchange.slices, exchange.copies(), strict=False):
-        endpoint.send(SERVER, copy_message(each.index, state))
+        whole = replace(state, tensors={**state.tensors, **buffers})
+        endpoint.send(SERVER, copy_message(each.index, whole))
 
 
 class _Exchanger:
@@ -521,7 +578,7 @@ class _Exchanger:
 
     def send_copies(self) -> None:
         """Send the state of this rank, from which a joining region begins."""
-        send_copies(self._endpoint, self._exchange)
+        _send_copies(self._endpoint, self._exchange)
 
     def saves(self) -> int | None:
         """Return the checkpoint at whose barrier the newest answers were given, once."""
@@ -550,7 +607,7 @@ class _Exchanger:
             raise found
         return found, time.monotonic() - self._sent_s
 
-    def end(self, vector: ParameterVector) -> None:
+    def end(self, vector: ParameterVector, buffers: ModuleBuffers | None) -> None:
         """Tell the server that this rank has finished; send the final parameters if it asks.
 
         Returns when the server has the model.
@@ -558,6 +615,8 @@ class _Exchanger:
         self._endpoint.send(SERVER, Message("finished", {}, b"", "control", CONTROL))
         while self._receive_end().kind == "collect":
             params_S = vector.read()
+            if self._ranks.rank == 0:
+                _send_buffers(self._endpoint, buffers)
             for each in self._exchange.slices:
                 _send_state(self._endpoint, each.index, taken(params_S, each.places))
 

@@ -247,6 +247,10 @@ class BufferLayout:
     def of(cls, task: object, module: nn.Module) -> BufferLayout:
         """Return the layout of a task's model; empty without model buffers.
 
+        Args:
+            task: the task, or the mapping that it would declare.
+            module: its model.
+
         Raises:
             TaskStateError: see `buffer_entries`.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from geo_ray.data.tasks.model_buffers import BufferEntry
 from geo_ray.joining.layout import Layout, Ranges, positions, taken
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
 from geo_ray.joining.service import (
@@ -515,13 +517,47 @@ def test_a_strategy_is_woken_at_its_time() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"null", b"[" * 100_000, b'{"layout": "[]", "share": [[1e400, 1]]}'],
+    [
+        b"",
+        b"null",
+        b"[" * 100_000,
+        b'{"layout": "[]", "share": [[1e400, 1]]}',
+        *(
+            json.dumps({"layout": LAYOUT.to_json(), "share": WHOLE, "buffers": [each]}).encode()
+            for each in (
+                [],
+                ["a", [2], "load", "region", None],
+                ["a", [2], "complex64", "mean", None],
+                ["a", [-2], "float32", "mean", None],
+                ["a", [2], "float32", "mean", "b"],
+            )
+        ),
+    ],
 )
 def test_a_description_that_cannot_be_read_is_refused(body: bytes) -> None:
     world = World({"eu": [WHOLE], "us": [WHOLE]})
     hello = Hello("eu", 0, 1, 1, LAYOUT, WHOLE).message()
     world.deliver("eu#0", _change(hello, payload=body))
     assert world.refusals("eu#0") == ["FRAME_INVALID"]
+
+
+def test_an_update_without_its_model_buffers_is_refused() -> None:
+    entries = (BufferEntry("norm.running_mean", (3,), "float32", "mean"),)
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    for name in world.shares:
+        world.hello(name, 0, buffers=entries)
+    for name in world.shares:
+        world._start_rank(name, 0, WHOLE)
+    assert world.service.stage is Stage.STARTING
+    for payload in (b"", bytes(12), b"\xff" * 64, bytes(64)):
+        world.deliver("eu#0", Message("buffers", {}, payload, "transfer"))
+    assert world.refusals("eu#0") == ["FRAME_INVALID", "FRAME_INVALID", "NON_FINITE"]
+    assert world.service.stage is Stage.TRAINING
+    world.step("eu#0", 1.0)
+    (message,) = world.step("eu#0", 0.0)
+    world.deliver("eu#0", message)
+    assert world.refusals("eu#0")[3:] == ["FRAME_INVALID"]
+    assert not world.service.averagers[0].last("eu")[1]
 
 
 @pytest.mark.parametrize("peer", ["eu", "eu#", "eu#x", "eu#" + "9" * 5000])
