@@ -62,7 +62,7 @@ from geo_ray.training.averager import AVERAGER_WIRE, OPEN, Averager
 from geo_ray.training.checkpoint_parts import AveragerSnapshot
 from geo_ray.training.membership import MemberChange
 from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
-from geo_ray.training.model_buffers import REGION_PREFIX, AveragerBuffers
+from geo_ray.training.model_buffers import AVERAGER_PREFIX, REGION_PREFIX, AveragerBuffers
 from geo_ray.training.parameters import BufferLayout, digest, fragment_bounds
 from geo_ray.training.payload_encoding import AveragerWire, WirePlan
 from geo_ray.training.wire_format import (
@@ -502,6 +502,7 @@ class JoinService:
         self._resumed = resumed
         self._snapshots: list[AveragerSnapshot] = []  # the averagers' state for `save`
         self._saved_steps: dict[str, int] = {}  # steps of regions at its barrier
+        self._saved_buffers: tuple[dict[str, Tensor], dict[str, float]] = {}, {}
         self._now_s = now_s
         self._buffers = AveragerBuffers()
         self._regions: dict[str, _Region] = {}
@@ -721,6 +722,11 @@ class JoinService:
                 if not name.startswith(OPEN)  # all regions have their answers
             }
             found.append(SavedSlice(each.ranges, tensors, {**snapshot.control, "exchanges": {}}))
+        buffers, rows = self._saved_buffers
+        first = found[0]
+        found[0] = SavedSlice(
+            first.ranges, {**first.tensors, **buffers}, {**first.control, "buffer_rows": rows}
+        )
         return SavedRun(save.id, layout, tuple(found), self._saved_steps)
 
     @property
@@ -761,6 +767,7 @@ class JoinService:
             {n: (each.attempt, each.world_size) for n, each in self._regions.items() if each.saves}
         )
         self._saved_steps = self.steps
+        self._saved_buffers = self._buffers.export()
         for averager in self.averagers:
             averager.begin_checkpoint(save.id, halt=False)
             self._snapshots.append(averager.snapshots.pop())
@@ -965,6 +972,13 @@ class JoinService:
             if copying:
                 averager.admit(MemberChange(joins=tuple(copying), preferred_donor=donor))
             self.averagers.append(averager)
+        first = saved.slices[0]
+        of_buffers = {k: v for k, v in first.tensors.items() if k.startswith(AVERAGER_PREFIX)}
+        self._buffers.restore(of_buffers, first.control.get("buffer_rows"))
+        for gone in sorted(set(members) - set(loading)):
+            self._buffers.leave(gone)
+        for name in copying:
+            self._buffers.join(name, donor)
         self.stage = Stage.TRAINING
         steps = saved.steps.get(donor, 0)
         for name, region in self._regions.items():
@@ -1355,7 +1369,8 @@ def _cut(
                     fix="Resume with the sharding and the number of ranks of the checkpoint.",
                 )
         tensors[name] = gathered(pieces, common(part.ranges, within))
-    return tensors, {**saved[0].control, "wire": averager.wire.export()[1]}
+    control = {k: v for k, v in saved[0].control.items() if k != "buffer_rows"}
+    return tensors, {**control, "wire": averager.wire.export()[1]}
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
