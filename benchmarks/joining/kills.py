@@ -1,6 +1,7 @@
 """What the kill of a rank, of a group and of the serving processes costs a served run.
 
-`geo-ray serve` on a local cluster; region eu has one process, region us two under ``torchrun``.
+`geo-ray serve` on a local cluster (cases averager and server), or the same server in this process
+(rank and group); region eu has one process, region us two under ``torchrun``.
 Steps of a small model take 0.05 s, a round has 8 of them, checkpoints are written every 2 s. Every
 process writes when it began, when it joined, and when each step ended. Processes are killed with
 SIGKILL after some rounds, and launchers that have ended are started again at once, as a job
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -39,6 +41,10 @@ from torch import nn
 import geo_ray
 from benchmarks.common import support
 from benchmarks.common.command import GEO_RAY
+from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.server import JoinServer
+from geo_ray.joining.service import SERVER, JoinTerms
+from geo_ray.transport.security.certs import Authority
 
 STEP_S, INTERVAL = 0.05, 8
 CONFIG: dict[str, Any] = {
@@ -49,7 +55,7 @@ CONFIG: dict[str, Any] = {
     "checkpoint": {"every_s": 2.0},
     "serve": {"host": "127.0.0.1", "port": 0},
 }
-_WAIT_S = 120.0
+_WAIT_S = 150.0
 
 
 def main() -> None:
@@ -63,7 +69,11 @@ def main() -> None:
         return
     machine, figures = support.hardware(), []
     for case in options.cases:
-        with tempfile.TemporaryDirectory() as folder, Served(Path(folder)).started() as served:
+        is_here = case in ("rank", "group")
+        with (
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+            Served(Path(folder)).started(is_here=is_here) as served,
+        ):
             kill = {"rank": rank, "group": group, "averager": averager, "server": server}[case]
             found = costs(served, kill)
         for name, value in found.items():
@@ -115,10 +125,17 @@ class Served:
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
     @contextmanager
-    def started(self) -> Iterator[Served]:
-        """Start everything; end it afterwards."""
+    def started(self, *, is_here: bool) -> Iterator[Served]:
+        """Start everything; end it afterwards.
+
+        Args:
+            is_here: whether this process serves the run.
+        """
         try:
-            self.serve("serve", "job.yaml")
+            if is_here:
+                self.serve_here()
+            else:
+                self.serve("serve", "job.yaml")
             self.begin("eu")
             self.begin("us")
             for name in ("eu.0", "us.1"):
@@ -144,6 +161,19 @@ class Served:
                 raise RuntimeError((self.folder / "serve.txt").read_text("utf-8"))
             time.sleep(0.05)
         self.address = path.read_text("ascii").strip()
+
+    def serve_here(self) -> None:
+        """Serve the run in this process, without Ray and checkpoints."""
+        values = {key: CONFIG[key] for key in ("name", "strategy")}
+        values |= {"regions": ["eu", "us"], "steps": CONFIG["train"]["steps"]}
+        folder = self.folder / "runs" / "killed" / "join"
+        authority, key = Authority.create("killed"), secrets.token_bytes(32)
+        for name in ("eu", "us", SERVER):
+            own = JoinCredentials(name, "killed", key, authority.issue(name))
+            own.write(folder / f"{name}.pem")
+        terms = JoinTerms.model_validate_json(json.dumps(values))
+        server = JoinServer(terms, JoinCredentials.read(folder / f"{SERVER}.pem"))
+        self.address = "geo-ray://{}:{}".format(*server.address)
 
     def begin(self, region: str) -> None:
         """Start the loop of a region."""
