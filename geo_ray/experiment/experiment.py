@@ -298,6 +298,11 @@ class Experiment(StrictModel):
         return tuple(region for region in self.regions if region.trains_task)
 
     @property
+    def knows_task(self) -> bool:
+        """Whether geo_ray trains the task in all regions."""
+        return len(self.task_regions) == len(self.regions)
+
+    @property
     def first_standby(self) -> str | None:
         """The averager's standby region at the start, or None."""
         return self.averager.first_standby(self.averager_region, self.present_names)

@@ -187,6 +187,9 @@ class _TaskLoop:
 
     def _gradient(self, columns: Columns, span: Span, *, is_first: bool) -> Tensor:
         """Compute the mean gradient of all ranks; return the loss of this one."""
+        is_read = (
+            is_first or self.rank.device.type == "cpu"
+        )  # to read a loss would wait for the GPU
         checked = checked_first_loss if is_first else checked_loss
         self.model.train()
         for param in self.optimizer.params:
@@ -196,7 +199,11 @@ class _TaskLoop:
             total = torch.zeros((), device=self.rank.device)
             for part, fraction in micro_batches(columns, self.accumulate):
                 batch = checked_collate(self.task, part, self.rank.device)
-                loss = checked(self.task, self.model, batch) * fraction
+                if is_read:
+                    loss = checked(self.task, self.model, batch) * fraction
+                else:
+                    with blamed(self.task, "loss"):
+                        loss = self.task.loss(self.model, batch) * fraction
                 with blamed(self.task, "loss (in its backward pass)"):
                     loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()

@@ -18,10 +18,10 @@ import ray
 import torch
 from torch import Tensor, nn
 
-from geo_ray.base.errors import GeoRayError, InvariantError, RegionLostError
+from geo_ray.base.errors import GeoRayError, InvariantError, RankLostError, RegionLostError
 from geo_ray.base.restarts import Restarts
 from geo_ray.data.tasks.base import Task
-from geo_ray.data.tasks.checked_calls import checked_metrics
+from geo_ray.data.tasks.checked_calls import RowWork, checked_metrics
 from geo_ray.data.tasks.load import load_task
 from geo_ray.data.tasks.model_buffers import BufferEntry
 from geo_ray.experiment.experiment import Experiment, ServeConfig
@@ -86,7 +86,7 @@ def terms_of(experiment: Experiment) -> JoinTerms:
         strategy=experiment.strategy,
         codec=experiment.codec,
         steps=experiment.train.steps,
-        rows=serve.rows,
+        rows=serve.rows or (experiment.rows if experiment.knows_task else None),
         seed=experiment.seed,
         eval_every=experiment.train.eval_every,
         goal=f"steps {experiment.train.steps}",
@@ -269,7 +269,7 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
         while True:
             try:
                 return _serve_once(setup, store, resume)
-            except RegionLostError as error:
+            except (RegionLostError, RankLostError) as error:
                 is_over = reporting.interruption.is_set() or not store.ids()
                 if is_over or not restarts.take(time.monotonic()):
                     raise
@@ -424,6 +424,8 @@ class _Serving:
             sinks = [reporting.observer.on_event, RayMetrics().feed, export.feed]
             recorder = Recorder(log, sinks, setup.lease.check)
             about: dict[str, object] = {"startup_s": startup_s}
+            if self._task is not None and experiment.knows_task:
+                about |= RowWork.of(self._task).fields()
             if self._resumed_step is not None:
                 about["resumed_step"] = self._resumed_step
             began_s = found["now_s"] + self._before_s
