@@ -154,5 +154,5 @@ def test_other_types_are_refused_by_name() -> None:
         def model(self, seed: int) -> nn.Module:
             return nn.Linear(2, 2, dtype=torch.float64)
 
-    with pytest.raises(TaskOutputError, match="'weight' is torch.float64"):
+    with pytest.raises(TaskOutputError, match=r"'weight' is torch\.float64"):
         checked_model(Double(), 0)
