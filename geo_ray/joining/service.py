@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from enum import Enum
@@ -42,7 +43,16 @@ from geo_ray.base.model import StrictModel
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.feedback import all_finite
 from geo_ray.data.tasks.model_buffers import FLOATS, INTEGERS, BufferEntry
-from geo_ray.joining.layout import Layout, Ranges, Slice, gathered, put, shapes_in, slices_of
+from geo_ray.joining.layout import (
+    Layout,
+    Ranges,
+    Slice,
+    common,
+    gathered,
+    put,
+    shapes_in,
+    slices_of,
+)
 from geo_ray.joining.rank import RankState
 from geo_ray.joining.save_round import SaveRound, SaveStage
 from geo_ray.strategies.config import AnyStrategy, CodecConfig
@@ -52,7 +62,7 @@ from geo_ray.training.averager import AVERAGER_WIRE, OPEN, Averager
 from geo_ray.training.checkpoint_parts import AveragerSnapshot
 from geo_ray.training.membership import MemberChange
 from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
-from geo_ray.training.model_buffers import REGION_PREFIX, AveragerBuffers
+from geo_ray.training.model_buffers import AVERAGER_PREFIX, REGION_PREFIX, AveragerBuffers
 from geo_ray.training.parameters import BufferLayout, digest, fragment_bounds
 from geo_ray.training.payload_encoding import AveragerWire, WirePlan
 from geo_ray.training.wire_format import (
@@ -74,6 +84,7 @@ SERVER: Final = "geo-ray-server"
 
 _BUFFERS: Final = -1  # stands for the model buffers among the numbers of slices
 _RANK_DIGITS: Final = 9
+_OF_FRAGMENT: Final = re.compile(r"outer(\d+)/")  # state of the outer optimizer of a fragment
 _RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
 
 
@@ -491,6 +502,7 @@ class JoinService:
         self._resumed = resumed
         self._snapshots: list[AveragerSnapshot] = []  # the averagers' state for `save`
         self._saved_steps: dict[str, int] = {}  # steps of regions at its barrier
+        self._saved_buffers: tuple[dict[str, Tensor], dict[str, float]] = {}, {}
         self._now_s = now_s
         self._buffers = AveragerBuffers()
         self._regions: dict[str, _Region] = {}
@@ -726,6 +738,11 @@ class JoinService:
                 if not name.startswith(OPEN)  # all regions have their answers
             }
             found.append(SavedSlice(each.ranges, tensors, {**snapshot.control, "exchanges": {}}))
+        buffers, rows = self._saved_buffers
+        first = found[0]
+        found[0] = SavedSlice(
+            first.ranges, {**first.tensors, **buffers}, {**first.control, "buffer_rows": rows}
+        )
         return SavedRun(save.id, layout, tuple(found), self._saved_steps)
 
     @property
@@ -766,6 +783,7 @@ class JoinService:
             {n: (each.attempt, each.world_size) for n, each in self._regions.items() if each.saves}
         )
         self._saved_steps = self.steps
+        self._saved_buffers = self._buffers.export()
         for averager in self.averagers:
             averager.begin_checkpoint(save.id, halt=False)
             self._snapshots.append(averager.snapshots.pop())
@@ -983,6 +1001,13 @@ class JoinService:
             if copying:
                 averager.admit(MemberChange(joins=tuple(copying), preferred_donor=donor))
             self.averagers.append(averager)
+        first = saved.slices[0]
+        of_buffers = {k: v for k, v in first.tensors.items() if k.startswith(AVERAGER_PREFIX)}
+        self._buffers.restore(of_buffers, first.control.get("buffer_rows"))
+        for gone in sorted(set(members) - set(loading)):
+            self._buffers.leave(gone)
+        for name in copying:
+            self._buffers.join(name, donor)
         self.stage = Stage.TRAINING
         steps = saved.steps.get(donor, 0)
         for name, region in self._regions.items():
@@ -1385,18 +1410,22 @@ def _cut(
         if each.ranges == part.ranges:
             return each.tensors, each.control
     names = {name for each in saved for name in each.tensors if not name.startswith(AVERAGER_WIRE)}
-    for each in saved:
-        size = sum(stop - start for start, stop in each.ranges)
-        if wrong := [name for name in names if each.tensors[name].shape != (size,)]:
-            raise CheckpointMismatchError(
-                f"the averager's state {wrong} cannot be divided among other ranks",
-                fix="Resume with the sharding and the number of ranks of the checkpoint.",
-            )
-    tensors = {
-        name: gathered([(each.ranges, each.tensors[name]) for each in saved], part.ranges)
-        for name in sorted(names)
-    }
-    return tensors, {**saved[0].control, "wire": averager.wire.export()[1]}
+    size = max(stop for each in saved for _, stop in each.ranges)
+    fragments = fragment_bounds(size, averager.strategy.traits.exchange.fragments)
+    tensors = {}
+    for name in sorted(names):
+        of_fragment = _OF_FRAGMENT.match(name)
+        within = ((0, size),) if of_fragment is None else (fragments[int(of_fragment[1])],)
+        pieces = [(common(each.ranges, within), each.tensors[name]) for each in saved]
+        for ranges, vector in pieces:
+            if vector.shape != (sum(stop - start for start, stop in ranges),):
+                raise CheckpointMismatchError(
+                    f"the averager's state '{name}' cannot be divided among other ranks",
+                    fix="Resume with the sharding and the number of ranks of the checkpoint.",
+                )
+        tensors[name] = gathered(pieces, common(part.ranges, within))
+    control = {k: v for k, v in saved[0].control.items() if k != "buffer_rows"}
+    return tensors, {**control, "wire": averager.wire.export()[1]}
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -433,6 +433,8 @@ class JoinedRegion:
         if welcome.checkpoint is not None and root is not None:
             own = [ranges for _, ranges in sorted(welcome.slices.items())]
             loop.load(root, welcome.checkpoint, ranks.rank)
+            if buffers is not None:
+                buffers.start(buffers.layout.read(buffers.module))
             states = saved_states(root, welcome.checkpoint, own)
             exchange.restore(states_of(states, own, [each.wire for each in slices]))
         elif not begins:

@@ -18,10 +18,10 @@ import ray
 import torch
 from torch import Tensor, nn
 
-from geo_ray.base.errors import GeoRayError, InvariantError, RegionLostError
+from geo_ray.base.errors import GeoRayError, InvariantError, RankLostError, RegionLostError
 from geo_ray.base.restarts import Restarts
 from geo_ray.data.tasks.base import Task
-from geo_ray.data.tasks.checked_calls import checked_metrics
+from geo_ray.data.tasks.checked_calls import RowWork, checked_metrics
 from geo_ray.data.tasks.load import load_task
 from geo_ray.data.tasks.model_buffers import BufferEntry
 from geo_ray.experiment.experiment import Experiment, ServeConfig
@@ -33,6 +33,7 @@ from geo_ray.ray_cluster.calls import Handle, collect
 from geo_ray.runs.checkpoints import check_unused, places_of
 from geo_ray.runs.data import prepare_manifest
 from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.evaluation import StoppingRule
 from geo_ray.runs.model_file import about_model, save_module, save_trained
 from geo_ray.runs.recorder import Recorder
 from geo_ray.runs.requests import take_stop_request
@@ -85,7 +86,7 @@ def terms_of(experiment: Experiment) -> JoinTerms:
         strategy=experiment.strategy,
         codec=experiment.codec,
         steps=experiment.train.steps,
-        rows=serve.rows,
+        rows=serve.rows or (experiment.rows if experiment.knows_task else None),
         seed=experiment.seed,
         eval_every=experiment.train.eval_every,
         goal=f"steps {experiment.train.steps}",
@@ -268,7 +269,7 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
         while True:
             try:
                 return _serve_once(setup, store, resume)
-            except RegionLostError as error:
+            except (RegionLostError, RankLostError) as error:
                 is_over = reporting.interruption.is_set() or not store.ids()
                 if is_over or not restarts.take(time.monotonic()):
                     raise
@@ -395,6 +396,10 @@ class _Serving:
         self._checkpoints, self._resumed_step = checkpoints, resumed_step
         self._before_s = 0.0  # time of the run's clock at this start
         self._origin_unix_s = 0.0
+        log = setup.run.path / EVENTS_FILE
+        known = read_events(log) if log.exists() else ()
+        self._stopping = StoppingRule(setup.experiment.train, known, is_strict=False)
+        self._stops = False
 
     def run(self) -> Summary:
         """Poll the averager to the end of the run; write model and summary."""
@@ -419,6 +424,8 @@ class _Serving:
             sinks = [reporting.observer.on_event, RayMetrics().feed, export.feed]
             recorder = Recorder(log, sinks, setup.lease.check)
             about: dict[str, object] = {"startup_s": startup_s}
+            if self._task is not None and experiment.knows_task:
+                about |= RowWork.of(self._task).fields()
             if self._resumed_step is not None:
                 about["resumed_step"] = self._resumed_step
             began_s = found["now_s"] + self._before_s
@@ -468,7 +475,6 @@ class _Serving:
         return found
 
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
-        target = self._setup.experiment.train.target
         trains = found["stage"] == Stage.TRAINING.value
         saved = self._checkpoints.poll(found["save"], trains=trains)
         own = [{**each, "t_s": found["now_s"]} for each in [*self._groups.news(), *saved]]
@@ -479,11 +485,11 @@ class _Serving:
             t_s = values.pop("t_s") + self._before_s
             event = recorder.emit(values.pop("kind"), t_s, **values)
             summing.feed(event)
-            is_whole = event.kind == "eval" and event["region"] is None and not event["final"]
-            if target is not None and target.stop and is_whole and target.reached(event):
+            stop = self._stopping.after(event)
+            if stop is not None and not self._stops:
+                self._stops = True
                 self._actor.request_stop.remote()
-                cause = f"{target.metric} reached {target.value:g}"
-                recorder.emit("stop_requested", event.t_s, cause=cause)
+                recorder.emit("stop_requested", event.t_s, **stop.model_dump())
 
     def _rate(self, evaluation: dict[str, Any]) -> None:
         """Replace the means of an evaluation by the metrics of the task, if its regions have it."""
