@@ -6,7 +6,8 @@ of the rank after it has imported everything and made a step of a tiny model; pe
 (VmHWM, reset before each phase).
 
   ratio  growth of the peak over parameters, gradients, two moments and the anchor, and for an
-         overlapping strategy one snapshot and one reply more, all fp32
+         overlapping strategy one snapshot and one reply more, all fp32; with the gradients freed
+         before `sync.step` (``zero_grad``), and with gradients that stay
   plain  growth of the peak of the same loop before it joins, in models: four, and activations
 """
 
@@ -39,7 +40,7 @@ from geo_ray.transport.security.certs import Authority
 NEEDED = {"diloco": 5, "one_step_delay": 7}
 """Models that a rank holds at least, by strategy."""
 
-INTERVAL, ROUNDS = 2, 4
+INTERVAL, ROUNDS = 2, 6
 _REGION = "here"
 
 
@@ -58,11 +59,13 @@ def main() -> None:
             runs = [measure(size, kind, options) for _ in range(1 if options.quick else 2)]
             model_bytes = 4 * runs[0]["parameters"]
             of = f"{kind}, {size}"
+            stay = [run["joined_stay"] / model_bytes / needed for run in runs]
             ratios = [run["joined"] / model_bytes / needed for run in runs]
             plain = [run["plain"] / model_bytes for run in runs]
             between = [run["between"] / model_bytes for run in runs]
             figures += [
                 support.median(f"ratio, {of}", ratios, "ratio", "<= 1.15"),
+                support.median(f"ratio, gradients stay, {of}", stay, "ratio"),
                 support.median(f"plain, {of}", plain, "models"),
                 support.median(f"held between exchanges, {of}", between, "models"),
             ]
@@ -121,10 +124,14 @@ def be_rank(address: str, credentials: str, size: str, *, held: bool) -> dict[st
             threading.Thread(target=_show, args=(4 * found["parameters"],), daemon=True).start()
         for _ in sync.batches(range(1)):
             loss = step(model, optimizer, tokens)
+            if sync.steps < INTERVAL * ROUNDS // 2:
+                optimizer.zero_grad()
             sync.step(rows=len(tokens), loss=loss)
+            if sync.steps == INTERVAL * ROUNDS // 2:
+                found["joined"] = peak.bytes - base
             if sync.steps == INTERVAL * (ROUNDS - 1) + 1:
                 found["between"] = resident_bytes() - base
-        found["joined"] = peak.bytes - base
+        found["joined_stay"] = peak.bytes - base
         peak.reset()
     return found | {"end": peak.bytes - base}
 

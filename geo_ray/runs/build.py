@@ -385,7 +385,8 @@ def _goal(experiment: Experiment) -> str:
     """Return the goal of the run in words; see `ServerPlan.goal`."""
     train = experiment.train
     target = "none" if train.target is None else train.target.model_dump_json()
-    return f"steps {train.steps}, target {target}"
+    patience = "" if train.patience is None else f", patience {train.patience}"
+    return f"steps {train.steps}, target {target}{patience}"
 
 
 def wire_plan(experiment: Experiment) -> WirePlan:

@@ -221,6 +221,7 @@ class _Probe:
                 with self._counted.of(name):
                     for each in rank.step(1, 1.0):
                         sent += rank.encoded(each.update)
+                    rank.forget_sent()
         return sent
 
     def _average(self, sent: Sequence[UpdateMessage], now_s: float) -> list[ReplyMessage]:
@@ -242,6 +243,7 @@ class _Probe:
                 rank.on_replies([decoded], 1.0)
                 for each in rank.advance():
                     sent += rank.encoded(each.update)
+                rank.forget_sent()
         return sent
 
 

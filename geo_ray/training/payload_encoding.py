@@ -293,6 +293,11 @@ class RegionWire:
         """Encoded form of the open request; None without one."""
         return self._open
 
+    def forget_sent(self) -> None:
+        """Free the payload of the open request, which is not sent again."""
+        if self._open is not None:
+            self._open = replace(self._open, payload_P=torch.empty(0), coded=None)
+
     def reopen(self, update: UpdateMessage) -> None:
         """Restore an encoded request as the open one."""
         self._open = update

@@ -162,11 +162,11 @@ def exchange_of(
 
 @pytest.mark.parametrize("regions", [2, 4])
 def test_diloco_holds_what_its_rule_says(regions: int) -> None:
-    """Rank: parameters and anchor, and then change and answer. Server: momentum and the newest
+    """Rank: parameters and anchor, and then change or answer. Server: momentum and the newest
     answer, and in a round the updates."""
     found = exchange_of("diloco", regions, interval=3)
     vectors = [found.rank_rest, found.rank_peak, found.server_rest, found.server_peak]
-    expected = [2, 4, 2, 2 + regions]
+    expected = [2, 3, 2, 2 + regions]
     assert [vector / 4 for vector in vectors] == pytest.approx(expected, rel=1e-3)
 
 
@@ -175,15 +175,15 @@ def test_without_pinned_memory_the_parameters_are_read_again() -> None:
 
 
 def test_an_overlap_holds_a_snapshot_and_the_update_in_flight() -> None:
-    """Rank: parameters, anchor, mark and the change that is being sent; an answer."""
+    """Rank: parameters, anchor, mark, and the change that is being sent or an answer."""
     found = exchange_of("one_step_delay", interval=3)
-    assert (found.rank_rest / 4, found.rank_peak / 4) == (4, 5)
+    assert (found.rank_rest / 4, found.rank_peak / 4) == (4, 4)
 
 
 def test_without_pinned_memory_a_change_takes_the_place_of_the_parameters() -> None:
-    """Anchor, change and answer; the delayed exchange has a mark in addition."""
-    assert exchange_of("diloco", interval=3, keeps_vector=False).rank_peak == 4 * 3
-    assert exchange_of("one_step_delay", interval=3, keeps_vector=False).rank_peak == 4 * 4
+    """Anchor, and change or answer; the delayed exchange has a mark in addition."""
+    assert exchange_of("diloco", interval=3, keeps_vector=False).rank_peak == 4 * 2
+    assert exchange_of("one_step_delay", interval=3, keeps_vector=False).rank_peak == 4 * 3
 
 
 def test_a_lossy_codec_owes_a_vector_at_both_ends() -> None:
