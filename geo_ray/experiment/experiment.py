@@ -116,7 +116,7 @@ _SERVED: Final[Mapping[str, frozenset[str]]] = {
     "transfers": frozenset(),
     "emulate": frozenset(),
     "checkpoint": frozenset({"every_s", "keep", "part_timeout_s", "restarts", "store"}),
-    "train": frozenset({"steps", "eval_every", "target"}),
+    "train": frozenset({"steps", "eval_every", "target", "patience"}),
 }
 """Sections that have no effect on a run whose regions join, but for the named keys."""
 _GROUP_TRAIN: Final = frozenset({"max_worker_restarts", "restart_window_s"})
@@ -296,6 +296,11 @@ class Experiment(StrictModel):
     def task_regions(self) -> tuple[RegionConfig, ...]:
         """The regions in which geo_ray trains the task."""
         return tuple(region for region in self.regions if region.trains_task)
+
+    @property
+    def knows_task(self) -> bool:
+        """Whether geo_ray trains the task in all regions."""
+        return len(self.task_regions) == len(self.regions)
 
     @property
     def first_standby(self) -> str | None:

@@ -228,7 +228,8 @@ def _finished(
     model = f"its model is {run.model}" if run.model.exists() else "its model no longer exists"
     further = f"--set train.steps={2 * saved.train.steps}"
     if totals.stop_cause is not None:
-        further = "--set train.target=null"
+        key = "patience" if totals.stop_reason == "patience" else "target"
+        further = f"--set train.{key}=null"
     if has_checkpoint:
         fix = f"To train it further: `geo-ray train --resume RUN {further}`."
     else:
@@ -240,7 +241,9 @@ def _finished(
 
 
 def _asks_for_more(saved: Experiment, wanted: Experiment) -> bool:
-    return wanted.train.steps > saved.train.steps or wanted.train.target != saved.train.target
+    before, after = saved.train, wanted.train
+    stops = (before.target, before.patience) != (after.target, after.patience)
+    return after.steps > before.steps or stops
 
 
 def _totals(run: RunDirectory) -> RunTotals:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from geo_ray.base.errors import ConfigError, TaskLoadError, TaskStateError
+from geo_ray.base.errors import ConfigError, TaskLoadError, TaskOutputError, TaskStateError
 from geo_ray.base.random_state import generators_restored, seed_generators, seed_of_rows
 from geo_ray.base.types import Span
 from geo_ray.data.manifest import load_manifest
@@ -110,6 +110,11 @@ def train_task(rank: GroupRank, spec: RunSpec) -> None:
             fix="Use layers without running statistics, such as LayerNorm or GroupNorm, or train "
             "without `group`.",
         )
+    if any(p.requires_grad and p.dtype != torch.float32 for p in module.parameters()):
+        raise TaskOutputError(
+            "groups train parameters of float32 only, and the model has others",
+            fix="Make float32 parameters and use autocast, or train without `group`.",
+        )
     runs = parameter_runs(task, module)
     module = module.to(rank.device)
     model = _distributed(task, module, rank, "fsdp" if group is None else group.sharding)
@@ -182,6 +187,9 @@ class _TaskLoop:
 
     def _gradient(self, columns: Columns, span: Span, *, is_first: bool) -> Tensor:
         """Compute the mean gradient of all ranks; return the loss of this one."""
+        is_read = (
+            is_first or self.rank.device.type == "cpu"
+        )  # to read a loss would wait for the GPU
         checked = checked_first_loss if is_first else checked_loss
         self.model.train()
         for param in self.optimizer.params:
@@ -191,7 +199,11 @@ class _TaskLoop:
             total = torch.zeros((), device=self.rank.device)
             for part, fraction in micro_batches(columns, self.accumulate):
                 batch = checked_collate(self.task, part, self.rank.device)
-                loss = checked(self.task, self.model, batch) * fraction
+                if is_read:
+                    loss = checked(self.task, self.model, batch) * fraction
+                else:
+                    with blamed(self.task, "loss"):
+                        loss = self.task.loss(self.model, batch) * fraction
                 with blamed(self.task, "loss (in its backward pass)"):
                     loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()

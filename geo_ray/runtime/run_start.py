@@ -218,7 +218,7 @@ def _training(
                 about["resumed_step"] = resumed_step
             recorder.started(experiment, context.run.path.name, before_s, simulated=False, **about)
             keeper = BestKeeper.of(experiment, context.task, context.run)
-            evals = evals_of(context, recorder, keeper)
+            evals = evals_of(context, recorder, keeper, log=log_path)
             evals.begin(before_s)
             with _restartable(resume):
                 actors.wire(origin_unix_s, _START_TIMEOUT_S, reporting.observer.awaiting)

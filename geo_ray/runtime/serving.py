@@ -18,11 +18,12 @@ import ray
 import torch
 from torch import Tensor, nn
 
-from geo_ray.base.errors import GeoRayError, InvariantError, RegionLostError
+from geo_ray.base.errors import GeoRayError, InvariantError, RankLostError, RegionLostError
 from geo_ray.base.restarts import Restarts
 from geo_ray.data.tasks.base import Task
-from geo_ray.data.tasks.checked_calls import checked_metrics
+from geo_ray.data.tasks.checked_calls import RowWork, checked_metrics
 from geo_ray.data.tasks.load import load_task
+from geo_ray.data.tasks.model_buffers import BufferEntry
 from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.layout import Layout
@@ -32,6 +33,7 @@ from geo_ray.ray_cluster.calls import Handle, collect
 from geo_ray.runs.checkpoints import check_unused, places_of
 from geo_ray.runs.data import prepare_manifest
 from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.evaluation import StoppingRule
 from geo_ray.runs.model_file import about_model, save_module, save_trained
 from geo_ray.runs.recorder import Recorder
 from geo_ray.runs.requests import take_stop_request
@@ -61,6 +63,7 @@ from geo_ray.telemetry.event_log import (
 from geo_ray.telemetry.export.base import ExportOrder
 from geo_ray.telemetry.export.exporters import exporting
 from geo_ray.telemetry.summary import Summary, Summing, save_summary
+from geo_ray.training.parameters import BufferLayout
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.certs import Authority
 
@@ -83,7 +86,7 @@ def terms_of(experiment: Experiment) -> JoinTerms:
         strategy=experiment.strategy,
         codec=experiment.codec,
         steps=experiment.train.steps,
-        rows=serve.rows,
+        rows=serve.rows or (experiment.rows if experiment.knows_task else None),
         seed=experiment.seed,
         eval_every=experiment.train.eval_every,
         goal=f"steps {experiment.train.steps}",
@@ -226,6 +229,11 @@ class AveragerActor:
         layout = self._server.service.layout
         return "[]" if layout is None else layout.to_json(), self._server.service.digest
 
+    def buffers(self) -> tuple[tuple[BufferEntry, ...], bytes]:
+        """Return the description of the model buffers, and their final values, (B,)."""
+        service = self._server.service
+        return service.buffer_layout.entries, service.buffers_B.numpy().tobytes()
+
     def model_piece(self, start: int, stop: int) -> bytes:
         """Return a part of the final parameters."""
         return self._server.service.model_P[start:stop].numpy().tobytes()
@@ -261,7 +269,7 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
         while True:
             try:
                 return _serve_once(setup, store, resume)
-            except RegionLostError as error:
+            except (RegionLostError, RankLostError) as error:
                 is_over = reporting.interruption.is_set() or not store.ids()
                 if is_over or not restarts.take(time.monotonic()):
                     raise
@@ -388,6 +396,10 @@ class _Serving:
         self._checkpoints, self._resumed_step = checkpoints, resumed_step
         self._before_s = 0.0  # time of the run's clock at this start
         self._origin_unix_s = 0.0
+        log = setup.run.path / EVENTS_FILE
+        known = read_events(log) if log.exists() else ()
+        self._stopping = StoppingRule(setup.experiment.train, known, is_strict=False)
+        self._stops = False
 
     def run(self) -> Summary:
         """Poll the averager to the end of the run; write model and summary."""
@@ -412,6 +424,8 @@ class _Serving:
             sinks = [reporting.observer.on_event, RayMetrics().feed, export.feed]
             recorder = Recorder(log, sinks, setup.lease.check)
             about: dict[str, object] = {"startup_s": startup_s}
+            if self._task is not None and experiment.knows_task:
+                about |= RowWork.of(self._task).fields()
             if self._resumed_step is not None:
                 about["resumed_step"] = self._resumed_step
             began_s = found["now_s"] + self._before_s
@@ -461,7 +475,6 @@ class _Serving:
         return found
 
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
-        target = self._setup.experiment.train.target
         trains = found["stage"] == Stage.TRAINING.value
         saved = self._checkpoints.poll(found["save"], trains=trains)
         own = [{**each, "t_s": found["now_s"]} for each in [*self._groups.news(), *saved]]
@@ -472,11 +485,11 @@ class _Serving:
             t_s = values.pop("t_s") + self._before_s
             event = recorder.emit(values.pop("kind"), t_s, **values)
             summing.feed(event)
-            is_whole = event.kind == "eval" and event["region"] is None and not event["final"]
-            if target is not None and target.stop and is_whole and target.reached(event):
+            stop = self._stopping.after(event)
+            if stop is not None and not self._stops:
+                self._stops = True
                 self._actor.request_stop.remote()
-                cause = f"{target.metric} reached {target.value:g}"
-                recorder.emit("stop_requested", event.t_s, cause=cause)
+                recorder.emit("stop_requested", event.t_s, **stop.model_dump())
 
     def _rate(self, evaluation: dict[str, Any]) -> None:
         """Replace the means of an evaluation by the metrics of the task, if its regions have it."""
@@ -507,12 +520,17 @@ class _Serving:
             call = self._actor.model_piece.remote(start, stop)
             data = collect({SERVER: call}, _ANSWER_S)[SERVER]
             params_P[start:stop] = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        entries, values = collect({SERVER: self._actor.buffers.remote()}, _ANSWER_S)[SERVER]
+        buffers_B = torch.frombuffer(bytearray(values), dtype=torch.uint8) if entries else None
         summary = summing.summary(startup_s=startup_s, digest=digest)
         if self._task is not None:
             about = about_model(experiment, summary.steps, summary.eval)
             save_trained(self._task, experiment.seed, params_P, run.model, about)
         else:
-            save_module(module_of(layout, params_P), run.model, {"run": run.path.name})
+            root = module_of(layout, params_P)
+            if buffers_B is not None:
+                add_buffers(root, BufferLayout(entries), buffers_B)
+            save_module(root, run.model, {"run": run.path.name})
         save_summary(summary, run.path)
         recorder.emit("run_finished", now_s, summary=summary.model_dump(), digests={SERVER: digest})
         return summary
@@ -522,16 +540,35 @@ def module_of(layout: Layout, params_P: Tensor) -> nn.Module:
     """Return a module that has the parameters of a vector under their names, in their dtypes."""
     root = nn.Module()
     for index, each in enumerate(layout.parameters):
-        *path, name = each.name.split(".")
-        owner = root
-        for part in path:
-            child = owner._modules.get(part)
-            if child is None:
-                child = nn.Module()
-                owner.add_module(part, child)
-            owner = child
+        owner, name = _owner(root, each.name)
         start = layout.start(index)
         part_N = params_P[start : start + each.size].view(each.shape)
         value = part_N.to(getattr(torch, each.dtype), copy=True)
         owner.register_parameter(name, nn.Parameter(value))
     return root
+
+
+def add_buffers(root: nn.Module, layout: BufferLayout, buffers_B: Tensor) -> None:
+    """Add model buffers to the result of `module_of`, as buffers with their names.
+
+    Args:
+        root: the module.
+        layout: the model buffers.
+        buffers_B: their values, uint8 (B,).
+    """
+    for each in layout.entries:
+        owner, name = _owner(root, each.name)
+        owner.register_buffer(name, torch.empty(each.shape, dtype=each.torch_dtype))
+    layout.write(buffers_B, root)
+
+
+def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Return the submodule that has a name, which is made if it is missing; and its last part."""
+    *path, last = name.split(".")
+    for part in path:
+        child = root._modules.get(part)
+        if child is None:
+            child = nn.Module()
+            root.add_module(part, child)
+        root = child
+    return root, last

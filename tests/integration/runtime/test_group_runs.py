@@ -127,8 +127,7 @@ def test_a_task_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert run.summary.eval["accuracy"] == pytest.approx(right / total)
     (last,) = [e for e in run.events("eval") if e["region"] is None and e["final"]]
     assert last["samples"] == total
-    # rows and results are those of separate workers
-    workers = TASK | {"regions": [{"name": name, "workers": 2} for name in ("eu", "us")]}
-    simulated = geo_ray.simulate(workers, base_dir=tmp_path, overrides={"name": "workers"})
+    # a simulation computes the same, with separate workers
+    simulated = geo_ray.simulate(TASK | GROUPS, {"name": "simulated"})
     for name, value in load_file(simulated.model_path).items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=2e-6)
