@@ -425,7 +425,7 @@ def gathered(pieces: Sequence[tuple[Ranges, Tensor]], ranges: Ranges) -> Tensor:
     found = torch.empty(sum(stop - start for start, stop in ranges))
     missing = found.numel()
     for have, values in pieces:
-        both = _common(have, ranges)
+        both = common(have, ranges)
         if both:
             put(found, positions(both, ranges), taken(values, positions(both, have)))
             missing -= sum(stop - start for start, stop in both)
@@ -436,7 +436,7 @@ def gathered(pieces: Sequence[tuple[Ranges, Tensor]], ranges: Ranges) -> Tensor:
     return found
 
 
-def _common(a: Ranges, b: Ranges) -> Ranges:
+def common(a: Ranges, b: Ranges) -> Ranges:
     """Return the ranges that are in both."""
     found, i, j = [], 0, 0
     while i < len(a) and j < len(b):

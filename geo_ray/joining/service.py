@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from enum import Enum
@@ -42,7 +43,16 @@ from geo_ray.base.model import StrictModel
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.feedback import all_finite
 from geo_ray.data.tasks.model_buffers import FLOATS, INTEGERS, BufferEntry
-from geo_ray.joining.layout import Layout, Ranges, Slice, gathered, put, shapes_in, slices_of
+from geo_ray.joining.layout import (
+    Layout,
+    Ranges,
+    Slice,
+    common,
+    gathered,
+    put,
+    shapes_in,
+    slices_of,
+)
 from geo_ray.joining.rank import RankState
 from geo_ray.joining.save_round import SaveRound, SaveStage
 from geo_ray.strategies.config import AnyStrategy, CodecConfig
@@ -52,7 +62,7 @@ from geo_ray.training.averager import AVERAGER_WIRE, OPEN, Averager
 from geo_ray.training.checkpoint_parts import AveragerSnapshot
 from geo_ray.training.membership import MemberChange
 from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
-from geo_ray.training.model_buffers import REGION_PREFIX, AveragerBuffers
+from geo_ray.training.model_buffers import AVERAGER_PREFIX, REGION_PREFIX, AveragerBuffers
 from geo_ray.training.parameters import BufferLayout, digest, fragment_bounds
 from geo_ray.training.payload_encoding import AveragerWire, WirePlan
 from geo_ray.training.wire_format import (
@@ -74,6 +84,7 @@ SERVER: Final = "geo-ray-server"
 
 _BUFFERS: Final = -1  # stands for the model buffers among the numbers of slices
 _RANK_DIGITS: Final = 9
+_OF_FRAGMENT: Final = re.compile(r"outer(\d+)/")  # state of the outer optimizer of a fragment
 _RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
 
 
@@ -194,7 +205,7 @@ class Hello:
         region: its region.
         rank: its rank in the region.
         world_size: ranks of the region.
-        attempt: incarnation of the region's process group.
+        attempt: incarnation of the region's training; grows with every one.
         layout: its model.
         share: the ranges that it exchanges.
         saved: checkpoints of the run that it can load; None: it saves none.
@@ -491,6 +502,7 @@ class JoinService:
         self._resumed = resumed
         self._snapshots: list[AveragerSnapshot] = []  # the averagers' state for `save`
         self._saved_steps: dict[str, int] = {}  # steps of regions at its barrier
+        self._saved_buffers: tuple[dict[str, Tensor], dict[str, float]] = {}, {}
         self._now_s = now_s
         self._buffers = AveragerBuffers()
         self._regions: dict[str, _Region] = {}
@@ -547,7 +559,8 @@ class JoinService:
             message: the message.
 
         Returns:
-            Messages to ranks. A rank whose message is refused gets the error.
+            Messages to ranks. If a message is refused, its region gets the error, and the others
+            continue without the region.
         """
         try:
             if message.kind == "join":
@@ -572,7 +585,19 @@ class JoinService:
                 return self._on_failed(peer, message.meta)
             raise FrameError(f"unknown message '{message.kind}'")
         except GeoRayError as error:
-            return self._refuse(region_of(peer), error, [peer])
+            return self._refused(peer, message, error)
+
+    def _refused(self, peer: str, message: Message, error: GeoRayError) -> list[Outbound]:
+        """Handle a message that is refused: its sender may ignore that, so its region is lost."""
+        name, attempt = region_of(peer), message.meta.get("attempt")
+        region = self._joining.get(name) or self._regions.get(name)
+        if region is None or attempt not in (None, region.attempt):  # of another process group
+            return [_refusal(peer, error, attempt if isinstance(attempt, int) else 0)]
+        found = self._refuse(name, error, [peer])
+        ends = self.stage is not Stage.GATHERING and not isinstance(error, JoinRefusedError)
+        if ends and 0 <= _number(peer) < region.world_size:
+            found += self.on_lost(name, error.message)
+        return found
 
     def _check_peer(self, peer: str) -> None:
         """Refuse ranks that the region does not have.
@@ -606,6 +631,8 @@ class JoinService:
             return []
         self._emit("region_lost", region=region, cause=cause)
         self._buffers.leave(region)
+        for found_at in self._evaluations.values():
+            found_at.pop(region, None)
         if not self._regions:
             self.failure = RegionLostError(f"all regions are lost; the last one: {cause}")
             return []
@@ -619,6 +646,7 @@ class JoinService:
                 f"region '{region}' was lost before it had sent the initial parameters: {cause}"
             )
             return []
+        self._complete_evaluations()
         found = self._leave_out(region, cause)
         replies = [averager.leave(region) for averager in self.averagers]
         found += self._answers(replies)
@@ -710,6 +738,11 @@ class JoinService:
                 if not name.startswith(OPEN)  # all regions have their answers
             }
             found.append(SavedSlice(each.ranges, tensors, {**snapshot.control, "exchanges": {}}))
+        buffers, rows = self._saved_buffers
+        first = found[0]
+        found[0] = SavedSlice(
+            first.ranges, {**first.tensors, **buffers}, {**first.control, "buffer_rows": rows}
+        )
         return SavedRun(save.id, layout, tuple(found), self._saved_steps)
 
     @property
@@ -750,6 +783,7 @@ class JoinService:
             {n: (each.attempt, each.world_size) for n, each in self._regions.items() if each.saves}
         )
         self._saved_steps = self.steps
+        self._saved_buffers = self._buffers.export()
         for averager in self.averagers:
             averager.begin_checkpoint(save.id, halt=False)
             self._snapshots.append(averager.snapshots.pop())
@@ -777,13 +811,14 @@ class JoinService:
         if known is None or hello.attempt > known.attempt:
             known = self._regions[name] = _Region(hello.attempt, hello.world_size)
         _check_rank(name, hello, known)
-        if self.layout is None:
+        if not any(each.hellos for each in self._regions.values()):
             self.layout, self.buffer_layout = hello.layout, BufferLayout(hello.buffers)
             self._buffers = AveragerBuffers(self.buffer_layout)
-        else:
-            self._check_model(hello, self.layout, f"region '{next(iter(self._regions))}'")
+        elif self.layout is not None:
+            first = next(each for each, region in self._regions.items() if region.hellos)
+            self._check_model(hello, self.layout, f"region '{first}'")
         known.hellos[hello.rank] = hello
-        if self.missing():
+        if self.missing() or self.layout is None:
             return []
         return self._start(self.layout)
 
@@ -816,19 +851,33 @@ class JoinService:
                 raise JoinRefusedError(
                     f"region '{name}' was the only one; its state is lost with its processes"
                 )
+        region = self._joining.get(name)
+        if region is not None and hello.attempt < region.attempt:
+            raise JoinRefusedError(f"region '{name}': a newer process group has joined")
+        try:
+            return found + self._on_return(name, hello)
+        except GeoRayError as error:  # the others get their answers all the same
+            found += self._refuse(name, error, [rank_name(name, hello.rank)])
+            self._stop_joining(name)
+            return found
+
+    def _on_return(self, name: str, hello: Hello) -> list[Outbound]:
+        """Handle a rank of a region that is no member.
+
+        Raises:
+            GeoRayError: the region cannot join.
+        """
         layout, region = self.layout, self._joining.get(name)
         if layout is None:
             raise InvariantError("a run trains without a model")
         self._check_model(hello, layout, "the run")
-        if region is not None and hello.attempt < region.attempt:
-            raise JoinRefusedError(f"region '{name}': a newer process group has joined")
         if region is None or hello.attempt > region.attempt:
             self._stop_joining(name)
             region = self._joining[name] = _Region(hello.attempt, hello.world_size)
         _check_rank(name, hello, region)
         region.hellos[hello.rank] = hello
         if not region.is_complete:
-            return found
+            return []
         owned = [
             tuple(each.ranges for each in self.slices if each.owners[name] == rank)
             for rank in range(region.world_size)
@@ -837,13 +886,11 @@ class JoinService:
             own = sorted(pair for each in ranges for pair in each)
             share = region.hellos[rank].share
             if _merged(own) != _merged(share) or sum(map(len, owned)) != len(self.slices):
-                del self._joining[name]
                 raise JoinRefusedError(
                     f"region '{name}' returns with another world size or sharding",
                     fix="Start it with as many ranks and the same sharding as before.",
                 )
-        found += self._welcomed(name, Welcome(self.terms, {}, copies=True))
-        return found + self._admit_next()
+        return self._welcomed(name, Welcome(self.terms, {}, copies=True)) + self._admit_next()
 
     def _admit_next(self) -> list[Outbound]:
         """Let the next waiting region join at the next barrier, if none is joining now."""
@@ -954,6 +1001,13 @@ class JoinService:
             if copying:
                 averager.admit(MemberChange(joins=tuple(copying), preferred_donor=donor))
             self.averagers.append(averager)
+        first = saved.slices[0]
+        of_buffers = {k: v for k, v in first.tensors.items() if k.startswith(AVERAGER_PREFIX)}
+        self._buffers.restore(of_buffers, first.control.get("buffer_rows"))
+        for gone in sorted(set(members) - set(loading)):
+            self._buffers.leave(gone)
+        for name in copying:
+            self._buffers.join(name, donor)
         self.stage = Stage.TRAINING
         steps = saved.steps.get(donor, 0)
         for name, region in self._regions.items():
@@ -1215,15 +1269,16 @@ class JoinService:
         if len(own) < self._regions[name].world_size:
             return
         self._emit_evaluation(name, step, list(own.values()), final=is_final)
-        complete = [
-            each
-            for each, region in self._regions.items()
-            if len(found.get(each, {})) == region.world_size
-        ]
-        if len(complete) == len(self._regions):
-            parts = [part for each in complete for part in found[each].values()]
+        self._complete_evaluations()
+
+    def _complete_evaluations(self) -> None:
+        """Add up the evaluations that all regions have reported."""
+        for (step, is_final), found in sorted(self._evaluations.items()):
+            if any(len(found.get(n, {})) < e.world_size for n, e in self._regions.items()):
+                continue
+            parts = [part for name in self._regions for part in found[name].values()]
             self._emit_evaluation(None, step, parts, final=is_final)
-            for each in [key for key in self._evaluations if key[0] <= step]:
+            for each in [key for key in self._evaluations if key <= (step, is_final)]:
                 del self._evaluations[each]  # earlier ones are not completed any longer
 
     def _emit_evaluation(
@@ -1267,7 +1322,12 @@ class JoinService:
         if not all(len(each.finished) == each.world_size for each in self._regions.values()):
             return []
         self.stage, self._missing = Stage.ENDING, self._everything()
-        return self._all("collect", [self._source])
+        found = self._all("collect", [self._source])
+        for name in list(self._joining):
+            error = JoinRefusedError(f"run '{self.terms.name}' ended before '{name}' could join")
+            found += self._refuse(name, error)
+            self._stop_joining(name)
+        return found
 
     @property
     def _source(self) -> str:
@@ -1304,11 +1364,31 @@ class JoinService:
         _LOGGER.warning("region '%s' is refused: %s", name, error.message)
         region = self._joining.get(name) or self._regions.get(name)
         ranks = [] if region is None else [rank_name(name, rank) for rank in region.hellos]
-        message = Message("refused", refusal_meta(0, error), b"", "control", CONTROL)
-        return [Outbound(peer, message) for peer in dict.fromkeys((*ranks, *peers))]
+        attempt = 0 if region is None else region.attempt
+        return [_refusal(peer, error, attempt) for peer in dict.fromkeys((*ranks, *peers))]
 
     def _emit(self, kind: str, **values: Any) -> None:
         self._events.append({"kind": kind, "t_s": self._now_s(), **values})
+
+
+def _number(peer: str) -> int:
+    """Return the rank of an endpoint; -1 for others."""
+    try:
+        return rank_of(peer)
+    except FrameError:
+        return -1
+
+
+def _refusal(peer: str, error: GeoRayError, attempt: int) -> Outbound:
+    """Return the message that a rank cannot continue.
+
+    Args:
+        peer: the rank.
+        error: the reason.
+        attempt: incarnation of the region's training; 0: any.
+    """
+    meta = {**refusal_meta(0, error), "attempt": attempt}
+    return Outbound(peer, Message("refused", meta, b"", "control", CONTROL))
 
 
 def _with(reply: ReplyMessage, other: ReplyMessage) -> ReplyMessage:
@@ -1330,18 +1410,22 @@ def _cut(
         if each.ranges == part.ranges:
             return each.tensors, each.control
     names = {name for each in saved for name in each.tensors if not name.startswith(AVERAGER_WIRE)}
-    for each in saved:
-        size = sum(stop - start for start, stop in each.ranges)
-        if wrong := [name for name in names if each.tensors[name].shape != (size,)]:
-            raise CheckpointMismatchError(
-                f"the averager's state {wrong} cannot be divided among other ranks",
-                fix="Resume with the sharding and the number of ranks of the checkpoint.",
-            )
-    tensors = {
-        name: gathered([(each.ranges, each.tensors[name]) for each in saved], part.ranges)
-        for name in sorted(names)
-    }
-    return tensors, {**saved[0].control, "wire": averager.wire.export()[1]}
+    size = max(stop for each in saved for _, stop in each.ranges)
+    fragments = fragment_bounds(size, averager.strategy.traits.exchange.fragments)
+    tensors = {}
+    for name in sorted(names):
+        of_fragment = _OF_FRAGMENT.match(name)
+        within = ((0, size),) if of_fragment is None else (fragments[int(of_fragment[1])],)
+        pieces = [(common(each.ranges, within), each.tensors[name]) for each in saved]
+        for ranges, vector in pieces:
+            if vector.shape != (sum(stop - start for start, stop in ranges),):
+                raise CheckpointMismatchError(
+                    f"the averager's state '{name}' cannot be divided among other ranks",
+                    fix="Resume with the sharding and the number of ranks of the checkpoint.",
+                )
+        tensors[name] = gathered(pieces, common(part.ranges, within))
+    control = {k: v for k, v in saved[0].control.items() if k != "buffer_rows"}
+    return tensors, {**control, "wire": averager.wire.export()[1]}
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from geo_ray.base.errors import ConfigError, InvariantError, TaskLoadError, TaskStateError
+from geo_ray.base.errors import (
+    ConfigError,
+    InvariantError,
+    TaskLoadError,
+    TaskOutputError,
+    TaskStateError,
+)
 from geo_ray.base.random_state import generators_restored, seed_generators, seed_of_rows
 from geo_ray.base.types import Span
 from geo_ray.data.manifest import load_manifest
@@ -112,6 +118,11 @@ def train_task(rank: GroupRank, spec: RunSpec) -> None:
             "groups do not exchange",
             fix="Use layers without running statistics, such as LayerNorm or GroupNorm, or train "
             "without `group`.",
+        )
+    if any(p.requires_grad and p.dtype != torch.float32 for p in module.parameters()):
+        raise TaskOutputError(
+            "groups train parameters of float32 only, and the model has others",
+            fix="Make float32 parameters and use autocast, or train without `group`.",
         )
     runs = parameter_runs(task, module)
     module = module.to(rank.device)

@@ -320,10 +320,8 @@ def _serve_once(setup: RunSetup, store: CheckpointStore, resume: Resumption | No
         )
         own = {r.name: JoinCredentials.read(folder / f"{r.name}.pem") for r in experiment.groups}
         main = places_of(run, experiment.checkpoint).main
-        ranks = None if experiment.checkpoint.every_s is None else f"{main}-ranks"
-        groups = Groups(
-            experiment, spec, launcher, placed, (address, ranks), own, actor.lose.remote
-        )
+        where = address, f"{main}-ranks"
+        groups = Groups(experiment, spec, launcher, placed, where, own, actor.lose.remote)
         checkpoints = ServedCheckpoints(store, experiment, actor, setup.lease.token)
         try:
             step = None if found is None else found.manifest.step

@@ -291,12 +291,15 @@ def test_a_slice_that_is_not_finite_commits_nowhere(bad: float) -> None:
         world.step(name, 1.0)
     world.memories["us#1"].params_S[0] = bad
     updates = {name: world.step(name, 0.0) for name in world.ranks}
-    for name, messages in updates.items():
-        for message in messages:
-            world.deliver(name, message)
+    for message in updates["us#0"] + updates["us#1"]:
+        world.deliver(rank_name("us", int(str(message.meta["slice"]))), message)
     assert world.service.version == 0
     assert world.refusals("us#0") == world.refusals("us#1") == ["NON_FINITE"]
-    assert all(not averager.last("us")[1] for averager in world.service.averagers)
+    for message in updates["eu#0"]:  # us is lost, whether it ends or not
+        world.deliver("eu#0", message)
+    assert world.merge("eu#0")
+    assert torch.equal(world.memories["eu#0"].params_S, torch.ones(P))
+    assert world.service.averagers[0].view.members == ("eu",)
 
 
 def test_messages_that_are_not_for_the_sender() -> None:
@@ -496,6 +499,77 @@ def test_evaluations_that_will_not_be_complete_are_forgotten() -> None:
     assert not world.service._evaluations
 
 
+def _evaluate(world: World, peer: str, loss: float, step: int = 2) -> None:
+    meta, payload = stats_message(step, {"loss": np.array([loss])}, 4, final=False)
+    world.deliver(peer, Message("evaluation", meta, bytes(payload), "control"))
+
+
+@pytest.mark.parametrize("has_reported", [True, False])
+def test_the_total_of_an_evaluation_does_not_wait_for_lost_regions(has_reported: bool) -> None:
+    world = World(SHARES)
+    world.start()
+    _evaluate(world, "eu#0", 8.0)
+    _evaluate(world, "in#0", 4.0)
+    _evaluate(world, "us#0", 100.0)
+    if has_reported:
+        _evaluate(world, "in#0", 4.0, step=4)
+    world.service.on_lost("us", "power cut")
+    if has_reported:
+        _evaluate(world, "eu#0", 4.0, step=4)
+    events = [each for each in world.service.news() if each["kind"] == "eval"]
+    totals = [(each["step"], each["metrics"]) for each in events if each["region"] is None]
+    expected = [(2, {"loss": 12.0 / 8}), (4, {"loss": 1.0})]
+    assert totals == expected[: 1 + has_reported]
+
+
+def test_a_region_that_cannot_return_frees_the_others_and_all_its_ranks_are_told() -> None:
+    """It restarts with another sharding before anybody noticed: the others continue without it."""
+    world = World({"eu": [WHOLE], "us": HALVES})
+    world.start()
+    for name in world.ranks:
+        world.step(name, 1.0)
+    for message in world.step("eu#0", 0.0):
+        world.deliver("eu#0", message)
+    other: tuple[Ranges, ...] = (((0, 5),), ((5, P),))
+    for rank, share in enumerate(other):
+        world.hello("us", rank, 2, share=share)
+    assert world.refusals("us#0") == world.refusals("us#1") == ["JOIN_REFUSED"]
+    assert world.merge("eu#0")
+    assert world.service.waiting == ()
+
+
+def test_a_rank_left_over_from_an_earlier_process_group_ends_nothing() -> None:
+    world = World({"eu": [WHOLE], "us": HALVES})
+    world.start()
+    world.service.on_lost("us", "power cut")
+    world.hello("us", 0, 3)
+    world.hello("us", 1, 2)
+    assert world.refusals("us#1") == ["JOIN_REFUSED"]
+    assert world.refusals("us#0") == []
+    world.hello("us", 1, 3)
+    assert world.service.waiting == ("us",)
+
+
+def test_a_region_that_waits_to_join_is_refused_at_the_end() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    world.start()
+    _rejoin(world)
+    _end(world, "eu#0")
+    assert world.service.stage is Stage.ENDING
+    assert world.refusals("us#0") == ["JOIN_REFUSED"]
+    assert world.service.waiting == ()
+
+
+def test_the_first_region_may_correct_its_model() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    world.hello("eu", 0, 1, layout=Layout.of(nn.Linear(4, 2)))
+    world.hello("us", 0)
+    assert world.refusals("us#0") == ["MODEL_MISMATCH"]
+    world.hello("eu", 0, 2)
+    world.hello("us", 0)
+    assert world.service.stage is Stage.STARTING
+
+
 def test_a_strategy_is_woken_at_its_time() -> None:
     strategy = {"kind": "decoupled", "interval": 4, "fragments": 2, "quorum": 1, "grace_s": 5.0}
     world = World({"eu": [WHOLE], "us": HALVES}, strategy=strategy)
@@ -542,6 +616,27 @@ def test_a_description_that_cannot_be_read_is_refused(body: bytes) -> None:
 
 
 def test_an_update_without_its_model_buffers_is_refused() -> None:
+    world = _with_buffers(bytes(64))
+    assert world.service.stage is Stage.TRAINING
+    world.step("eu#0", 1.0)
+    (message,) = world.step("eu#0", 0.0)
+    world.deliver("eu#0", message)
+    assert world.refusals("eu#0") == ["FRAME_INVALID"]
+    assert world.service.averagers[0].view.members == ("us",)
+
+
+@pytest.mark.parametrize(
+    ("payload", "code"),
+    [(b"", "FRAME_INVALID"), (bytes(12), "FRAME_INVALID"), (b"\xff" * 64, "NON_FINITE")],
+)
+def test_initial_model_buffers_that_are_wrong_are_refused(payload: bytes, code: str) -> None:
+    world = _with_buffers(payload)
+    assert world.refusals("eu#0") == [code]
+    assert "initial parameters" in str(world.service.failure)
+
+
+def _with_buffers(payload: bytes) -> World:
+    """A world with model buffers, whose first region has sent their initial values."""
     entries = (BufferEntry("norm.running_mean", (3,), "float32", "mean"),)
     world = World({"eu": [WHOLE], "us": [WHOLE]})
     for name in world.shares:
@@ -549,15 +644,8 @@ def test_an_update_without_its_model_buffers_is_refused() -> None:
     for name in world.shares:
         world._start_rank(name, 0, WHOLE)
     assert world.service.stage is Stage.STARTING
-    for payload in (b"", bytes(12), b"\xff" * 64, bytes(64)):
-        world.deliver("eu#0", Message("buffers", {}, payload, "transfer"))
-    assert world.refusals("eu#0") == ["FRAME_INVALID", "FRAME_INVALID", "NON_FINITE"]
-    assert world.service.stage is Stage.TRAINING
-    world.step("eu#0", 1.0)
-    (message,) = world.step("eu#0", 0.0)
-    world.deliver("eu#0", message)
-    assert world.refusals("eu#0")[3:] == ["FRAME_INVALID"]
-    assert not world.service.averagers[0].last("eu")[1]
+    world.deliver("eu#0", Message("buffers", {}, payload, "transfer"))
+    return world
 
 
 @pytest.mark.parametrize("peer", ["eu", "eu#", "eu#x", "eu#" + "9" * 5000])
