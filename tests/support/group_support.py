@@ -13,6 +13,7 @@ from torch import Tensor
 from geo_ray.data.tasks.groups import parameter_runs
 from geo_ray.joining.checkpoint import CheckedLoadPlanner, SafetensorsReader, SafetensorsWriter
 from geo_ray.joining.layout import trained_parameters
+from geo_ray.joining.rank_saver import LoopState, root_of
 from geo_ray.runtime.group_task import HeldOptimizer
 from geo_ray.training.optimizers import AdamW, Momentum, OneOptimizer
 from tests.support.join_support import Loop, loss_of, rows_of, small_model, vector_of
@@ -35,16 +36,19 @@ def trained(
     runs = parameter_runs(object(), small_model())
     model = Loop("", "eu", Path(), sharding).model(world_size)
     optimizer = HeldOptimizer(OPTIMIZERS[kind], trained_parameters(model), runs)
-    state = {"model": dict(trained_parameters(model)), "optimizer": optimizer.state_dict()}
-    with torch.no_grad():
-        if steps[0]:
-            reader, planner = SafetensorsReader(given), CheckedLoadPlanner()
-            dcp.load(state, storage_reader=reader, planner=planner)
-            optimizer.load_state_dict(state["optimizer"])
+    params = dict(trained_parameters(model))
+    loop = LoopState(model, {"optimizer": optimizer}, {})
+    if steps[0]:
+        reader, planner = SafetensorsReader(given / "model"), CheckedLoadPlanner()
+        with torch.no_grad():
+            dcp.load(params, storage_reader=reader, planner=planner)
+        loop.load(root_of(given, "run", "eu"), 1, rank)
     for step in range(*steps):
         for param in optimizer.params:
             param.grad = None
         loss_of(model, rows_of("eu", step, rank, world_size)).backward()
         optimizer.step(step)
-    dcp.save(state, storage_writer=SafetensorsWriter(into))
+    dcp.save(params, storage_writer=SafetensorsWriter(into / "model"))
+    folder = root_of(into, "run", "eu").folder(1)
+    dcp.save(loop.tree(rank), storage_writer=SafetensorsWriter(folder))
     return vector_of(model)
