@@ -206,7 +206,13 @@ class ChoiceTrial:
     def _loss_after(self, experiment: Experiment, steps: int) -> float:
         """Return the loss of the model after the steps; infinite if it diverges."""
         train = experiment.train.model_copy(
-            update={"steps": steps, "eval_every": 0, "target": None, "keep_best": None}
+            update={
+                "steps": steps,
+                "eval_every": 0,
+                "target": None,
+                "patience": None,
+                "keep_best": None,
+            }
         )
         short = experiment.model_copy(update={"train": train})
         with tempfile.TemporaryDirectory() as scratch:

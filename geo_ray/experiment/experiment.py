@@ -99,6 +99,12 @@ class ServeConfig(StrictModel):
     rows: int | None = Field(
         None, ge=1, description="rows of all regions, for strategies that end by rows"
     )
+    lost_after_s: float = Field(
+        20.0,
+        gt=0,
+        description="a region is lost, and the others continue, if one of its processes has had no "
+        "connection for so long",
+    )
 
 
 OWN_LOOP: Final = "own_loop"
@@ -108,15 +114,15 @@ _OWN_SECTIONS: Final = ("task", "data", "optimizer")
 _SERVED: Final[Mapping[str, frozenset[str]]] = {
     "device": frozenset(),
     "averager": frozenset(),
-    "members": frozenset({"wait_s"}),
+    "members": frozenset({"min", "wait_s"}),
     "plan": frozenset(),
     "autoscale": frozenset(),
     "lan": frozenset(),
     "overlay": frozenset(),
     "transfers": frozenset(),
     "emulate": frozenset(),
-    "checkpoint": frozenset(),
-    "train": frozenset({"steps", "eval_every", "target"}),
+    "checkpoint": frozenset({"every_s", "keep", "part_timeout_s", "restarts", "store"}),
+    "train": frozenset({"steps", "eval_every", "target", "patience"}),
 }
 """Sections that have no effect on a run whose regions join, but for the named keys."""
 _GROUP_TRAIN: Final = frozenset({"max_worker_restarts", "restart_window_s"})
@@ -235,6 +241,8 @@ class Experiment(StrictModel):
             unused.append(f"codec.up ({self.codec.up.kind})")
         if unused:
             raise ValueError(f"{unused[0]}: not supported where regions join; omit it")
+        if (self.members.min or 0) > len(self.regions):
+            raise ValueError(f"members.min: the run has {len(self.regions)} regions")
 
     def _check_sections(self, workers: Mapping[str, int]) -> None:
         """Check every section against the sections that it depends on."""
@@ -298,6 +306,11 @@ class Experiment(StrictModel):
     def task_regions(self) -> tuple[RegionConfig, ...]:
         """The regions in which geo_ray trains the task."""
         return tuple(region for region in self.regions if region.trains_task)
+
+    @property
+    def knows_task(self) -> bool:
+        """Whether geo_ray trains the task in all regions."""
+        return len(self.task_regions) == len(self.regions)
 
     @property
     def first_standby(self) -> str | None:

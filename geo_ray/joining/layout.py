@@ -178,12 +178,15 @@ def _text(parameter: Parameter | None) -> str:
     return "absent" if parameter is None else f"{parameter.dtype} {list(parameter.shape)}"
 
 
+def plain_name(name: str) -> str:
+    """Return the name of a parameter or buffer without the names of wrappers."""
+    return _WRAPPERS.sub("", name)
+
+
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trained parameters by name, a tied one once, without the names of wrappers."""
     return {
-        _WRAPPERS.sub("", name): param
-        for name, param in module.named_parameters()
-        if param.requires_grad
+        plain_name(name): param for name, param in module.named_parameters() if param.requires_grad
     }
 
 
@@ -422,7 +425,7 @@ def gathered(pieces: Sequence[tuple[Ranges, Tensor]], ranges: Ranges) -> Tensor:
     found = torch.empty(sum(stop - start for start, stop in ranges))
     missing = found.numel()
     for have, values in pieces:
-        both = _common(have, ranges)
+        both = common(have, ranges)
         if both:
             put(found, positions(both, ranges), taken(values, positions(both, have)))
             missing -= sum(stop - start for start, stop in both)
@@ -433,7 +436,7 @@ def gathered(pieces: Sequence[tuple[Ranges, Tensor]], ranges: Ranges) -> Tensor:
     return found
 
 
-def _common(a: Ranges, b: Ranges) -> Ranges:
+def common(a: Ranges, b: Ranges) -> Ranges:
     """Return the ranges that are in both."""
     found, i, j = [], 0, 0
     while i < len(a) and j < len(b):

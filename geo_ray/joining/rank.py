@@ -24,7 +24,7 @@ from geo_ray.joining.layout import Ranges, gathered, put, taken
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.state import Outgoing, RegionState, Wait
 from geo_ray.training.effects import SendUpdate
-from geo_ray.training.messages import Barrier, ReplyMessage, UpdateMessage
+from geo_ray.training.messages import Barrier, ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.payload_encoding import REFERENCE, RegionWire
 from geo_ray.training.region_exchange import RegionExchange
 
@@ -289,11 +289,6 @@ class RankExchange(RegionExchange):
         return self.phase == "done"
 
     @property
-    def is_counting(self) -> bool:
-        """Whether some local steps of the next step of the strategy have been made."""
-        return self._local > 0
-
-    @property
     def waits(self) -> bool:
         """Whether the loop must wait for an answer before it continues."""
         return self.phase in ("waiting", "must_send", "finishing")
@@ -419,13 +414,15 @@ class RankExchange(RegionExchange):
         self.model.start()
 
     def encoded(self, update: UpdateMessage) -> list[UpdateMessage]:
-        """Return the encoded message of each slice, in the order of `slices`."""
-        return [
-            each.wire.encode(replace(update, payload_P=taken(update.payload_P, places)))
-            for each, places in zip(
-                self.slices, self._fragment_places(update.fragment), strict=True
-            )
-        ]
+        """Return the encoded message of each slice, in the order of `slices`.
+
+        The first one has the model buffers.
+        """
+        found: list[UpdateMessage] = []
+        for each, places in zip(self.slices, self._fragment_places(update.fragment), strict=True):
+            part = replace(update, payload_P=taken(update.payload_P, places))
+            found.append(each.wire.encode(replace(part, buffers_E=no_buffers()) if found else part))
+        return found
 
     def forget_sent(self) -> None:
         """Free the open update's payload, which the transport has now, if it is never sent again.

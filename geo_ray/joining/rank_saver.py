@@ -41,6 +41,7 @@ from geo_ray.joining.checkpoint_manifest import PartRecord, decode_value, read_m
 from geo_ray.joining.layout import Ranges, persistent_buffers
 from geo_ray.joining.rank import RankState
 from geo_ray.joining.save_round import commit_order, read_checkpoint, unsaved_message
+from geo_ray.joining.vector import ModuleBuffers
 from geo_ray.storage.folders import Root
 from geo_ray.storage.parts import DTYPES
 from geo_ray.storage.places import CheckpointPlaces
@@ -80,11 +81,13 @@ class LoopState:
         shared: optimizers, and other objects with ``state_dict`` and ``load_state_dict``, whose
             state is that of the group: each rank has its shards, or the same.
         own: objects whose state is that of one rank, such as data loaders.
+        ruled: buffers and frozen parameters with a rule; None: there are none.
     """
 
     model: nn.Module
     shared: Mapping[str, Any]
     own: Mapping[str, Any]
+    ruled: ModuleBuffers | None = None
 
     def tree(self, rank: int) -> dict[str, Any]:
         """Return the state as nested values; tensors are not copied."""
@@ -95,7 +98,10 @@ class LoopState:
             for name, each in self.shared.items()
         }
         own = {name: each.state_dict() for name, each in self.own.items()}
-        buffers = {name: each.detach() for name, each in persistent_buffers(self.model).items()}
+        found = persistent_buffers(self.model)
+        if self.ruled is not None:
+            found |= self.ruled.by_name()
+        buffers = {name: each.detach() for name, each in found.items()}
         return {
             "state": shared,
             "buffers": buffers,

@@ -103,6 +103,15 @@ class SaveRound:
     failed: dict[str, str] = field(default_factory=dict)
     _regions: dict[str, _Parts] = field(default_factory=dict)
 
+    def shown(self) -> dict[str, object]:
+        """Return the state as plain values."""
+        return {
+            "id": self.id,
+            "stage": self.stage.value,
+            "failed": dict(self.failed),
+            "saved": list(self.saved),
+        }
+
     @property
     def saved(self) -> tuple[str, ...]:
         """The regions that have committed their parts."""

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from enum import Enum
 from itertools import zip_longest
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import torch
 from pydantic import Field
@@ -33,6 +34,7 @@ from geo_ray.base.errors import (
     GeoRayError,
     InvariantError,
     JoinRefusedError,
+    ModelMismatchError,
     NonFiniteError,
     RanksDisagreeError,
     RegionLostError,
@@ -40,7 +42,17 @@ from geo_ray.base.errors import (
 from geo_ray.base.model import StrictModel
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.feedback import all_finite
-from geo_ray.joining.layout import Layout, Ranges, Slice, gathered, put, shapes_in, slices_of
+from geo_ray.data.tasks.model_buffers import FLOATS, INTEGERS, BufferEntry
+from geo_ray.joining.layout import (
+    Layout,
+    Ranges,
+    Slice,
+    common,
+    gathered,
+    put,
+    shapes_in,
+    slices_of,
+)
 from geo_ray.joining.rank import RankState
 from geo_ray.joining.save_round import SaveRound, SaveStage
 from geo_ray.strategies.config import AnyStrategy, CodecConfig
@@ -49,8 +61,9 @@ from geo_ray.training.assignment import ServerPlan
 from geo_ray.training.averager import AVERAGER_WIRE, OPEN, Averager
 from geo_ray.training.checkpoint_parts import AveragerSnapshot
 from geo_ray.training.membership import MemberChange
-from geo_ray.training.messages import ReplyMessage, UpdateMessage
-from geo_ray.training.parameters import digest, fragment_bounds
+from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
+from geo_ray.training.model_buffers import AVERAGER_PREFIX, REGION_PREFIX, AveragerBuffers
+from geo_ray.training.parameters import BufferLayout, digest, fragment_bounds
 from geo_ray.training.payload_encoding import AveragerWire, WirePlan
 from geo_ray.training.wire_format import (
     as_tensor,
@@ -69,7 +82,9 @@ _LOGGER: Final = logging.getLogger(__name__)
 SERVER: Final = "geo-ray-server"
 """Name of the serving endpoint."""
 
+_BUFFERS: Final = -1  # stands for the model buffers among the numbers of slices
 _RANK_DIGITS: Final = 9
+_OF_FRAGMENT: Final = re.compile(r"outer(\d+)/")  # state of the outer optimizer of a fragment
 _RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
 
 
@@ -190,10 +205,11 @@ class Hello:
         region: its region.
         rank: its rank in the region.
         world_size: ranks of the region.
-        attempt: incarnation of the region's process group.
+        attempt: incarnation of the region's training; grows with every one.
         layout: its model.
         share: the ranges that it exchanges.
         saved: checkpoints of the run that it can load; None: it saves none.
+        buffers: its model buffers.
     """
 
     region: str
@@ -203,6 +219,7 @@ class Hello:
     layout: Layout
     share: Ranges
     saved: tuple[int, ...] | None = None
+    buffers: tuple[BufferEntry, ...] = ()
 
     def message(self) -> Message:
         """Return the message that contains it."""
@@ -212,7 +229,12 @@ class Hello:
             "world_size": self.world_size,
             "attempt": self.attempt,
         }
-        body = {"layout": self.layout.to_json(), "share": self.share, "saved": self.saved}
+        body = {
+            "layout": self.layout.to_json(),
+            "share": self.share,
+            "saved": self.saved,
+            "buffers": [astuple(each) for each in self.buffers],
+        }
         return Message("join", meta, json.dumps(body).encode(), "control", CONTROL)
 
     @classmethod
@@ -228,6 +250,12 @@ class Hello:
             body = json.loads(bytes(message.payload))
             share = tuple((int(a), int(b)) for a, b in body["share"])
             layout = Layout.from_json(str(body["layout"]))
+            buffers = tuple(_buffer_entry(*each) for each in body["buffers"])
+            means = {each.name: each for each in buffers if each.rule == "mean"}
+            if any(
+                e.variance_of is not None and means[e.variance_of].shape != e.shape for e in buffers
+            ):
+                raise ValueError("variances of other values")
             saved = None if body["saved"] is None else tuple(int(each) for each in body["saved"])
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise FrameError(f"a rank's description cannot be read: {error!r}") from None
@@ -239,7 +267,26 @@ class Hello:
             layout,
             share,
             saved,
+            buffers,
         )
+
+
+def _buffer_entry(
+    name: object, shape: Sequence[int], dtype: object, rule: object, variance_of: object
+) -> BufferEntry:
+    """Return the description of a model buffer from what another process says.
+
+    Raises:
+        ValueError: it is none.
+    """
+    sizes = tuple(int(n) for n in shape)
+    known = getattr(torch, str(dtype), None)
+    types = (*FLOATS, *INTEGERS) if rule == "mean" else (known,)
+    if any(n < 0 for n in sizes) or not isinstance(known, torch.dtype) or known not in types:
+        raise ValueError(f"'{name}' is {dtype} {sizes}")
+    means = None if variance_of is None else str(variance_of)
+    which: Literal["mean", "region"] = "mean" if rule == "mean" else "region"
+    return BufferEntry(str(name), sizes, str(dtype), which, means)
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +447,7 @@ class _Region:
     open: UpdateMessage | None = None  # the update that is not answered yet, of the first slice
     sent_bytes: int = 0  # payload of that update in all slices
     headers: dict[int, tuple[UpdateMessage, int]] = field(default_factory=dict)  # by rank
+    buffers: dict[int, Tensor] = field(default_factory=dict)  # uint8 (E,), by rank
     finished: set[str] = field(default_factory=set)  # ranks that have ended
 
     @property
@@ -427,6 +475,8 @@ class JoinService:
         slices: slices of the model.
         averagers: one per slice.
         model_P: the final parameters, fp32 (P,), in stage `DONE`; the initial ones before.
+        buffer_layout: its model buffers; they do not depend on slices.
+        buffers_B: the final model buffers, uint8 (B,), or the initial ones, as `model_P`.
         failure: the error that ends the run; None: there is none.
         save: the checkpoint that is being made; None: there is none.
 
@@ -434,25 +484,36 @@ class JoinService:
         terms: the run.
         now_s: returns the time of the run's clock.
         resumed: the checkpoint from which the run continues; None: it begins.
+        least: with fewer regions, the others wait for one that was lost to join again.
     """
 
     def __init__(
-        self, terms: JoinTerms, now_s: Callable[[], float], resumed: SavedRun | None = None
+        self,
+        terms: JoinTerms,
+        now_s: Callable[[], float],
+        resumed: SavedRun | None = None,
+        least: int = 1,
     ) -> None:
         self.terms = terms
+        self._least = least
+        self._held: dict[str, tuple[float, str]] = {}  # lost regions that the others wait for
         self.stage = Stage.GATHERING
         self.layout: Layout | None = None
         self.slices: tuple[Slice, ...] = ()
         self.averagers: list[Averager] = []
         self.model_P = torch.empty(0)
+        self.buffer_layout = BufferLayout(())
+        self.buffers_B = no_buffers()
         self.failure: GeoRayError | None = None
         self.save: SaveRound | None = None
         self._resumed = resumed
         self._snapshots: list[AveragerSnapshot] = []  # the averagers' state for `save`
         self._saved_steps: dict[str, int] = {}  # steps of regions at its barrier
+        self._saved_buffers: tuple[dict[str, Tensor], dict[str, float]] = {}, {}
         self._now_s = now_s
+        self._buffers = AveragerBuffers()
         self._regions: dict[str, _Region] = {}
-        self._missing: set[int] = set()  # slices whose parameters are on their way
+        self._missing: set[int] = set()  # slices whose parameters are on their way, or `_BUFFERS`
         self._joining: dict[str, _Region] = {}  # regions that wait for the next barrier
         self._donor = ""  # whose state regions copy
         self._copiers: tuple[str, ...] = ()  # which do
@@ -505,7 +566,8 @@ class JoinService:
             message: the message.
 
         Returns:
-            Messages to ranks. A rank whose message is refused gets the error.
+            Messages to ranks. If a message is refused, its region gets the error, and the others
+            continue without the region.
         """
         try:
             if message.kind == "join":
@@ -513,6 +575,8 @@ class JoinService:
             self._check_peer(peer)
             if message.kind == "state":
                 return self._on_state(peer, message)
+            if message.kind == "buffers":
+                return self._on_buffers(peer, message)
             if message.kind == "update":
                 return self._on_update(peer, message)
             if message.kind == "copy":
@@ -528,7 +592,19 @@ class JoinService:
                 return self._on_failed(peer, message.meta)
             raise FrameError(f"unknown message '{message.kind}'")
         except GeoRayError as error:
-            return self._refuse(region_of(peer), error, [peer])
+            return self._refused(peer, message, error)
+
+    def _refused(self, peer: str, message: Message, error: GeoRayError) -> list[Outbound]:
+        """Handle a message that is refused: its sender may ignore that, so its region is lost."""
+        name, attempt = region_of(peer), message.meta.get("attempt")
+        region = self._joining.get(name) or self._regions.get(name)
+        if region is None or attempt not in (None, region.attempt):  # of another process group
+            return [_refusal(peer, error, attempt if isinstance(attempt, int) else 0)]
+        found = self._refuse(name, error, [peer])
+        ends = self.stage is not Stage.GATHERING and not isinstance(error, JoinRefusedError)
+        if ends and 0 <= _number(peer) < region.world_size:
+            found += self.on_lost(name, error.message)
+        return found
 
     def _check_peer(self, peer: str) -> None:
         """Refuse ranks that the region does not have.
@@ -561,22 +637,29 @@ class JoinService:
         if self._regions.pop(region, None) is None or self.stage is Stage.GATHERING:
             return []
         self._emit("region_lost", region=region, cause=cause)
+        self._buffers.leave(region)
+        for found_at in self._evaluations.values():
+            found_at.pop(region, None)
         if not self._regions:
             self.failure = RegionLostError(f"all regions are lost; the last one: {cause}")
             return []
         if self.stage is Stage.ENDING:  # another region has the same parameters
             if not was_source:
                 return []
-            self._missing = set(range(len(self.slices)))
+            self._missing = self._everything()
             return self._all("collect", [self._source])
         if self.stage is Stage.STARTING and was_source:
             self.failure = RegionLostError(
                 f"region '{region}' was lost before it had sent the initial parameters: {cause}"
             )
             return []
+        self._complete_evaluations()
         found = self._leave_out(region, cause)
-        replies = [averager.leave(region) for averager in self.averagers]
-        found += self._answers(replies)
+        if len(self._regions) < self._least and not self.averagers[0].stopping:
+            _LOGGER.warning("the run waits for region '%s'", region)
+            self._held[region] = self._now_s(), cause
+        else:
+            found += self._answers([averager.leave(region) for averager in self.averagers])
         if region == self._donor and not all(self._copied.values()):
             for name in [name for name in self._copiers if name != region]:
                 error = RegionLostError(
@@ -597,6 +680,37 @@ class JoinService:
         error = RegionLostError(f"the run continues without region '{region}': {cause}")
         return self._refuse(region, error) + self.on_lost(region, cause)
 
+    def check_held(self, longest_s: float) -> list[Outbound]:
+        """End the run if it has waited too long for enough regions.
+
+        Args:
+            longest_s: longest wait.
+        """
+        if not self._held or self.failure is not None:
+            return []
+        since_s = min(at_s for at_s, _ in self._held.values())
+        if self._now_s() - since_s < longest_s:
+            return []
+        causes = "; ".join(f"region '{n}': {cause}" for n, (_, cause) in self._held.items())
+        self.failure = RegionLostError(
+            f"fewer than members.min = {self._least} regions for {longest_s:g} s: {causes}"
+        )
+        return [each for name in self._regions for each in self._refuse(name, self.failure)]
+
+    def _release(self) -> list[Outbound]:
+        """Continue without the lost regions that the others have waited for."""
+        found: list[Outbound] = []
+        for name in list(self._held):
+            del self._held[name]
+            found += self._answers([averager.leave(name) for averager in self.averagers])
+        return found
+
+    def is_awaited(self, peer: str) -> bool:
+        """Return whether an endpoint is a rank of a region that takes part, or will."""
+        name = region_of(peer)
+        region = self._joining.get(name) or self._regions.get(name)
+        return region is not None and 0 <= _number(peer) < region.world_size
+
     def check_late(self, longest_s: float) -> list[Outbound]:
         """Continue without regions whose ranks do not all send an update that others have sent.
 
@@ -616,10 +730,11 @@ class JoinService:
             found += self._refuse(name, error) + self.on_lost(name, error.message)
         return found
 
-    def request_stop(self) -> None:
+    def request_stop(self) -> list[Outbound]:
         """Ask every region to finish with its next answer."""
         for averager in self.averagers:
             averager.request_stop()
+        return self._release()
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -665,6 +780,11 @@ class JoinService:
                 if not name.startswith(OPEN)  # all regions have their answers
             }
             found.append(SavedSlice(each.ranges, tensors, {**snapshot.control, "exchanges": {}}))
+        buffers, rows = self._saved_buffers
+        first = found[0]
+        found[0] = SavedSlice(
+            first.ranges, {**first.tensors, **buffers}, {**first.control, "buffer_rows": rows}
+        )
         return SavedRun(save.id, layout, tuple(found), self._saved_steps)
 
     @property
@@ -705,6 +825,7 @@ class JoinService:
             {n: (each.attempt, each.world_size) for n, each in self._regions.items() if each.saves}
         )
         self._saved_steps = self.steps
+        self._saved_buffers = self._buffers.export()
         for averager in self.averagers:
             averager.begin_checkpoint(save.id, halt=False)
             self._snapshots.append(averager.snapshots.pop())
@@ -732,16 +853,33 @@ class JoinService:
         if known is None or hello.attempt > known.attempt:
             known = self._regions[name] = _Region(hello.attempt, hello.world_size)
         _check_rank(name, hello, known)
-        if self.layout is None:
-            self.layout = hello.layout
-        else:
-            first = next(iter(self._regions))
-            whose = f"region '{first}'"
-            self.layout.check_same(hello.layout, f"region '{name}' (rank {hello.rank})", whose)
+        if not any(each.hellos for each in self._regions.values()):
+            self.layout, self.buffer_layout = hello.layout, BufferLayout(hello.buffers)
+            self._buffers = AveragerBuffers(self.buffer_layout)
+        elif self.layout is not None:
+            first = next(each for each, region in self._regions.items() if region.hellos)
+            self._check_model(hello, self.layout, f"region '{first}'")
         known.hellos[hello.rank] = hello
-        if self.missing():
+        if self.missing() or self.layout is None:
             return []
         return self._start(self.layout)
+
+    def _check_model(self, hello: Hello, layout: Layout, whose: str) -> None:
+        """Refuse another model.
+
+        Raises:
+            ModelMismatchError: names what differs.
+        """
+        who = f"region '{hello.region}' (rank {hello.rank})"
+        layout.check_same(hello.layout, who, whose)
+        mine, theirs = self.buffer_layout.entries, hello.buffers
+        if mine != theirs:
+            names = sorted({each.name for each in set(mine) ^ set(theirs)})
+            what = f"'{names[0]}' first" if names else "their order"
+            raise ModelMismatchError(
+                f"the model buffers of {who} are not those of {whose}: {what} differs",
+                fix="Use the same modules and the same `buffers` of `site.training` everywhere.",
+            )
 
     def _on_rejoin(self, name: str, hello: Hello) -> list[Outbound]:
         """Handle a rank of a region that was lost, or that restarted before anybody noticed."""
@@ -755,19 +893,33 @@ class JoinService:
                 raise JoinRefusedError(
                     f"region '{name}' was the only one; its state is lost with its processes"
                 )
+        region = self._joining.get(name)
+        if region is not None and hello.attempt < region.attempt:
+            raise JoinRefusedError(f"region '{name}': a newer process group has joined")
+        try:
+            return found + self._on_return(name, hello)
+        except GeoRayError as error:  # the others get their answers all the same
+            found += self._refuse(name, error, [rank_name(name, hello.rank)])
+            self._stop_joining(name)
+            return found
+
+    def _on_return(self, name: str, hello: Hello) -> list[Outbound]:
+        """Handle a rank of a region that is no member.
+
+        Raises:
+            GeoRayError: the region cannot join.
+        """
         layout, region = self.layout, self._joining.get(name)
         if layout is None:
             raise InvariantError("a run trains without a model")
-        layout.check_same(hello.layout, f"region '{name}' (rank {hello.rank})", "the run")
-        if region is not None and hello.attempt < region.attempt:
-            raise JoinRefusedError(f"region '{name}': a newer process group has joined")
+        self._check_model(hello, layout, "the run")
         if region is None or hello.attempt > region.attempt:
             self._stop_joining(name)
             region = self._joining[name] = _Region(hello.attempt, hello.world_size)
         _check_rank(name, hello, region)
         region.hellos[hello.rank] = hello
         if not region.is_complete:
-            return found
+            return []
         owned = [
             tuple(each.ranges for each in self.slices if each.owners[name] == rank)
             for rank in range(region.world_size)
@@ -776,17 +928,19 @@ class JoinService:
             own = sorted(pair for each in ranges for pair in each)
             share = region.hellos[rank].share
             if _merged(own) != _merged(share) or sum(map(len, owned)) != len(self.slices):
-                del self._joining[name]
                 raise JoinRefusedError(
                     f"region '{name}' returns with another world size or sharding",
                     fix="Start it with as many ranks and the same sharding as before.",
                 )
-        found += self._welcomed(name, Welcome(self.terms, {}, copies=True))
+        found = self._welcomed(name, Welcome(self.terms, {}, copies=True))
+        if len(self._regions) + len(self.waiting) >= self._least:
+            found += self._release()
         return found + self._admit_next()
 
     def _admit_next(self) -> list[Outbound]:
         """Let the next waiting region join at the next barrier, if none is joining now."""
         ready = [name for name, region in self._joining.items() if region.is_complete]
+        ready = [name for name in ready if name not in self._held]
         if not ready or any(averager.is_changing for averager in self.averagers):
             return []
         if any(averager.stopping for averager in self.averagers):
@@ -805,6 +959,8 @@ class JoinService:
                 self._barrier_s = self._now_s()
         donors = [r.to for r in replies if r.barrier is not None and r.barrier.is_donor]
         self._donor = donors[0] if donors else self._donor
+        for name in view.joining:
+            self._buffers.join(name, self._donor)
 
     def _on_copy(self, peer: str, message: Message) -> list[Outbound]:
         """Pass a donor's state on to the ranks that begin with it."""
@@ -822,8 +978,8 @@ class JoinService:
             owner = rank_name(name, self.slices[index].owners[name])
             found.append(Outbound(owner, message))
             if index == 0:  # ranks without a slice need the plain values
-                meta = {**message.meta, "slice": None, "names": [], "sizes": []}
-                empty = Message("copy", meta, b"", "transfer")
+                tensors = {k: v for k, v in state.tensors.items() if k.startswith(REGION_PREFIX)}
+                empty = copy_message(None, RankState(tensors, state.control))
                 idle = set(range(self._regions[name].world_size)) - owners
                 found += [Outbound(rank_name(name, rank), empty) for rank in idle]
             if all(self._copied.values()):
@@ -848,7 +1004,7 @@ class JoinService:
         if self._resumed is not None:
             return self._resume(layout, self._resumed)
         self.averagers = [self.terms.averager(layout, each) for each in self.slices]
-        self.stage, self._missing = Stage.STARTING, set(range(len(self.slices)))
+        self.stage, self._missing = Stage.STARTING, self._everything()
         welcome = Welcome(self.terms, {})
         return [
             each
@@ -891,6 +1047,13 @@ class JoinService:
             if copying:
                 averager.admit(MemberChange(joins=tuple(copying), preferred_donor=donor))
             self.averagers.append(averager)
+        first = saved.slices[0]
+        of_buffers = {k: v for k, v in first.tensors.items() if k.startswith(AVERAGER_PREFIX)}
+        self._buffers.restore(of_buffers, first.control.get("buffer_rows"))
+        for gone in sorted(set(members) - set(loading)):
+            self._buffers.leave(gone)
+        for name in copying:
+            self._buffers.join(name, donor)
         self.stage = Stage.TRAINING
         steps = saved.steps.get(donor, 0)
         for name, region in self._regions.items():
@@ -924,14 +1087,9 @@ class JoinService:
         if not all_finite(params_Q):
             raise NonFiniteError(f"the parameters of '{peer}' are not finite")
         put(self.model_P, each.ranges, params_Q)
-        self._missing.discard(index)
         if self.stage is Stage.ENDING:
-            if self._missing:
-                return []
-            self.stage = Stage.DONE
-            return self._all("over", list(self._regions))
-        if not self._missing:
-            self.stage = Stage.TRAINING
+            return self._arrived(index)
+        self._arrived(index)
         return [
             Outbound(
                 rank_name(name, rank),
@@ -940,6 +1098,41 @@ class JoinService:
             for name, rank in each.owners.items()
             if name != source
         ]
+
+    def _on_buffers(self, peer: str, message: Message) -> list[Outbound]:
+        """Handle the model buffers that come with the initial or the final parameters."""
+        if _BUFFERS not in self._missing:
+            return []
+        layout, first = self.buffer_layout, rank_name(self._source, 0)
+        if peer != first:
+            raise FrameError(f"'{peer}' sent model buffers that it was not asked for")
+        if len(message.payload) != layout.size_bytes:
+            raise FrameError(f"the model buffers of '{peer}' have {len(message.payload)} bytes")
+        values_B = torch.frombuffer(bytearray(message.payload), dtype=torch.uint8)
+        if not layout.is_finite(values_B):
+            raise NonFiniteError(f"the model buffers of '{peer}' are not finite")
+        self.buffers_B = values_B
+        if self.stage is Stage.ENDING:
+            return self._arrived(_BUFFERS)
+        self._arrived(_BUFFERS)
+        shared = Message("buffers", {}, bytes(message.payload), "transfer")
+        ranks = (rank_name(n, r) for n, each in self._regions.items() for r in each.hellos)
+        return [Outbound(rank, shared) for rank in ranks if rank != first]
+
+    def _everything(self) -> set[int]:
+        """Return the parts of the model that the source must send."""
+        return {*range(len(self.slices)), *([_BUFFERS] if self.buffer_layout.entries else [])}
+
+    def _arrived(self, part: int) -> list[Outbound]:
+        """Note a part of the model; the run continues, or ends, once all of them are here."""
+        self._missing.discard(part)
+        if self._missing:
+            return []
+        if self.stage is not Stage.ENDING:
+            self.stage = Stage.TRAINING
+            return []
+        self.stage = Stage.DONE
+        return self._all("over", list(self._regions))
 
     # ------------------------------------------------------------------ updates
 
@@ -968,7 +1161,9 @@ class JoinService:
         if index is not None:
             if index >= len(self.slices) or self.slices[index].owners[name] != rank:
                 raise FrameError(f"'{peer}' sent slice {index}, which is not its own")
-            region.parts[index] = update
+            region.parts[index] = replace(update, buffers_E=no_buffers())
+        if update.buffers_E.numel():
+            region.buffers[rank] = update.buffers_E
         if len(region.headers) < region.world_size or len(region.parts) < len(self.slices):
             return []
         return self._take(name, region)
@@ -999,12 +1194,16 @@ class JoinService:
         losses = [
             (region.losses[r], n) for r, (_, n) in region.headers.items() if r in region.losses
         ]
+        whole = replace(parts[0], buffers_E=self._combined(name, region))
         region.parts.clear()
         region.headers.clear()
         region.losses.clear()
+        region.buffers.clear()
+        self._buffers.check(whole)
         checked = [  # all of them, before any averager takes one in
             averager.checked(part) for averager, part in zip(self.averagers, parts, strict=True)
         ]
+        self._buffers.take(whole)
         now_s = self._now_s()
         replies = []
         for averager, part in zip(self.averagers, checked, strict=True):
@@ -1027,10 +1226,25 @@ class JoinService:
         )
         return self._answers(replies)
 
+    def _combined(self, name: str, region: _Region) -> Tensor:
+        """Return the model buffers of a region from those of its ranks, uint8 (E,)."""
+        size = self._buffers.size_bytes
+        ranks = range(region.world_size)
+        vectors = [region.buffers.get(rank, no_buffers()) for rank in ranks]
+        if any(vector.numel() != size for vector in vectors):
+            found = [vector.numel() for vector in vectors]
+            raise FrameError(f"region '{name}': model buffers of {found} bytes, not {size} each")
+        if not size:
+            return no_buffers()
+        rows = [float(region.headers[rank][1]) for rank in ranks]
+        return self.buffer_layout.combine(vectors, rows if any(rows) else [1.0] * len(rows))
+
     def _answers(self, replies: Sequence[Sequence[ReplyMessage]]) -> list[Outbound]:
         """Return the answers of all slices' averagers, for the ranks that own the slices."""
         found: list[Outbound] = []
         first = {reply.to: reply for reply in replies[0]} if replies else {}
+        with_buffers = {each.to: each for each in self._buffers.attach(list(first.values()))}
+        has_buffers: set[str] = set()  # ranks whose answer has them
         save: Meta = {}
         if any(reply.barrier is not None for reply in first.values()):
             self._at_barrier(list(first.values()))
@@ -1040,17 +1254,20 @@ class JoinService:
                 raise InvariantError("the averagers of two slices answer different regions")
             for reply in of_slice:
                 owner = rank_name(reply.to, self.slices[index].owners[reply.to])
-                meta = {**reply_meta(reply), **save, "slice": index}
-                found.append(Outbound(owner, Message("reply", meta, payload_bytes(reply), "reply")))
+                own = reply if owner in has_buffers else _with(reply, with_buffers[reply.to])
+                has_buffers.add(owner)
+                meta = {**reply_meta(own), **save, "slice": index}
+                found.append(Outbound(owner, Message("reply", meta, payload_bytes(own), "reply")))
         for name, reply in first.items():
             region = self._regions.get(name)
             if region is None:
                 continue
             owners = {each.owners[name] for each in self.slices}
             empty = replace(reply, payload_P=torch.empty(0), coded=None, against=None)
+            empty = _with(empty, with_buffers[name])
             for rank in set(range(region.world_size)) - owners:
                 meta = {**reply_meta(empty), **save, "slice": None}
-                message = Message("reply", meta, b"", "reply")
+                message = Message("reply", meta, payload_bytes(empty), "reply")
                 found.append(Outbound(rank_name(name, rank), message))
             self._note_exchange(
                 name,
@@ -1098,15 +1315,16 @@ class JoinService:
         if len(own) < self._regions[name].world_size:
             return
         self._emit_evaluation(name, step, list(own.values()), final=is_final)
-        complete = [
-            each
-            for each, region in self._regions.items()
-            if len(found.get(each, {})) == region.world_size
-        ]
-        if len(complete) == len(self._regions):
-            parts = [part for each in complete for part in found[each].values()]
+        self._complete_evaluations()
+
+    def _complete_evaluations(self) -> None:
+        """Add up the evaluations that all regions have reported."""
+        for (step, is_final), found in sorted(self._evaluations.items()):
+            if any(len(found.get(n, {})) < e.world_size for n, e in self._regions.items()):
+                continue
+            parts = [part for name in self._regions for part in found[name].values()]
             self._emit_evaluation(None, step, parts, final=is_final)
-            for each in [key for key in self._evaluations if key[0] <= step]:
+            for each in [key for key in self._evaluations if key <= (step, is_final)]:
                 del self._evaluations[each]  # earlier ones are not completed any longer
 
     def _emit_evaluation(
@@ -1149,8 +1367,13 @@ class JoinService:
         """Collect the model, if all regions have finished."""
         if not all(len(each.finished) == each.world_size for each in self._regions.values()):
             return []
-        self.stage, self._missing = Stage.ENDING, set(range(len(self.slices)))
-        return self._all("collect", [self._source])
+        self.stage, self._missing = Stage.ENDING, self._everything()
+        found = self._all("collect", [self._source])
+        for name in list(self._joining):
+            error = JoinRefusedError(f"run '{self.terms.name}' ended before '{name}' could join")
+            found += self._refuse(name, error)
+            self._stop_joining(name)
+        return found
 
     @property
     def _source(self) -> str:
@@ -1187,11 +1410,36 @@ class JoinService:
         _LOGGER.warning("region '%s' is refused: %s", name, error.message)
         region = self._joining.get(name) or self._regions.get(name)
         ranks = [] if region is None else [rank_name(name, rank) for rank in region.hellos]
-        message = Message("refused", refusal_meta(0, error), b"", "control", CONTROL)
-        return [Outbound(peer, message) for peer in dict.fromkeys((*ranks, *peers))]
+        attempt = 0 if region is None else region.attempt
+        return [_refusal(peer, error, attempt) for peer in dict.fromkeys((*ranks, *peers))]
 
     def _emit(self, kind: str, **values: Any) -> None:
         self._events.append({"kind": kind, "t_s": self._now_s(), **values})
+
+
+def _number(peer: str) -> int:
+    """Return the rank of an endpoint; -1 for others."""
+    try:
+        return rank_of(peer)
+    except FrameError:
+        return -1
+
+
+def _refusal(peer: str, error: GeoRayError, attempt: int) -> Outbound:
+    """Return the message that a rank cannot continue.
+
+    Args:
+        peer: the rank.
+        error: the reason.
+        attempt: incarnation of the region's training; 0: any.
+    """
+    meta = {**refusal_meta(0, error), "attempt": attempt}
+    return Outbound(peer, Message("refused", meta, b"", "control", CONTROL))
+
+
+def _with(reply: ReplyMessage, other: ReplyMessage) -> ReplyMessage:
+    """Return an answer with the model buffers of another one."""
+    return replace(reply, buffers_E=other.buffers_E, buffers_weight=other.buffers_weight)
 
 
 def _cut(
@@ -1208,18 +1456,22 @@ def _cut(
         if each.ranges == part.ranges:
             return each.tensors, each.control
     names = {name for each in saved for name in each.tensors if not name.startswith(AVERAGER_WIRE)}
-    for each in saved:
-        size = sum(stop - start for start, stop in each.ranges)
-        if wrong := [name for name in names if each.tensors[name].shape != (size,)]:
-            raise CheckpointMismatchError(
-                f"the averager's state {wrong} cannot be divided among other ranks",
-                fix="Resume with the sharding and the number of ranks of the checkpoint.",
-            )
-    tensors = {
-        name: gathered([(each.ranges, each.tensors[name]) for each in saved], part.ranges)
-        for name in sorted(names)
-    }
-    return tensors, {**saved[0].control, "wire": averager.wire.export()[1]}
+    size = max(stop for each in saved for _, stop in each.ranges)
+    fragments = fragment_bounds(size, averager.strategy.traits.exchange.fragments)
+    tensors = {}
+    for name in sorted(names):
+        of_fragment = _OF_FRAGMENT.match(name)
+        within = ((0, size),) if of_fragment is None else (fragments[int(of_fragment[1])],)
+        pieces = [(common(each.ranges, within), each.tensors[name]) for each in saved]
+        for ranges, vector in pieces:
+            if vector.shape != (sum(stop - start for start, stop in ranges),):
+                raise CheckpointMismatchError(
+                    f"the averager's state '{name}' cannot be divided among other ranks",
+                    fix="Resume with the sharding and the number of ranks of the checkpoint.",
+                )
+        tensors[name] = gathered(pieces, common(part.ranges, within))
+    control = {k: v for k, v in saved[0].control.items() if k != "buffer_rows"}
+    return tensors, {**control, "wire": averager.wire.export()[1]}
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

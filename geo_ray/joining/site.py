@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from geo_ray.base.errors import (
+    CheckpointError,
     ConfigError,
     GeoRayError,
     JoinRefusedError,
@@ -31,6 +32,7 @@ from geo_ray.base.errors import (
     LoopMisuseError,
     ServerLostError,
 )
+from geo_ray.data.tasks.model_buffers import BufferRule
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.layout import Layout, positions, put, taken
 from geo_ray.joining.rank import (
@@ -52,12 +54,14 @@ from geo_ray.joining.service import (
     rank_name,
     read_copy,
 )
-from geo_ray.joining.vector import ParameterVector
+from geo_ray.joining.vector import ModuleBuffers, ParameterVector
 from geo_ray.storage.folders import Root
 from geo_ray.training.effects import SendUpdate
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
+from geo_ray.training.model_buffers import REGION_PREFIX
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import (
+    as_bytes,
     as_tensor,
     payload_bytes,
     read_refusal,
@@ -78,6 +82,7 @@ SCHEME: Final = "geo-ray://"
 _LOOK_S: Final = 0.5
 _NOTICE_S: Final = 2.0
 _CAUSE_CHARS: Final = 500
+_MOST_UNUSED: Final = 1000  # batches, more than one step accumulates
 T = TypeVar("T")
 
 
@@ -195,6 +200,7 @@ class JoinedRegion:
         self._is_training = False
         self._server_attempt: int | None = None
         self._run_id = credentials.run_id
+        self._attempt, self._trainings = ranks.attempt, 0
         self._saver: RankSaver | None = None  # while it trains
         self._open = ExitStack()  # the training between `begin` and `finish`
         identity = EndpointIdentity(credentials.run_id, ranks.name, ranks.attempt, credentials.key)
@@ -248,6 +254,7 @@ class JoinedRegion:
         self,
         model: nn.Module,
         *,
+        buffers: Mapping[str, BufferRule] | None = None,
         state: Mapping[str, Any] | None = None,
         rank_state: Mapping[str, Any] | None = None,
         checkpoints: str | Path | None = None,
@@ -257,7 +264,9 @@ class JoinedRegion:
         The training lasts until `finish`. If the block of the region ends before, the training has
         failed, as if its own block had ended.
         """
-        block = self.training(model, state=state, rank_state=rank_state, checkpoints=checkpoints)
+        block = self.training(
+            model, buffers=buffers, state=state, rank_state=rank_state, checkpoints=checkpoints
+        )
         return self._open.enter_context(block)
 
     def finish(self) -> None:
@@ -273,6 +282,7 @@ class JoinedRegion:
         self,
         model: nn.Module,
         *,
+        buffers: Mapping[str, BufferRule] | None = None,
         state: Mapping[str, Any] | None = None,
         rank_state: Mapping[str, Any] | None = None,
         checkpoints: str | Path | None = None,
@@ -281,10 +291,15 @@ class JoinedRegion:
 
         In the block the model has the run's parameters. The block must run until
         `JoinedTraining.done`. If the run is resumed from a checkpoint of which the region has its
-        files, ``state`` and ``rank_state`` are loaded, too.
+        files, ``state`` and ``rank_state`` are loaded, too. After an error the region may train
+        again: as if it were restarted, it waits for the start, or begins with a copy of another
+        region's state.
 
         Args:
             model: module whose trained parameters are exchanged, after sharding if it is sharded.
+            buffers: rules for buffers and frozen parameters, by pattern of names, such as
+                ``{"teacher.*": "mean"}``; see the guide of tasks. Running statistics of torch's
+                normalization layers are ``mean`` without a rule.
             state: what checkpoints contain besides the parameters: optimizers, and other objects
                 with ``state_dict`` and ``load_state_dict`` that are equal in all ranks, such as
                 learning-rate schedules.
@@ -297,6 +312,7 @@ class JoinedRegion:
             ConfigError: there is ``state`` and no folder for it.
             CheckpointError: the region's files of a checkpoint cannot be loaded.
             ModelMismatchError: another region has another model.
+            TaskStateError: a rule fits no buffer.
             JoinRefusedError: the run does not accept the region.
             LoopMisuseError: the block ends before the run does.
         """
@@ -308,17 +324,22 @@ class JoinedRegion:
                 fix="Pass checkpoints=FOLDER, which all ranks of the region see.",
             )
         self._is_training = True
+        self._attempt = self._ranks.attempt + self._trainings
+        self._trainings += 1
+        while not self._mail.empty():
+            self._mail.get()  # of an earlier training
         try:
             layout = Layout.of(model)
             vector = ParameterVector(model, layout, self._ranks.group)
-            loop = LoopState(model, dict(state or {}), dict(rank_state or {}))
+            own = ModuleBuffers.of(model, buffers)
+            loop = LoopState(model, dict(state or {}), dict(rank_state or {}), own)
             root = None
             if checkpoints is not None:
                 root = root_of(checkpoints, self._run_id, self.region)
             with ExitStack() as stack:
                 if root is not None:
                     self._saver = stack.enter_context(closing(self._new_saver(root)))
-                exchange = self._start(layout, vector, loop, root)
+                exchange = self._start(layout, vector, own, loop, root)
                 exchanger = stack.enter_context(
                     closing(
                         _Exchanger(self._endpoint, self._mail, exchange, self._ranks, self._wait_s)
@@ -328,7 +349,7 @@ class JoinedRegion:
                 sync.settle()
                 yield sync
                 sync.check_ended()
-                exchanger.end(vector)
+                exchanger.end(vector, own)
         except BaseException as error:
             self._tell_failed(error)
             raise
@@ -337,10 +358,12 @@ class JoinedRegion:
 
     def _new_saver(self, root: Root) -> RankSaver:
         ranks = self._ranks
-        return RankSaver(self._endpoint, SERVER, root, ranks.rank, ranks.world_size, ranks.attempt)
+        return RankSaver(self._endpoint, SERVER, root, ranks.rank, ranks.world_size, self._attempt)
 
     def _on_message(self, _: str, message: Message) -> None:
         saver = self._saver
+        if message.kind == "refused" and message.meta.get("attempt") not in (0, self._attempt):
+            return  # of an earlier training
         if message.kind not in SAVER_KINDS:
             self._mail.put(message)
         elif saver is not None:
@@ -349,23 +372,36 @@ class JoinedRegion:
     def _tell_failed(self, error: BaseException) -> None:
         """Tell the server that this rank ends, so that other regions do not wait for it."""
         cause = f"{type(error).__name__}: {error}"[:_CAUSE_CHARS]
-        meta: Meta = {"cause": cause, "attempt": self._ranks.attempt}
+        meta: Meta = {"cause": cause, "attempt": self._attempt}
         failed = Message("failed", meta, b"", "control", CONTROL)
         with suppress(GeoRayError):
             self._endpoint.send(SERVER, failed, 0.0)
             self._endpoint.flush(SERVER, _LOOK_S)
 
     def _start(
-        self, layout: Layout, vector: ParameterVector, loop: LoopState, root: Root | None
+        self,
+        layout: Layout,
+        vector: ParameterVector,
+        buffers: ModuleBuffers | None,
+        loop: LoopState,
+        root: Root | None,
     ) -> RankExchange:
         """Describe the model, wait for all regions, and load the run's parameters."""
         ranks = self._ranks
-        saved = None if root is None else tuple(n for n, whole in root.ids().items() if whole)
         hello = Hello(
-            ranks.region, ranks.rank, ranks.world_size, ranks.attempt, layout, vector.share, saved
+            ranks.region,
+            ranks.rank,
+            ranks.world_size,
+            self._attempt,
+            layout,
+            vector.share,
+            None if root is None else tuple(n for n, whole in root.ids().items() if whole),
+            () if buffers is None else buffers.entries,
         )
         self._endpoint.send(SERVER, hello.message())
-        welcome = Welcome.read(self._receive("welcome", "the other regions"))
+        while (message := self._receive(None, "the other regions")).kind != "welcome":
+            pass  # left over from an earlier training
+        welcome = Welcome.read(message)
         terms = welcome.terms
         check_strategy(terms.strategy)
         bounds = terms.bounds_in(vector.share, layout.size)
@@ -383,61 +419,99 @@ class JoinedRegion:
         model = JoinedModel(terms.strategy, vector, bounds)
         begins = not welcome.copies and welcome.checkpoint is None
         if begins:
-            self._load(slices, vector, is_source=welcome.is_source)
+            self._load(slices, vector, buffers, is_source=welcome.is_source)
             model.start()
-        plan = terms.server_plan(ranks.region, ranks.attempt)
+        plan = terms.server_plan(ranks.region, self._attempt)
         local = max(1, terms.strategy.traits.region.worker_steps)
         exchange = RankExchange(
-            plan, model, slices=slices, local_steps=local, eval_every=terms.eval_every
+            plan,
+            model,
+            buffers,
+            slices=slices,
+            local_steps=local,
+            eval_every=terms.eval_every,
         )
         if welcome.checkpoint is not None and root is not None:
             own = [ranges for _, ranges in sorted(welcome.slices.items())]
             loop.load(root, welcome.checkpoint, ranks.rank)
+            if buffers is not None:
+                buffers.start(buffers.layout.read(buffers.module))
             states = saved_states(root, welcome.checkpoint, own)
             exchange.restore(states_of(states, own, [each.wire for each in slices]))
         elif not begins:
-            exchange.restore(self._copies(slices))
+            if root is not None and hello.saved:
+                self._load_own(loop, root, max(hello.saved))
+            exchange.restore(self._copies(slices, buffers))
         exchange.requests.view = max(exchange.requests.view, welcome.view)
         if welcome.is_donor:
-            send_copies(self._endpoint, exchange)
+            _send_copies(self._endpoint, exchange)
         return exchange
 
-    def _copies(self, slices: list[SliceWire]) -> list[RankState]:
-        """Wait for the copy of another region's state."""
+    def _load_own(self, loop: LoopState, root: Root, checkpoint: int) -> None:
+        """Load optimizers and the like from the region's newest files, which may be a bit older.
+
+        The parameters are copies of another region's. Without its files the region could join, too.
+        """
+        try:
+            loop.load(root, checkpoint, self._ranks.rank)
+        except CheckpointError as error:
+            log.warning("the loop begins with a new state: %s", error.message)
+
+    def _copies(self, slices: list[SliceWire], buffers: ModuleBuffers | None) -> list[RankState]:
+        """Wait for the copy of another region's state; load its model buffers."""
         found: dict[int | None, RankState] = {}
         while len(found) < max(1, len(slices)):
-            index, state = read_copy(self._receive("copy", "the state of another region"))
-            found[index] = state
+            index, state = read_copy(self._receive(("copy",), "the state of another region"))
+            own = {k: v for k, v in state.tensors.items() if k.startswith(REGION_PREFIX)}
+            rest = {k: v for k, v in state.tensors.items() if k not in own}
+            found[index] = replace(state, tensors=rest)
+            if buffers is not None:
+                buffers.restore({k: v.view(torch.uint8) for k, v in own.items()})
         return [found[each.index] for each in slices] or list(found.values())
 
-    def _load(self, slices: list[SliceWire], vector: ParameterVector, *, is_source: bool) -> None:
-        """Send the initial parameters, or load them."""
+    def _load(
+        self,
+        slices: list[SliceWire],
+        vector: ParameterVector,
+        buffers: ModuleBuffers | None,
+        *,
+        is_source: bool,
+    ) -> None:
+        """Send the initial parameters and model buffers, or load them."""
         params_S = vector.read()
+        awaits_buffers = buffers is not None
         if is_source:
+            if self._ranks.rank == 0:
+                _send_buffers(self._endpoint, buffers)
+                awaits_buffers = False
             for each in slices:
                 _send_state(self._endpoint, each.index, taken(params_S, each.places))
             self._endpoint.flush(SERVER, self._wait_s)
-            return
-        places = {each.index: each.places for each in slices}
-        while places:
-            message = self._receive("state", "the initial parameters")
-            own = places.pop(fields.count(message.meta, "slice"))
-            put(params_S, own, as_tensor(memoryview(message.payload)))
-        vector.write(params_S)
+        places = {} if is_source else {each.index: each.places for each in slices}
+        while places or awaits_buffers:
+            message = self._receive(("state", "buffers"), "the initial parameters")
+            if message.kind == "state":
+                own = places.pop(fields.count(message.meta, "slice"))
+                put(params_S, own, as_tensor(memoryview(message.payload)))
+            elif buffers is not None:
+                buffers.start(torch.frombuffer(bytearray(message.payload), dtype=torch.uint8))
+                awaits_buffers = False
+        if not is_source:
+            vector.write(params_S)
 
-    def _receive(self, kind: str, what: str) -> Message:
-        """Wait for a message of the start."""
-        return _await_message(self._mail, self._endpoint, (kind,), what, self._wait_s)
+    def _receive(self, kinds: tuple[str, ...] | None, what: str) -> Message:
+        """Wait for a message of the start; ``kinds``: None: of any kind."""
+        return _await_message(self._mail, self._endpoint, kinds, what, self._wait_s)
 
 
 def _await_message(
     mail: queue.SimpleQueue[Message],
     endpoint: Endpoint,
-    kinds: tuple[str, ...],
+    kinds: tuple[str, ...] | None,
     what: str,
     wait_s: float,
 ) -> Message:
-    """Wait for a message of the server.
+    """Wait for a message of the server; ``kinds``: None: of any kind.
 
     Raises:
         ServerLostError: it did not come in time.
@@ -459,7 +533,7 @@ def _await_message(
                 ) from None
             continue
         _check_refused(message)
-        if message.kind in kinds:
+        if kinds is None or message.kind in kinds:
             return message
         raise JoinRefusedError(f"the server sent '{message.kind}' instead of {kinds}")
 
@@ -477,7 +551,8 @@ def _check_refused(message: Message) -> None:
             fix="Start the run and its regions again.",
         )
     if message.kind == "refused":
-        raise read_refusal(message.meta)[1]
+        meta = {name: value for name, value in message.meta.items() if name != "attempt"}
+        raise read_refusal(meta)[1]
 
 
 def _send_state(endpoint: Endpoint, index: int, params_Q: Tensor) -> None:
@@ -486,10 +561,20 @@ def _send_state(endpoint: Endpoint, index: int, params_Q: Tensor) -> None:
     endpoint.send(SERVER, Message("state", {"slice": index}, payload_of(copied), "transfer"))
 
 
-def send_copies(endpoint: Endpoint, exchange: RankExchange) -> None:
+def _send_buffers(endpoint: Endpoint, buffers: ModuleBuffers | None) -> None:
+    """Send the present model buffers, uint8 (B,)."""
+    if buffers is not None:
+        values_B = buffers.layout.read(buffers.module)
+        endpoint.send(SERVER, Message("buffers", {}, as_bytes(values_B), "transfer"))
+
+
+def _send_copies(endpoint: Endpoint, exchange: RankExchange) -> None:
     """Send the state of a rank, from which other regions begin."""
+    found = {} if exchange.model_buffers is None else exchange.model_buffers.tensors()
+    buffers = {name: values_B.view(torch.float32) for name, values_B in found.items()}
     for each, state in zip(exchange.slices, exchange.copies(), strict=False):
-        endpoint.send(SERVER, copy_message(each.index, state))
+        whole = replace(state, tensors={**state.tensors, **buffers})
+        endpoint.send(SERVER, copy_message(each.index, whole))
 
 
 class _Exchanger:
@@ -521,7 +606,7 @@ class _Exchanger:
 
     def send_copies(self) -> None:
         """Send the state of this rank, from which a joining region begins."""
-        send_copies(self._endpoint, self._exchange)
+        _send_copies(self._endpoint, self._exchange)
 
     def saves(self) -> int | None:
         """Return the checkpoint at whose barrier the newest answers were given, once."""
@@ -550,7 +635,7 @@ class _Exchanger:
             raise found
         return found, time.monotonic() - self._sent_s
 
-    def end(self, vector: ParameterVector) -> None:
+    def end(self, vector: ParameterVector, buffers: ModuleBuffers | None) -> None:
         """Tell the server that this rank has finished; send the final parameters if it asks.
 
         Returns when the server has the model.
@@ -558,6 +643,8 @@ class _Exchanger:
         self._endpoint.send(SERVER, Message("finished", {}, b"", "control", CONTROL))
         while self._receive_end().kind == "collect":
             params_S = vector.read()
+            if self._ranks.rank == 0:
+                _send_buffers(self._endpoint, buffers)
             for each in self._exchange.slices:
                 _send_state(self._endpoint, each.index, taken(params_S, each.places))
 
@@ -660,6 +747,7 @@ class JoinedTraining:
         self._exchange, self._exchanger, self._ranks = exchange, exchanger, ranks
         self._loop, self._saver = loop, saver
         self._losses: list[Tensor | float] = []
+        self._calls = 0
         self._reported: tuple[int, bool] | None = None
         self._began_s = time.monotonic()
 
@@ -694,24 +782,25 @@ class JoinedTraining:
         Raises:
             LoopMisuseError: the loader is empty, or `step` is never called.
         """
-        epoch = 0
+        epoch = unused = 0
         while not self.done:
             sampler = getattr(loader, "sampler", None)
             for each in (sampler, loader):
                 if callable(set_epoch := getattr(each, "set_epoch", None)):
                     set_epoch(epoch)
                     break
-            before, is_empty = self.steps, True
+            is_empty = True
             for batch in loader:
-                is_empty = False
+                is_empty, before = False, self._calls
                 yield batch
                 if self._exchange.is_done:
                     return
+                unused = unused + 1 if self._calls == before else 0
             if is_empty:
                 raise LoopMisuseError(f"the data loader of region '{self._ranks.region}' is empty")
-            if self.steps == before and not self._exchange.is_counting:
+            if unused > _MOST_UNUSED:
                 raise LoopMisuseError(
-                    f"region '{self._ranks.region}' made a pass over its data without a call of "
+                    f"region '{self._ranks.region}' used {unused} batches without a call of "
                     "`sync.step`",
                     fix="Call `sync.step(rows=..., loss=...)` after every optimizer step.",
                 )
@@ -733,6 +822,7 @@ class JoinedTraining:
             NonFiniteError: the parameters are not finite.
             GeoRayError: the server has refused the update for another reason.
         """
+        self._calls += 1
         if loss is not None:
             self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
         now_s = time.monotonic()

@@ -1,30 +1,36 @@
-"""The part of a model that a rank exchanges, as one fp32 vector in host memory.
+"""The part of a model that a rank exchanges, as one fp32 vector in host memory; its model buffers.
 
 Shape legend: S = parameters that this rank exchanges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
-from geo_ray.base.errors import TaskOutputError
+from geo_ray.base.errors import TaskOutputError, TaskStateError
+from geo_ray.data.tasks.model_buffers import BufferEntry, BufferRule, state_of
 from geo_ray.joining.layout import (
     Layout,
     Ranges,
     divided,
     held_ranges,
     local_part,
+    plain_name,
     positions,
     replicas_of,
     trained_parameters,
 )
+from geo_ray.training.messages import ReplyMessage
+from geo_ray.training.model_buffers import RegionBuffers
+from geo_ray.training.parameters import BufferLayout
 
 _BUCKET: Final = 1 << 24  # elements of one broadcast
 
@@ -159,6 +165,98 @@ class ParameterVector:
                 fix="Use one replicated dimension, as HSDP does.",
             )
         return param.device_mesh.get_group(dims[0])
+
+
+@dataclass(slots=True)
+class ModuleBuffers(RegionBuffers):
+    """The model buffers of a rank: read when an update is sent, written after its answer.
+
+    Every rank sends its own; those of a region's ranks are combined where the run is served.
+
+    Attributes:
+        module: the module that has them, without wrappers.
+    """
+
+    module: nn.Module = field(kw_only=True)
+
+    @classmethod
+    def of(cls, module: nn.Module, rules: Mapping[str, BufferRule] | None = None) -> Self | None:
+        """Return the model buffers of a module; None if it has none.
+
+        Args:
+            module: trained module.
+            rules: declared rules, by pattern of names (`geo_ray.data.tasks.model_buffers`).
+
+        Raises:
+            TaskStateError: a pattern matches nothing, or a value cannot be combined.
+        """
+        module = _unwrapped(module)
+        layout = BufferLayout.of(rules or {}, module)
+        if not layout.entries:
+            return None
+        tensors = state_of(module)
+        for each in layout.entries:
+            if isinstance(tensors[each.name], DTensor):
+                raise TaskStateError(
+                    f"buffers: '{each.name}' is sharded",
+                    fix="Name only whole tensors, or use the rule scratch.",
+                )
+        return cls(layout, layout.read(module), module=module)
+
+    @property
+    def entries(self) -> tuple[BufferEntry, ...]:
+        """Return a description that is equal in all ranks and regions."""
+        return tuple(
+            replace(
+                each,
+                name=plain_name(each.name),
+                variance_of=None if each.variance_of is None else plain_name(each.variance_of),
+            )
+            for each in self.layout.entries
+        )
+
+    def by_name(self) -> dict[str, Tensor]:
+        """Return the tensors of the module, by the names of `entries`."""
+        tensors = state_of(self.module)
+        return {plain_name(each.name): tensors[each.name] for each in self.layout.entries}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `RegionBuffers.tensors`; at a barrier, where the present values are agreed."""
+        self.present_B = self.agreed_B = self.layout.read(self.module)
+        return RegionBuffers.tensors(self)
+
+    def start(self, initial_B: Tensor) -> None:
+        """Load the run's initial values but those of rule ``region``, uint8 (B,)."""
+        exchanged_E = initial_B[: self.layout.exchanged_bytes].clone()
+        self.layout.write(exchanged_E, self.module)
+        self.present_B = self.layout.read(self.module)
+        self.agreed_B = self.present_B
+
+    def outgoing(self) -> Tensor:
+        """See `RegionBuffers.outgoing`."""
+        self.present_B = self.layout.read(self.module)
+        return RegionBuffers.outgoing(self)
+
+    def merge(self, reply: ReplyMessage) -> None:
+        """See `RegionBuffers.merge`."""
+        self.present_B = self.layout.read(self.module)
+        RegionBuffers.merge(self, reply)
+        self.layout.write(self.present_B, self.module)
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `RegionBuffers.restore`."""
+        RegionBuffers.restore(self, tensors)
+        self.layout.write(self.present_B, self.module)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module in `DistributedDataParallel` and `torch.compile`."""
+    while True:
+        is_parallel = isinstance(module, DistributedDataParallel)
+        inner = module.module if is_parallel else getattr(module, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
 
 
 def _is_view(part: Tensor, param: nn.Parameter) -> bool:

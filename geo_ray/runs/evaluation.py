@@ -7,9 +7,10 @@ its target.
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from geo_ray.base.errors import ConfigError, RunDirectoryError
 from geo_ray.base.files import TEMPORARY_SUFFIX, unwritable
+from geo_ray.base.text import counted, number_text
 from geo_ray.base.types import Span
 from geo_ray.data.tasks.base import Stats, Task
 from geo_ray.data.tasks.checked_calls import checked_metrics
@@ -29,7 +31,8 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.model_file import about_model, save_trained
 from geo_ray.telemetry.events import Event
-from geo_ray.telemetry.summary import Best, KeepBest, Target
+from geo_ray.telemetry.summary import Best, EarlyStop, KeepBest
+from geo_ray.training.config import TrainConfig
 from geo_ray.training.parameters import digest
 
 
@@ -460,6 +463,81 @@ EvalMark = tuple[int, str | None, bool]
 """Key of an evaluation: step, region, whether it is the last."""
 
 
+class StoppingRule:
+    """Decides after an evaluation of all regions whether the run ends early.
+
+    Evaluations of single regions, and the last one, do not count.
+
+    Args:
+        train: target and patience of the run.
+        known: earlier events of the run. A resumed run repeats evaluations after its checkpoint;
+            the newest one of a step counts.
+        is_strict: whether an evaluation must have the metrics.
+    """
+
+    def __init__(
+        self, train: TrainConfig, known: Iterable[Event] = (), *, is_strict: bool = True
+    ) -> None:
+        self._is_strict = is_strict
+        self._target, self._patience, self._watched = train.target, train.patience, train.watched
+        self._values: list[tuple[int, float]] = []  # of the watched metric, by step
+        self._best: float | None = None
+        self._without = 0  # evaluations since the best one
+        if self._patience is None:
+            return
+        for event in known:
+            if _is_common(event) and self._watched.metric in event["metrics"]:
+                self._note(event["step"], _number(event["metrics"][self._watched.metric]))
+
+    def after(self, event: Event) -> EarlyStop | None:
+        """Return why the run ends after an `eval` event, or None.
+
+        Raises:
+            ConfigError: the task does not have the metric of the target or of the patience.
+        """
+        if not _is_common(event):
+            return None
+        metrics, target, watched = event["metrics"], self._target, self._watched.metric
+        is_new = self._patience is not None and self._has("train.keep_best", watched, metrics)
+        if is_new:
+            self._note(event["step"], _number(metrics[watched]))
+        has_target = target is not None and self._has("train.target", target.metric, metrics)
+        if has_target and target is not None and target.stop and target.reached(event):
+            cause = f"{target.metric} reached {target.value:g}"
+            return EarlyStop(reason="target", cause=cause)
+        if self._patience is None or not is_new or self._without < self._patience:
+            return None
+        best = "" if self._best is None else f"; the best was {number_text(self._best)}"
+        cause = f"{watched} has not improved in {counted(self._without, 'evaluation')}{best}"
+        return EarlyStop(reason="patience", cause=cause)
+
+    def _has(self, key: str, metric: str, metrics: Mapping[str, object]) -> bool:
+        if metric not in metrics and self._is_strict:
+            raise no_such_metric(f"{key}.metric", metric, metrics)
+        return metric in metrics
+
+    def _note(self, step: int, value: float) -> None:
+        if self._values and step <= self._values[-1][0]:
+            earlier = [pair for pair in self._values if pair[0] < step]
+            self._values, self._best, self._without = [], None, 0
+            for pair in earlier:
+                self._note(*pair)
+        self._values.append((step, value))
+        is_usable = math.isfinite(value)
+        if is_usable and (self._best is None or self._watched.improves(value, self._best)):
+            self._best, self._without = value, 0
+        else:
+            self._without += 1
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _is_common(event: Event) -> bool:
+    return event.kind == "eval" and event["region"] is None and not event.fields.get("final")
+
+
 @dataclass(frozen=True, slots=True)
 class EvalNotes:
     """Records evaluations, saves the best model, and notes when the target is reached.
@@ -471,7 +549,7 @@ class EvalNotes:
     Attributes:
         collector: combines the regions' evaluations.
         emit: records events.
-        target: target of the run.
+        stopping: decides when an evaluation ends the run; None: none does.
         keeper: saves the best model; None if no best model is saved.
         executor: runs the keeper in order; None: runs it synchronously.
         reports: evaluations that an earlier run actor has recorded.
@@ -479,7 +557,7 @@ class EvalNotes:
 
     collector: EvalCollector
     emit: Emit
-    target: Target | None = None
+    stopping: StoppingRule | None = None
     keeper: BestKeeper | None = None
     executor: Executor | None = None
     reports: frozenset[EvalMark] = frozenset()
@@ -517,7 +595,7 @@ class EvalNotes:
             if best is not None:
                 self._note_best(best, t_s)
 
-    def take(self, finished: list[Evaluation], t_s: float, leader: str) -> str | None:
+    def take(self, finished: list[Evaluation], t_s: float, leader: str) -> EarlyStop | None:
         """Record finished evaluations.
 
         Args:
@@ -529,9 +607,9 @@ class EvalNotes:
             The reason to stop the run, or None.
 
         Raises:
-            ConfigError: target or best model use a metric that the task does not have.
+            ConfigError: target, patience or best model use a metric that the task does not have.
         """
-        cause = None
+        stop = None
         for done in finished:
             if (done.step, done.region, done.final) in self.reports:
                 continue
@@ -545,9 +623,9 @@ class EvalNotes:
                 final=done.final,
             )
             self._consider(done, t_s, leader)
-            if self.target is not None and hits(self.target, done, written):
-                cause = f"{self.target.metric} reached {self.target.value:g}"
-        return cause
+            if self.stopping is not None:
+                stop = self.stopping.after(written) or stop
+        return stop
 
     def _consider(self, done: Evaluation, t_s: float, leader: str) -> None:
         if self.keeper is None:
@@ -566,19 +644,6 @@ class EvalNotes:
 
     def _note_best(self, best: Best, t_s: float) -> None:
         self.emit("best_kept", t_s, **best.model_dump())
-
-
-def hits(target: Target, done: Evaluation, event: Event) -> bool:
-    """Return whether ``done``, recorded as ``event``, reaches the target of the run.
-
-    Raises:
-        ConfigError: if the task has no such metric.
-    """
-    if done.final or done.region is not None:
-        return False
-    if target.metric not in done.metrics:
-        raise no_such_metric("train.target.metric", target.metric, done.metrics)
-    return target.stop and target.reached(event)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,8 @@ def check_resumable(
             fix="Start again with `geo-ray train CONFIG`; checkpoint.every_s sets how often a run "
             "saves.",
         )
-    _check_regions(saved, wanted)
+    if not wanted.is_served:  # its checkpoints can be divided again
+        _check_regions(saved, wanted)
     _check_stores(saved, wanted)
     _check_optimizer(saved, wanted)
     taken = _taken(store, checkpoint)
@@ -171,6 +172,8 @@ def _check_codecs(found: Mapping[str, JsonValue], wanted: Experiment) -> None:
 def _check_steps(taken: CheckpointManifest, wanted: Experiment) -> None:
     """Reject an end before the checkpoint, because the run would report wrong results."""
     steps, size = wanted.train.steps, wanted.data.batch_size
+    if wanted.is_served and wanted.strategy.traits.region.ends_by_total_rows:
+        return
     most = steps  # as counted by servers: every push in async mode
     if wanted.counts_total_rows:  # one region may take nearly all steps, with few rows per step
         pushed = min(min(region.batch_sizes or (size,)) for region in wanted.regions)
@@ -225,7 +228,8 @@ def _finished(
     model = f"its model is {run.model}" if run.model.exists() else "its model no longer exists"
     further = f"--set train.steps={2 * saved.train.steps}"
     if totals.stop_cause is not None:
-        further = "--set train.target=null"
+        key = "patience" if totals.stop_reason == "patience" else "target"
+        further = f"--set train.{key}=null"
     if has_checkpoint:
         fix = f"To train it further: `geo-ray train --resume RUN {further}`."
     else:
@@ -237,7 +241,9 @@ def _finished(
 
 
 def _asks_for_more(saved: Experiment, wanted: Experiment) -> bool:
-    return wanted.train.steps > saved.train.steps or wanted.train.target != saved.train.target
+    before, after = saved.train, wanted.train
+    stops = (before.target, before.patience) != (after.target, after.patience)
+    return after.steps > before.steps or stops
 
 
 def _totals(run: RunDirectory) -> RunTotals:

@@ -91,9 +91,10 @@ def check_metric_names(experiment: Experiment, found: Collection[str]) -> None:
 def _wanted(experiment: Experiment) -> dict[str, str]:
     """Return the metrics that the run uses, by key."""
     train = experiment.train
+    watched = train.keep_best if train.patience is None else train.watched
     return {
         f"train.{key}.metric": asked.metric
-        for key, asked in (("target", train.target), ("keep_best", train.keep_best))
+        for key, asked in (("target", train.target), ("keep_best", watched))
         if asked is not None
     }
 

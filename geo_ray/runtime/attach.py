@@ -289,7 +289,7 @@ def attached(setup: RunSetup, found: Attached, away: Collection[str] = ()) -> It
             recorder = context.recorder(log, export, found.known)
             for event in found.segment:
                 recorder.pass_on(event)
-            evals = evals_of(context, recorder, keeper, found.evaluated)
+            evals = evals_of(context, recorder, keeper, found.evaluated, context.own_log())
             for name in experiment.region_names:
                 if name in experiment.present_names and name not in actors.primaries:
                     evals.collector.forget(name)

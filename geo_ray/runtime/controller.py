@@ -33,6 +33,7 @@ from geo_ray.runtime.regions import MemberPolicy
 from geo_ray.runtime.replanning import CurrentLeader, LinkNotes, PlanFor, PlanWatch, ReplanPolicy
 from geo_ray.runtime.reporting import MemberRequests, StatusLine, no_requests, show_nothing
 from geo_ray.storage.manifest import shard_part_name
+from geo_ray.telemetry.summary import EarlyStop
 from geo_ray.training.worker import StatisticsCollector
 
 log = logging.getLogger(__name__)
@@ -492,9 +493,9 @@ class Controller:
             self.actors.primaries[region].use_statistics.remote(buffers_B.numpy().tobytes())
 
     def _note_evals(self, finished: list[Evaluation], t_s: float) -> None:
-        cause = self.evals.take(finished, t_s, self.actors.leader.region)
-        if cause is not None:
-            self._stop(cause)
+        stop = self.evals.take(finished, t_s, self.actors.leader.region)
+        if stop is not None:
+            self._stop(stop)
 
     # -------------------------------------------------------------- saving and stopping
 
@@ -514,10 +515,10 @@ class Controller:
             self.status(f"no step and no exchange for {still_s:.0f} s: {what}")
         self.checkpoints.keep_time(may_begin=not self.members.is_leaving)
 
-    def _stop(self, cause: str) -> None:
-        if not self.policy.stop(cause):
+    def _stop(self, stop: EarlyStop) -> None:
+        if not self.policy.stop(stop.cause):
             return
-        self.emit("stop_requested", cause=cause)
+        self.emit("stop_requested", **stop.model_dump())
         if self.actors.bridges:
             self.ask_averager("request_stop")
         else:

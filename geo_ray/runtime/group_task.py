@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from geo_ray.base.errors import ConfigError, TaskLoadError, TaskStateError
+from geo_ray.base.errors import (
+    ConfigError,
+    InvariantError,
+    TaskLoadError,
+    TaskOutputError,
+    TaskStateError,
+)
 from geo_ray.base.random_state import generators_restored, seed_generators, seed_of_rows
 from geo_ray.base.types import Span
 from geo_ray.data.manifest import load_manifest
@@ -34,7 +40,7 @@ from geo_ray.data.tasks.checked_calls import (
 from geo_ray.data.tasks.groups import GroupRun, parameter_runs
 from geo_ray.data.tasks.load import load_task
 from geo_ray.joining.credentials import JoinCredentials
-from geo_ray.joining.layout import local_part
+from geo_ray.joining.layout import local_part, trained_parameters
 from geo_ray.joining.site import JoinedRegion, JoinedTraining, join
 from geo_ray.runs.data import open_readers
 from geo_ray.runtime.spec import RunSpec, region_here
@@ -56,6 +62,8 @@ class GroupRank:
         local_rank: its number on its machine.
         world_size: processes of the group.
         device: its GPU, or the CPU.
+        checkpoints: folder for `JoinedRegion.training`, in which the ranks keep their state at
+            checkpoints of the run.
     """
 
     def __init__(
@@ -67,8 +75,9 @@ class GroupRank:
         credentials: JoinCredentials,
         transport: TransportConfig,
         wait_s: float,
+        checkpoints: str,
     ) -> None:
-        self.region, self.device = region, device
+        self.region, self.device, self.checkpoints = region, device, checkpoints
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.local_rank = local_rank
         self._address, self._credentials = address, credentials
@@ -105,20 +114,30 @@ def train_task(rank: GroupRank, spec: RunSpec) -> None:
             fix="Use layers without running statistics, such as LayerNorm or GroupNorm, or train "
             "without `group`.",
         )
+    if any(p.requires_grad and p.dtype != torch.float32 for p in module.parameters()):
+        raise TaskOutputError(
+            "groups train parameters of float32 only, and the model has others",
+            fix="Make float32 parameters and use autocast, or train without `group`.",
+        )
     runs = parameter_runs(task, module)
     module = module.to(rank.device)
     model = _distributed(task, module, rank, "fsdp" if group is None else group.sharding)
-    params = [param for param in model.parameters() if param.requires_grad]
     local_steps = max(1, experiment.worker_steps)
     optimizer = HeldOptimizer(
-        lasting(experiment.optimizer, experiment.train.steps * local_steps), params, runs
+        lasting(experiment.optimizer, experiment.train.steps * local_steps),
+        trained_parameters(model),
+        runs,
     )
     manifest = load_manifest(spec.manifest_address)
     here = region_here(region, manifest, f"rank {rank.rank} of '{region.name}'")
     train, heldout = open_readers(experiment, manifest, region.name, here)
     for reader in (train, heldout):
         reader.retry_for(experiment.checkpoint.retry_s)
-    with rank.join() as site, site.training(model) as sync:
+    state = {"optimizer": optimizer}
+    with (
+        rank.join() as site,
+        site.training(model, state=state, checkpoints=rank.checkpoints) as sync,
+    ):
         loop = _TaskLoop(
             task,
             model,
@@ -177,6 +196,9 @@ class _TaskLoop:
 
     def _gradient(self, columns: Columns, span: Span, *, is_first: bool) -> Tensor:
         """Compute the mean gradient of all ranks; return the loss of this one."""
+        is_read = (
+            is_first or self.rank.device.type == "cpu"
+        )  # to read a loss would wait for the GPU
         checked = checked_first_loss if is_first else checked_loss
         self.model.train()
         for param in self.optimizer.params:
@@ -186,7 +208,11 @@ class _TaskLoop:
             total = torch.zeros((), device=self.rank.device)
             for part, fraction in micro_batches(columns, self.accumulate):
                 batch = checked_collate(self.task, part, self.rank.device)
-                loss = checked(self.task, self.model, batch) * fraction
+                if is_read:
+                    loss = checked(self.task, self.model, batch) * fraction
+                else:
+                    with blamed(self.task, "loss"):
+                        loss = self.task.loss(self.model, batch) * fraction
                 with blamed(self.task, "loss (in its backward pass)"):
                     loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
@@ -292,16 +318,35 @@ def _fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 class _Held:
     """A parameter, and the optimizer's state for what this rank holds of it."""
 
+    name: str
     param: nn.Parameter
     run: GroupRun
     state: State = field(default_factory=dict)
 
     @property
     def piece(self) -> GroupPiece:
-        """What it is, for optimizers that step whole parameters."""
-        run = self.run
-        size = run.stop - run.start
-        return GroupPiece(0, size, run.factors, shape=run.shape, hidden=run.hidden)
+        """What this rank holds: the parameter, or a part of it as a vector."""
+        size = local_part(self.param).numel()
+        if isinstance(self.param, DTensor):
+            return GroupPiece(0, size, self.run.factors)
+        return GroupPiece(0, size, self.run.factors, shape=self.run.shape, hidden=self.run.hidden)
+
+    def saved(self, value: Tensor) -> Tensor:
+        """Return a tensor of the state as checkpoints have it, in the same memory."""
+        param = self.param
+        if value.dim() != 1:
+            return value
+        local = value.view(local_part(param).shape)
+        if not isinstance(param, DTensor):
+            return local
+        return DTensor.from_local(
+            local,
+            param.device_mesh,
+            param.placements,
+            run_check=False,
+            shape=param.shape,
+            stride=param.stride(),
+        )
 
 
 class HeldOptimizer:
@@ -314,7 +359,7 @@ class HeldOptimizer:
 
     Args:
         config: the optimizer; its schedule has a length (`lasting`).
-        params: the trained parameters in order, sharded or not.
+        params: the trained parameters by name, sharded or not, in order.
         runs: what they are, in the same order.
 
     Raises:
@@ -322,21 +367,22 @@ class HeldOptimizer:
     """
 
     def __init__(
-        self, config: OneOptimizer, params: Sequence[nn.Parameter], runs: Sequence[GroupRun]
+        self, config: OneOptimizer, params: Mapping[str, nn.Parameter], runs: Sequence[GroupRun]
     ) -> None:
-        if config.needs_whole_parameters and any(isinstance(each, DTensor) for each in params):
+        self.params = list(params.values())
+        is_sharded = any(isinstance(each, DTensor) for each in self.params)
+        if config.needs_whole_parameters and is_sharded:
             raise ConfigError(
                 f"optimizer.kind: '{config.kind}' steps whole parameters, which FSDP divides",
                 fix="Use `group.sharding: ddp`, or adamw.",
             )
-        self.params = list(params)
         self._config = config
+        held = [_Held(*each, run) for each, run in zip(params.items(), runs, strict=True)]
+        for each in held:
+            new = config.new_state(each.piece)
+            each.state |= {key: value.to(each.param.device) for key, value in new.items()}
         self._groups: Mapping[tuple[float, float, float], list[_Held]] = {
-            factors: [
-                _Held(param, run)
-                for param, run in zip(params, runs, strict=True)
-                if run.factors == factors
-            ]
+            factors: [each for each in held if each.run.factors == factors]
             for factors in dict.fromkeys(run.factors for run in runs)
         }
 
@@ -347,29 +393,42 @@ class HeldOptimizer:
         with torch.no_grad():
             for (rate, decay, fraction), members in self._groups.items():
                 scaled = rate * (1.0 + fraction * (factor - 1.0) if fraction != 1.0 else factor)
-                stepped: list[_Held] = []
-                locals_: list[Tensor] = []
-                grads: list[Tensor] = []
-                for each in members:
-                    grad = each.param.grad
-                    local = local_part(each.param).reshape(-1)
-                    if grad is None or not local.numel():
-                        continue
-                    if config.needs_whole_parameters and not each.state:
-                        new = config.new_state(each.piece)
-                        each.state |= {k: v.to(local.device) for k, v in new.items()}
-                    stepped.append(each)
-                    locals_.append(local)
-                    grads.append(local_part(grad).reshape(-1))
-                if not stepped:
+                used = [each for each in members if _has_gradient(each.param)]
+                if not used:
                     continue
                 group = OptimizerGroup(
-                    locals_,
-                    [each.state for each in stepped],
+                    [local_part(each.param).reshape(-1) for each in used],
+                    [each.state for each in used],
                     config.lr * scaled,
                     config.weight_decay * decay,
-                    [each.piece for each in stepped],
+                    [each.piece for each in used],
                     rate=scaled,
                     decay=decay,
                 )
-                config.step(group, grads)
+                config.step(group, [_gradient_of(each.param) for each in used])
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return the state by parameter, for checkpoints; the tensors are not copied."""
+        return {
+            each.name: {key: each.saved(value) for key, value in each.state.items()}
+            for members in self._groups.values()
+            for each in members
+            if each.state
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Restore the result of `state_dict`, of a group of any size."""
+        for members in self._groups.values():
+            for each in members:
+                for key, value in each.state.items():
+                    value.copy_(local_part(state[each.name][key]).reshape(value.shape))
+
+
+def _has_gradient(param: nn.Parameter) -> bool:
+    return param.grad is not None and local_part(param).numel() > 0
+
+
+def _gradient_of(param: nn.Parameter) -> Tensor:
+    if param.grad is None:
+        raise InvariantError("a parameter without a gradient is stepped")
+    return local_part(param.grad).reshape(-1)

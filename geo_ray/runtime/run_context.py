@@ -17,7 +17,7 @@ from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs import requests
 from geo_ray.runs.build import build_evals
 from geo_ray.runs.directory import RunDirectory, followed_plan, hyperparameters, lease_of
-from geo_ray.runs.evaluation import BestKeeper, EvalMark, EvalNotes
+from geo_ray.runs.evaluation import BestKeeper, EvalMark, EvalNotes, StoppingRule
 from geo_ray.runs.lease import LeaseKeeper, driving, seeker_of
 from geo_ray.runs.recorder import Recorder
 from geo_ray.runs.replanning import plan_of_members
@@ -30,7 +30,7 @@ from geo_ray.runtime.controller import Controller
 from geo_ray.runtime.launcher import ProcessLauncher
 from geo_ray.runtime.replanning import LinkNotes, PlanFor
 from geo_ray.runtime.run_order import RunClock
-from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, detach
+from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, detach, read_events
 from geo_ray.telemetry.events import Event, RunObserver
 from geo_ray.telemetry.export.base import ExportOrder
 from geo_ray.telemetry.export.exporters import ExportQueue, exporting
@@ -213,6 +213,7 @@ def evals_of(
     recorder: Recorder,
     keeper: BestKeeper | None,
     noted: frozenset[EvalMark] = frozenset(),
+    log: Path | None = None,
 ) -> EvalNotes:
     """Return the handler of the run's evaluations.
 
@@ -221,11 +222,13 @@ def evals_of(
         recorder: receives events.
         keeper: stores the best model; None: not configured.
         noted: evaluations that an earlier run actor has already recorded.
+        log: log with the run's earlier events; None: there are none.
     """
     collector = build_evals(context.experiment, context.task)
     writer = ThreadPoolExecutor(1, "best-model")
-    target = context.experiment.train.target
-    return EvalNotes(collector, recorder.emit, target, keeper, writer, noted)
+    known = () if log is None or not log.exists() else read_events(log)
+    stopping = StoppingRule(context.experiment.train, known)
+    return EvalNotes(collector, recorder.emit, stopping, keeper, writer, noted)
 
 
 def controller_of(

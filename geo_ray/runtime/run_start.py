@@ -100,7 +100,7 @@ def started(setup: RunSetup, resume: Resumption | None) -> Iterator[Training]:
         check_unused(store)
     check_absent(experiment)
     check_exports(experiment.observe.export)
-    found = None if resume is None else _find_checkpoint(store, resume, reporting)
+    found = None if resume is None else find_checkpoint(store, resume, reporting)
     gone = GoneRegions()
     if found is not None and resume is not None:
         experiment, gone = _without(experiment, found, resume, reporting)
@@ -218,7 +218,7 @@ def _training(
                 about["resumed_step"] = resumed_step
             recorder.started(experiment, context.run.path.name, before_s, simulated=False, **about)
             keeper = BestKeeper.of(experiment, context.task, context.run)
-            evals = evals_of(context, recorder, keeper)
+            evals = evals_of(context, recorder, keeper, log=log_path)
             evals.begin(before_s)
             with _restartable(resume):
                 actors.wire(origin_unix_s, _START_TIMEOUT_S, reporting.observer.awaiting)
@@ -232,7 +232,7 @@ def _training(
         context.close()
 
 
-def _find_checkpoint(
+def find_checkpoint(
     store: CheckpointStore, resume: Resumption, reporting: Reporting
 ) -> Checkpoint | None:
     """Return the checkpoint to resume from; None: none was saved, so the run may start again."""

@@ -18,18 +18,22 @@ import ray
 import torch
 from torch import Tensor, nn
 
-from geo_ray.base.errors import CheckpointMissingError, GeoRayError
+from geo_ray.base.errors import GeoRayError, InvariantError, RankLostError, RegionLostError
+from geo_ray.base.restarts import Restarts
 from geo_ray.data.tasks.base import Task
-from geo_ray.data.tasks.checked_calls import checked_metrics
+from geo_ray.data.tasks.checked_calls import RowWork, checked_metrics
 from geo_ray.data.tasks.load import load_task
+from geo_ray.data.tasks.model_buffers import BufferEntry
 from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.layout import Layout
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms, Stage, region_of
+from geo_ray.joining.service import SERVER, JoinTerms, SavedRun, SavedSlice, Stage, region_of
 from geo_ray.ray_cluster.calls import Handle, collect
+from geo_ray.runs.checkpoints import check_unused, places_of
 from geo_ray.runs.data import prepare_manifest
 from geo_ray.runs.directory import RunDirectory
+from geo_ray.runs.evaluation import StoppingRule
 from geo_ray.runs.model_file import about_model, save_module, save_trained
 from geo_ray.runs.recorder import Recorder
 from geo_ray.runs.requests import take_stop_request
@@ -38,11 +42,28 @@ from geo_ray.runtime.groups import Groups
 from geo_ray.runtime.launcher import ProcessSpec
 from geo_ray.runtime.run_context import RayMetrics, RunSetup
 from geo_ray.runtime.run_order import Resumption
+from geo_ray.runtime.run_start import find_checkpoint
+from geo_ray.runtime.served_checkpoints import (
+    ServedCheckpoints,
+    SliceHead,
+    bytes_of,
+    read_saved,
+    send_saved,
+    set_bytes,
+)
 from geo_ray.runtime.spec import RunSpec, TokenFence, demands_of
-from geo_ray.telemetry.event_log import EVENTS_FILE, EventLog, note_failure
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.telemetry.event_log import (
+    EVENTS_FILE,
+    EventLog,
+    last_time_s,
+    note_failure,
+    read_events,
+)
 from geo_ray.telemetry.export.base import ExportOrder
 from geo_ray.telemetry.export.exporters import exporting
 from geo_ray.telemetry.summary import Summary, Summing, save_summary
+from geo_ray.training.parameters import BufferLayout
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.certs import Authority
 
@@ -65,7 +86,7 @@ def terms_of(experiment: Experiment) -> JoinTerms:
         strategy=experiment.strategy,
         codec=experiment.codec,
         steps=experiment.train.steps,
-        rows=serve.rows,
+        rows=serve.rows or (experiment.rows if experiment.knows_task else None),
         seed=experiment.seed,
         eval_every=experiment.train.eval_every,
         goal=f"steps {experiment.train.steps}",
@@ -82,6 +103,8 @@ class AveragerActor:
         host: where to listen.
         port: where to listen.
         lost_after_s: a region that is away for so long is lost.
+        least: with fewer regions, the run waits.
+        wait_s: longest such wait.
         cpus: CPUs that are reserved for it.
     """
 
@@ -93,22 +116,85 @@ class AveragerActor:
         host: str,
         port: int,
         lost_after_s: float,
+        least: int,
+        wait_s: float,
         cpus: float,
     ) -> None:
         torch.set_num_threads(max(1, int(cpus)))
         self._fence = TokenFence()
-        self._server = JoinServer(
-            JoinTerms.model_validate_json(terms_json),
-            JoinCredentials.read(credentials),
-            host,
-            port,
-            TransportConfig.model_validate_json(transport_json),
-            lost_after_s,
+        self._terms = JoinTerms.model_validate_json(terms_json)
+        self._transport = TransportConfig.model_validate_json(transport_json)
+        self._credentials = JoinCredentials.read(credentials)
+        self._address, self._lost_after_s = (host, port), lost_after_s
+        self._least, self._wait_s = least, wait_s
+        self._slices: list[SavedSlice] = []
+        self._resumed: SavedRun | None = None
+        self._listening: JoinServer | None = None
+
+    # -------------------------------------------------------------- start
+
+    def add_saved(self, head: SliceHead) -> None:
+        """Take in a slice of the checkpoint to resume from, without the values of its tensors."""
+        self._slices.append(head.empty())
+
+    def add_piece(self, index: int, name: str, start: int, data: bytes) -> None:
+        """Set some bytes of a tensor of a slice."""
+        set_bytes(self._slices[index].tensors[name], start, data)
+
+    def resume(self, checkpoint: int, layout: str, steps: Mapping[str, int]) -> None:
+        """Continue from a checkpoint, all slices of which are here."""
+        slices = tuple(self._slices)
+        self._resumed = SavedRun(checkpoint, Layout.from_json(layout), slices, steps)
+
+    def listen(self) -> int:
+        """Start to listen; return the port."""
+        self._listening = JoinServer(
+            self._terms,
+            self._credentials,
+            *self._address,
+            self._transport,
+            self._lost_after_s,
+            self._resumed,
+            self._least,
+            self._wait_s,
+        )
+        self._slices, self._resumed = [], None
+        return self._listening.address[1]
+
+    @property
+    def _server(self) -> JoinServer:
+        if self._listening is None:
+            raise InvariantError("the averager was asked before it listened")
+        return self._listening
+
+    # -------------------------------------------------------------- checkpoints
+
+    def begin_save(self, checkpoint: int, keep: list[int], timeout_s: float) -> bool:
+        """Begin a checkpoint; return whether it has begun, see `JoinService.begin_save`."""
+        return self._server.begin_save(checkpoint, keep, timeout_s)
+
+    def saved_heads(self) -> tuple[list[SliceHead], str, dict[str, int]]:
+        """Return the slices of the checkpoint, the model's layout, and the steps of regions."""
+        with self._server.lock:
+            saved = self._server.service.saved_run
+        self._slices = list(saved.slices)
+        return (
+            [SliceHead.of(each) for each in saved.slices],
+            saved.layout.to_json(),
+            {**saved.steps},
         )
 
-    def port(self) -> int:
-        """Return the port on which it listens."""
-        return self._server.address[1]
+    def saved_piece(self, index: int, name: str, start: int, stop: int) -> bytes:
+        """Return some bytes of a tensor of the checkpoint."""
+        return bytes_of(self._slices[index].tensors[name], start, stop)
+
+    def end_save(self) -> None:
+        """Forget the checkpoint that was being made."""
+        self._slices = []
+        with self._server.lock:
+            self._server.service.end_save()
+
+    # -------------------------------------------------------------- training
 
     def poll(self, token: int) -> dict[str, Any]:
         """Return new events and the state of the run to a run actor.
@@ -125,6 +211,7 @@ class AveragerActor:
                 "events": service.news(),
                 "now_s": self._server.now_s(),
                 "failure": service.failure,
+                "save": None if service.save is None else service.save.shown(),
             }
 
     def links(self) -> dict[str, dict[str, int]]:
@@ -149,6 +236,11 @@ class AveragerActor:
         layout = self._server.service.layout
         return "[]" if layout is None else layout.to_json(), self._server.service.digest
 
+    def buffers(self) -> tuple[tuple[BufferEntry, ...], bytes]:
+        """Return the description of the model buffers, and their final values, (B,)."""
+        service = self._server.service
+        return service.buffer_layout.entries, service.buffers_B.numpy().tobytes()
+
     def model_piece(self, start: int, stop: int) -> bytes:
         """Return a part of the final parameters."""
         return self._server.service.model_P[start:stop].numpy().tobytes()
@@ -161,29 +253,46 @@ class AveragerActor:
 def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
     """Serve a run to the regions that join it, until all have finished.
 
+    If the averager's process or all regions are lost, it continues from the newest checkpoint, as
+    often as ``checkpoint.restarts`` allows, and waits for the regions to join again.
+
     Args:
         setup: the run.
         resume: how the run continues; None: it starts from the beginning.
 
     Raises:
-        CheckpointMissingError: the run is resumed; it has no checkpoints.
+        CheckpointError: the run is resumed, and has no checkpoint that can be read.
         GeoRayError: the run ended early; the error says why.
     """
-    if resume is not None:
-        missing = CheckpointMissingError(
-            f"run {setup.run.path} has joined regions, and such runs have no checkpoints",
-            fix="Start another run, and its regions again.",
-        )
-        note_failure(setup.run.path, missing, setup.reporting.began_unix_s)
-        raise missing
-    experiment, run, launcher, reporting = (
-        setup.experiment,
-        setup.run,
-        setup.launcher,
-        setup.reporting,
+    run, reporting, config = setup.run, setup.reporting, setup.experiment.checkpoint
+    restarts = Restarts(
+        config.restarts, setup.experiment.train.restart_window_s, "checkpoint.restarts"
     )
+    places = places_of(run, config)
+    store = CheckpointStore(places.root(), config.keep, writing=setup.lease.writing)
+    try:
+        if resume is None:
+            check_unused(store)
+        while True:
+            try:
+                return _serve_once(setup, store, resume)
+            except (RegionLostError, RankLostError) as error:
+                is_over = reporting.interruption.is_set() or not store.ids()
+                if is_over or not restarts.take(time.monotonic()):
+                    raise
+                reporting.status(f"{error.message}: restarting from the newest checkpoint")
+                resume = Resumption(waits=True)
+    except BaseException as error:
+        note_failure(run.path, error, reporting.began_unix_s)
+        raise
+
+
+def _serve_once(setup: RunSetup, store: CheckpointStore, resume: Resumption | None) -> Summary:
+    experiment, run, launcher = setup.experiment, setup.run, setup.launcher
     server = experiment.serve or ServeConfig()
     folder = run.path / JOIN_FOLDER
+    found = None if resume is None else find_checkpoint(store, resume, setup.reporting)
+    saved = None if found is None else read_saved(found)
     run_id = write_credentials(experiment, folder)
     launcher.attach(setup.lease.token)
     launcher.begin(run_id, experiment.region_names, experiment.transport)
@@ -196,14 +305,18 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
             experiment.transport.model_dump_json(),
             str(folder / f"{SERVER}.pem"),
             server.host,
-            server.port,
+            server.port or _earlier_port(folder),
+            server.lost_after_s,
+            experiment.members.min or 1,
             experiment.members.wait_s,
             first.cpus_per_server,
         )
         strategy = placed[SERVER].strategy("bridge")
         process = ProcessSpec("averager", arguments, first.cpus_per_server, 0.0, strategy, None, 1)
         (actor,) = launcher.make([process])
-        port = collect({SERVER: actor.port.remote()}, _START_S)[SERVER]
+        if saved is not None:
+            send_saved(actor, saved)
+        port = collect({SERVER: actor.listen.remote()}, _START_S)[SERVER]
         address = f"geo-ray://{_host(experiment)}:{port}"
         (folder / ADDRESS_FILE).write_text(address + "\n", encoding="ascii")
         spec = RunSpec(
@@ -215,16 +328,28 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
             run_dir=str(run.path),
         )
         own = {r.name: JoinCredentials.read(folder / f"{r.name}.pem") for r in experiment.groups}
-        groups = Groups(experiment, spec, launcher, placed, address, own, actor.lose.remote)
+        main = places_of(run, experiment.checkpoint).main
+        where = address, f"{main}-ranks"
+        groups = Groups(experiment, spec, launcher, placed, where, own, actor.lose.remote)
+        checkpoints = ServedCheckpoints(store, experiment, actor, setup.lease.token)
         try:
-            return _Serving(setup, actor, address, groups, task).run()
+            step = None if found is None else found.manifest.step
+            return _Serving(setup, actor, address, groups, task, checkpoints, step).run()
         except GeoRayError as error:
             raise groups.cause_of(error) from error
-    except BaseException as error:
-        note_failure(run.path, error, reporting.began_unix_s)
-        raise
+        finally:
+            checkpoints.close()
     finally:
         launcher.remove(placed)
+
+
+def _earlier_port(folder: Path) -> int:
+    """Return the port of an earlier start of the run, which its regions know; 0: none."""
+    path = folder / ADDRESS_FILE
+    if not path.exists():
+        return 0
+    port = path.read_text(encoding="ascii").strip().rpartition(":")[2]
+    return int(port) if port.isdecimal() else 0
 
 
 def _prepared(experiment: Experiment, run: RunDirectory) -> tuple[Task | None, str]:
@@ -268,11 +393,24 @@ class _Serving:
     """The loop of a served run."""
 
     def __init__(
-        self, setup: RunSetup, actor: Handle, address: str, groups: Groups, task: Task | None
+        self,
+        setup: RunSetup,
+        actor: Handle,
+        address: str,
+        groups: Groups,
+        task: Task | None,
+        checkpoints: ServedCheckpoints,
+        resumed_step: int | None,
     ) -> None:
         self._setup, self._actor, self._address = setup, actor, address
         self._groups, self._task = groups, task
+        self._checkpoints, self._resumed_step = checkpoints, resumed_step
+        self._before_s = 0.0  # time of the run's clock at this start
         self._origin_unix_s = 0.0
+        log = setup.run.path / EVENTS_FILE
+        known = read_events(log) if log.exists() else ()
+        self._stopping = StoppingRule(setup.experiment.train, known, is_strict=False)
+        self._stops = False
 
     def run(self) -> Summary:
         """Poll the averager to the end of the run; write model and summary."""
@@ -282,19 +420,27 @@ class _Serving:
         reporting.status(f"serving at {self._address}; credentials: {folder}/REGION.pem")
         found = self._await_regions()
         startup_s = time.time() - reporting.began_unix_s
-        self._origin_unix_s = time.time() - found["now_s"]
+        summing = Summing(experiment.train.target)
+        path = run.path / EVENTS_FILE
+        if path.exists():
+            for event in read_events(path):
+                summing.feed(event)
+            self._before_s = last_time_s(path)
+        self._origin_unix_s = time.time() - found["now_s"] - self._before_s
         order = ExportOrder(run.path, run.base_dir, self._origin_unix_s)
         with (
-            EventLog(run.path / EVENTS_FILE) as log,
+            EventLog(path) as log,
             exporting(experiment.observe.export, order) as export,
         ):
             sinks = [reporting.observer.on_event, RayMetrics().feed, export.feed]
             recorder = Recorder(log, sinks, setup.lease.check)
-            summing = Summing(experiment.train.target)
-            began_s = found["now_s"]
-            started = recorder.started(
-                experiment, run.path.name, began_s, simulated=False, startup_s=startup_s
-            )
+            about: dict[str, object] = {"startup_s": startup_s}
+            if self._task is not None and experiment.knows_task:
+                about |= RowWork.of(self._task).fields()
+            if self._resumed_step is not None:
+                about["resumed_step"] = self._resumed_step
+            began_s = found["now_s"] + self._before_s
+            started = recorder.started(experiment, run.path.name, began_s, simulated=False, **about)
             summing.feed(started)
             self._record(recorder, summing, found)
             while found["stage"] != Stage.DONE.value:
@@ -340,19 +486,21 @@ class _Serving:
         return found
 
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
-        target = self._setup.experiment.train.target
-        own = [{**each, "t_s": found["now_s"]} for each in self._groups.news()]
+        trains = found["stage"] == Stage.TRAINING.value
+        saved = self._checkpoints.poll(found["save"], trains=trains)
+        own = [{**each, "t_s": found["now_s"]} for each in [*self._groups.news(), *saved]]
         for each in [*own, *found["events"]]:
             values = dict(each)
             if values["kind"] == "eval":
                 self._rate(values)
-            event = recorder.emit(values.pop("kind"), values.pop("t_s"), **values)
+            t_s = values.pop("t_s") + self._before_s
+            event = recorder.emit(values.pop("kind"), t_s, **values)
             summing.feed(event)
-            is_whole = event.kind == "eval" and event["region"] is None and not event["final"]
-            if target is not None and target.stop and is_whole and target.reached(event):
+            stop = self._stopping.after(event)
+            if stop is not None and not self._stops:
+                self._stops = True
                 self._actor.request_stop.remote()
-                cause = f"{target.metric} reached {target.value:g}"
-                recorder.emit("stop_requested", event.t_s, cause=cause)
+                recorder.emit("stop_requested", event.t_s, **stop.model_dump())
 
     def _rate(self, evaluation: dict[str, Any]) -> None:
         """Replace the means of an evaluation by the metrics of the task, if its regions have it."""
@@ -383,12 +531,17 @@ class _Serving:
             call = self._actor.model_piece.remote(start, stop)
             data = collect({SERVER: call}, _ANSWER_S)[SERVER]
             params_P[start:stop] = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        entries, values = collect({SERVER: self._actor.buffers.remote()}, _ANSWER_S)[SERVER]
+        buffers_B = torch.frombuffer(bytearray(values), dtype=torch.uint8) if entries else None
         summary = summing.summary(startup_s=startup_s, digest=digest)
         if self._task is not None:
             about = about_model(experiment, summary.steps, summary.eval)
             save_trained(self._task, experiment.seed, params_P, run.model, about)
         else:
-            save_module(module_of(layout, params_P), run.model, {"run": run.path.name})
+            root = module_of(layout, params_P)
+            if buffers_B is not None:
+                add_buffers(root, BufferLayout(entries), buffers_B)
+            save_module(root, run.model, {"run": run.path.name})
         save_summary(summary, run.path)
         recorder.emit("run_finished", now_s, summary=summary.model_dump(), digests={SERVER: digest})
         return summary
@@ -398,16 +551,35 @@ def module_of(layout: Layout, params_P: Tensor) -> nn.Module:
     """Return a module that has the parameters of a vector under their names, in their dtypes."""
     root = nn.Module()
     for index, each in enumerate(layout.parameters):
-        *path, name = each.name.split(".")
-        owner = root
-        for part in path:
-            child = owner._modules.get(part)
-            if child is None:
-                child = nn.Module()
-                owner.add_module(part, child)
-            owner = child
+        owner, name = _owner(root, each.name)
         start = layout.start(index)
         part_N = params_P[start : start + each.size].view(each.shape)
         value = part_N.to(getattr(torch, each.dtype), copy=True)
         owner.register_parameter(name, nn.Parameter(value))
     return root
+
+
+def add_buffers(root: nn.Module, layout: BufferLayout, buffers_B: Tensor) -> None:
+    """Add model buffers to the result of `module_of`, as buffers with their names.
+
+    Args:
+        root: the module.
+        layout: the model buffers.
+        buffers_B: their values, uint8 (B,).
+    """
+    for each in layout.entries:
+        owner, name = _owner(root, each.name)
+        owner.register_buffer(name, torch.empty(each.shape, dtype=each.torch_dtype))
+    layout.write(buffers_B, root)
+
+
+def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Return the submodule that has a name, which is made if it is missing; and its last part."""
+    *path, last = name.split(".")
+    for part in path:
+        child = root._modules.get(part)
+        if child is None:
+            child = nn.Module()
+            root.add_module(part, child)
+        root = child
+    return root, last

@@ -89,7 +89,8 @@ class Gradients:
         self._waiting: list[PendingGradient] = []
         self._most = _MOST_FLOATS // sum(self._sizes)
         self._run = vmap(grad_and_value(_stateless(task, module)))
-        self.works = self._most > 1
+        trained = (p for p in module.parameters() if p.requires_grad)
+        self.works = self._most > 1 and all(p.dtype == torch.float32 for p in trained)
         self._is_checked = False
 
     def ask(

@@ -9,12 +9,14 @@ from typing import Final
 
 import torch
 
+from geo_ray.base.errors import ConfigError
 from geo_ray.base.types import Span
 from geo_ray.data.manifest import Manifest
 from geo_ray.data.tasks.base import Task
 from geo_ray.data.tasks.checked_calls import RowWork
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
+from geo_ray.experiment.regions import RegionConfig
 from geo_ray.runs.build import build_worker, check_absent, model_start, use_one_thread
 from geo_ray.runs.data import open_readers, prepare_manifest
 from geo_ray.runs.directory import RunDirectory, followed_plan
@@ -80,6 +82,27 @@ def _duration(seconds: float) -> str:
 _log = logging.getLogger(__name__)
 
 
+def with_workers(experiment: Experiment) -> Experiment:
+    """Return the experiment with workers instead of groups, which compute the same to rounding.
+
+    Raises:
+        ConfigError: a region has a loop of its own.
+    """
+    own = [region.name for region in experiment.regions if not region.trains_task]
+    if own:
+        raise ConfigError(
+            f"regions: {', '.join(own)} trains in a loop of its own, which cannot be simulated",
+            fix="Simulate a `task`, or train with `geo-ray train`.",
+        )
+    regions = [
+        region
+        if region.group is None
+        else RegionConfig(name=region.name, at=region.at, workers=region.group.world_size)
+        for region in experiment.regions
+    ]
+    return experiment.model_copy(update={"regions": tuple(regions)})
+
+
 def simulate(
     experiment: Experiment,
     run: RunDirectory,
@@ -97,6 +120,7 @@ def simulate(
     """
     use_one_thread()
     plan = followed_plan(run)
+    experiment = with_workers(experiment)
     observer.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     manifest, _ = prepare_manifest(experiment, task, run.base_dir, run.data)

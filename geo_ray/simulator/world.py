@@ -20,11 +20,12 @@ from geo_ray.data.tasks.checked_calls import checked_model
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.build import build_averager, build_evals, check_start, model_start, with_shapes
 from geo_ray.runs.data import data_rows
-from geo_ray.runs.evaluation import BestKeeper, Emit, EvalNotes, Evaluation
+from geo_ray.runs.evaluation import BestKeeper, Emit, EvalNotes, Evaluation, StoppingRule
 from geo_ray.simulator.clock import Scheduler
 from geo_ray.simulator.exchange import build_paths
 from geo_ray.simulator.network import Network
 from geo_ray.simulator.region import MANY, Gradients, SimContext, SimRegion
+from geo_ray.telemetry.summary import EarlyStop
 from geo_ray.training.averager import (
     Averager,
     AveragerFactory,
@@ -354,7 +355,7 @@ class World:
             self,
         )
         collector = build_evals(experiment, task)
-        self._evals = EvalNotes(collector, emit, experiment.train.target, keeper)
+        self._evals = EvalNotes(collector, emit, StoppingRule(experiment.train), keeper)
         self._open: dict[str, tuple[float, SendUpdate]] = {}
         self._arrived_s: dict[str, float] = {}
         self._wake_s: float | None = None
@@ -740,11 +741,11 @@ class World:
         )
 
     def _note_evals(self, finished: list[Evaluation]) -> None:
-        cause = self._evals.take(finished, self._scheduler.now_s, self._leader.region)
+        stop = self._evals.take(finished, self._scheduler.now_s, self._leader.region)
         if any(done.region is None for done in finished):
             self._notes.sent()  # a run is priced at the time of an evaluation
-        if cause is not None:
-            self._stop(cause)
+        if stop is not None:
+            self._stop(stop)
 
     def precise(self, name: str, buffers_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
         """See `RegionHost`."""
@@ -756,10 +757,10 @@ class World:
         for region, over_all_B in self._statistics.take(self.regions).items():
             self._go_on[region](over_all_B)
 
-    def _stop(self, cause: str) -> None:
+    def _stop(self, stop: EarlyStop) -> None:
         if self.averager.stopping:
             return
-        self._emit("stop_requested", self._scheduler.now_s, cause=cause)
+        self._emit("stop_requested", self._scheduler.now_s, **stop.model_dump())
         self.averager.request_stop()
         if len(self.regions) == 1:
             next(iter(self.regions.values())).server.stop()

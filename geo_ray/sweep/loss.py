@@ -237,6 +237,7 @@ def _short(experiment: Experiment, steps: int) -> dict[str, Any]:
         "steps": steps,
         "eval_every": 0,
         "target": None,
+        "patience": None,
         "keep_best": None,
         "count": None,
     }

@@ -254,6 +254,7 @@ def experiment_of(
         "steps": WARM_UP + steps,
         "eval_every": WARM_UP + steps // 2,
         "target": None,
+        "patience": None,
         "keep_best": None,
         "stragglers": None,
         "count": None,

@@ -296,6 +296,7 @@ OPTIONAL_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "step": {"learning_rate": _number},  # of the inner optimizer; null: it made no step
     "exchange": {"bytes_before": _or_null(_whole), "held_s": _number},
     "eval": {"final": _flag},
+    "stop_requested": {"reason": _text},
 }
 
 FAULT_KINDS = (

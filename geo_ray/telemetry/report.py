@@ -504,6 +504,8 @@ def _values(run: RunRecord, started: Event, summary: Summary | None) -> list[tup
         facts.append(("best kept", Best.of(totals.best.fields).text))
     if summary is not None and summary.time_to_target_s is not None:
         facts.append(("time to target", duration_text(summary.time_to_target_s)))
+    if summary is not None and summary.early_stop is not None:
+        facts.append(("ended early", summary.early_stop.cause))
     noise = newest_noise(totals.noise)
     if noise is not None:
         rows = noise["b_simple"]

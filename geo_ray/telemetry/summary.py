@@ -91,9 +91,11 @@ class KeepBest(StrictModel):
         if value is None or not math.isfinite(value):
             return False
         known = self.known(best)
-        if known is None:
-            return True
-        return value > known.value if self.mode == "max" else value < known.value
+        return known is None or self.improves(value, known.value)
+
+    def improves(self, value: float, best: float) -> bool:
+        """Return whether a value is better than the best one."""
+        return value > best if self.mode == "max" else value < best
 
 
 COST_FILE: Final = "cost.json"
@@ -196,6 +198,19 @@ class Target(StrictModel):
         return bool(value >= self.value if self.direction == "at_least" else value <= self.value)
 
 
+StopReason = Literal["target", "patience"]
+
+
+class EarlyStop(StrictModel):
+    """Why an evaluation ended a run before its last step."""
+
+    reason: StopReason = Field(
+        description="target: `train.target` was reached; patience: no improvement in "
+        "`train.patience` evaluations"
+    )
+    cause: str = Field(description="the same with metric and values")
+
+
 class Summary(ShownModel):
     """Results of a run; the content of `summary.json`."""
 
@@ -214,6 +229,9 @@ class Summary(ShownModel):
         default=None,
         description="seconds until all regions together first reached the target; null if they did "
         "not, or without target",
+    )
+    early_stop: EarlyStop | None = Field(
+        default=None, description="why an evaluation ended the run early; null if none did"
     )
     wan_bytes: dict[str, int] = Field(
         description="bytes between regions by class; repeated bytes count again"
@@ -264,6 +282,8 @@ class Summary(ShownModel):
         ]
         if self.time_to_target_s is not None:
             rows.append(("time to target", duration_text(self.time_to_target_s)))
+        if self.early_stop is not None:
+            rows.append(("ended early", self.early_stop.cause))
         if self.usd is not None:
             rows.append(("USD", number_text(self.usd)))
         rows += [(kind.replace("_", " "), f"{n:,}") for kind, n in self.faults.items() if n]
@@ -326,6 +346,7 @@ class Summing:
             seconds=totals.elapsed_s,
             startup_s=startup_s,
             time_to_target_s=self._reached_s,
+            early_stop=early_stop_of(totals),
             wan_bytes=totals.wan.by_class(),
             codec=totals.codec,
             payload_bytes=_payload_bytes(totals),
@@ -337,6 +358,13 @@ class Summing:
             digest=digest,
             faults=totals.faults,
         )
+
+
+def early_stop_of(totals: RunTotals) -> EarlyStop | None:
+    """Return why an evaluation ended the run early, or None."""
+    if totals.stop_cause is None or totals.stop_reason is None:
+        return None
+    return EarlyStop(reason=totals.stop_reason, cause=totals.stop_cause)
 
 
 def summarise(
@@ -427,6 +455,8 @@ def _caption(summary: Summary) -> str:
         parts.insert(0, metrics_text(summary.eval))
     if summary.time_to_target_s is not None:
         parts.append(f"target reached after {duration_text(summary.time_to_target_s)}")
+    if summary.early_stop is not None and summary.early_stop.reason == "patience":
+        parts.append(f"ended early: {summary.early_stop.cause}")
     if summary.usd is not None:
         parts.append(f"{summary.usd:.2f} USD")
     if summary.payload_bytes is not None:

@@ -11,6 +11,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from geo_ray.telemetry.events import FAULT_KINDS, REPAIR_KINDS, Event
 from geo_ray.telemetry.throughput import Throughput
@@ -209,6 +210,7 @@ class RunTotals:
     noise: dict[str | None, Event] = field(default_factory=dict)  # newest by region; None: all
     throughput: Throughput = field(default_factory=Throughput)
     stop_cause: str | None = None
+    stop_reason: Literal["target", "patience"] | None = None
     elapsed_s: float = 0.0
     _leader: str | None = None  # the averager's region
     _began_s: float | None = None  # of a run segment without a step yet
@@ -257,6 +259,7 @@ class RunTotals:
                 self._leader = event["region"]
             case "stop_requested":
                 self.stop_cause = event["cause"]
+                self.stop_reason = event.fields.get("reason")
             case "run_finished":
                 self.finished = event
             case "run_failed":
@@ -287,7 +290,7 @@ class RunTotals:
             self._goes_on = False
 
     def _start(self, event: Event) -> None:
-        self.started, self.stop_cause = event, None
+        self.started, self.stop_cause, self.stop_reason = event, None, None
         self.best = None  # a resume reports the saved best model
         self.finished = self.failed = None
         self._began_s, self._leader = event.t_s, event.fields.get("averager")

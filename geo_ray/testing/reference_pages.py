@@ -265,7 +265,10 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         "The averager has a hot standby again.",
         {"region": "the averager's region", "name": "the standby's region", "term": "leader term"},
     ),
-    "stop_requested": ("A user or a signal asked the run to stop.", {}),
+    "stop_requested": (
+        "The run was asked to stop: by a user, a signal or an evaluation.",
+        {"reason": "of an evaluation: target (reached) or patience (no improvement)"},
+    ),
     "wan": (
         "Traffic between two regions since the last `run_started`. Written at intervals, and at "
         "the end.",

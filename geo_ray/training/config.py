@@ -137,6 +137,12 @@ class TrainConfig(StrictModel):
         None, gt=0, description="largest norm of the mean of a region's gradients in a step"
     )
     target: Target | None = Field(None, description="stop early when this is reached")
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="stop early after this many evaluations of all regions in a row without an "
+        "improvement of the metric of `keep_best`, else of `target`, else of `loss`; null: never",
+    )
     keep_best: KeepBest | None = Field(
         None, description="store the best evaluated model in addition to the last one"
     )
@@ -179,6 +185,16 @@ class TrainConfig(StrictModel):
         "and more than a minute, is replaced",
     )
 
+    @property
+    def watched(self) -> KeepBest:
+        """The metric whose improvements `patience` watches."""
+        if self.keep_best is not None:
+            return self.keep_best
+        if self.target is None:
+            return KeepBest(metric="loss", mode="min")
+        mode: Literal["min", "max"] = "max" if self.target.direction == "at_least" else "min"
+        return KeepBest(metric=self.target.metric, mode=mode)
+
     def check(self, strategy: Strategy, workers: Mapping[str, int], *, even: bool) -> None:
         """Refuse values that do not fit the regions and their strategy.
 
@@ -206,6 +222,11 @@ class TrainConfig(StrictModel):
             raise ValueError(
                 "train.keep_best: with train.eval_every 0 nothing is evaluated before the end, and "
                 "the last model would be the best; set train.eval_every to some steps"
+            )
+        if self.patience is not None and self.eval_every == 0:
+            raise ValueError(
+                "train.patience: with train.eval_every 0 nothing is evaluated before the end; set "
+                "train.eval_every to some steps"
             )
         if self.optimizer_on == "worker":
             self._check_worker_optimizer(strategy, workers)
@@ -363,7 +384,8 @@ class MembersConfig(StrictModel):
         None,
         ge=1,
         description="smallest number of regions, the averager's included, with which a run "
-        "continues after losing others; null: it waits for every lost region",
+        "continues after losing others; null: it waits for every lost region, and where regions "
+        "join, for none",
     )
     rejoin: bool = Field(
         True,

@@ -88,10 +88,10 @@ def check_module(module: nn.Module) -> None:
             fix="Leave requires_grad of some parameters on.",
         )
     for name, param in trainable:
-        if param.dtype != torch.float32:
+        if param.dtype not in FLOATS:
             raise TaskOutputError(
-                f"parameter '{name}' is {param.dtype}, not float32",
-                fix="Keep parameters in float32; use autocast inside for lower precision.",
+                f"parameter '{name}' is {param.dtype}",
+                fix="Make parameters of float32, bfloat16 or float16.",
             )
 
 
@@ -246,6 +246,10 @@ class BufferLayout:
     @classmethod
     def of(cls, task: object, module: nn.Module) -> BufferLayout:
         """Return the layout of a task's model; empty without model buffers.
+
+        Args:
+            task: the task, or the mapping that it would declare.
+            module: its model.
 
         Raises:
             TaskStateError: see `buffer_entries`.

@@ -425,6 +425,7 @@ class Worker:
     def _load(self) -> None:
         if self.optimizer is None:
             self.load()
+        self._flat.refresh()
         if self.layout.entries:
             self.layout.write(self.buffers_B, self.module)
 
@@ -608,7 +609,19 @@ class StepTime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A trained parameter, the module that holds it, and its places in the two buffers."""
+    """A trained parameter, the module that holds it, and its places in the two buffers.
+
+    Attributes:
+        name: its name.
+        owner: module that holds it.
+        leaf: its name there.
+        param: the parameter.
+        value: its values: a view of the buffer, or of half precision and next to it.
+        grad: its gradient in the buffer.
+        value_at: address of ``value``.
+        grad_at: address of the gradient that the parameter has between steps; None if it has none.
+        master: values in the buffer, if the parameter is of half precision.
+    """
 
     name: str
     owner: nn.Module
@@ -617,7 +630,8 @@ class _Slot:
     value: Tensor
     grad: Tensor
     value_at: int
-    grad_at: int
+    grad_at: int | None
+    master: Tensor | None = None
 
     @property
     def is_held(self) -> bool:
@@ -642,8 +656,11 @@ class FlatModel:
     `attach` after other user code, so that the module always trains in the buffers. Hooks record
     which parameters receive a gradient, since a buffer of zeros does not tell.
 
+    Parameters of half precision are next to the buffers, which have their fp32 masters: `refresh`
+    rounds these to the parameters, and `take_gradient` adds the parameters' gradients.
+
     Args:
-        module: its trainable parameters must be fp32.
+        module: its trainable parameters must be fp32, bf16 or fp16.
         params_P: fp32 (P,) buffer that from now on holds the parameters; its content counts.
         grad_P: fp32 (P,) buffer into which ``backward`` accumulates.
 
@@ -669,14 +686,26 @@ class FlatModel:
             value, grad = params_P[piece].view(param.shape), grad_P[piece].view(param.shape)
             path, _, leaf = name.rpartition(".")
             owner: nn.Module = attrgetter(path)(module) if path else module  # scripted ones, too
-            at = value.data_ptr(), grad.data_ptr()
-            slot = _Slot(name, owner, leaf, param, value, grad, *at)
+            if param.dtype == torch.float32:
+                at = value.data_ptr(), grad.data_ptr()
+                slot = _Slot(name, owner, leaf, param, value, grad, *at)
+            else:
+                half = param.detach().clone()
+                slot = _Slot(name, owner, leaf, param, half, grad, half.data_ptr(), None, value)
             _attach(slot)
             param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._recorder(len(self._slots))
             )
             self._slots.append(slot)
             offset += param.numel()
+        self._halves = [slot for slot in self._slots if slot.master is not None]
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Round the masters of parameters of half precision to these parameters."""
+        for slot in self._halves:
+            if slot.master is not None:
+                slot.value.copy_(slot.master)
 
     def zero_grad(self) -> None:
         """Clear all gradients, keeping them views."""
@@ -717,6 +746,11 @@ class FlatModel:
                     fix="Change trained parameters nowhere but in the optimizer; for another "
                     "precision use autocast, or convert a copy of the model.",
                 )
+            if slot.master is not None:
+                if param.grad is not None:
+                    slot.grad.add_(param.grad.detach().to_dense())
+                _attach(slot)
+                continue
             if adds and _address(param.grad) != slot.grad_at:
                 raise TaskStateError(
                     f"the task's loss drops the gradient of {slot.name!r} of earlier micro-batches",
@@ -765,4 +799,5 @@ def _same_values(one: Tensor, other: Tensor) -> bool:
 def _attach(slot: _Slot) -> None:
     slot.param.grad = None  # a gradient must fit the parameter's type and device
     slot.param.data = slot.value
-    slot.param.grad = slot.grad.detach()  # a separate tensor, since `Module.to` moves it
+    if slot.master is None:
+        slot.param.grad = slot.grad.detach()  # a separate tensor, since `Module.to` moves it

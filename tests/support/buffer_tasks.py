@@ -195,3 +195,32 @@ class Spare(Constant):
 
     def evaluate(self, model, batch):
         return super().evaluate(nn.Sequential(nn.Flatten(), model["used"]), batch)
+
+
+class Rounded(nn.Module):
+    """Layers of half precision and a norm of single precision."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 12, dtype=dtype)
+        self.norm = nn.LayerNorm(12)
+        self.last = nn.Linear(12, 10, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = self.first.weight.dtype
+        hidden = self.norm(self.first(x.flatten(1).to(dtype)).float()).relu()
+        return self.last(hidden.to(dtype)).float()
+
+
+class Bfloat16(Constant):
+    """A model of mixed precision."""
+
+    dtype = torch.bfloat16
+
+    def model(self, seed: int) -> nn.Module:
+        with seeded(seed):
+            return Rounded(self.dtype)
+
+
+class Float16(Bfloat16):
+    dtype = torch.float16

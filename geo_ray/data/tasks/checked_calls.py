@@ -29,6 +29,7 @@ from geo_ray.base.random_state import seeded
 from geo_ray.base.user_code import error_place, error_summary, source_of
 from geo_ray.data.columns import Ragged
 from geo_ray.data.tasks.base import Batch, Columns, Dataset, SelfContained, Stats, Task
+from geo_ray.data.tasks.model_buffers import FLOATS
 
 _IN_PLACE: Final = frozenset(
     {
@@ -214,8 +215,8 @@ def checked_model(task: Task, seed: int) -> nn.Module:
     seed its model itself is deterministic too.
 
     Raises:
-        TaskOutputError: not a module, nothing to train, parameters not float32, or a tensor that
-            cannot be trained as a part of one vector or be saved at the end.
+        TaskOutputError: not a module, nothing to train, parameters of other types, or a tensor
+            that cannot be trained as a part of one vector or be saved at the end.
     """
     name = type(task).__name__
     with blamed(task, "model"), seeded(seed):
@@ -236,10 +237,10 @@ def checked_model(task: Task, seed: int) -> nn.Module:
     if not trained:
         raise TaskOutputError(f"{name}.model has no trainable parameters", fix=_NOTHING_TO_TRAIN)
     for key, parameter in trained:
-        if parameter.dtype != torch.float32:
+        if parameter.dtype not in FLOATS:
             raise TaskOutputError(
-                f"{name}.model: parameter {key!r} is {parameter.dtype}, not float32",
-                fix="Keep parameters in float32; use autocast inside the loss for lower precision.",
+                f"{name}.model: parameter {key!r} is {parameter.dtype}",
+                fix="Make parameters of float32, bfloat16 or float16.",
             )
     with blamed(task, "model"):
         saved = model.state_dict()

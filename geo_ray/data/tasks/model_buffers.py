@@ -78,6 +78,10 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
 def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
     """Return the rule of every declared buffer and frozen parameter.
 
+    Args:
+        task: the task, or the mapping that it would declare.
+        module: its model.
+
     Raises:
         TaskStateError: `model_buffers` is no such mapping, or a pattern matches nothing.
     """
@@ -95,8 +99,7 @@ def rules_of(task: object, module: nn.Module) -> dict[str, BufferRule]:
             trained = [n for n, p in module.named_parameters() if fnmatchcase(n, pattern)]
             why = f"only a trained parameter ({trained[0]})" if trained else "nothing else"
             raise TaskStateError(
-                f"{type(task).__name__}.model_buffers: {pattern!r} matches no buffer or "
-                f"frozen parameter, {why}",
+                f"{_where(task)}: {pattern!r} matches no buffer or frozen parameter, {why}",
                 fix=f"Name some of {', '.join(sorted(names)[:8]) or 'them: the model has none'}.",
             )
         found.update(dict.fromkeys(matching, rule))
@@ -112,6 +115,10 @@ def is_scratch(task: object, name: str) -> bool:
 def buffer_entries(task: object, module: nn.Module) -> tuple[BufferEntry, ...]:
     """Return the model buffers of a task's model, in the order of the module's names.
 
+    Args:
+        task: the task, or the mapping that it would declare.
+        module: its model.
+
     Raises:
         TaskStateError: as for `rules_of`; or the rule is mean for a type that has no mean.
     """
@@ -123,8 +130,7 @@ def buffer_entries(task: object, module: nn.Module) -> tuple[BufferEntry, ...]:
         tensor = tensors[name]
         if rule == "mean" and tensor.dtype not in (*FLOATS, *INTEGERS):
             raise TaskStateError(
-                f"{type(task).__name__}.model_buffers: {name!r} is {tensor.dtype}, which has no "
-                "mean here",
+                f"{_where(task)}: {name!r} is {tensor.dtype}, which has no mean here",
                 fix="Make it float32, or use the rule region.",
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -133,18 +139,23 @@ def buffer_entries(task: object, module: nn.Module) -> tuple[BufferEntry, ...]:
     return tuple(entries)
 
 
+def _where(task: object) -> str:
+    """Return where the rules are declared, for messages."""
+    return "buffers" if isinstance(task, Mapping) else f"{type(task).__name__}.model_buffers"
+
+
 def _declared(task: object) -> dict[str, BufferRule]:
-    declared = getattr(task, "model_buffers", None) or {}
-    name = type(task).__name__
+    declared = task if isinstance(task, Mapping) else getattr(task, "model_buffers", None) or {}
+    where = _where(task)
     if not isinstance(declared, Mapping) or not all(isinstance(key, str) for key in declared):
         raise TaskStateError(
-            f"{name}.model_buffers is {type(declared).__name__}, not a mapping of names to rules",
+            f"{where} is {type(declared).__name__}, not a mapping of names to rules",
             fix='Write for example model_buffers = {"teacher.*": "mean", "queue*": "region"}.',
         )
     for pattern, rule in declared.items():
         if rule not in get_args(BufferRule):
             raise TaskStateError(
-                f"{name}.model_buffers: {pattern!r} has the rule {rule!r}",
+                f"{where}: {pattern!r} has the rule {rule!r}",
                 fix=f"The rules are {', '.join(get_args(BufferRule))}.",
             )
     return dict(declared)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from geo_ray.base.errors import CheckpointMissingError, ConfigError
 from geo_ray.joining.rank import STRATEGIES
+from geo_ray.joining.rank_saver import LoopState, RankSaver
 from geo_ray.joining.save_round import SaveStage
 from geo_ray.joining.service import JoinTerms, SavedRun
-from geo_ray.joining.site import JoinedTraining
-from tests.support.join_support import WAIT_S, Loop, serving, terms, train_all
+from geo_ray.joining.site import JoinedTraining, join
+from tests.support.join_support import (
+    WAIT_S,
+    Loop,
+    Ranks,
+    adamw,
+    run_loop,
+    serving,
+    small_model,
+    terms,
+    train_all,
+)
 
 REGIONS = ("eu", "us")
 STEPS = 12
@@ -42,7 +56,26 @@ def run_of(kind: str, **sections: Any) -> JoinTerms:
     return terms(REGIONS, STEPS, **{"strategy": strategy, "codec": codec} | rows | sections)
 
 
-def interrupted(run: JoinTerms, folder: Path, loops: Mapping[str, Loop]) -> SavedRun:
+Pools = Mapping[str, Ranks]
+
+
+def started(
+    loops: Mapping[str, Loop], address: str, pools: Pools
+) -> dict[str, Callable[[], tuple[Tensor, int]]]:
+    """Start the loops of process groups; return what runs the others in this process."""
+    found = {}
+    for name, loop in loops.items():
+        placed = replace(loop, address=address)
+        if name in pools:
+            pools[name].start(run_loop, placed)
+        else:
+            found[name] = placed.run
+    return found
+
+
+def interrupted(
+    run: JoinTerms, folder: Path, loops: Mapping[str, Loop], pools: Pools | None = None
+) -> SavedRun:
     """Train to a checkpoint and a little further; return the server's part."""
     found: list[SavedRun] = []
     with serving(run, folder) as (server, address):
@@ -60,43 +93,38 @@ def interrupted(run: JoinTerms, folder: Path, loops: Mapping[str, Loop]) -> Save
                 with server.lock:
                     save = server.service.save
                     if save is not None and save.stage is SaveStage.READY and not found:
-                        assert set(save.saved) == {
-                            r for r, loop in loops.items() if loop.checkpoints
-                        }
+                        assert set(save.saved) == {n for n in loops if loops[n].checkpoints}
                         found.append(server.service.saved_run)
                 time.sleep(0.01)
             if found:
+                for name in pools or ():
+                    server.lose(name, "the end of the test")
                 raise CrashError
 
-        results = train_all(
-            {
-                name: partial(Loop(**{**vars_of(loop), "address": address}).run, each)
-                for name, loop in loops.items()
-            }
-        )
+        here = started(loops, address, pools or {})
+        results = train_all({name: partial(loop, each) for name, loop in here.items()})
+        for pool in (pools or {}).values():
+            pool.results()
         assert found, (results, server.service.save)
     return found[0]
 
 
-def vars_of(loop: Loop) -> dict[str, Any]:
-    return {name: getattr(loop, name) for name in Loop.__dataclass_fields__}
-
-
 def trained(
-    run: JoinTerms, folder: Path, loops: Mapping[str, Loop], resumed: SavedRun | None = None
+    run: JoinTerms,
+    folder: Path,
+    loops: Mapping[str, Loop],
+    resumed: SavedRun | None = None,
+    pools: Pools | None = None,
 ) -> dict[str, Tensor]:
+    """Train to the end; return the parameters of each region."""
     with serving(run, folder, resumed=resumed) as (server, address):
-        results = train_all(
-            {
-                name: Loop(**{**vars_of(loop), "address": address}).run
-                for name, loop in loops.items()
-            }
-        )
-        failed = [each for each in results.values() if isinstance(each, Exception)]
+        here = started(loops, address, pools or {})
+        results = {name: [found] for name, found in train_all(here).items()}
+        results |= {name: pool.results() for name, pool in (pools or {}).items()}
+        failed = [each for all_ in results.values() for each in all_ if isinstance(each, Exception)]
         assert not failed, (failed, server.stage, server.service.failure)
-        steps = server.service.steps
-        assert set(steps.values()) == {STEPS} or run.rows
-        return {name: vector for name, (vector, _) in results.items()}
+        assert set(server.service.steps.values()) == {STEPS} or run.rows
+        return {name: found[0][0] for name, found in results.items()}
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
@@ -112,3 +140,144 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(kind: str, tmp_path: Path) -
         for name, vector in expected.items():
             assert torch.equal(found[name], vector), name
     torch.testing.assert_close(found["eu"], found["us"], rtol=0, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[dict[int, Ranks]]:
+    pools = {size: Ranks(size) for size in (2, 3)}
+    yield pools
+    for pool in pools.values():
+        pool.close()
+
+
+@pytest.mark.parametrize("kind", ["diloco", "one_step_delay", "diloco_streaming", "sma"])
+def test_a_run_is_resumed_with_other_shardings(
+    kind: str, ranks: dict[int, Ranks], tmp_path: Path
+) -> None:
+    """Saved by 1 and 2 ranks (FSDP2), resumed by 3 (FSDP2) and 1."""
+    run = run_of(kind)
+    eu = Loop("", "eu", tmp_path, checkpoints=tmp_path / "eu")
+    us = Loop("", "us", tmp_path, checkpoints=tmp_path / "us")
+    before = {"eu": eu, "us": replace(us, sharding="fsdp")}
+    after = {"eu": replace(eu, sharding="fsdp"), "us": us}
+    saved = interrupted(run, tmp_path, before, {"us": ranks[2]})
+    assert len(saved.slices) == 2
+    again = trained(run, tmp_path, {"eu": eu, "us": us}, saved)
+    found = trained(run, tmp_path, after, saved, {"eu": ranks[3]})
+    for vector in found.values():
+        torch.testing.assert_close(vector, again["eu"], rtol=0, atol=2e-6)
+
+
+def test_a_region_without_its_files_begins_as_a_copy(tmp_path: Path) -> None:
+    """It has the run's parameters and outer state, but a new optimizer."""
+    run = run_of("diloco")
+    saving = {name: Loop("", name, tmp_path, checkpoints=tmp_path / name) for name in REGIONS}
+    saved = interrupted(run, tmp_path, saving)
+    lost = saving | {"us": Loop("", "us", tmp_path, checkpoints=tmp_path / "elsewhere")}
+    found = trained(run, tmp_path, lost, saved)
+    assert torch.equal(found["eu"], found["us"])
+    whole = trained(run, tmp_path, saving, saved)
+    assert not torch.equal(found["eu"], whole["eu"])
+
+
+def test_a_region_that_joins_again_loads_its_optimizer(tmp_path: Path) -> None:
+    """Its parameters come from the other region, its optimizer from its newest files."""
+    run = terms(REGIONS, 60, strategy={"kind": "diloco", "interval": 3})
+    saved = threading.Event()
+    loaded: list[int] = []
+    with serving(run, tmp_path) as (server, address):
+
+        def first(sync: JoinedTraining) -> None:
+            if sync.steps == SAVE_AT:
+                server.begin_save(5, [], WAIT_S)
+            with server.lock:
+                save = server.service.save
+                if save is not None and save.stage is SaveStage.READY:
+                    saved.set()
+            time.sleep(0.02)
+            if saved.is_set():
+                raise CrashError
+
+        def us() -> tuple[Tensor, int]:
+            loop = Loop(address, "us", tmp_path, checkpoints=tmp_path)
+            with pytest.raises(CrashError):
+                loop.run(first)
+            return loop.run()
+
+        def wait(sync: JoinedTraining) -> None:
+            while saved.is_set() and sync.steps > 50 and not server.service.waiting:
+                if server.service.averagers[0].view.generation >= 3:
+                    return
+                time.sleep(0.01)
+            time.sleep(0.02)
+
+        load = LoopState.load
+
+        def counted(loop: LoopState, root: Any, checkpoint: int, rank: int) -> None:
+            loaded.append(checkpoint)
+            load(loop, root, checkpoint, rank)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LoopState, "load", counted)
+            eu = Loop(address, "eu", tmp_path, checkpoints=tmp_path)
+            found = train_all({"eu": partial(eu.run, wait), "us": us})
+    assert not [each for each in found.values() if isinstance(each, Exception)], found
+    assert loaded == [5]
+    assert torch.equal(found["eu"][0], found["us"][0])
+
+
+def test_without_any_files_of_regions_a_run_is_not_resumed(tmp_path: Path) -> None:
+    run = run_of("diloco")
+    saving = {name: Loop("", name, tmp_path, checkpoints=tmp_path / name) for name in REGIONS}
+    saved = interrupted(run, tmp_path, saving)
+    with serving(run, tmp_path, resumed=saved) as (server, address):
+        plain = {name: Loop(address, name, tmp_path, wait_s=1.0).run for name in REGIONS}
+        train_all(plain)
+        assert isinstance(server.service.failure, CheckpointMissingError)
+
+
+def test_a_rank_that_hangs_does_not_block_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Region us never writes its part: the checkpoint is ready without it after the deadline."""
+    hangs = threading.Event()
+    write = RankSaver._write
+
+    def written(saver: RankSaver, order: Any) -> None:
+        if "us" in str(saver._root):
+            hangs.wait(WAIT_S)
+            raise OSError("it hung")
+        write(saver, order)
+
+    monkeypatch.setattr(RankSaver, "_write", written)
+    run = run_of("diloco")
+    with serving(run, tmp_path) as (server, address):
+
+        def each(sync: JoinedTraining) -> None:
+            if sync.steps == SAVE_AT and server.service.save is None:
+                server.begin_save(5, [], 0.5)
+            until_s = time.monotonic() + WAIT_S
+            while sync.steps == STEPS - 1 and time.monotonic() < until_s:
+                save = server.service.save
+                if save is not None and save.stage is SaveStage.READY:
+                    hangs.set()
+                    return
+                time.sleep(0.01)
+
+        loops = {name: Loop(address, name, tmp_path, checkpoints=tmp_path) for name in REGIONS}
+        found = train_all({name: partial(loop.run, each) for name, loop in loops.items()})
+        assert torch.equal(found["eu"][0], found["us"][0])
+        save = server.service.save
+        assert save is not None and save.saved == ("eu",)
+        assert save.failed == {"us": "ranks [0] have not written their parts in time"}
+
+
+def test_state_needs_a_folder(tmp_path: Path) -> None:
+    run = terms(("eu",), 4, strategy={"kind": "sma", "interval": 2})
+    model = small_model()
+    with (
+        serving(run, tmp_path) as (_, address),
+        join(address, region="eu", credentials=tmp_path / "eu.pem") as site,
+        pytest.raises(ConfigError, match="`state` is given without `checkpoints`"),
+    ):
+        site.begin(model, state={"optimizer": adamw(model)})

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 
 import geo_ray
-from geo_ray.base.errors import ConfigError
-from tests.support.join_support import Loop, small_model, train_all
+from geo_ray.base.errors import ConfigError, ServerLostError
+from geo_ray.telemetry.event_log import read_events
+from tests.support.join_support import Loop, small_model, terms, train_all
+from tests.support.join_support import serving as in_process
 
 START_S = 180.0
 CONFIG: dict[str, Any] = {
@@ -31,17 +36,27 @@ CONFIG: dict[str, Any] = {
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Serve `CONFIG` in another process; yields it and the address."""
-    (folder / "job.yaml").write_text(yaml.safe_dump(CONFIG))
+def serving(
+    folder: Path, changes: dict[str, Any] | None = None, *, resume: bool = False
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Serve `CONFIG` with changes in another process, or resume it; yields it and the address."""
+    (folder / "job.yaml").write_text(yaml.safe_dump(CONFIG | (changes or {})))
     program = str(Path(sys.executable).with_name("geo-ray"))
     command = [program, "serve", "job.yaml", "--plain"]
+    if resume:
+        command = [program, "train", "--resume", "runs/served", "--plain"]
+    path = folder / "runs" / "served" / "join" / "address"
+    before_ns = path.stat().st_mtime_ns if path.exists() else 0
     process = subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        path, end_s = folder / "runs" / "served" / "join" / "address", time.monotonic() + START_S
-        while not path.exists() or not path.read_text().endswith("\n"):
+        end_s = time.monotonic() + START_S
+        while (
+            not path.exists()
+            or path.stat().st_mtime_ns == before_ns
+            or not path.read_text().endswith("\n")
+        ):
             assert process.poll() is None and time.monotonic() < end_s, process.communicate()[0]
             time.sleep(0.1)
         yield process, path.read_text().strip()
@@ -73,6 +88,105 @@ def test_regions_join_a_served_run(tmp_path: Path) -> None:
     assert run.report_path.exists()
 
 
+@dataclass
+class Region:
+    """A region whose loop is started again when the server is lost, as a job scheduler would."""
+
+    address: str
+    name: str
+    folder: Path
+    pause_s: float = 0.3
+    starts: int = 0
+
+    def run(self) -> torch.Tensor:
+        loop = Loop(
+            self.address,
+            self.name,
+            self.folder / "join",
+            checkpoints=self.folder / "saved" / self.name,
+        )
+        while True:
+            self.starts += 1
+            try:
+                return loop.run(lambda _: time.sleep(self.pause_s))[0]
+            except ServerLostError:
+                self.pause_s = 0.0
+
+
+def await_checkpoint(run_path: Path) -> None:
+    """Wait until the log of a run has a checkpoint."""
+    path, until_s = run_path / "events.jsonl", time.monotonic() + START_S
+    while not path.exists() or "checkpoint" not in {each.kind for each in read_events(path)}:
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+
+
+def averager_process(parent: int) -> int:
+    """The process of the averager below another process."""
+    found: list[int] = [
+        each.pid
+        for each in psutil.Process(parent).children(recursive=True)
+        if each.cmdline() and "AveragerActor" in each.cmdline()[0]
+    ]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_a_killed_averager_continues_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    """kill -9 of the averager: the regions' loops start again and end as without the failure."""
+    (plain := tmp_path / "plain").mkdir()
+    strategy = CONFIG["strategy"]
+    with in_process(terms(("eu", "us"), 24, strategy=strategy), plain) as (_, there):
+        expected = train_all({name: Loop(there, name, plain).run for name in ("eu", "us")})
+    run_path = tmp_path / "runs" / "served"
+    changes = {"train": {"steps": 24}, "checkpoint": {"every_s": 0.5}}
+    with serving(tmp_path, changes) as (process, address):
+        regions = {name: Region(address, name, run_path) for name in ("eu", "us")}
+
+        def kill() -> None:
+            await_checkpoint(run_path)
+            os.kill(averager_process(process.pid), signal.SIGKILL)
+
+        loops = {name: region.run for name, region in regions.items()}
+        found = train_all({**loops, "kill": kill})
+        output, _ = process.communicate(timeout=START_S)
+    assert process.returncode == 0, output
+    assert not [each for each in found.values() if isinstance(each, Exception)], found
+    assert [region.starts for region in regions.values()] == [2, 2]
+    for name in ("eu", "us"):
+        assert torch.equal(found[name], expected[name][0])
+    run = geo_ray.open_run(run_path)
+    assert run.summary.steps == 24
+    kinds = [event.kind for event in read_events(run_path / "events.jsonl")]
+    assert kinds.count("run_started") == 2
+
+
+@pytest.mark.slow  # starts two clusters
+def test_a_run_is_resumed_after_everything_was_killed(tmp_path: Path) -> None:
+    """kill -9 of the serving process and its cluster; `geo-ray train --resume` continues."""
+    run_path = tmp_path / "runs" / "served"
+    changes = {"train": {"steps": 24}, "checkpoint": {"every_s": 0.5}}
+    with serving(tmp_path, changes) as (process, address):
+        regions = {name: Region(address, name, run_path) for name in ("eu", "us")}
+
+        def kill() -> None:
+            await_checkpoint(run_path)
+            for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+            process.wait()
+            with serving(tmp_path, changes, resume=True) as (resumed, again):
+                assert again == address
+                output, _ = resumed.communicate(timeout=START_S)
+                assert resumed.returncode == 0, output
+
+        loops = {name: region.run for name, region in regions.items()}
+        found = train_all({**loops, "kill": kill})
+    assert not [each for each in found.values() if isinstance(each, Exception)], found
+    assert torch.equal(found["eu"], found["us"])
+    assert geo_ray.open_run(run_path).summary.steps == 24
+
+
 @pytest.mark.slow  # starts a cluster only to end it
 def test_ctrl_c_before_the_regions_are_there(tmp_path: Path) -> None:
     with serving(tmp_path) as (process, _):
@@ -87,8 +201,9 @@ def test_ctrl_c_before_the_regions_are_there(tmp_path: Path) -> None:
     [
         ({"regions": [{"name": "eu", "join": True}, {"name": "us"}]}, "either all regions join"),
         ({"task": {"use": "digits"}}, "task .*: regions that join have their own"),
+        ({"members": {"min": 3}}, r"members\.min: the run has 2 regions"),
         ({"overlay": {"kind": "netstorm"}}, r"overlay .*not supported where regions join"),
-        ({"checkpoint": {"every_s": 5.0}}, r"checkpoint\.every_s .*not supported"),
+        ({"checkpoint": {"retry_s": 5.0}}, r"checkpoint\.retry_s .*not supported"),
         ({"members": {"min": 1}}, r"members\.min .*not supported"),
         ({"train": {"steps": 4, "clip_norm": 1.0}}, r"train\.clip_norm .*not supported"),
         ({"emulate": {"step_s": 0.1}}, r"emulate .*not supported"),

@@ -98,7 +98,7 @@ def test_every_strategy_can_be_named(kind):
     [
         ("train.stpes=3", "train.stpes.*did you mean steps"),
         ("train.lr=3", r"train.lr.*did you mean optimizer.lr\?"),
-        ("train.compensation=3", "did you mean strategy.compensation, a key of dc_asgd only"),
+        ("train.k1=3", "did you mean strategy.k1, a key of hfa only"),
         ("strategy.intervall=3", "strategy.intervall.*did you mean interval"),
         ("strategy.kind=smaa", "strategy.kind.*did you mean sma"),
         ("strategy.alpha=0.5", r"strategy.alpha.*unknown key"),

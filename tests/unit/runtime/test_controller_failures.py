@@ -42,6 +42,7 @@ from geo_ray.storage.manifest import AVERAGER_PART, shard_part_name
 from geo_ray.storage.parts import write_part
 from geo_ray.telemetry.event_log import EventLog
 from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.summary import EarlyStop
 from geo_ray.training.membership import AveragerLeader, View
 
 Key = tuple[str, str]
@@ -255,7 +256,7 @@ def test_ctrl_c_in_a_pause_saves_and_lets_workers_finish(paused: Run) -> None:
 def test_a_target_that_is_reached_in_a_pause_ends_it(paused: Run) -> None:
     """An evaluation may be complete only then; regions that are not needed are not awaited."""
     paused.calls.clear()
-    paused.controller._stop("accuracy has reached 0.9")
+    paused.controller._stop(EarlyStop(reason="target", cause="accuracy reached 0.9"))
     assert paused.told("request_stop") == [(HOME, "request_stop")]
     paused.controller._handle_all({})
     assert paused.kinds()[2:] == ["stop_requested", "run_resumed"]

@@ -115,12 +115,13 @@ def test_the_optimizer_is_that_of_pytorch(
             {"params": [p for n, p in names.items() if not n.endswith("bias")]},
         ]
     )
-    held = HeldOptimizer(
-        config,
-        list(model.parameters()),
-        parameter_runs(Grouped() if grouped else object(), model),
-    )
+    runs = parameter_runs(Grouped() if grouped else object(), model)
+    held = HeldOptimizer(config, dict(model.named_parameters()), runs)
     for step in range(6):
+        if step == 3:  # another optimizer continues from its state
+            saved = deepcopy(held.state_dict())
+            held = HeldOptimizer(config, dict(model.named_parameters()), runs)
+            held.load_state_dict(saved)
         x = torch.randn(5, 4)
         for each in (model, plain):
             each.zero_grad(set_to_none=True)
