@@ -99,6 +99,12 @@ class ServeConfig(StrictModel):
     rows: int | None = Field(
         None, ge=1, description="rows of all regions, for strategies that end by rows"
     )
+    lost_after_s: float = Field(
+        20.0,
+        gt=0,
+        description="a region is lost, and the others continue, if one of its processes has had no "
+        "connection for so long",
+    )
 
 
 OWN_LOOP: Final = "own_loop"
@@ -108,7 +114,7 @@ _OWN_SECTIONS: Final = ("task", "data", "optimizer")
 _SERVED: Final[Mapping[str, frozenset[str]]] = {
     "device": frozenset(),
     "averager": frozenset(),
-    "members": frozenset({"wait_s"}),
+    "members": frozenset({"min", "wait_s"}),
     "plan": frozenset(),
     "autoscale": frozenset(),
     "lan": frozenset(),
@@ -233,6 +239,8 @@ class Experiment(StrictModel):
             unused.append(f"codec.up ({self.codec.up.kind})")
         if unused:
             raise ValueError(f"{unused[0]}: not supported where regions join; omit it")
+        if (self.members.min or 0) > len(self.regions):
+            raise ValueError(f"members.min: the run has {len(self.regions)} regions")
 
     def _check_sections(self, workers: Mapping[str, int]) -> None:
         """Check every section against the sections that it depends on."""

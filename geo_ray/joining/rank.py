@@ -289,11 +289,6 @@ class RankExchange(RegionExchange):
         return self.phase == "done"
 
     @property
-    def is_counting(self) -> bool:
-        """Whether some local steps of the next step of the strategy have been made."""
-        return self._local > 0
-
-    @property
     def waits(self) -> bool:
         """Whether the loop must wait for an answer before it continues."""
         return self.phase in ("waiting", "must_send", "finishing")

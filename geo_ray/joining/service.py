@@ -205,7 +205,7 @@ class Hello:
         region: its region.
         rank: its rank in the region.
         world_size: ranks of the region.
-        attempt: incarnation of the region's process group.
+        attempt: incarnation of the region's training; grows with every one.
         layout: its model.
         share: the ranges that it exchanges.
         saved: checkpoints of the run that it can load; None: it saves none.
@@ -484,12 +484,19 @@ class JoinService:
         terms: the run.
         now_s: returns the time of the run's clock.
         resumed: the checkpoint from which the run continues; None: it begins.
+        least: with fewer regions, the others wait for one that was lost to join again.
     """
 
     def __init__(
-        self, terms: JoinTerms, now_s: Callable[[], float], resumed: SavedRun | None = None
+        self,
+        terms: JoinTerms,
+        now_s: Callable[[], float],
+        resumed: SavedRun | None = None,
+        least: int = 1,
     ) -> None:
         self.terms = terms
+        self._least = least
+        self._held: dict[str, tuple[float, str]] = {}  # lost regions that the others wait for
         self.stage = Stage.GATHERING
         self.layout: Layout | None = None
         self.slices: tuple[Slice, ...] = ()
@@ -559,7 +566,8 @@ class JoinService:
             message: the message.
 
         Returns:
-            Messages to ranks. A rank whose message is refused gets the error.
+            Messages to ranks. If a message is refused, its region gets the error, and the others
+            continue without the region.
         """
         try:
             if message.kind == "join":
@@ -584,7 +592,19 @@ class JoinService:
                 return self._on_failed(peer, message.meta)
             raise FrameError(f"unknown message '{message.kind}'")
         except GeoRayError as error:
-            return self._refuse(region_of(peer), error, [peer])
+            return self._refused(peer, message, error)
+
+    def _refused(self, peer: str, message: Message, error: GeoRayError) -> list[Outbound]:
+        """Handle a message that is refused: its sender may ignore that, so its region is lost."""
+        name, attempt = region_of(peer), message.meta.get("attempt")
+        region = self._joining.get(name) or self._regions.get(name)
+        if region is None or attempt not in (None, region.attempt):  # of another process group
+            return [_refusal(peer, error, attempt if isinstance(attempt, int) else 0)]
+        found = self._refuse(name, error, [peer])
+        ends = self.stage is not Stage.GATHERING and not isinstance(error, JoinRefusedError)
+        if ends and 0 <= _number(peer) < region.world_size:
+            found += self.on_lost(name, error.message)
+        return found
 
     def _check_peer(self, peer: str) -> None:
         """Refuse ranks that the region does not have.
@@ -618,6 +638,8 @@ class JoinService:
             return []
         self._emit("region_lost", region=region, cause=cause)
         self._buffers.leave(region)
+        for found_at in self._evaluations.values():
+            found_at.pop(region, None)
         if not self._regions:
             self.failure = RegionLostError(f"all regions are lost; the last one: {cause}")
             return []
@@ -631,9 +653,13 @@ class JoinService:
                 f"region '{region}' was lost before it had sent the initial parameters: {cause}"
             )
             return []
+        self._complete_evaluations()
         found = self._leave_out(region, cause)
-        replies = [averager.leave(region) for averager in self.averagers]
-        found += self._answers(replies)
+        if len(self._regions) < self._least and not self.averagers[0].stopping:
+            _LOGGER.warning("the run waits for region '%s'", region)
+            self._held[region] = self._now_s(), cause
+        else:
+            found += self._answers([averager.leave(region) for averager in self.averagers])
         if region == self._donor and not all(self._copied.values()):
             for name in [name for name in self._copiers if name != region]:
                 error = RegionLostError(
@@ -654,6 +680,37 @@ class JoinService:
         error = RegionLostError(f"the run continues without region '{region}': {cause}")
         return self._refuse(region, error) + self.on_lost(region, cause)
 
+    def check_held(self, longest_s: float) -> list[Outbound]:
+        """End the run if it has waited too long for enough regions.
+
+        Args:
+            longest_s: longest wait.
+        """
+        if not self._held or self.failure is not None:
+            return []
+        since_s = min(at_s for at_s, _ in self._held.values())
+        if self._now_s() - since_s < longest_s:
+            return []
+        causes = "; ".join(f"region '{n}': {cause}" for n, (_, cause) in self._held.items())
+        self.failure = RegionLostError(
+            f"fewer than members.min = {self._least} regions for {longest_s:g} s: {causes}"
+        )
+        return [each for name in self._regions for each in self._refuse(name, self.failure)]
+
+    def _release(self) -> list[Outbound]:
+        """Continue without the lost regions that the others have waited for."""
+        found: list[Outbound] = []
+        for name in list(self._held):
+            del self._held[name]
+            found += self._answers([averager.leave(name) for averager in self.averagers])
+        return found
+
+    def is_awaited(self, peer: str) -> bool:
+        """Return whether an endpoint is a rank of a region that takes part, or will."""
+        name = region_of(peer)
+        region = self._joining.get(name) or self._regions.get(name)
+        return region is not None and 0 <= _number(peer) < region.world_size
+
     def check_late(self, longest_s: float) -> list[Outbound]:
         """Continue without regions whose ranks do not all send an update that others have sent.
 
@@ -673,10 +730,11 @@ class JoinService:
             found += self._refuse(name, error) + self.on_lost(name, error.message)
         return found
 
-    def request_stop(self) -> None:
+    def request_stop(self) -> list[Outbound]:
         """Ask every region to finish with its next answer."""
         for averager in self.averagers:
             averager.request_stop()
+        return self._release()
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -795,13 +853,14 @@ class JoinService:
         if known is None or hello.attempt > known.attempt:
             known = self._regions[name] = _Region(hello.attempt, hello.world_size)
         _check_rank(name, hello, known)
-        if self.layout is None:
+        if not any(each.hellos for each in self._regions.values()):
             self.layout, self.buffer_layout = hello.layout, BufferLayout(hello.buffers)
             self._buffers = AveragerBuffers(self.buffer_layout)
-        else:
-            self._check_model(hello, self.layout, f"region '{next(iter(self._regions))}'")
+        elif self.layout is not None:
+            first = next(each for each, region in self._regions.items() if region.hellos)
+            self._check_model(hello, self.layout, f"region '{first}'")
         known.hellos[hello.rank] = hello
-        if self.missing():
+        if self.missing() or self.layout is None:
             return []
         return self._start(self.layout)
 
@@ -834,19 +893,33 @@ class JoinService:
                 raise JoinRefusedError(
                     f"region '{name}' was the only one; its state is lost with its processes"
                 )
+        region = self._joining.get(name)
+        if region is not None and hello.attempt < region.attempt:
+            raise JoinRefusedError(f"region '{name}': a newer process group has joined")
+        try:
+            return found + self._on_return(name, hello)
+        except GeoRayError as error:  # the others get their answers all the same
+            found += self._refuse(name, error, [rank_name(name, hello.rank)])
+            self._stop_joining(name)
+            return found
+
+    def _on_return(self, name: str, hello: Hello) -> list[Outbound]:
+        """Handle a rank of a region that is no member.
+
+        Raises:
+            GeoRayError: the region cannot join.
+        """
         layout, region = self.layout, self._joining.get(name)
         if layout is None:
             raise InvariantError("a run trains without a model")
         self._check_model(hello, layout, "the run")
-        if region is not None and hello.attempt < region.attempt:
-            raise JoinRefusedError(f"region '{name}': a newer process group has joined")
         if region is None or hello.attempt > region.attempt:
             self._stop_joining(name)
             region = self._joining[name] = _Region(hello.attempt, hello.world_size)
         _check_rank(name, hello, region)
         region.hellos[hello.rank] = hello
         if not region.is_complete:
-            return found
+            return []
         owned = [
             tuple(each.ranges for each in self.slices if each.owners[name] == rank)
             for rank in range(region.world_size)
@@ -855,17 +928,19 @@ class JoinService:
             own = sorted(pair for each in ranges for pair in each)
             share = region.hellos[rank].share
             if _merged(own) != _merged(share) or sum(map(len, owned)) != len(self.slices):
-                del self._joining[name]
                 raise JoinRefusedError(
                     f"region '{name}' returns with another world size or sharding",
                     fix="Start it with as many ranks and the same sharding as before.",
                 )
-        found += self._welcomed(name, Welcome(self.terms, {}, copies=True))
+        found = self._welcomed(name, Welcome(self.terms, {}, copies=True))
+        if len(self._regions) + len(self.waiting) >= self._least:
+            found += self._release()
         return found + self._admit_next()
 
     def _admit_next(self) -> list[Outbound]:
         """Let the next waiting region join at the next barrier, if none is joining now."""
         ready = [name for name, region in self._joining.items() if region.is_complete]
+        ready = [name for name in ready if name not in self._held]
         if not ready or any(averager.is_changing for averager in self.averagers):
             return []
         if any(averager.stopping for averager in self.averagers):
@@ -1240,15 +1315,16 @@ class JoinService:
         if len(own) < self._regions[name].world_size:
             return
         self._emit_evaluation(name, step, list(own.values()), final=is_final)
-        complete = [
-            each
-            for each, region in self._regions.items()
-            if len(found.get(each, {})) == region.world_size
-        ]
-        if len(complete) == len(self._regions):
-            parts = [part for each in complete for part in found[each].values()]
+        self._complete_evaluations()
+
+    def _complete_evaluations(self) -> None:
+        """Add up the evaluations that all regions have reported."""
+        for (step, is_final), found in sorted(self._evaluations.items()):
+            if any(len(found.get(n, {})) < e.world_size for n, e in self._regions.items()):
+                continue
+            parts = [part for name in self._regions for part in found[name].values()]
             self._emit_evaluation(None, step, parts, final=is_final)
-            for each in [key for key in self._evaluations if key[0] <= step]:
+            for each in [key for key in self._evaluations if key <= (step, is_final)]:
                 del self._evaluations[each]  # earlier ones are not completed any longer
 
     def _emit_evaluation(
@@ -1292,7 +1368,12 @@ class JoinService:
         if not all(len(each.finished) == each.world_size for each in self._regions.values()):
             return []
         self.stage, self._missing = Stage.ENDING, self._everything()
-        return self._all("collect", [self._source])
+        found = self._all("collect", [self._source])
+        for name in list(self._joining):
+            error = JoinRefusedError(f"run '{self.terms.name}' ended before '{name}' could join")
+            found += self._refuse(name, error)
+            self._stop_joining(name)
+        return found
 
     @property
     def _source(self) -> str:
@@ -1329,11 +1410,31 @@ class JoinService:
         _LOGGER.warning("region '%s' is refused: %s", name, error.message)
         region = self._joining.get(name) or self._regions.get(name)
         ranks = [] if region is None else [rank_name(name, rank) for rank in region.hellos]
-        message = Message("refused", refusal_meta(0, error), b"", "control", CONTROL)
-        return [Outbound(peer, message) for peer in dict.fromkeys((*ranks, *peers))]
+        attempt = 0 if region is None else region.attempt
+        return [_refusal(peer, error, attempt) for peer in dict.fromkeys((*ranks, *peers))]
 
     def _emit(self, kind: str, **values: Any) -> None:
         self._events.append({"kind": kind, "t_s": self._now_s(), **values})
+
+
+def _number(peer: str) -> int:
+    """Return the rank of an endpoint; -1 for others."""
+    try:
+        return rank_of(peer)
+    except FrameError:
+        return -1
+
+
+def _refusal(peer: str, error: GeoRayError, attempt: int) -> Outbound:
+    """Return the message that a rank cannot continue.
+
+    Args:
+        peer: the rank.
+        error: the reason.
+        attempt: incarnation of the region's training; 0: any.
+    """
+    meta = {**refusal_meta(0, error), "attempt": attempt}
+    return Outbound(peer, Message("refused", meta, b"", "control", CONTROL))
 
 
 def _with(reply: ReplyMessage, other: ReplyMessage) -> ReplyMessage:

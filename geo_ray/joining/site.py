@@ -81,6 +81,7 @@ SCHEME: Final = "geo-ray://"
 _LOOK_S: Final = 0.5
 _NOTICE_S: Final = 2.0
 _CAUSE_CHARS: Final = 500
+_MOST_UNUSED: Final = 1000  # batches, more than one step accumulates
 T = TypeVar("T")
 
 
@@ -198,6 +199,7 @@ class JoinedRegion:
         self._is_training = False
         self._server_attempt: int | None = None
         self._run_id = credentials.run_id
+        self._attempt, self._trainings = ranks.attempt, 0
         self._saver: RankSaver | None = None  # while it trains
         self._open = ExitStack()  # the training between `begin` and `finish`
         identity = EndpointIdentity(credentials.run_id, ranks.name, ranks.attempt, credentials.key)
@@ -288,7 +290,9 @@ class JoinedRegion:
 
         In the block the model has the run's parameters. The block must run until
         `JoinedTraining.done`. If the run is resumed from a checkpoint of which the region has its
-        files, ``state`` and ``rank_state`` are loaded, too.
+        files, ``state`` and ``rank_state`` are loaded, too. After an error the region may train
+        again: as if it were restarted, it waits for the start, or begins with a copy of another
+        region's state.
 
         Args:
             model: module whose trained parameters are exchanged, after sharding if it is sharded.
@@ -319,6 +323,10 @@ class JoinedRegion:
                 fix="Pass checkpoints=FOLDER, which all ranks of the region see.",
             )
         self._is_training = True
+        self._attempt = self._ranks.attempt + self._trainings
+        self._trainings += 1
+        while not self._mail.empty():
+            self._mail.get()  # of an earlier training
         try:
             layout = Layout.of(model)
             vector = ParameterVector(model, layout, self._ranks.group)
@@ -349,10 +357,12 @@ class JoinedRegion:
 
     def _new_saver(self, root: Root) -> RankSaver:
         ranks = self._ranks
-        return RankSaver(self._endpoint, SERVER, root, ranks.rank, ranks.world_size, ranks.attempt)
+        return RankSaver(self._endpoint, SERVER, root, ranks.rank, ranks.world_size, self._attempt)
 
     def _on_message(self, _: str, message: Message) -> None:
         saver = self._saver
+        if message.kind == "refused" and message.meta.get("attempt") not in (0, self._attempt):
+            return  # of an earlier training
         if message.kind not in SAVER_KINDS:
             self._mail.put(message)
         elif saver is not None:
@@ -361,7 +371,7 @@ class JoinedRegion:
     def _tell_failed(self, error: BaseException) -> None:
         """Tell the server that this rank ends, so that other regions do not wait for it."""
         cause = f"{type(error).__name__}: {error}"[:_CAUSE_CHARS]
-        meta: Meta = {"cause": cause, "attempt": self._ranks.attempt}
+        meta: Meta = {"cause": cause, "attempt": self._attempt}
         failed = Message("failed", meta, b"", "control", CONTROL)
         with suppress(GeoRayError):
             self._endpoint.send(SERVER, failed, 0.0)
@@ -381,14 +391,16 @@ class JoinedRegion:
             ranks.region,
             ranks.rank,
             ranks.world_size,
-            ranks.attempt,
+            self._attempt,
             layout,
             vector.share,
             None if root is None else tuple(n for n, whole in root.ids().items() if whole),
             () if buffers is None else buffers.entries,
         )
         self._endpoint.send(SERVER, hello.message())
-        welcome = Welcome.read(self._receive(("welcome",), "the other regions"))
+        while (message := self._receive(None, "the other regions")).kind != "welcome":
+            pass  # left over from an earlier training
+        welcome = Welcome.read(message)
         terms = welcome.terms
         check_strategy(terms.strategy)
         bounds = terms.bounds_in(vector.share, layout.size)
@@ -408,7 +420,7 @@ class JoinedRegion:
         if begins:
             self._load(slices, vector, buffers, is_source=welcome.is_source)
             model.start()
-        plan = terms.server_plan(ranks.region, ranks.attempt)
+        plan = terms.server_plan(ranks.region, self._attempt)
         local = max(1, terms.strategy.traits.region.worker_steps)
         exchange = RankExchange(
             plan,
@@ -474,19 +486,19 @@ class JoinedRegion:
         if not is_source:
             vector.write(params_S)
 
-    def _receive(self, kinds: tuple[str, ...], what: str) -> Message:
-        """Wait for a message of the start."""
+    def _receive(self, kinds: tuple[str, ...] | None, what: str) -> Message:
+        """Wait for a message of the start; ``kinds``: None: of any kind."""
         return _await_message(self._mail, self._endpoint, kinds, what, self._wait_s)
 
 
 def _await_message(
     mail: queue.SimpleQueue[Message],
     endpoint: Endpoint,
-    kinds: tuple[str, ...],
+    kinds: tuple[str, ...] | None,
     what: str,
     wait_s: float,
 ) -> Message:
-    """Wait for a message of the server.
+    """Wait for a message of the server; ``kinds``: None: of any kind.
 
     Raises:
         ServerLostError: it did not come in time.
@@ -508,7 +520,7 @@ def _await_message(
                 ) from None
             continue
         _check_refused(message)
-        if message.kind in kinds:
+        if kinds is None or message.kind in kinds:
             return message
         raise JoinRefusedError(f"the server sent '{message.kind}' instead of {kinds}")
 
@@ -526,7 +538,8 @@ def _check_refused(message: Message) -> None:
             fix="Start the run and its regions again.",
         )
     if message.kind == "refused":
-        raise read_refusal(message.meta)[1]
+        meta = {name: value for name, value in message.meta.items() if name != "attempt"}
+        raise read_refusal(meta)[1]
 
 
 def _send_state(endpoint: Endpoint, index: int, params_Q: Tensor) -> None:
@@ -721,6 +734,7 @@ class JoinedTraining:
         self._exchange, self._exchanger, self._ranks = exchange, exchanger, ranks
         self._loop, self._saver = loop, saver
         self._losses: list[Tensor | float] = []
+        self._calls = 0
         self._reported: tuple[int, bool] | None = None
         self._began_s = time.monotonic()
 
@@ -755,24 +769,25 @@ class JoinedTraining:
         Raises:
             LoopMisuseError: the loader is empty, or `step` is never called.
         """
-        epoch = 0
+        epoch = unused = 0
         while not self.done:
             sampler = getattr(loader, "sampler", None)
             for each in (sampler, loader):
                 if callable(set_epoch := getattr(each, "set_epoch", None)):
                     set_epoch(epoch)
                     break
-            before, is_empty = self.steps, True
+            is_empty = True
             for batch in loader:
-                is_empty = False
+                is_empty, before = False, self._calls
                 yield batch
                 if self._exchange.is_done:
                     return
+                unused = unused + 1 if self._calls == before else 0
             if is_empty:
                 raise LoopMisuseError(f"the data loader of region '{self._ranks.region}' is empty")
-            if self.steps == before and not self._exchange.is_counting:
+            if unused > _MOST_UNUSED:
                 raise LoopMisuseError(
-                    f"region '{self._ranks.region}' made a pass over its data without a call of "
+                    f"region '{self._ranks.region}' used {unused} batches without a call of "
                     "`sync.step`",
                     fix="Call `sync.step(rows=..., loss=...)` after every optimizer step.",
                 )
@@ -794,6 +809,7 @@ class JoinedTraining:
             NonFiniteError: the parameters are not finite.
             GeoRayError: the server has refused the update for another reason.
         """
+        self._calls += 1
         if loss is not None:
             self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
         now_s = time.monotonic()

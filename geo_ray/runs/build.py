@@ -185,7 +185,10 @@ def _server_plan(experiment: Experiment, region: RegionConfig, attempt: int) -> 
         batches_per_push=max(1, experiment.worker_steps),
         stragglers=train.stragglers,
         elastic=train.elastic,
-        evaluates_outer=train.evaluate == "outer" and traits.region.eval_params is not None,
+        # The server of a single region has no other parameters than the worker sent last.
+        evaluates_outer=train.evaluate == "outer"
+        and traits.region.eval_params is not None
+        and not (len(experiment.regions) == 1 and experiment.state_every(region)),
         goal=_goal(experiment),
         noise_every=train.noise_every,
         last_round_is_final=traits.exchange.last != "always" and wire_plan(experiment).owes,

@@ -545,6 +545,7 @@ class PrimaryShard:
             is_merge: the state will change, so that the worker must wait for it.
         """
         self._waiting_for_state += 1
+        self._changed.notify_all()  # a worker that waits sends its state
         try:
             while self.server.ahead or (is_merge and self._released):
                 if self._failure is not None:

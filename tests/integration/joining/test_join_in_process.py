@@ -369,12 +369,62 @@ def test_steps_after_the_end_and_loops_without_steps(tmp_path: Path) -> None:
     with serving(run, never) as (_, address):
         path = never / "eu.pem"
         with (
-            pytest.raises(LoopMisuseError, match="a pass over its data without"),
+            pytest.raises(LoopMisuseError, match="used 1002 batches without"),
             join(address, region="eu", credentials=path) as site,
             site.training(small_model()) as sync,
         ):
             for _ in sync.batches([1, 2, 3]):
                 pass
+
+
+def test_a_step_may_accumulate_more_batches_than_the_loader_has(tmp_path: Path) -> None:
+    with (
+        serving(terms(("eu",), 4, strategy=DILOCO), tmp_path) as (_, address),
+        join(address, region="eu", credentials=tmp_path / "eu.pem") as site,
+        site.training(small_model()) as sync,
+    ):
+        seen = []
+        for batch in sync.batches("ab"):
+            seen.append(batch)
+            if len(seen) % 5 == 0:
+                sync.step(rows=5)
+    assert "".join(seen) == "ab" * 10
+
+
+def test_a_region_trains_again_after_it_was_refused(tmp_path: Path) -> None:
+    """Before the start, and in the run: nothing is left over from the training before."""
+    run = terms(REGIONS, 40, strategy=DILOCO)
+    first: list[JoinedTraining] = []
+
+    def us(address: str) -> Tensor:
+        with join(address, region="us", credentials=tmp_path / "us.pem") as site:
+            while server.service.missing().get("eu") is not None:
+                time.sleep(0.01)
+            with pytest.raises(ModelMismatchError), site.training(nn.Linear(2, 2)):
+                pass
+            model = small_model()
+            with pytest.raises(NonFiniteError), site.training(model) as sync:
+                while not sync.done:
+                    if sync.steps == 6:
+                        next(model.parameters()).data.fill_(float("nan"))
+                    sync.step(rows=1)
+            model = small_model(1)
+            with site.training(model) as sync:
+                first.append(sync)
+                while not sync.done:
+                    sync.step(rows=1)
+        return vector_of(model)
+
+    def wait(sync: JoinedTraining) -> None:
+        """Leave steps for the region that returns."""
+        while sync.steps == 20 and not (first or server.service.waiting):
+            time.sleep(0.01)
+
+    with serving(run, tmp_path) as (server, address):
+        loops = {"us": partial(us, address)}
+        found = train_all({**loops, "eu": partial(Loop(address, "eu", tmp_path).run, wait)})
+        assert server.stage is Stage.DONE, found
+    assert torch.equal(found["us"], found["eu"][0])
 
 
 def test_parameters_that_are_not_finite_end_the_region(tmp_path: Path) -> None:

@@ -6,28 +6,42 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from geo_ray.simulator.world import World
-from geo_ray.training.parameters import digest
-from tests.support.region_support import InProcess, experiment_of
+from geo_ray.runtime.remote_shard import ShardLink
+from geo_ray.storage.folders import LocalFolder, directory_of
+from geo_ray.storage.parts import read_part
+from geo_ray.training.shard import Shard
+from tests.support.region_support import Gate, InProcess, Site, eventually, experiment_of
 
-ONE_WORKER = [{"name": "us-east"}, {"name": "eu-west"}]
-ADAMW = {
-    "kind": "adamw",
-    "lr": 0.01,
-    "schedule": {"kind": "cosine", "warmup_steps": 2},
-}
+TASKS = Path(__file__).parents[2] / "support" / "buffer_tasks.py"
+ADAMW = {"kind": "adamw", "lr": 0.01, "schedule": {"kind": "cosine", "warmup_steps": 2}}
 
 
-def digests(directory: Path, on: str, *, shared: bool = True, **changes: Any) -> list[str]:
-    train = {"steps": 7, "eval_every": 3, "optimizer_on": on} | changes.pop("train", {})
-    sections = {"regions": ONE_WORKER, "optimizer": ADAMW, "train": train} | changes
+def config_of(on: str, **changes: Any) -> Any:
+    sections: dict[str, Any] = {
+        "regions": [{"name": "us-east"}, {"name": "eu-west"}],
+        "strategy": {"kind": "diloco", "interval": 4},
+        "optimizer": ADAMW,
+    }
+    train = {"steps": 10, "eval_every": 3, "optimizer_on": on} | changes.pop("train", {})
+    return experiment_of(**sections | {"train": train} | changes)
+
+
+def told(site: Site) -> list[tuple[Any, ...]]:
+    """Everything that a region reports about steps and evaluations, but for times."""
+    events = site.event_buffer.take(100_000)
+    steps = [(e["step"], e["loss"], e["learning_rate"]) for e in events if e["kind"] == "step"]
+    return steps + [(e["step"], e["stats"]) for e in events if e["kind"] == "stats"]
+
+
+def result(directory: Path, on: str, *, shared: bool = True, **changes: Any) -> list[Any]:
     directory = directory / on
     directory.mkdir()
-    with InProcess(experiment_of(**sections), directory) as run:
+    with InProcess(config_of(on, **changes), directory) as run:
         found = run.run(shared=shared)
         run.check_books()
-    return found
+        return [found, *map(told, run.sites.values())]
 
 
 @pytest.mark.parametrize(
@@ -35,39 +49,128 @@ def digests(directory: Path, on: str, *, shared: bool = True, **changes: Any) ->
     [
         {},
         {"shared": False},
-        {"strategy": {"kind": "diloco", "interval": 3}},
-        {"train": {"clip_norm": 0.5, "clip_mean_norm": 0.3}},
+        {"strategy": {"kind": "sma", "interval": 3}},
+        {"train": {"clip_norm": 0.5, "clip_mean_norm": 0.3, "accumulate": 2}},
+        {"train": {"evaluate": "live"}},
         {"regions": [{"name": "us-east", "ps_shards": 3}, {"name": "eu-west", "ps_shards": 3}]},
         {"regions": [{"name": "us-east"}, {"name": "eu-west", "workers": 2}]},
         {"optimizer": {"kind": "muon", "lr": 0.01}},
         {"optimizer": {"kind": "adafactor", "lr": 0.01}},
         {"regions": [{"name": "us-east"}]},
         {"train": {"state_every": 1}},
+        {"task": {"use": f"{TASKS}:Stateful"}, "train": {"statistics_batches": 0}},
+        {"task": {"use": f"{TASKS}:Grouped"}},
+        {"task": {"use": f"{TASKS}:Experts"}},
     ],
 )
 def test_the_results_are_those_of_the_server(tmp_path: Path, changes: dict[str, Any]) -> None:
-    assert digests(tmp_path, "worker", **changes) == digests(tmp_path, "server", **changes)
+    assert result(tmp_path, "worker", **changes) == result(tmp_path, "server", **changes)
 
 
-OWN_STEPS = Path(__file__).parents[2] / "support" / "own_steps_tasks.py"
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    with InProcess(config_of("server"), tmp_path_factory.mktemp("undisturbed")) as world:
+        return world.run()
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("kind", ["Hooks", "Steps", "Adversaries"])
-def test_steps_of_the_task_are_those_of_the_simulator(
-    tmp_path: Path, kind: str, shards: int, shared: bool
+def test_a_step_without_an_exchange_moves_no_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which are those of plain PyTorch: `tests/sim/simulator/test_task_steps.py`."""
-    config = experiment_of(
-        task={"use": f"{OWN_STEPS}:{kind}"},
-        optimizer={"kind": "task"},
-        strategy={"kind": "diloco", "interval": 3},
-        regions=[{"name": name, "ps_shards": shards} for name in ("us-east", "eu-west")],
-        train={"steps": 7, "eval_every": 3},
+    moved: list[str] = []
+    ask, take = ShardLink.exchange, Shard.take_state
+    monkeypatch.setattr(
+        ShardLink, "exchange", lambda *a, **k: (moved.append("pull"), ask(*a, **k))[1]
     )
-    with InProcess(config, tmp_path) as run:
-        found = run.run(shared=shared)
-        run.check_books()
-        simulated = World(config, run.task, run.manifest, lambda *_, **__: None).run()
-    assert found == [digest(params_P) for params_P in simulated.params_P.values()]
+    monkeypatch.setattr(Shard, "take_state", lambda *a: (moved.append("state"), take(*a))[1])
+    with InProcess(config_of("worker", train={"steps": 8, "eval_every": 0}), tmp_path) as world:
+        world.run()
+    assert moved.count("state") == 4  # two rounds of two regions
+    assert moved.count("pull") == 6  # those, and the start
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "bytes"])
+def test_a_replacement_repeats_the_steps_of_a_lost_worker(
+    undisturbed: list[str], tmp_path: Path, shards: int, shared: bool
+) -> None:
+    gate = Gate(steps=3)
+    regions = [{"name": "us-east"}, {"name": "eu-west", "ps_shards": shards}]
+    with InProcess(config_of("worker", regions=regions), tmp_path, gate=gate) as world:
+        site = world.sites["eu-west"]
+        workers = [each.start(0, shared=shared) for each in world.sites.values()]
+        eventually(lambda: gate.reached == set(world.sites), "all are in their third step")
+        assert len(site.server.ahead) == 2
+        site.primary.lose(0, attempt=1)
+        gate.open()
+        last = site.start(0, attempt=2, shared=shared)
+        workers[0].result()
+        assert last.result() == 8  # without the two that it repeats
+        world.check_books()
+        assert [s.digest for s in world.sites.values()] == undisturbed
+
+
+def test_a_worker_that_is_asked_to_leave_sends_its_state(
+    undisturbed: list[str], tmp_path: Path
+) -> None:
+    gate = Gate(steps=3)
+    with InProcess(config_of("worker"), tmp_path, gate=gate) as world:
+        site = world.sites["eu-west"]
+        workers = [each.start(0) for each in world.sites.values()]
+        eventually(lambda: gate.reached == set(world.sites), "all are in their third step")
+        site.primary.drain(0)
+        gate.open()
+        assert workers[1].result() == 3 and not site.server.ahead
+        assert site.start(0, attempt=2).result() == 7
+        workers[0].result()
+        assert [s.digest for s in world.sites.values()] == undisturbed
+
+
+def part_of(world: InProcess, region: str) -> tuple[dict[str, torch.Tensor], Any]:
+    site = world.sites[region]
+    events: list[dict[str, Any]] = []
+    eventually(
+        lambda: (
+            events.extend(site.event_buffer.take(1000))
+            or [e for e in events if e["kind"] in ("parts", "part_failed")]
+        ),
+        "the part is written",
+    )
+    (event,) = [e for e in events if e["kind"] == "parts"]
+    tensors, meta = read_part(LocalFolder(directory_of(world.parts, 1)), event["parts"][0])
+    return dict(tensors), meta
+
+
+def saved(directory: Path, on: str, *, at: int, paused: bool = False) -> Any:
+    """The part of a checkpoint that begins while the worker makes step ``at``."""
+    directory = directory / on
+    directory.mkdir()
+    gate = Gate(steps=at)
+    with InProcess(config_of(on), directory, gate=gate) as world:
+        site = world.sites["eu-west"]
+        workers = [each.start(0) for each in world.sites.values()]
+        eventually(lambda: gate.reached == set(world.sites), f"all are in step {at}")
+        if paused:
+            site.primary.pause(True)
+            gate.open()
+            eventually(lambda: site.server.version == at, "the step is counted")
+        directory_of(world.parts, 1).mkdir(parents=True)
+        site.primary.snapshot(1, halt=False)
+        gate.open()
+        found = part_of(world, "eu-west")
+        site.primary.pause(False)
+        for worker in workers:
+            worker.result()
+        return found, [s.digest for s in world.sites.values()]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_checkpoint_has_the_state_of_the_worker(
+    undisturbed: list[str], tmp_path: Path, paused: bool
+) -> None:
+    (own, own_meta), ends = saved(tmp_path, "worker", at=3, paused=paused)
+    (servers, servers_meta), _ = saved(tmp_path, "server", at=4)
+    assert ends == undisturbed
+    assert own_meta["control"]["version"] == servers_meta["control"]["version"] == 3
+    assert own.keys() == servers.keys() and "optimizer/exp_avg" in own
+    for name, value in own.items():
+        assert torch.equal(value, servers[name]), name

@@ -63,12 +63,14 @@ class Memory:
 class World:
     """A service, and ranks that train by adding a number to their parameters."""
 
-    def __init__(self, shares: dict[str, Sequence[Ranges]], **sections: Any) -> None:
+    def __init__(
+        self, shares: dict[str, Sequence[Ranges]], *, least: int = 1, **sections: Any
+    ) -> None:
         self.now_s = 0.0
         strategy = {"kind": "sma", "interval": INTERVAL, "weights": "uniform"}
         strategy = sections.pop("strategy", strategy)
         self.run = terms(sorted(shares), 60, strategy=strategy, **sections)
-        self.service = JoinService(self.run, lambda: self.now_s)
+        self.service = JoinService(self.run, lambda: self.now_s, least=least)
         self.shares = shares
         self.inbox: dict[str, list[Message]] = {}
         self.ranks: dict[str, RankExchange] = {}
@@ -291,12 +293,15 @@ def test_a_slice_that_is_not_finite_commits_nowhere(bad: float) -> None:
         world.step(name, 1.0)
     world.memories["us#1"].params_S[0] = bad
     updates = {name: world.step(name, 0.0) for name in world.ranks}
-    for name, messages in updates.items():
-        for message in messages:
-            world.deliver(name, message)
+    for message in updates["us#0"] + updates["us#1"]:
+        world.deliver(rank_name("us", int(str(message.meta["slice"]))), message)
     assert world.service.version == 0
     assert world.refusals("us#0") == world.refusals("us#1") == ["NON_FINITE"]
-    assert all(not averager.last("us")[1] for averager in world.service.averagers)
+    for message in updates["eu#0"]:  # us is lost, whether it ends or not
+        world.deliver("eu#0", message)
+    assert world.merge("eu#0")
+    assert torch.equal(world.memories["eu#0"].params_S, torch.ones(P))
+    assert world.service.averagers[0].view.members == ("eu",)
 
 
 def test_messages_that_are_not_for_the_sender() -> None:
@@ -496,6 +501,147 @@ def test_evaluations_that_will_not_be_complete_are_forgotten() -> None:
     assert not world.service._evaluations
 
 
+def _evaluate(world: World, peer: str, loss: float, step: int = 2) -> None:
+    meta, payload = stats_message(step, {"loss": np.array([loss])}, 4, final=False)
+    world.deliver(peer, Message("evaluation", meta, bytes(payload), "control"))
+
+
+@pytest.mark.parametrize("has_reported", [True, False])
+def test_the_total_of_an_evaluation_does_not_wait_for_lost_regions(has_reported: bool) -> None:
+    world = World(SHARES)
+    world.start()
+    _evaluate(world, "eu#0", 8.0)
+    _evaluate(world, "in#0", 4.0)
+    _evaluate(world, "us#0", 100.0)
+    if has_reported:
+        _evaluate(world, "in#0", 4.0, step=4)
+    world.service.on_lost("us", "power cut")
+    if has_reported:
+        _evaluate(world, "eu#0", 4.0, step=4)
+    events = [each for each in world.service.news() if each["kind"] == "eval"]
+    totals = [(each["step"], each["metrics"]) for each in events if each["region"] is None]
+    expected = [(2, {"loss": 12.0 / 8}), (4, {"loss": 1.0})]
+    assert totals == expected[: 1 + has_reported]
+
+
+def test_a_region_that_cannot_return_frees_the_others_and_all_its_ranks_are_told() -> None:
+    """It restarts with another sharding before anybody noticed: the others continue without it."""
+    world = World({"eu": [WHOLE], "us": HALVES})
+    world.start()
+    for name in world.ranks:
+        world.step(name, 1.0)
+    for message in world.step("eu#0", 0.0):
+        world.deliver("eu#0", message)
+    other: tuple[Ranges, ...] = (((0, 5),), ((5, P),))
+    for rank, share in enumerate(other):
+        world.hello("us", rank, 2, share=share)
+    assert world.refusals("us#0") == world.refusals("us#1") == ["JOIN_REFUSED"]
+    assert world.merge("eu#0")
+    assert world.service.waiting == ()
+
+
+def test_a_rank_left_over_from_an_earlier_process_group_ends_nothing() -> None:
+    world = World({"eu": [WHOLE], "us": HALVES})
+    world.start()
+    world.service.on_lost("us", "power cut")
+    world.hello("us", 0, 3)
+    world.hello("us", 1, 2)
+    assert world.refusals("us#1") == ["JOIN_REFUSED"]
+    assert world.refusals("us#0") == []
+    world.hello("us", 1, 3)
+    assert world.service.waiting == ("us",)
+
+
+def test_a_region_that_waits_to_join_is_refused_at_the_end() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    world.start()
+    _rejoin(world)
+    _end(world, "eu#0")
+    assert world.service.stage is Stage.ENDING
+    assert world.refusals("us#0") == ["JOIN_REFUSED"]
+    assert world.service.waiting == ()
+
+
+@pytest.mark.parametrize("strategy", ["sma", "one_step_delay"])
+def test_too_few_regions_wait_for_a_lost_one(strategy: str) -> None:
+    world = World(SHARES, least=3, strategy={"kind": strategy, "interval": INTERVAL})
+    world.start()
+    _round(world)
+    world.service.on_lost("us", "power cut")
+    for name in ("us#0", "us#1"):
+        del world.ranks[name]
+    for name, messages in _updates(world).items():
+        for message in messages:
+            world.deliver(name, message)
+    assert not world.merge("eu#0")
+    assert not world.merge("in#0")
+    world.now_s = 99.0
+    assert world.service.check_held(100.0) == []
+    world.hello("us", 0, 2)
+    assert not world.merge("eu#0")
+    world.hello("us", 1, 2)
+    assert world.merge("eu#0")
+    assert world.merge("in#0")
+    assert world.service.check_held(0.0) == []
+    for _ in range(2):  # with a delay, the barrier needs another round
+        if not world.service.averagers[0].view.joining:
+            _round(world)
+    assert world.service.averagers[0].view.joining == ("us",)
+
+
+def test_a_run_with_too_few_regions_ends() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]}, least=2)
+    world.start()
+    world.service.on_lost("us", "power cut")
+    world.now_s = 100.0
+    for each in world.service.check_held(100.0):
+        world.inbox.setdefault(each.peer, []).append(each.message)
+    assert "fewer than members.min = 2 regions" in str(world.service.failure)
+    assert "power cut" in str(world.service.failure)
+    assert world.refusals("eu#0") == ["REGION_LOST"]
+
+
+def test_a_run_with_too_few_regions_can_be_stopped() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]}, least=2)
+    world.start()
+    world.service.on_lost("us", "power cut")
+    world.step("eu#0", 1.0)
+    for message in world.step("eu#0", 0.0):
+        world.deliver("eu#0", message)
+    found = world.service.request_stop()
+    assert [(each.peer, each.message.kind) for each in found] == [("eu#0", "reply")]
+    assert found[0].message.meta["stop"]
+
+
+def test_an_adaptive_interval_is_the_same_in_all_slices() -> None:
+    """Times are those of the slowest rank of a region, so that all averagers decide alike."""
+    strategy = {"kind": "diloco", "interval": INTERVAL, "compute_fraction": 0.5}
+    world = World({"eu": [WHOLE], "us": HALVES}, strategy=strategy)
+    world.start()
+    for _ in range(5):
+        for name, messages in _updates(world).items():
+            rank = int(name.partition("#")[2])
+            for message in messages:
+                times = {"step_s": 0.1 * (1 + rank), "exchange_s": 2.0 * (1 + rank)}
+                world.deliver(name, _change(message, **times))
+        steps = {reply.steps for name in world.ranks for reply in world.merge(name)}
+        assert len(steps) == 1
+        if steps == {32}:
+            break
+    # 4 s of an exchange and 0.1 to 0.2 s of a step: 20 steps take as long, the next power is 32
+    assert steps == {32}
+
+
+def test_the_first_region_may_correct_its_model() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    world.hello("eu", 0, 1, layout=Layout.of(nn.Linear(4, 2)))
+    world.hello("us", 0)
+    assert world.refusals("us#0") == ["MODEL_MISMATCH"]
+    world.hello("eu", 0, 2)
+    world.hello("us", 0)
+    assert world.service.stage is Stage.STARTING
+
+
 def test_a_strategy_is_woken_at_its_time() -> None:
     strategy = {"kind": "decoupled", "interval": 4, "fragments": 2, "quorum": 1, "grace_s": 5.0}
     world = World({"eu": [WHOLE], "us": HALVES}, strategy=strategy)
@@ -542,6 +688,27 @@ def test_a_description_that_cannot_be_read_is_refused(body: bytes) -> None:
 
 
 def test_an_update_without_its_model_buffers_is_refused() -> None:
+    world = _with_buffers(bytes(64))
+    assert world.service.stage is Stage.TRAINING
+    world.step("eu#0", 1.0)
+    (message,) = world.step("eu#0", 0.0)
+    world.deliver("eu#0", message)
+    assert world.refusals("eu#0") == ["FRAME_INVALID"]
+    assert world.service.averagers[0].view.members == ("us",)
+
+
+@pytest.mark.parametrize(
+    ("payload", "code"),
+    [(b"", "FRAME_INVALID"), (bytes(12), "FRAME_INVALID"), (b"\xff" * 64, "NON_FINITE")],
+)
+def test_initial_model_buffers_that_are_wrong_are_refused(payload: bytes, code: str) -> None:
+    world = _with_buffers(payload)
+    assert world.refusals("eu#0") == [code]
+    assert "initial parameters" in str(world.service.failure)
+
+
+def _with_buffers(payload: bytes) -> World:
+    """A world with model buffers, whose first region has sent their initial values."""
     entries = (BufferEntry("norm.running_mean", (3,), "float32", "mean"),)
     world = World({"eu": [WHOLE], "us": [WHOLE]})
     for name in world.shares:
@@ -549,15 +716,8 @@ def test_an_update_without_its_model_buffers_is_refused() -> None:
     for name in world.shares:
         world._start_rank(name, 0, WHOLE)
     assert world.service.stage is Stage.STARTING
-    for payload in (b"", bytes(12), b"\xff" * 64, bytes(64)):
-        world.deliver("eu#0", Message("buffers", {}, payload, "transfer"))
-    assert world.refusals("eu#0") == ["FRAME_INVALID", "FRAME_INVALID", "NON_FINITE"]
-    assert world.service.stage is Stage.TRAINING
-    world.step("eu#0", 1.0)
-    (message,) = world.step("eu#0", 0.0)
-    world.deliver("eu#0", message)
-    assert world.refusals("eu#0")[3:] == ["FRAME_INVALID"]
-    assert not world.service.averagers[0].last("eu")[1]
+    world.deliver("eu#0", Message("buffers", {}, payload, "transfer"))
+    return world
 
 
 @pytest.mark.parametrize("peer", ["eu", "eu#", "eu#x", "eu#" + "9" * 5000])
