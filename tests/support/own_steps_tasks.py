@@ -14,10 +14,12 @@ from tests.support.buffer_tasks import Constant
 class Network(Constant):
     """A plain network with dropout, which draws random numbers."""
 
+    dropout = 0.2
+
     def model(self, seed: int) -> nn.Module:
         with seeded(seed):
             return nn.Sequential(
-                nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 10)
+                nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Dropout(self.dropout), nn.Linear(12, 10)
             )
 
 
@@ -59,6 +61,18 @@ class Steps(Network):
         self.scaler.update()
         self.rates.step()
         return loss
+
+
+class CalmHooks(Hooks):
+    """Without random numbers, for workers that are threads of one process."""
+
+    dropout = 0.0
+
+
+class CalmSteps(Steps):
+    """Without random numbers, too."""
+
+    dropout = 0.0
 
 
 class Adversaries(Network):

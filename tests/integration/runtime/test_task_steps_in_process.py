@@ -18,7 +18,7 @@ OWN_STEPS = Path(__file__).parents[2] / "support" / "own_steps_tasks.py"
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("kind", ["Hooks", "Steps", "Adversaries"])
+@pytest.mark.parametrize("kind", ["CalmHooks", "CalmSteps"])
 def test_steps_of_the_task_are_those_of_the_simulator(
     tmp_path: Path, kind: str, shards: int, shared: bool
 ) -> None:
