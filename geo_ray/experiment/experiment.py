@@ -227,6 +227,8 @@ class Experiment(StrictModel):
             for k in _without_effect(r, _SERVED_REGION)
         ]
         for name, allowed in _SERVED.items():
+            if name == "plan" and len(self.groups) == len(self.regions):
+                continue
             if name == "train":
                 allowed |= _GROUP_TRAIN if self.groups else frozenset()
                 allowed |= _TASK_TRAIN if self.task_regions else frozenset()

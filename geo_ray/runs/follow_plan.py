@@ -126,6 +126,8 @@ def changes_of(plan: Plan, experiment: Experiment, *, exchanges: bool = True) ->
         for region in experiment.regions
     ]
     changes = [f"regions={json.dumps(regions)}", f"averager.region={plan.averager}"]
+    if experiment.groups:  # their machines are configured
+        changes = []
     if plan.steps != steps:
         changes.append(f"train.steps={math.ceil(plan.steps / local)}")
     optimizer = experiment.optimizer

@@ -125,11 +125,8 @@ class Optimizer(StrictModel):
         return False
 
     def new_state(self, piece: GroupPiece) -> State:
-        """Return the state of a whole parameter before the first step.
-
-        Only for optimizers that need whole parameters.
-        """
-        raise NotImplementedError
+        """Return the state of a parameter, or of a part of one, before the first step."""
+        return {}
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
         """Make one step with the gradients of the group's parameters, which are read-only."""
@@ -170,6 +167,10 @@ class Momentum(Optimizer):
         """Whether a step repeats a fraction of earlier steps."""
         return True
 
+    def new_state(self, piece: GroupPiece) -> State:
+        """See `Optimizer.new_state`."""
+        return {"momentum_buffer": torch.zeros(piece.stop - piece.start)}
+
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
         """Make one step with the gradients of the group's parameters."""
         retained = [state.get("momentum_buffer") for state in group.states]
@@ -196,6 +197,10 @@ class AdamW(Optimizer):
     def has_momentum(self) -> bool:
         """Whether a step repeats a fraction of earlier steps."""
         return self.beta1 > 0
+
+    def new_state(self, piece: GroupPiece) -> State:
+        """See `Optimizer.new_state`."""
+        return _moments(torch.zeros(piece.stop - piece.start))
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
         """Make one fused step with the gradients of the group's parameters."""
@@ -224,6 +229,10 @@ class Lion(Optimizer):
     def has_momentum(self) -> bool:
         """Whether a step repeats a fraction of earlier steps."""
         return self.beta1 > 0
+
+    def new_state(self, piece: GroupPiece) -> State:
+        """See `Optimizer.new_state`."""
+        return {"exp_avg": torch.zeros(piece.stop - piece.start)}
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
         """Make one step with the gradients of the group's parameters."""
