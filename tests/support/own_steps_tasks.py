@@ -19,7 +19,11 @@ class Network(Constant):
     def model(self, seed: int) -> nn.Module:
         with seeded(seed):
             return nn.Sequential(
-                nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Dropout(self.dropout), nn.Linear(12, 10)
+                nn.Flatten(),
+                nn.Linear(64, 12),
+                nn.ReLU(),
+                nn.Dropout(self.dropout),
+                nn.Linear(12, 10),
             )
 
 
