@@ -201,6 +201,7 @@ def test_ctrl_c_before_the_regions_are_there(tmp_path: Path) -> None:
     [
         ({"regions": [{"name": "eu", "join": True}, {"name": "us"}]}, "either all regions join"),
         ({"task": {"use": "digits"}}, "task .*: regions that join have their own"),
+        ({"members": {"min": 3}}, r"members\.min: the run has 2 regions"),
         ({"overlay": {"kind": "netstorm"}}, r"overlay .*not supported where regions join"),
         ({"checkpoint": {"retry_s": 5.0}}, r"checkpoint\.retry_s .*not supported"),
         ({"members": {"min": 1}}, r"members\.min .*not supported"),
