@@ -328,7 +328,9 @@ def _serve_once(setup: RunSetup, store: CheckpointStore, resume: Resumption | No
             run_dir=str(run.path),
         )
         own = {r.name: JoinCredentials.read(folder / f"{r.name}.pem") for r in experiment.groups}
-        groups = Groups(experiment, spec, launcher, placed, address, own, actor.lose.remote)
+        main = places_of(run, experiment.checkpoint).main
+        where = address, f"{main}-ranks"
+        groups = Groups(experiment, spec, launcher, placed, where, own, actor.lose.remote)
         checkpoints = ServedCheckpoints(store, experiment, actor, setup.lease.token)
         try:
             step = None if found is None else found.manifest.step
