@@ -280,8 +280,19 @@ class Footprint:
 
 
 _MONTH_H: Final = 730.0
-_STATES: Final = {"sgd": 0, "momentum": 1, "adamw": 2, "lion": 1, "muon": 1, "adafactor": 0}
-"""Values per parameter in an optimizer's state; `muon`: for hidden matrices, others have more."""
+_STATES: Final = {
+    "sgd": 0,
+    "momentum": 1,
+    "adamw": 2,
+    "lion": 1,
+    "muon": 1,
+    "adafactor": 0,
+    "task": 2,
+}
+"""Values per parameter in an optimizer's state.
+
+`muon`: for hidden matrices, others have more; `task`: assumed, as for Adam.
+"""
 
 
 def section_of(experiment: Experiment) -> PlanConfig:
