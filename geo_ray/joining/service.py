@@ -507,6 +507,7 @@ class JoinService:
         self.failure: GeoRayError | None = None
         self.save: SaveRound | None = None
         self._resumed = resumed
+        self._newest_save = -1  # id of the newest checkpoint that was begun
         self._snapshots: list[AveragerSnapshot] = []  # the averagers' state for `save`
         self._saved_steps: dict[str, int] = {}  # steps of regions at its barrier
         self._saved_buffers: tuple[dict[str, Tensor], dict[str, float]] = {}, {}
@@ -741,8 +742,11 @@ class JoinService:
     def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> list[Outbound]:
         """Begin a checkpoint, if that is possible now; see `save`.
 
+        A region may have committed files of a checkpoint that the run has not: its id is not used
+        again.
+
         Args:
-            checkpoint: id.
+            checkpoint: lowest id.
             keep: committed checkpoints that stay.
             timeout_s: time for the parts of ranks, from the barrier on.
         """
@@ -755,7 +759,10 @@ class JoinService:
         )
         if not may_begin:
             return []
-        self.save = SaveRound(checkpoint, tuple(keep), timeout_s)
+        known = [hello.saved or () for e in self._regions.values() for hello in e.hellos.values()]
+        used = max((each for saved in known for each in saved), default=-1)
+        self._newest_save = max(checkpoint, used + 1, self._newest_save + 1)
+        self.save = SaveRound(self._newest_save, tuple(keep), timeout_s)
         return self._answers([averager.change(MemberChange()) for averager in self.averagers])
 
     def end_save(self) -> None:
