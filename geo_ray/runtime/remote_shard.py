@@ -568,7 +568,8 @@ class WorkerModel:
             return self._links.ask(report, push=True, partition=partition)
         answer, _ = self._links.primary.request(report, push=False)
         while (wanted := wanted_state(answer)) is not None:
-            self._links.put_moments(own.optimizer.export())
+            live, copies = own.optimizer.live()
+            self._links.put_moments(live | copies)
             own.store()
             request: Meta = {"op": "state"} if wanted == "between" else report | {"has_state": True}
             answer = self._ask(request, push=True)
