@@ -1,21 +1,26 @@
-"""What the kill of a rank, of a group and of the serving process costs a served run.
+"""What the kill of a rank, of a group and of the serving processes costs a served run.
 
-`geo-ray serve` on a local cluster; region eu has one process, region us two under
-``torchrun --max-restarts``. Steps of a small model take 0.05 s, and a round has 8 of them. Every
+`geo-ray serve` on a local cluster (cases averager and server), or the same server in this process
+(rank and group); region eu has one process, region us two under ``torchrun``.
+Steps of a small model take 0.05 s, a round has 8 of them, checkpoints are written every 2 s. Every
 process writes when it began, when it joined, and when each step ended. Processes are killed with
-SIGKILL after some rounds. Seconds are counted from the kill:
+SIGKILL after some rounds, and launchers that have ended are started again at once, as a job
+scheduler does. Seconds are counted from the kill; steps are compared by the run's count.
 
-  eu_continues_s   until region eu has made a further step after it noticed nothing, or waited
-  us_continues_s   until region us has made a step again
-  start_s          of these, Python, imports and the model of the new processes
-  lost_steps       steps of region us that are repeated
-  lost_rounds      rounds of region eu that are repeated
+  CASE: eu_longest_pause_s  longest time between two steps of region eu
+  CASE: eu_repeats          steps of region eu that were made before the kill and are made again
+  CASE: eu_lost_rounds      the same in whole rounds
+  CASE: us_repeats          the same of region us, of those that it made since its last exchange too
+  CASE: all_train_s         until both regions have made a step in a common run again
+  CASE: start_s             until the last of the new processes has loaded Python and its imports
+  CASE: recovery_s          all_train_s - start_s
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -36,6 +41,10 @@ from torch import nn
 import geo_ray
 from benchmarks.common import support
 from benchmarks.common.command import GEO_RAY
+from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.server import JoinServer
+from geo_ray.joining.service import SERVER, JoinTerms
+from geo_ray.transport.security.certs import Authority
 
 STEP_S, INTERVAL = 0.05, 8
 CONFIG: dict[str, Any] = {
@@ -43,28 +52,34 @@ CONFIG: dict[str, Any] = {
     "regions": [{"name": "eu", "join": True}, {"name": "us", "join": True}],
     "strategy": {"kind": "diloco", "interval": INTERVAL},
     "train": {"steps": 100_000},
+    "checkpoint": {"every_s": 2.0},
     "serve": {"host": "127.0.0.1", "port": 0},
 }
-_WAIT_S = 120.0
+_WAIT_S = 150.0
 
 
 def main() -> None:
     """Kill each kind of process once per run of the benchmark; with ``--loop``, be a rank."""
     parser = support.parser(__doc__)
     parser.add_argument("--loop", nargs=4, metavar=("ADDRESS", "REGION", "PEM", "LOG"))
-    parser.add_argument("--cases", nargs="*", default=["rank", "group", "server"])
+    parser.add_argument("--cases", nargs="*", default=["rank", "group", "averager", "server"])
     options = parser.parse_args()
     if options.loop:
         loop(*options.loop)
         return
     machine, figures = support.hardware(), []
     for case in options.cases:
-        with tempfile.TemporaryDirectory() as folder, Served(Path(folder)).started() as served:
-            found = {"rank": kill_rank, "group": kill_group, "server": kill_server}[case](served)
+        is_here = case in ("rank", "group")
+        with (
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+            Served(Path(folder)).started(is_here=is_here) as served,
+        ):
+            kill = {"rank": rank, "group": group, "averager": averager, "server": server}[case]
+            found = costs(served, kill)
         for name, value in found.items():
             support.say(f"{case}: {name} {value:.2f}")
             unit = "s" if name.endswith("_s") else "count"
-            target = "<= 1" if name == "lost_rounds" else None
+            target = "<= 1" if name == "eu_lost_rounds" else None
             target = "<= 20" if name == "recovery_s" else target
             figures.append(support.Figure(f"{case}: {name}", value, unit, target))
     support.finish("joining.kills", machine, figures, options.out)
@@ -85,7 +100,9 @@ def loop(address: str, region: str, credentials: str, path: str) -> None:
         log.write(json.dumps(["start", os.getpid(), time.time(), -1]) + "\n")
         with (
             geo_ray.join(address, region=region, credentials=credentials, group=group) as site,
-            site.training(trained) as sync,
+            site.training(
+                trained, state={"optimizer": optimizer}, checkpoints=f"{path}-saved"
+            ) as sync,
         ):
             log.write(json.dumps(["joined", os.getpid(), time.time(), sync.steps]) + "\n")
             while not sync.done:
@@ -108,10 +125,17 @@ class Served:
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
     @contextmanager
-    def started(self) -> Iterator[Served]:
-        """Start everything; end it afterwards."""
+    def started(self, *, is_here: bool) -> Iterator[Served]:
+        """Start everything; end it afterwards.
+
+        Args:
+            is_here: whether this process serves the run.
+        """
         try:
-            self.serve("serve", "job.yaml")
+            if is_here:
+                self.serve_here()
+            else:
+                self.serve("serve", "job.yaml")
             self.begin("eu")
             self.begin("us")
             for name in ("eu.0", "us.1"):
@@ -125,14 +149,31 @@ class Served:
         """Start `geo-ray` and wait for its address."""
         (self.folder / "job.yaml").write_text(yaml.safe_dump(CONFIG), "utf-8")
         path = self.folder / "runs" / "killed" / "join" / "address"
-        path.unlink(missing_ok=True)
+        before_ns = path.stat().st_mtime_ns if path.exists() else 0
         self._start("serve", [*GEO_RAY, *words, "--plain"])
         end_s = time.monotonic() + _WAIT_S
-        while not (path.exists() and path.read_text("ascii").endswith("\n")):
+        while not (
+            path.exists()
+            and path.stat().st_mtime_ns != before_ns
+            and path.read_text("ascii").endswith("\n")
+        ):
             if time.monotonic() > end_s or self.processes["serve"].poll() is not None:
                 raise RuntimeError((self.folder / "serve.txt").read_text("utf-8"))
             time.sleep(0.05)
         self.address = path.read_text("ascii").strip()
+
+    def serve_here(self) -> None:
+        """Serve the run in this process, without Ray and checkpoints."""
+        values = {key: CONFIG[key] for key in ("name", "strategy")}
+        values |= {"regions": ["eu", "us"], "steps": CONFIG["train"]["steps"]}
+        folder = self.folder / "runs" / "killed" / "join"
+        authority, key = Authority.create("killed"), secrets.token_bytes(32)
+        for name in ("eu", "us", SERVER):
+            own = JoinCredentials(name, "killed", key, authority.issue(name))
+            own.write(folder / f"{name}.pem")
+        terms = JoinTerms.model_validate_json(json.dumps(values))
+        server = JoinServer(terms, JoinCredentials.read(folder / f"{SERVER}.pem"))
+        self.address = "geo-ray://{}:{}".format(*server.address)
 
     def begin(self, region: str) -> None:
         """Start the loop of a region."""
@@ -142,7 +183,7 @@ class Served:
         runner = [sys.executable]
         if region == "us":
             runner += ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
-            runner += ["--max-restarts", "3", "--monitor-interval", "0.2"]
+            runner += ["--monitor-interval", "0.2"]
             runner += ["--rdzv-endpoint", "127.0.0.1:0", "--rdzv-backend", "c10d"]
         self._start(region, [*runner, *words])
 
@@ -180,105 +221,111 @@ class Served:
         """Wait until a rank has written enough."""
         end_s = time.monotonic() + longest_s
         while not enough(rows := self.rows(name)):
+            for region in ("eu", "us"):
+                if self.processes[region].poll() is not None:
+                    self.begin(region)
             if time.monotonic() > end_s:
                 told = [p.read_text("utf-8")[-3000:] for p in self.folder.glob("*.txt")]
                 raise RuntimeError(f"{name}: {rows[-3:]}\n" + "\n".join(told))
             time.sleep(0.05)
         return rows
 
-    def output(self, name: str) -> str:
-        """Return the last line that a process has printed."""
-        lines = (self.folder / f"{name}.txt").read_text("utf-8").strip().splitlines()
-        return lines[-1] if lines else ""
+
+def rank(served: Served) -> None:
+    """Kill one of two ranks."""
+    os.kill(served.rows("us.1")[-1][1], signal.SIGKILL)
 
 
-def steps_after(rows: list[list[Any]], time_s: float, kind: str = "step") -> list[list[Any]]:
+def group(served: Served) -> None:
+    """Kill the launcher and both ranks."""
+    pids = [served.processes["us"].pid, *(served.rows(f"us.{n}")[-1][1] for n in (0, 1))]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def averager(served: Served) -> None:
+    """Kill the process that has the averager."""
+    os.kill(averager_of(served.processes["serve"].pid), signal.SIGKILL)
+
+
+def server(served: Served) -> None:
+    """Kill `geo-ray serve` and its cluster, and resume the run at once."""
+    root = served.processes["serve"]
+    for pid in [*below(root.pid), root.pid]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    root.wait()
+    served.serve("train", "--resume", "runs/killed")
+
+
+def costs(served: Served, kill: Callable[[Served], None]) -> dict[str, float]:
+    """Kill, and wait until both regions train together again."""
+    killed_s = time.time()
+    kill(served)
+
+    def enough(rows: list[list[Any]]) -> bool:
+        """Whether an incarnation that began after the kill has made two rounds."""
+        joined = after(rows, killed_s, "joined")
+        return bool(joined) and len(after(rows, joined[-1][2])) > 2 * INTERVAL
+
+    us = served.wait("us.1", enough)
+    first_s = after(us, after(us, killed_s, "joined")[-1][2])[0][2]
+    eu = served.wait("eu.0", lambda rows: len(after(rows, first_s)) > 2 * INTERVAL)
+    first_s = max(first_s, after(eu, first_s)[0][2])
+    starts_s = [row[2] for rows in (us, eu) for row in after(rows, killed_s, "start")]
+    starts_s = [each for each in starts_s if each < first_s]
+    times_s = [row[2] for row in eu if row[0] == "step" and row[2] > killed_s - 1]
+    repeats = {
+        name: max(
+            0, before(rows, killed_s) - min(row[3] for row in after(rows, killed_s, "joined")[-1:])
+        )
+        if after(rows, killed_s, "joined")
+        else 0
+        for name, rows in (("eu", eu), ("us", us))
+    }
+    return {
+        "eu_longest_pause_s": max(b - a for a, b in pairwise(times_s)),
+        "eu_repeats": float(repeats["eu"]),
+        "eu_lost_rounds": float(repeats["eu"] // INTERVAL),
+        "us_repeats": float(repeats["us"]),
+        "all_train_s": first_s - killed_s,
+        "start_s": max(starts_s) - killed_s,
+        "recovery_s": first_s - max(starts_s),
+        "starts": float(len(starts_s)),
+    }
+
+
+def after(rows: list[list[Any]], time_s: float, kind: str = "step") -> list[list[Any]]:
     """Return what was written after a time."""
     return [row for row in rows if row[0] == kind and row[2] > time_s]
 
 
-def kill_rank(served: Served) -> dict[str, float]:
-    """Kill one of two ranks; its launcher restarts the group."""
-    pid = served.rows("us.1")[-1][1]
-    os.kill(pid, signal.SIGKILL)
-    return costs(served, time.time())
-
-
-def kill_group(served: Served) -> dict[str, float]:
-    """Kill the launcher and both ranks, and start the group again at once."""
-    pids = [served.processes["us"].pid, *(served.rows(f"us.{n}")[-1][1] for n in (0, 1))]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    killed_s = time.time()
-    served.begin("us")
-    return costs(served, killed_s)
-
-
-def costs(served: Served, killed_s: float) -> dict[str, float]:
-    """Wait until both regions train together again."""
-    us = served.wait("us.1", lambda rows: len(steps_after(rows, killed_s)) > 2 * INTERVAL)
-    eu = served.wait("eu.0", lambda rows: len(steps_after(rows, us[-1][2])) > INTERVAL)
-    before = [row for row in us if row[0] == "step" and row[2] <= killed_s][-1]
-    (started,) = steps_after(us, killed_s, "start")
-    (joined,) = steps_after(us, killed_s, "joined")
-    times_s = [row[2] for row in eu if row[0] == "step"]
-    gaps = [(b - a, b - killed_s) for a, b in pairwise(times_s)]
-    longest = max(gap for gap in gaps if gap[1] > 0)
-    counts = [row[3] for row in eu if row[0] == "step"]
-    repeated = sum(1 for a, b in pairwise(counts) if b <= a)
-    first_s = steps_after(us, killed_s)[0][2]
-    start_s = started[2] - killed_s
-    return {
-        "eu_waits_s": longest[0],
-        "eu_continues_s": longest[1],
-        "us_continues_s": first_s - killed_s,
-        "start_s": start_s,
-        "recovery_s": max(first_s, killed_s + longest[1]) - killed_s - start_s,
-        "lost_steps": float(before[3] - before[3] // INTERVAL * INTERVAL),
-        "lost_rounds": float(repeated // INTERVAL),
-        "joined_at_step": float(joined[3]),
-    }
-
-
-def kill_server(served: Served) -> dict[str, float]:
-    """Kill the process that has the averager, and resume the run."""
-    pid = averager_of(served.processes["serve"].pid)
-    eu_before = served.rows("eu.0")[-1][3]
-    os.kill(pid, signal.SIGKILL)
-    killed_s = time.time()
-    found: dict[str, float] = {}
-    with suppress(subprocess.TimeoutExpired):
-        served.processes["serve"].wait(60)
-        found["serve_ends_s"] = time.time() - killed_s
-    support.say(f"serve: {served.output('serve')}")
-    time.sleep(5)
-    found["eu_steps_after_kill"] = float(served.rows("eu.0")[-1][3] - eu_before)
-    for name in ("eu", "us"):
-        code = served.processes[name].poll()
-        support.say(f"{name} ({code}): {served.output(name)}")
-        found[f"{name}_ended"] = float(code is not None)
-    return found
+def before(rows: list[list[Any]], time_s: float) -> int:
+    """Return the run's count of steps at a time."""
+    counts: list[int] = [row[3] for row in rows if row[0] == "step" and row[2] <= time_s]
+    return counts[-1]
 
 
 def averager_of(root: int) -> int:
-    """Return the process of the averager below a process, or of this machine's only one."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                if b"AveragerActor" in (entry / "cmdline").read_bytes() and is_below(
-                    int(entry.name), root
-                ):
-                    return int(entry.name)
+    """Return the process of the averager below a process."""
+    for pid in below(root):
+        if b"AveragerActor" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
     raise RuntimeError("there is no process of the averager")
 
 
-def is_below(pid: int, root: int) -> bool:
-    """Return whether a process descends from another one."""
-    while pid > 1:
-        if pid == root:
-            return True
-        pid = int(Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[1])
-    return False
+def below(root: int) -> list[int]:
+    """Return all processes that descend from one."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                parent = (entry / "stat").read_text("ascii").rpartition(")")[2].split()[1]
+                children.setdefault(int(parent), []).append(int(entry.name))
+    found = list(children.get(root, []))
+    for pid in found:
+        found += children.get(pid, [])
+    return found
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ Neither library is imported before its function is called.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,17 +27,21 @@ class _Counted:
     Args:
         site: the region.
         trainer: name of the trainer, for messages.
+        checkpoints: folder of the region's checkpoints; None: none are written.
     """
 
-    def __init__(self, site: JoinedRegion, trainer: str) -> None:
-        self._site, self._trainer = site, trainer
+    def __init__(self, site: JoinedRegion, trainer: str, checkpoints: str | Path | None) -> None:
+        self._site, self._trainer, self._checkpoints = site, trainer, checkpoints
         self._sync: JoinedTraining | None = None
 
-    def begin(self, model: nn.Module, planned: int | None, fix: str) -> None:
+    def begin(
+        self, model: nn.Module, state: Mapping[str, Any], planned: int | None, fix: str
+    ) -> None:
         """Begin the training with a model in its final, wrapped form.
 
         Args:
             model: the model.
+            state: the trainer's optimizer and schedule.
             planned: optimizer steps after which the trainer ends; None: unknown.
             fix: what to change if they are too few.
 
@@ -43,7 +49,9 @@ class _Counted:
             LoopMisuseError: the trainer would end before the run does.
             GeoRayError: the run does not accept the model.
         """
-        sync = self._sync = self._site.begin(model)
+        folder = self._checkpoints
+        saved = {} if folder is None else {k: v for k, v in state.items() if v is not None}
+        sync = self._sync = self._site.begin(model, state=saved, checkpoints=folder)
         left = sync.remaining_steps
         if planned is not None and left is not None and planned < left:
             raise LoopMisuseError(
@@ -68,7 +76,7 @@ class _Counted:
             self._site.finish()
 
 
-def trainer_callback(site: JoinedRegion) -> Any:
+def trainer_callback(site: JoinedRegion, checkpoints: str | Path | None = None) -> Any:
     """Return a `transformers.TrainerCallback` that joins a run.
 
     The rows of a step are the batch size of the device times the accumulated batches, also at the
@@ -76,6 +84,8 @@ def trainer_callback(site: JoinedRegion) -> Any:
 
     Args:
         site: the region; its ``group`` must be that of the trainer.
+        checkpoints: folder for the region's checkpoints, see `JoinedRegion.training`; they contain
+            the trainer's optimizer and schedule. None: none are written.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -86,7 +96,7 @@ def trainer_callback(site: JoinedRegion) -> Any:
         """Joins a run; see `trainer_callback`."""
 
         def __init__(self) -> None:
-            self._counted = _Counted(site, "the Trainer")
+            self._counted = _Counted(site, "the Trainer", checkpoints)
             self._loss: float | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -94,8 +104,10 @@ def trainer_callback(site: JoinedRegion) -> Any:
             if args.deepspeed:
                 raise _no_deepspeed()
             planned = state.max_steps - state.global_step
+            optimizer, schedule = kwargs.get("optimizer"), kwargs.get("lr_scheduler")
+            own = {"optimizer": getattr(optimizer, "optimizer", optimizer), "schedule": schedule}
             self._counted.begin(
-                kwargs["model"], planned, "Set max_steps={steps} in the TrainingArguments."
+                kwargs["model"], own, planned, "Set max_steps={steps} in the TrainingArguments."
             )
 
         def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -121,7 +133,7 @@ def trainer_callback(site: JoinedRegion) -> Any:
     return GeoRayCallback()
 
 
-def lightning_callback(site: JoinedRegion) -> Any:
+def lightning_callback(site: JoinedRegion, checkpoints: str | Path | None = None) -> Any:
     """Return a `lightning.pytorch.Callback` that joins a run.
 
     The module must use automatic optimization with one optimizer. The rows of a step are the sizes
@@ -129,6 +141,8 @@ def lightning_callback(site: JoinedRegion) -> Any:
 
     Args:
         site: the region; its ``group`` must be that of the trainer.
+        checkpoints: folder for the region's checkpoints, see `JoinedRegion.training`; they contain
+            the trainer's optimizer and schedule. None: none are written.
 
     Raises:
         ModuleNotFoundError: lightning is not installed.
@@ -140,7 +154,7 @@ def lightning_callback(site: JoinedRegion) -> Any:
         """Joins a run; see `lightning_callback`."""
 
         def __init__(self) -> None:
-            self._counted = _Counted(site, "the Trainer")
+            self._counted = _Counted(site, "the Trainer", checkpoints)
             self._steps = self._rows = 0
             self._loss: Tensor | None = None
 
@@ -155,7 +169,12 @@ def lightning_callback(site: JoinedRegion) -> Any:
                 raise _no_deepspeed()
             self._steps = trainer.global_step
             planned = None if trainer.max_steps < 0 else trainer.max_steps - self._steps
-            self._counted.begin(pl_module, planned, "Set max_steps={steps} in the Trainer.")
+            own = {"optimizer": trainer.optimizers[0]}
+            own |= {
+                f"schedule-{i}": each.scheduler
+                for i, each in enumerate(trainer.lr_scheduler_configs)
+            }
+            self._counted.begin(pl_module, own, planned, "Set max_steps={steps} in the Trainer.")
 
         def on_train_batch_end(
             self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

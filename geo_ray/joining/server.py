@@ -50,8 +50,10 @@ class JoinServer:
         host: where to listen.
         port: where to listen; 0 takes a free one.
         transport: settings of connections.
-        lost_after_s: a region whose ranks are not connected for so long is lost.
+        lost_after_s: a region is lost if one of its ranks is not connected for so long.
         resumed: the checkpoint from which the run continues; None: it begins.
+        least: with fewer regions, the others wait for one that was lost to join again.
+        wait_s: longest such wait, and longest time between updates of the ranks of a region.
     """
 
     def __init__(
@@ -63,11 +65,13 @@ class JoinServer:
         transport: TransportConfig | None = None,
         lost_after_s: float = 600.0,
         resumed: SavedRun | None = None,
+        least: int = 1,
+        wait_s: float = 600.0,
     ) -> None:
         self._origin_s = time.monotonic()
-        self.service = JoinService(terms, self.now_s, resumed)
+        self.service = JoinService(terms, self.now_s, resumed, least)
         self.lock = threading.Lock()
-        self._lost_after_s = lost_after_s
+        self._lost_after_s, self._wait_s = lost_after_s, wait_s
         self._away_s: dict[str, float] = {}
         self._senders: dict[str, _Sender] = {}
         self._closing = threading.Event()
@@ -96,11 +100,14 @@ class JoinServer:
         """Wake strategies; continue without regions that have been away, or hung, for too long."""
         with self.lock:
             self._post(self.service.on_wake())
-            self._post(self.service.check_late(self._lost_after_s))
+            self._post(self.service.check_late(self._wait_s))
+            self._post(self.service.check_held(self._wait_s))
             self._post(self.service.check_save())
         stats, now_s = self._endpoint.stats(), time.monotonic()
+        with self.lock:
+            awaited = {peer for peer in stats if self.service.is_awaited(peer)}
         for peer, each in stats.items():
-            if each["connected"]:
+            if each["connected"] or peer not in awaited:
                 self._away_s.pop(peer, None)
             elif now_s - self._away_s.setdefault(peer, now_s) > self._lost_after_s:
                 self._away_s.pop(peer)
@@ -116,7 +123,7 @@ class JoinServer:
     def request_stop(self) -> None:
         """Ask every region to finish."""
         with self.lock:
-            self.service.request_stop()
+            self._post(self.service.request_stop())
 
     def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> bool:
         """Begin a checkpoint; return whether it has begun, see `JoinService.begin_save`."""

@@ -484,12 +484,19 @@ class JoinService:
         terms: the run.
         now_s: returns the time of the run's clock.
         resumed: the checkpoint from which the run continues; None: it begins.
+        least: with fewer regions, the others wait for one that was lost to join again.
     """
 
     def __init__(
-        self, terms: JoinTerms, now_s: Callable[[], float], resumed: SavedRun | None = None
+        self,
+        terms: JoinTerms,
+        now_s: Callable[[], float],
+        resumed: SavedRun | None = None,
+        least: int = 1,
     ) -> None:
         self.terms = terms
+        self._least = least
+        self._held: dict[str, tuple[float, str]] = {}  # lost regions that the others wait for
         self.stage = Stage.GATHERING
         self.layout: Layout | None = None
         self.slices: tuple[Slice, ...] = ()
@@ -648,8 +655,11 @@ class JoinService:
             return []
         self._complete_evaluations()
         found = self._leave_out(region, cause)
-        replies = [averager.leave(region) for averager in self.averagers]
-        found += self._answers(replies)
+        if len(self._regions) < self._least and not self.averagers[0].stopping:
+            _LOGGER.warning("the run waits for region '%s'", region)
+            self._held[region] = self._now_s(), cause
+        else:
+            found += self._answers([averager.leave(region) for averager in self.averagers])
         if region == self._donor and not all(self._copied.values()):
             for name in [name for name in self._copiers if name != region]:
                 error = RegionLostError(
@@ -670,6 +680,37 @@ class JoinService:
         error = RegionLostError(f"the run continues without region '{region}': {cause}")
         return self._refuse(region, error) + self.on_lost(region, cause)
 
+    def check_held(self, longest_s: float) -> list[Outbound]:
+        """End the run if it has waited too long for enough regions.
+
+        Args:
+            longest_s: longest wait.
+        """
+        if not self._held or self.failure is not None:
+            return []
+        since_s = min(at_s for at_s, _ in self._held.values())
+        if self._now_s() - since_s < longest_s:
+            return []
+        causes = "; ".join(f"region '{n}': {cause}" for n, (_, cause) in self._held.items())
+        self.failure = RegionLostError(
+            f"fewer than members.min = {self._least} regions for {longest_s:g} s: {causes}"
+        )
+        return [each for name in self._regions for each in self._refuse(name, self.failure)]
+
+    def _release(self) -> list[Outbound]:
+        """Continue without the lost regions that the others have waited for."""
+        found: list[Outbound] = []
+        for name in list(self._held):
+            del self._held[name]
+            found += self._answers([averager.leave(name) for averager in self.averagers])
+        return found
+
+    def is_awaited(self, peer: str) -> bool:
+        """Return whether an endpoint is a rank of a region that takes part, or will."""
+        name = region_of(peer)
+        region = self._joining.get(name) or self._regions.get(name)
+        return region is not None and 0 <= _number(peer) < region.world_size
+
     def check_late(self, longest_s: float) -> list[Outbound]:
         """Continue without regions whose ranks do not all send an update that others have sent.
 
@@ -689,10 +730,11 @@ class JoinService:
             found += self._refuse(name, error) + self.on_lost(name, error.message)
         return found
 
-    def request_stop(self) -> None:
+    def request_stop(self) -> list[Outbound]:
         """Ask every region to finish with its next answer."""
         for averager in self.averagers:
             averager.request_stop()
+        return self._release()
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -890,11 +932,15 @@ class JoinService:
                     f"region '{name}' returns with another world size or sharding",
                     fix="Start it with as many ranks and the same sharding as before.",
                 )
-        return self._welcomed(name, Welcome(self.terms, {}, copies=True)) + self._admit_next()
+        found = self._welcomed(name, Welcome(self.terms, {}, copies=True))
+        if len(self._regions) + len(self.waiting) >= self._least:
+            found += self._release()
+        return found + self._admit_next()
 
     def _admit_next(self) -> list[Outbound]:
         """Let the next waiting region join at the next barrier, if none is joining now."""
         ready = [name for name, region in self._joining.items() if region.is_complete]
+        ready = [name for name in ready if name not in self._held]
         if not ready or any(averager.is_changing for averager in self.averagers):
             return []
         if any(averager.stopping for averager in self.averagers):

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from geo_ray.base.errors import (
+    CheckpointError,
     ConfigError,
     GeoRayError,
     JoinRefusedError,
@@ -438,11 +439,23 @@ class JoinedRegion:
             states = saved_states(root, welcome.checkpoint, own)
             exchange.restore(states_of(states, own, [each.wire for each in slices]))
         elif not begins:
+            if root is not None and hello.saved:
+                self._load_own(loop, root, max(hello.saved))
             exchange.restore(self._copies(slices, buffers))
         exchange.requests.view = max(exchange.requests.view, welcome.view)
         if welcome.is_donor:
             _send_copies(self._endpoint, exchange)
         return exchange
+
+    def _load_own(self, loop: LoopState, root: Root, checkpoint: int) -> None:
+        """Load optimizers and the like from the region's newest files, which may be a bit older.
+
+        The parameters are copies of another region's. Without its files the region could join, too.
+        """
+        try:
+            loop.load(root, checkpoint, self._ranks.rank)
+        except CheckpointError as error:
+            log.warning("the loop begins with a new state: %s", error.message)
 
     def _copies(self, slices: list[SliceWire], buffers: ModuleBuffers | None) -> list[RankState]:
         """Wait for the copy of another region's state; load its model buffers."""

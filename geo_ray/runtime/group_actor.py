@@ -91,10 +91,14 @@ class GroupRankActor:
         region: its region.
         rank: its number in the group.
         address: where the run is served.
+        checkpoints: see `GroupRank.checkpoints`.
     """
 
-    def __init__(self, spec: RunSpec, region: str, rank: int, address: str) -> None:
-        self._spec, self._region, self._rank, self._address = spec, region, rank, address
+    def __init__(
+        self, spec: RunSpec, region: str, rank: int, address: str, checkpoints: str
+    ) -> None:
+        self._spec, self._region, self._rank = spec, region, rank
+        self._address, self._checkpoints = address, checkpoints
         self._receiver = SecretReceiver()
         self._store: TCPStore | None = None
 
@@ -147,6 +151,7 @@ class GroupRankActor:
                 own,
                 experiment.transport,
                 experiment.members.wait_s,
+                self._checkpoints,
             )
             with memory_named():
                 if group.loop is None:

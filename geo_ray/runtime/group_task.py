@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from geo_ray.base.errors import ConfigError, TaskLoadError, TaskOutputError, TaskStateError
+from geo_ray.base.errors import (
+    ConfigError,
+    InvariantError,
+    TaskLoadError,
+    TaskOutputError,
+    TaskStateError,
+)
 from geo_ray.base.random_state import generators_restored, seed_generators, seed_of_rows
 from geo_ray.base.types import Span
 from geo_ray.data.manifest import load_manifest
@@ -35,18 +40,14 @@ from geo_ray.data.tasks.checked_calls import (
 from geo_ray.data.tasks.groups import GroupRun, parameter_runs
 from geo_ray.data.tasks.load import load_task
 from geo_ray.joining.credentials import JoinCredentials
-from geo_ray.joining.layout import local_part
+from geo_ray.joining.layout import local_part, trained_parameters
 from geo_ray.joining.site import JoinedRegion, JoinedTraining, join
 from geo_ray.runs.data import open_readers
 from geo_ray.runtime.spec import RunSpec, region_here
 from geo_ray.training.optimizers import OneOptimizer, OptimizerGroup, State, lasting
-from geo_ray.training.parameters import BufferLayout, GroupPiece
+from geo_ray.training.parameters import BufferLayout, GroupPiece, units_of
 from geo_ray.training.worker import micro_batches
 from geo_ray.transport.config import TransportConfig
-
-_LARGEST_UNIT: Final = 8  # no unit that could be divided has more than one part in so many
-_LEAST_UNIT: Final = 200  # smaller modules are gathered with the whole model
-_WHOLE: Final = (nn.MultiheadAttention,)  # reads parameters of its children directly
 
 
 class GroupRank:
@@ -61,6 +62,8 @@ class GroupRank:
         local_rank: its number on its machine.
         world_size: processes of the group.
         device: its GPU, or the CPU.
+        checkpoints: folder for `JoinedRegion.training`, in which the ranks keep their state at
+            checkpoints of the run.
     """
 
     def __init__(
@@ -72,8 +75,9 @@ class GroupRank:
         credentials: JoinCredentials,
         transport: TransportConfig,
         wait_s: float,
+        checkpoints: str,
     ) -> None:
-        self.region, self.device = region, device
+        self.region, self.device, self.checkpoints = region, device, checkpoints
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.local_rank = local_rank
         self._address, self._credentials = address, credentials
@@ -118,17 +122,22 @@ def train_task(rank: GroupRank, spec: RunSpec) -> None:
     runs = parameter_runs(task, module)
     module = module.to(rank.device)
     model = _distributed(task, module, rank, "fsdp" if group is None else group.sharding)
-    params = [param for param in model.parameters() if param.requires_grad]
     local_steps = max(1, experiment.worker_steps)
     optimizer = HeldOptimizer(
-        lasting(experiment.optimizer, experiment.train.steps * local_steps), params, runs
+        lasting(experiment.optimizer, experiment.train.steps * local_steps),
+        trained_parameters(model),
+        runs,
     )
     manifest = load_manifest(spec.manifest_address)
     here = region_here(region, manifest, f"rank {rank.rank} of '{region.name}'")
     train, heldout = open_readers(experiment, manifest, region.name, here)
     for reader in (train, heldout):
         reader.retry_for(experiment.checkpoint.retry_s)
-    with rank.join() as site, site.training(model) as sync:
+    state = {"optimizer": optimizer}
+    with (
+        rank.join() as site,
+        site.training(model, state=state, checkpoints=rank.checkpoints) as sync,
+    ):
         loop = _TaskLoop(
             task,
             model,
@@ -273,46 +282,6 @@ def own_batches(
 # ------------------------------------------------------------------ distribution of the model
 
 
-def units_of(model: nn.Module) -> list[str]:
-    """Return the modules that FSDP2 gathers and frees together, besides the rest of the model.
-
-    They are the largest modules with at most an eighth of the trained parameters each: usually the
-    blocks of a transformer and its embeddings. The rest includes modules with less than 0.5 %, and
-    modules whose parameters another one shares.
-    """
-    total = _numel(model)
-    owners: dict[int, int] = {}
-    for _, param in model.named_parameters(remove_duplicate=False):
-        owners[id(param)] = owners.get(id(param), 0) + 1
-    found: list[str] = []
-
-    def visit(name: str, module: nn.Module) -> None:
-        size = _numel(module)
-        if size * _LEAST_UNIT < total:
-            return
-        own: dict[int, int] = {}
-        for _, param in module.named_parameters(remove_duplicate=False):
-            own[id(param)] = own.get(id(param), 0) + 1
-        shares = any(owners[key] > count for key, count in own.items())
-        children = list(module.named_children())
-        is_leaf = not children or isinstance(module, _WHOLE)
-        is_small = size * _LARGEST_UNIT <= total
-        can_be = bool(name) and not shares and not isinstance(module, nn.ModuleList | nn.ModuleDict)
-        if can_be and (is_leaf or is_small):
-            found.append(name)
-            return
-        if not isinstance(module, _WHOLE):
-            for child_name, child in children:
-                visit(f"{name}.{child_name}" if name else child_name, child)
-
-    visit("", model)
-    return found
-
-
-def _numel(module: nn.Module) -> int:
-    return sum(param.numel() for param in module.parameters() if param.requires_grad)
-
-
 def _distributed(task: Task, module: nn.Module, rank: GroupRank, sharding: str) -> nn.Module:
     """Distribute a model over the ranks of the group."""
     mesh = init_device_mesh(rank.device.type, (rank.world_size,))
@@ -349,16 +318,35 @@ def _fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 class _Held:
     """A parameter, and the optimizer's state for what this rank holds of it."""
 
+    name: str
     param: nn.Parameter
     run: GroupRun
     state: State = field(default_factory=dict)
 
     @property
     def piece(self) -> GroupPiece:
-        """What it is, for optimizers that step whole parameters."""
-        run = self.run
-        size = run.stop - run.start
-        return GroupPiece(0, size, run.factors, shape=run.shape, hidden=run.hidden)
+        """What this rank holds: the parameter, or a part of it as a vector."""
+        size = local_part(self.param).numel()
+        if isinstance(self.param, DTensor):
+            return GroupPiece(0, size, self.run.factors)
+        return GroupPiece(0, size, self.run.factors, shape=self.run.shape, hidden=self.run.hidden)
+
+    def saved(self, value: Tensor) -> Tensor:
+        """Return a tensor of the state as checkpoints have it, in the same memory."""
+        param = self.param
+        if value.dim() != 1:
+            return value
+        local = value.view(local_part(param).shape)
+        if not isinstance(param, DTensor):
+            return local
+        return DTensor.from_local(
+            local,
+            param.device_mesh,
+            param.placements,
+            run_check=False,
+            shape=param.shape,
+            stride=param.stride(),
+        )
 
 
 class HeldOptimizer:
@@ -371,7 +359,7 @@ class HeldOptimizer:
 
     Args:
         config: the optimizer; its schedule has a length (`lasting`).
-        params: the trained parameters in order, sharded or not.
+        params: the trained parameters by name, sharded or not, in order.
         runs: what they are, in the same order.
 
     Raises:
@@ -379,21 +367,22 @@ class HeldOptimizer:
     """
 
     def __init__(
-        self, config: OneOptimizer, params: Sequence[nn.Parameter], runs: Sequence[GroupRun]
+        self, config: OneOptimizer, params: Mapping[str, nn.Parameter], runs: Sequence[GroupRun]
     ) -> None:
-        if config.needs_whole_parameters and any(isinstance(each, DTensor) for each in params):
+        self.params = list(params.values())
+        is_sharded = any(isinstance(each, DTensor) for each in self.params)
+        if config.needs_whole_parameters and is_sharded:
             raise ConfigError(
                 f"optimizer.kind: '{config.kind}' steps whole parameters, which FSDP divides",
                 fix="Use `group.sharding: ddp`, or adamw.",
             )
-        self.params = list(params)
         self._config = config
+        held = [_Held(*each, run) for each, run in zip(params.items(), runs, strict=True)]
+        for each in held:
+            new = config.new_state(each.piece)
+            each.state |= {key: value.to(each.param.device) for key, value in new.items()}
         self._groups: Mapping[tuple[float, float, float], list[_Held]] = {
-            factors: [
-                _Held(param, run)
-                for param, run in zip(params, runs, strict=True)
-                if run.factors == factors
-            ]
+            factors: [each for each in held if each.run.factors == factors]
             for factors in dict.fromkeys(run.factors for run in runs)
         }
 
@@ -404,29 +393,42 @@ class HeldOptimizer:
         with torch.no_grad():
             for (rate, decay, fraction), members in self._groups.items():
                 scaled = rate * (1.0 + fraction * (factor - 1.0) if fraction != 1.0 else factor)
-                stepped: list[_Held] = []
-                locals_: list[Tensor] = []
-                grads: list[Tensor] = []
-                for each in members:
-                    grad = each.param.grad
-                    local = local_part(each.param).reshape(-1)
-                    if grad is None or not local.numel():
-                        continue
-                    if config.needs_whole_parameters and not each.state:
-                        new = config.new_state(each.piece)
-                        each.state |= {k: v.to(local.device) for k, v in new.items()}
-                    stepped.append(each)
-                    locals_.append(local)
-                    grads.append(local_part(grad).reshape(-1))
-                if not stepped:
+                used = [each for each in members if _has_gradient(each.param)]
+                if not used:
                     continue
                 group = OptimizerGroup(
-                    locals_,
-                    [each.state for each in stepped],
+                    [local_part(each.param).reshape(-1) for each in used],
+                    [each.state for each in used],
                     config.lr * scaled,
                     config.weight_decay * decay,
-                    [each.piece for each in stepped],
+                    [each.piece for each in used],
                     rate=scaled,
                     decay=decay,
                 )
-                config.step(group, grads)
+                config.step(group, [_gradient_of(each.param) for each in used])
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return the state by parameter, for checkpoints; the tensors are not copied."""
+        return {
+            each.name: {key: each.saved(value) for key, value in each.state.items()}
+            for members in self._groups.values()
+            for each in members
+            if each.state
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Restore the result of `state_dict`, of a group of any size."""
+        for members in self._groups.values():
+            for each in members:
+                for key, value in each.state.items():
+                    value.copy_(local_part(state[each.name][key]).reshape(value.shape))
+
+
+def _has_gradient(param: nn.Parameter) -> bool:
+    return param.grad is not None and local_part(param).numel() > 0
+
+
+def _gradient_of(param: nn.Parameter) -> Tensor:
+    if param.grad is None:
+        raise InvariantError("a parameter without a gradient is stepped")
+    return local_part(param.grad).reshape(-1)

@@ -205,7 +205,8 @@ class Groups:
         spec: the run, for its processes.
         launcher: starts them.
         placed: their places.
-        address: where the run is served.
+        where: address of the run, and folder of the checkpoints of ranks; see
+            `GroupRank.checkpoints`.
         credentials: credentials by region.
         lose: lets the run continue without a region, given the cause.
     """
@@ -216,14 +217,14 @@ class Groups:
         spec: RunSpec,
         launcher: ProcessLauncher,
         placed: Mapping[str, PlacedRegion],
-        address: str,
+        where: tuple[str, str],
         credentials: Mapping[str, JoinCredentials],
         lose: Callable[[str, str], None],
     ) -> None:
         train = experiment.train
         self._policy = GroupPolicy(Restarts(train.max_worker_restarts, train.restart_window_s))
         self._spec, self._launcher, self._placed = spec, launcher, placed
-        self._address, self._credentials, self._lose = address, credentials, lose
+        self._where, self._credentials, self._lose = where, credentials, lose
         self._groups = [_Group(region) for region in experiment.groups]
         self._events: list[dict[str, Any]] = []
         self._cause: GeoRayError | None = None
@@ -309,7 +310,7 @@ class Groups:
         specs = [
             ProcessSpec(
                 "rank",
-                (self._spec, name, rank, self._address),
+                (self._spec, name, rank, *self._where),
                 config.cpus_per_rank,
                 gpus,
                 self._placed[name].strategy("worker", rank),

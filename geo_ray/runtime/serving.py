@@ -103,6 +103,8 @@ class AveragerActor:
         host: where to listen.
         port: where to listen.
         lost_after_s: a region that is away for so long is lost.
+        least: with fewer regions, the run waits.
+        wait_s: longest such wait.
         cpus: CPUs that are reserved for it.
     """
 
@@ -114,6 +116,8 @@ class AveragerActor:
         host: str,
         port: int,
         lost_after_s: float,
+        least: int,
+        wait_s: float,
         cpus: float,
     ) -> None:
         torch.set_num_threads(max(1, int(cpus)))
@@ -122,6 +126,7 @@ class AveragerActor:
         self._transport = TransportConfig.model_validate_json(transport_json)
         self._credentials = JoinCredentials.read(credentials)
         self._address, self._lost_after_s = (host, port), lost_after_s
+        self._least, self._wait_s = least, wait_s
         self._slices: list[SavedSlice] = []
         self._resumed: SavedRun | None = None
         self._listening: JoinServer | None = None
@@ -150,6 +155,8 @@ class AveragerActor:
             self._transport,
             self._lost_after_s,
             self._resumed,
+            self._least,
+            self._wait_s,
         )
         self._slices, self._resumed = [], None
         return self._listening.address[1]
@@ -299,6 +306,8 @@ def _serve_once(setup: RunSetup, store: CheckpointStore, resume: Resumption | No
             str(folder / f"{SERVER}.pem"),
             server.host,
             server.port or _earlier_port(folder),
+            server.lost_after_s,
+            experiment.members.min or 1,
             experiment.members.wait_s,
             first.cpus_per_server,
         )
@@ -319,7 +328,9 @@ def _serve_once(setup: RunSetup, store: CheckpointStore, resume: Resumption | No
             run_dir=str(run.path),
         )
         own = {r.name: JoinCredentials.read(folder / f"{r.name}.pem") for r in experiment.groups}
-        groups = Groups(experiment, spec, launcher, placed, address, own, actor.lose.remote)
+        main = places_of(run, experiment.checkpoint).main
+        where = address, f"{main}-ranks"
+        groups = Groups(experiment, spec, launcher, placed, where, own, actor.lose.remote)
         checkpoints = ServedCheckpoints(store, experiment, actor, setup.lease.token)
         try:
             step = None if found is None else found.manifest.step

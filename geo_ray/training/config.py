@@ -384,7 +384,8 @@ class MembersConfig(StrictModel):
         None,
         ge=1,
         description="smallest number of regions, the averager's included, with which a run "
-        "continues after losing others; null: it waits for every lost region",
+        "continues after losing others; null: it waits for every lost region, and where regions "
+        "join, for none",
     )
     rejoin: bool = Field(
         True,

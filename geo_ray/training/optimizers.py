@@ -125,11 +125,8 @@ class Optimizer(StrictModel):
         return False
 
     def new_state(self, piece: GroupPiece) -> State:
-        """Return the state of a whole parameter before the first step.
-
-        Only for optimizers that need whole parameters.
-        """
-        raise NotImplementedError
+        """Return the state of a parameter, or of a part of one, before the first step."""
+        return {}
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
         """Make one step with the gradients of the group's parameters, which are read-only."""
@@ -170,6 +167,10 @@ class Momentum(Optimizer):
         """Whether a step repeats a fraction of earlier steps."""
         return True
 
+    def new_state(self, piece: GroupPiece) -> State:
+        """See `Optimizer.new_state`."""
+        return {"momentum_buffer": torch.zeros(piece.stop - piece.start)}
+
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
         """Make one step with the gradients of the group's parameters."""
         retained = [state.get("momentum_buffer") for state in group.states]
@@ -196,6 +197,10 @@ class AdamW(Optimizer):
     def has_momentum(self) -> bool:
         """Whether a step repeats a fraction of earlier steps."""
         return self.beta1 > 0
+
+    def new_state(self, piece: GroupPiece) -> State:
+        """See `Optimizer.new_state`."""
+        return _moments(torch.zeros(piece.stop - piece.start))
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
         """Make one fused step with the gradients of the group's parameters."""
@@ -224,6 +229,10 @@ class Lion(Optimizer):
     def has_momentum(self) -> bool:
         """Whether a step repeats a fraction of earlier steps."""
         return self.beta1 > 0
+
+    def new_state(self, piece: GroupPiece) -> State:
+        """See `Optimizer.new_state`."""
+        return {"exp_avg": torch.zeros(piece.stop - piece.start)}
 
     def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
         """Make one step with the gradients of the group's parameters."""
@@ -407,6 +416,32 @@ class Adafactor(Optimizer):
         )
 
 
+class TaskSteps(Optimizer):
+    """Steps of the task itself: its hooks `optimizer` and `scheduler`, or `train_step`."""
+
+    kind: Literal["task"] = "task"
+
+    @property
+    def lr(self) -> float:
+        """Learning rate; unknown."""
+        return math.nan
+
+    @property
+    def weight_decay(self) -> float:
+        """Weight decay; unknown."""
+        return math.nan
+
+    @property
+    def schedule(self) -> RateSchedule | None:
+        """Schedule of geo_ray; the task may have its own."""
+        return None
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether a step repeats a fraction of earlier steps; assumed."""
+        return True
+
+
 def _moments(param: Tensor) -> State:
     return {
         "step": torch.zeros((), dtype=torch.float32, device=param.device),
@@ -457,7 +492,7 @@ def _sgd(
     )
 
 
-OneOptimizer = Sgd | Momentum | AdamW | Lion | Muon | Adafactor
+OneOptimizer = Sgd | Momentum | AdamW | Lion | Muon | Adafactor | TaskSteps
 OptimizerConfig = Annotated[OneOptimizer, Field(discriminator="kind")]
 """The ``optimizer`` section of a configuration."""
 

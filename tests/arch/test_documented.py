@@ -274,10 +274,12 @@ OF_EXAMPLES = {
     "lm.py",
     "make_data.py",
     "make_files.py",
+    "make_tokenizer.py",
     "my_loop.py",
     "pack_text.py",
     "photos.py",
     "train_ddp.py",
+    "train_lora.py",
     "waves.py",
 }
 

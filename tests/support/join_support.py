@@ -60,6 +60,7 @@ def serving(
     *,
     lost_after_s: float = WAIT_S,
     resumed: SavedRun | None = None,
+    least: int = 1,
 ) -> Iterator[tuple[JoinServer, str]]:
     """Serve a run; yields the server and its address."""
     write_credentials(folder, run.regions)
@@ -68,6 +69,7 @@ def serving(
         JoinCredentials.read(folder / f"{SERVER}.pem"),
         lost_after_s=lost_after_s,
         resumed=resumed,
+        least=least,
     )
     try:
         yield server, "geo-ray://{}:{}".format(*server.address)

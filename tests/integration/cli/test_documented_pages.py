@@ -39,6 +39,7 @@ OWN_TESTS: Final = {
     "docs/guides/preparation.md": f"{CLI}/test_page_commands.py",
     "docs/guides/custom-strategies.md": f"{CLI}/test_page_commands.py",
     "docs/guides/your-own-loop.md": "tests/integration/joining/test_own_loop_page.py",
+    "docs/guides/lora.md": "tests/integration/joining/test_own_loop_page.py",
     "docs/guides/prices.md": f"{CLI}/test_cloud_pages.py",
     "docs/guides/checkpoints.md": f"{CLI}/test_cluster_pages.py",
     "docs/guides/membership.md": f"{CLI}/test_cluster_pages.py",

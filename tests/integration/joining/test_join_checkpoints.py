@@ -16,7 +16,7 @@ from torch import Tensor
 
 from geo_ray.base.errors import CheckpointMissingError, ConfigError
 from geo_ray.joining.rank import STRATEGIES
-from geo_ray.joining.rank_saver import RankSaver
+from geo_ray.joining.rank_saver import LoopState, RankSaver
 from geo_ray.joining.save_round import SaveStage
 from geo_ray.joining.service import JoinTerms, SavedRun
 from geo_ray.joining.site import JoinedTraining, join
@@ -178,6 +178,52 @@ def test_a_region_without_its_files_begins_as_a_copy(tmp_path: Path) -> None:
     assert torch.equal(found["eu"], found["us"])
     whole = trained(run, tmp_path, saving, saved)
     assert not torch.equal(found["eu"], whole["eu"])
+
+
+def test_a_region_that_joins_again_loads_its_optimizer(tmp_path: Path) -> None:
+    """Its parameters come from the other region, its optimizer from its newest files."""
+    run = terms(REGIONS, 60, strategy={"kind": "diloco", "interval": 3})
+    saved = threading.Event()
+    loaded: list[int] = []
+    with serving(run, tmp_path) as (server, address):
+
+        def first(sync: JoinedTraining) -> None:
+            if sync.steps == SAVE_AT:
+                server.begin_save(5, [], WAIT_S)
+            with server.lock:
+                save = server.service.save
+                if save is not None and save.stage is SaveStage.READY:
+                    saved.set()
+            time.sleep(0.02)
+            if saved.is_set():
+                raise CrashError
+
+        def us() -> tuple[Tensor, int]:
+            loop = Loop(address, "us", tmp_path, checkpoints=tmp_path)
+            with pytest.raises(CrashError):
+                loop.run(first)
+            return loop.run()
+
+        def wait(sync: JoinedTraining) -> None:
+            while saved.is_set() and sync.steps > 50 and not server.service.waiting:
+                if server.service.averagers[0].view.generation >= 3:
+                    return
+                time.sleep(0.01)
+            time.sleep(0.02)
+
+        load = LoopState.load
+
+        def counted(loop: LoopState, root: Any, checkpoint: int, rank: int) -> None:
+            loaded.append(checkpoint)
+            load(loop, root, checkpoint, rank)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LoopState, "load", counted)
+            eu = Loop(address, "eu", tmp_path, checkpoints=tmp_path)
+            found = train_all({"eu": partial(eu.run, wait), "us": us})
+    assert not [each for each in found.values() if isinstance(each, Exception)], found
+    assert loaded == [5]
+    assert torch.equal(found["eu"][0], found["us"][0])
 
 
 def test_without_any_files_of_regions_a_run_is_not_resumed(tmp_path: Path) -> None:

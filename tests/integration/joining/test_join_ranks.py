@@ -136,6 +136,26 @@ def test_a_killed_process_group_is_replaced(tmp_path: Path) -> None:
         assert torch.equal(vector, found["ap"][0])
 
 
+def test_the_others_continue_without_a_rank_that_was_killed(tmp_path: Path) -> None:
+    """kill -9 of one rank: its region is lost when it has been away, without any message."""
+    steps = 60
+    run = terms(("ap", "us"), steps, strategy={"kind": "diloco", "interval": 3})
+    pool = Ranks(2)
+    with serving(run, tmp_path, lost_after_s=0.5) as (server, address):
+        pool.start(run_loop, Loop(address, "us", tmp_path, "ddp"))
+
+        def kill(sync: JoinedTraining) -> None:
+            if sync.steps == steps // 2:
+                pool.processes[1].kill()
+
+        found = train_all({"ap": partial(Loop(address, "ap", tmp_path).run, kill)})
+        assert not isinstance(found["ap"], Exception), found
+        kinds = [event["kind"] for event in server.news()]
+        assert kinds.count("region_lost") == 1
+        assert server.stage is Stage.DONE
+    pool.close()
+
+
 @pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
 @pytest.mark.parametrize("kind", ["diloco", "one_step_delay", "diloco_streaming", "sma"])
 def test_the_result_does_not_depend_on_sharding(

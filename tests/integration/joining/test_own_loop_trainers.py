@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import geo_ray
 from geo_ray.base.errors import LoopMisuseError
+from geo_ray.joining.checkpoint_manifest import read_manifest
 from tests.support.join_support import (
     WAIT_S,
     diloco_of_batches,
@@ -184,6 +185,37 @@ def test_a_trainer_that_would_end_early(
             module.train(address, "eu", str(tmp_path / "eu.pem"))
         assert "max_steps=12" in str(caught.value.fix)
         eventually(lambda: server.service.failure is not None, "the server knows")
+
+
+@pytest.mark.parametrize("name", ["with_trainer", "with_lightning"])
+def test_checkpoints_have_the_state_of_a_trainer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module(f"examples.own_loop.{name}")
+    callback = "trainer_callback" if name == "with_trainer" else "lightning_callback"
+    saving = partial(getattr(module, callback), checkpoints=tmp_path / "saved")
+    monkeypatch.setattr(module, callback, saving)
+    longer: dict[str, Any] = {"max_steps": 400} if name == "with_trainer" else {}
+    if name == "with_lightning":
+        trainer = module.lightning.Trainer
+        monkeypatch.setattr(
+            module.lightning, "Trainer", lambda **kwargs: trainer(**{**kwargs, "max_steps": 400})
+        )
+    run = terms(("eu",), 400, strategy=DILOCO)
+    with serving(run, tmp_path) as (server, address):
+
+        def save() -> None:
+            eventually(lambda: server.begin_save(3, [], WAIT_S), "the save has begun")
+
+        saver = threading.Thread(target=save)
+        saver.start()
+        module.train(address, "eu", str(tmp_path / "eu.pem"), **longer)
+        saver.join(WAIT_S)
+        assert server.service.save is not None and server.service.save.saved == ("eu",)
+    manifest = read_manifest(tmp_path / "saved" / "run" / "eu" / "ckpt-00000003")
+    keys = {each.path[:2] for each in (manifest.tensors | manifest.values).values()}
+    assert ("state", "optimizer") in keys
+    assert ("state", "schedule") in keys or name == "with_lightning"
 
 
 def test_lightning_ends_early_by_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -51,6 +53,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 STEPS, INTERVAL, ROWS, CLIP, LR = 8, 4, 8, 1.0, 0.01
+MANY = 48
 TASK: dict[str, Any] = {
     "name": "task",
     "task": {"use": "digits", "options": {"width": 2}},
@@ -73,7 +76,16 @@ GROUPS: dict[str, Any] = {
 }
 
 
-def plain_diloco(task: Task, readers: dict[str, RegionReader]) -> nn.Module:
+def warm_and_linear(step: int) -> float:
+    return (step + 1) / 2 if step < 2 else 1 - 0.9 * (step - 2) / (STEPS - 2)
+
+
+def plain_diloco(
+    task: Task,
+    readers: dict[str, RegionReader],
+    steps: int = STEPS,
+    schedule: Callable[[int], float] = warm_and_linear,
+) -> nn.Module:
     """DiLoCo in plain PyTorch: a step of a region has the rows of both of its ranks."""
     models = {name: task.model(0) for name in readers}
     optimizers = {
@@ -81,16 +93,14 @@ def plain_diloco(task: Task, readers: dict[str, RegionReader]) -> nn.Module:
     }
     outer = nn.utils.parameters_to_vector(models["eu"].parameters()).detach()
     momentum = torch.zeros_like(outer)
-    for step in range(STEPS):
+    for step in range(steps):
         for name, model in models.items():
             columns = readers[name].read(step * 2 * ROWS, 2 * ROWS)
             optimizers[name].zero_grad()
             batch = task.collate(columns, torch.device("cpu"))
             nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-            decayed = 1 - 0.9 * (step - 2) / (STEPS - 2)
-            factor = (step + 1) / 2 if step < 2 else decayed
-            optimizers[name].param_groups[0]["lr"] = LR * factor
+            optimizers[name].param_groups[0]["lr"] = LR * schedule(step)
             optimizers[name].step()
         if (step + 1) % INTERVAL == 0:
             ends = [nn.utils.parameters_to_vector(m.parameters()).detach() for m in models.values()]
@@ -131,3 +141,53 @@ def test_a_task_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     simulated = geo_ray.simulate(TASK | GROUPS, {"name": "simulated"})
     for name, value in load_file(simulated.model_path).items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=2e-6)
+
+
+SLOW = """
+import time
+from geo_ray.data.tasks.digits import Digits
+
+class Slow(Digits):
+    def loss(self, model, batch):
+        time.sleep(0.1)
+        return super().loss(model, batch)
+"""
+
+
+@pytest.mark.slow
+def test_groups_that_are_all_lost_continue_from_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slow.py").write_text(SLOW)
+    killed: list[int] = []
+
+    def on_event(event: geo_ray.Event) -> None:
+        if event.kind == "checkpoint" and not killed:
+            ranks = [
+                process
+                for process in psutil.process_iter(["cmdline"])
+                if "GroupRankActor.train" in " ".join(process.info["cmdline"] or [])
+            ]
+            killed.extend(process.pid for process in ranks)
+            for process in ranks:
+                process.kill()
+
+    changes = {
+        "task": {"use": "slow.py:Slow", "options": {"width": 2}},
+        "train": TASK["train"] | {"steps": MANY},
+        "optimizer": {"kind": "adamw", "lr": LR},
+        "checkpoint": {"every_s": 1.0},
+    }
+    run = geo_ray.train(TASK | GROUPS | changes, on_event=on_event)
+    assert len(killed) == 4
+    starts = run.events("run_started")
+    assert len(starts) == 2
+    assert 0 < starts[1]["resumed_step"] < MANY
+    task = load_task(run.experiment.task, tmp_path)
+    manifest = load_manifest(str(run.path / "data" / "manifest.json"))
+    readers = {name: open_readers(run.experiment, manifest, name)[0] for name in ("eu", "us")}
+    expected = plain_diloco(task, readers, MANY, lambda _: 1.0)
+    found = load_file(run.model_path)
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=2e-5)

@@ -63,12 +63,14 @@ class Memory:
 class World:
     """A service, and ranks that train by adding a number to their parameters."""
 
-    def __init__(self, shares: dict[str, Sequence[Ranges]], **sections: Any) -> None:
+    def __init__(
+        self, shares: dict[str, Sequence[Ranges]], *, least: int = 1, **sections: Any
+    ) -> None:
         self.now_s = 0.0
         strategy = {"kind": "sma", "interval": INTERVAL, "weights": "uniform"}
         strategy = sections.pop("strategy", strategy)
         self.run = terms(sorted(shares), 60, strategy=strategy, **sections)
-        self.service = JoinService(self.run, lambda: self.now_s)
+        self.service = JoinService(self.run, lambda: self.now_s, least=least)
         self.shares = shares
         self.inbox: dict[str, list[Message]] = {}
         self.ranks: dict[str, RankExchange] = {}
@@ -558,6 +560,76 @@ def test_a_region_that_waits_to_join_is_refused_at_the_end() -> None:
     assert world.service.stage is Stage.ENDING
     assert world.refusals("us#0") == ["JOIN_REFUSED"]
     assert world.service.waiting == ()
+
+
+@pytest.mark.parametrize("strategy", ["sma", "one_step_delay"])
+def test_too_few_regions_wait_for_a_lost_one(strategy: str) -> None:
+    world = World(SHARES, least=3, strategy={"kind": strategy, "interval": INTERVAL})
+    world.start()
+    _round(world)
+    world.service.on_lost("us", "power cut")
+    for name in ("us#0", "us#1"):
+        del world.ranks[name]
+    for name, messages in _updates(world).items():
+        for message in messages:
+            world.deliver(name, message)
+    assert not world.merge("eu#0")
+    assert not world.merge("in#0")
+    world.now_s = 99.0
+    assert world.service.check_held(100.0) == []
+    world.hello("us", 0, 2)
+    assert not world.merge("eu#0")
+    world.hello("us", 1, 2)
+    assert world.merge("eu#0")
+    assert world.merge("in#0")
+    assert world.service.check_held(0.0) == []
+    for _ in range(2):  # with a delay, the barrier needs another round
+        if not world.service.averagers[0].view.joining:
+            _round(world)
+    assert world.service.averagers[0].view.joining == ("us",)
+
+
+def test_a_run_with_too_few_regions_ends() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]}, least=2)
+    world.start()
+    world.service.on_lost("us", "power cut")
+    world.now_s = 100.0
+    for each in world.service.check_held(100.0):
+        world.inbox.setdefault(each.peer, []).append(each.message)
+    assert "fewer than members.min = 2 regions" in str(world.service.failure)
+    assert "power cut" in str(world.service.failure)
+    assert world.refusals("eu#0") == ["REGION_LOST"]
+
+
+def test_a_run_with_too_few_regions_can_be_stopped() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]}, least=2)
+    world.start()
+    world.service.on_lost("us", "power cut")
+    world.step("eu#0", 1.0)
+    for message in world.step("eu#0", 0.0):
+        world.deliver("eu#0", message)
+    found = world.service.request_stop()
+    assert [(each.peer, each.message.kind) for each in found] == [("eu#0", "reply")]
+    assert found[0].message.meta["stop"]
+
+
+def test_an_adaptive_interval_is_the_same_in_all_slices() -> None:
+    """Times are those of the slowest rank of a region, so that all averagers decide alike."""
+    strategy = {"kind": "diloco", "interval": INTERVAL, "compute_fraction": 0.5}
+    world = World({"eu": [WHOLE], "us": HALVES}, strategy=strategy)
+    world.start()
+    for _ in range(5):
+        for name, messages in _updates(world).items():
+            rank = int(name.partition("#")[2])
+            for message in messages:
+                times = {"step_s": 0.1 * (1 + rank), "exchange_s": 2.0 * (1 + rank)}
+                world.deliver(name, _change(message, **times))
+        steps = {reply.steps for name in world.ranks for reply in world.merge(name)}
+        assert len(steps) == 1
+        if steps == {32}:
+            break
+    # 4 s of an exchange and 0.1 to 0.2 s of a step: 20 steps take as long, the next power is 32
+    assert steps == {32}
 
 
 def test_the_first_region_may_correct_its_model() -> None:

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from geo_ray.data.tasks.groups import ParameterGroup, parameter_runs
-from geo_ray.runtime.group_task import HeldOptimizer, own_batches, span_of, units_of
+from geo_ray.runtime.group_task import HeldOptimizer, own_batches, span_of
 from geo_ray.training.assignment import Ledger
 from geo_ray.training.optimizers import Adafactor, AdamW, Momentum, OneOptimizer, RateSchedule, Sgd
+from geo_ray.training.parameters import units_of
 
 
 @given(st.integers(1, 5), st.integers(1, 7), st.integers(1, 6))
@@ -114,12 +115,13 @@ def test_the_optimizer_is_that_of_pytorch(
             {"params": [p for n, p in names.items() if not n.endswith("bias")]},
         ]
     )
-    held = HeldOptimizer(
-        config,
-        list(model.parameters()),
-        parameter_runs(Grouped() if grouped else object(), model),
-    )
+    runs = parameter_runs(Grouped() if grouped else object(), model)
+    held = HeldOptimizer(config, dict(model.named_parameters()), runs)
     for step in range(6):
+        if step == 3:  # another optimizer continues from its state
+            saved = deepcopy(held.state_dict())
+            held = HeldOptimizer(config, dict(model.named_parameters()), runs)
+            held.load_state_dict(saved)
         x = torch.randn(5, 4)
         for each in (model, plain):
             each.zero_grad(set_to_none=True)

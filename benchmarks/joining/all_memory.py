@@ -1,0 +1,129 @@
+"""Memory of all processes of a run of two regions with a model of 125 M parameters.
+
+``geo-ray train`` with one worker per region, and ``geo-ray serve`` with two plain loops, both with
+DiLoCo over AdamW and without checkpoints. Ray's processes, the command and the loops count. Sizes
+are in multiples of one fp32 model.
+
+  train, serve   peak of all processes together
+  PROCESS        its part of that peak
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import geo_ray
+from benchmarks.common import support
+from benchmarks.common.command import GEO_RAY
+from benchmarks.common.memory import MemoryPeak, memory_peak
+from benchmarks.joining.step_time import CONTEXT, SIZES, Gpt, step
+
+STEPS, INTERVAL = 4, 2
+TRAIN = f"""
+name: memory
+task:
+  use: bytelm
+  options: {{size: 50M, dim: 768, layers: 18, heads: 12, context: 32, max_bytes: 50_000}}
+data: {{generate: {{rows_per_shard: 1024}}, batch_size: 2}}
+regions: [{{name: eu}}, {{name: us}}]
+strategy: {{kind: diloco, interval: {INTERVAL}}}
+optimizer: {{kind: adamw, lr: 1.0e-4}}
+train: {{steps: {STEPS}, eval_every: 0}}
+"""
+SERVE = f"""
+name: memory
+regions: [{{name: eu, join: true}}, {{name: us, join: true}}]
+strategy: {{kind: diloco, interval: {INTERVAL}}}
+train: {{steps: {STEPS}}}
+serve: {{host: 127.0.0.1, port: 0}}
+"""
+_MODEL = 4e6  # bytes of a model of a million parameters
+
+
+def main() -> None:
+    """Measure both kinds of runs; with ``--loop``, be a loop."""
+    parser = support.parser(__doc__)
+    parser.add_argument("--loop", nargs=3, metavar=("ADDRESS", "REGION", "PEM"))
+    parser.add_argument("--cases", nargs="*", default=["train", "serve"])
+    options = parser.parse_args()
+    if options.loop:
+        loop(*options.loop)
+        return
+    machine, figures = support.hardware(), []
+    for case in options.cases:
+        with tempfile.TemporaryDirectory() as folder:
+            peak, millions = (train if case == "train" else serve)(Path(folder))
+        model_bytes = millions * _MODEL
+        support.say(f"{case}: {millions:.1f} M parameters")
+        figures.append(support.Figure(case, peak.bytes / model_bytes, "models"))
+        for size, command in sorted(peak.by_process.values(), reverse=True)[:8]:
+            name = command.replace(sys.executable, "python")[:50]
+            figures.append(support.Figure(f"{case}: {name}", size / model_bytes, "models"))
+    support.finish("joining.all_memory", machine, figures, options.out)
+
+
+def train(folder: Path) -> tuple[MemoryPeak, float]:
+    """Return the peak of a run that geo_ray drives, and its millions of parameters."""
+    (folder / "train.yaml").write_text(TRAIN, "utf-8")
+    with memory_peak() as peak:
+        _run(folder, "train", "train.yaml").wait()
+    run = geo_ray.open_run(folder / "runs" / "memory")
+    sizes = [e["bytes_before"] for e in run.events() if e.kind == "exchange"]
+    return peak, sizes[0] / _MODEL
+
+
+def serve(folder: Path) -> tuple[MemoryPeak, float]:
+    """Return the peak of a served run and of its loops, and its millions of parameters."""
+    (folder / "serve.yaml").write_text(SERVE, "utf-8")
+    with memory_peak() as peak:
+        server = _run(folder, "serve", "serve.yaml")
+        path = folder / "runs" / "memory" / "join" / "address"
+        while not (path.exists() and path.read_text("ascii").endswith("\n")):
+            if server.poll() is not None:
+                raise RuntimeError("the run could not be served")
+            time.sleep(0.1)
+        address = path.read_text("ascii").strip()
+        words = ["-m", "benchmarks.joining.all_memory", "--out", os.devnull, "--loop", address]
+        for name in ("eu", "us"):
+            subprocess.Popen(
+                [sys.executable, *words, name, str(path.parent / f"{name}.pem")],
+                cwd=support.REPOSITORY,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        if server.wait():
+            raise RuntimeError("the run failed")
+    return peak, sum(p.numel() for p in Gpt(*SIZES["125M"]).parameters()) / 1e6
+
+
+def _run(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*GEO_RAY, *words, "--plain"], cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+
+
+def loop(address: str, region: str, credentials: str) -> None:
+    """Train in the run until it ends."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = Gpt(*SIZES["125M"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    tokens = torch.randint(0, SIZES["125M"][2], (2, CONTEXT))
+    with (
+        geo_ray.join(address, region=region, credentials=credentials) as site,
+        site.training(model) as sync,
+    ):
+        while not sync.done:
+            loss = step(model, optimizer, tokens)
+            optimizer.zero_grad()
+            sync.step(rows=len(tokens), loss=loss)
+
+
+if __name__ == "__main__":
+    main()
