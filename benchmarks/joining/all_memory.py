@@ -25,7 +25,7 @@ from benchmarks.common.command import GEO_RAY
 from benchmarks.common.memory import MemoryPeak, memory_peak
 from benchmarks.joining.step_time import CONTEXT, SIZES, Gpt, step
 
-STEPS, INTERVAL = 6, 2
+STEPS, INTERVAL = 4, 2
 TRAIN = f"""
 name: memory
 task:

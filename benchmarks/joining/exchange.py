@@ -8,6 +8,7 @@ each half, and every rank receives the answer and merges it. A barrier comes bef
 An exchange lasts from the first rank's begin until the last rank has merged.
 
   ratio      seconds of bare sockets over those of geo_ray, median over the pairs
+  cpu        processor seconds of all five processes in an exchange, which load changes little
   PART, s    where a rank's time goes: medians over ranks and exchanges
 """
 
@@ -68,6 +69,9 @@ def main() -> None:
             support.median(f"geo_ray, s, TLS {tls}", [joined for _, joined in pairs], "s"),
             support.median(f"ratio, TLS {tls}", [bare / own for bare, own in pairs], "ratio"),
         ]
+        for kind in ("bare", "joined"):
+            cpu = found[f"{kind}_cpu"][1:]
+            figures.append(support.median(f"cpu, {kind}, TLS {tls}", cpu, "s"))
         parts = found["parts"].items()
         figures += [support.median(f"{part}, s, TLS {tls}", each, "s") for part, each in parts]
     machine["load_after"] = round(os.getloadavg()[0], 2)
@@ -78,7 +82,7 @@ def measure(layers: int, pairs: int, tls: str) -> dict[str, Any]:
     """Return seconds of each exchange, and of its parts."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.joining.exchange"])
-    barrier = context.Barrier(len(REGIONS) * RANKS)
+    barrier = context.Barrier(len(REGIONS) * RANKS + 1)
     with tempfile.TemporaryDirectory() as text:
         folder, authority, key = Path(text), Authority.create("benchmark"), secrets.token_bytes(32)
         for each in (*REGIONS, SERVER):
@@ -87,7 +91,7 @@ def measure(layers: int, pairs: int, tls: str) -> dict[str, Any]:
         ports = [_free_port() for _ in REGIONS]
         bare = {name: _free_port() for name in _names()}
         shape = (layers, pairs, tls, str(folder))
-        server = context.Process(target=_serve, args=(*shape, bare, pipes[SERVER][1]))
+        server = context.Process(target=_serve, args=(*shape, bare, barrier, pipes[SERVER][1]))
         server.start()
         address = pipes[SERVER][0].recv()
         ranks = [
@@ -102,7 +106,7 @@ def measure(layers: int, pairs: int, tls: str) -> dict[str, Any]:
             process.start()
         found = [pipes[name][0].recv() for name in _names()]
         pipes[SERVER][0].send("end")
-        served = pipes[SERVER][0].recv()
+        served, server_cpu = pipes[SERVER][0].recv()
         for process in (*ranks, server):
             process.join()
     parts: dict[str, list[float]] = defaultdict(list)
@@ -112,6 +116,8 @@ def measure(layers: int, pairs: int, tls: str) -> dict[str, Any]:
     parts["averager, in the fifth process"] = served[1:]
     result: dict[str, Any] = {"parts": parts}
     for kind in ("bare", "joined"):
+        of_all = zip(*(each[f"{kind}_cpu"] for each in (*found, server_cpu)), strict=True)
+        result[f"{kind}_cpu"] = [sum(each) for each in of_all]
         spans = zip(*(each[kind] for each in found), strict=True)
         result[kind] = [max(e for _, e in span) - min(b for b, _ in span) for span in spans]
     return result
@@ -178,6 +184,7 @@ def _be_rank(
     parts.watch(site._Exchanger, "_receive_answers", "wait for the answers, and decode")
     parts.watch(rank.RankExchange, "on_replies", "merge")
     spans: dict[str, list[tuple[float, float]]] = {"bare": [], "joined": []}
+    clock = Processor(barrier)
     credentials = Path(folder) / f"{region}.pem"
     with (
         site.join(
@@ -191,12 +198,12 @@ def _be_rank(
     ):
         parts.seconds.clear()
         for turn in range(pairs):
-            for kind in ("bare", "joined") if turn % 2 else ("joined", "bare"):
+            for kind in _order(turn):
                 with torch.no_grad():
                     for each in own:
                         each.mul_(0.999)
                 params_S.mul_(0.999)
-                barrier.wait()
+                clock.start(kind)
                 began_s = time.time()
                 if kind == "joined":
                     sync.step(rows=1)
@@ -206,13 +213,47 @@ def _be_rank(
                     anchor_S.sub_(_receive(sock, room_S))
                     params_S.copy_(anchor_S)
                 spans[kind].append((began_s, time.time()))
-    result.send({**spans, "parts": dict(parts.seconds)})
+                clock.stop()
+    result.send({**spans, **clock.seconds, "parts": dict(parts.seconds)})
     sock.close()
     dist.destroy_process_group()
 
 
+class Processor:
+    """Processor seconds of this process between the barriers around each exchange.
+
+    Args:
+        barrier: that of all processes.
+    """
+
+    def __init__(self, barrier: Any) -> None:
+        self._barrier, self._kind, self._began_s = barrier, "", 0.0
+        self.seconds: dict[str, list[float]] = {"bare_cpu": [], "joined_cpu": []}
+
+    def start(self, kind: str) -> None:
+        """Wait for all processes before an exchange."""
+        self._barrier.wait()
+        self._kind, self._began_s = kind, time.process_time()
+
+    def stop(self) -> None:
+        """Wait for all processes after it."""
+        self._barrier.wait()
+        self.seconds[f"{self._kind}_cpu"].append(time.process_time() - self._began_s)
+
+
+def _order(turn: int) -> tuple[str, str]:
+    """Return which exchange of a pair comes first."""
+    return ("bare", "joined") if turn % 2 else ("joined", "bare")
+
+
 def _serve(
-    layers: int, pairs: int, tls: str, folder: str, bare: dict[str, int], result: Connection
+    layers: int,
+    pairs: int,
+    tls: str,
+    folder: str,
+    bare: dict[str, int],
+    barrier: Any,
+    result: Connection,
 ) -> None:
     torch.set_num_threads(1)
     values = {
@@ -232,10 +273,16 @@ def _serve(
         half = halves[int(number)]
         threading.Thread(target=half.serve, args=(region, port, pairs), daemon=True).start()
     result.send("geo-ray://{}:{}".format(*server.address))
+    clock = Processor(barrier)
+    for turn in range(pairs):
+        for kind in _order(turn):
+            clock.start(kind)
+            clock.stop()
     result.recv()
     # A round's first region only waits; its second one has the mean and the outer step.
     taken = parts.seconds["take"]
-    result.send([a + b for a, b in zip(taken[::2], taken[1::2], strict=True)])
+    own_s = [a + b for a, b in zip(taken[::2], taken[1::2], strict=True)]
+    result.send((own_s, clock.seconds))
     server.close()
 
 

@@ -41,7 +41,8 @@ from geo_ray.planner.memory import (
     OptimizerSize,
 )
 from geo_ray.planner.timing import Pattern
-from geo_ray.runs.memory_probe import exchange_memory, outline_of
+from geo_ray.runs.memory_probe import exchange_memory
+from geo_ray.runs.plan_inputs import sizes_of
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.config import AnyStrategy, CodecConfig
 from geo_ray.telemetry.throughput import peak_flops
@@ -307,6 +308,20 @@ def row_bytes(width: int, layers: int, layer: float) -> tuple[float, float]:
 
 # ------------------------------------------------------------------------------ the paper part
 
+_HOSTS: Final = (
+    ("diloco", "none"),
+    ("diloco", "int4"),
+    ("diloco_streaming", "int4"),
+    ("one_step_delay", "int4"),
+    ("diloco_eager", "int4"),
+)
+_EXCHANGES: Final = [(*each, regions) for each in _HOSTS for regions in (REGIONS, 4)]
+_HELD: Final = ("rank at rest", "rank at the peak", "server at rest", "server at the peak")
+
+
+def _named(strategy: str, codec: str, regions: int) -> str:
+    return f"{strategy}, {codec}, {regions} regions"
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -316,12 +331,14 @@ class Measured:
         bits: bits per parameter of updates and answers, by row of `CODECS_OF`.
         ns: nanoseconds per parameter of each stage, by row.
         layer: bytes of a layer's activations, by width.
+        exchange: vectors of strategies and codecs, by strategy, codec and number of regions.
         transport_ns: nanoseconds per byte of one core at one end of a connection with TLS.
     """
 
     bits: Mapping[str, tuple[float, float]]
     ns: Mapping[str, Mapping[str, float]]
     layer: Mapping[int, float]
+    exchange: Mapping[tuple[str, str, int], ExchangeMemory]
     transport_ns: float = 0.0
 
     @classmethod
@@ -340,7 +357,11 @@ class Measured:
             for name in CODECS_OF
         }
         layer = {width: values[f"activations of a layer, {width}"] for width, _ in SIZES.values()}
-        return cls(bits, ns, layer, values["ns per byte of the transport"])
+        exchange = {
+            key: ExchangeMemory(*(values[f"{what}, {_named(*key)}"] for what in _HELD))
+            for key in _EXCHANGES
+        }
+        return cls(bits, ns, layer, exchange, values["ns per byte of the transport"])
 
 
 @dataclass(frozen=True)
@@ -362,7 +383,7 @@ class Paper:
     @property
     def sizes(self) -> ModelSizes:
         """Its parameters."""
-        return outline_of(on_meta(*SIZES[self.name]))
+        return sizes_of(on_meta(*SIZES[self.name]))
 
     @property
     def num_params(self) -> int:
@@ -390,7 +411,7 @@ class Paper:
             sizes = ModelSizes(half[0], tuple(half[1:]))
         _, checkpointed = row_bytes(width, layers, self.measured.layer[width])
         layout = GroupLayout("fsdp", GPUS, ranks_per_host=GPUS, compute_bytes=2, reduce_bytes=4)
-        exchange = _exchange_memory(strategy, codec, regions)
+        exchange = self.measured.exchange[strategy, codec, regions]
         rows = Activations(checkpointed, MICRO_ROWS)
         return MemoryModel(sizes, OptimizerSize(2), layout, exchange, rows).memory()
 
@@ -438,13 +459,6 @@ class Paper:
         if traits.blocking != "always":  # each fragment reads and writes the whole model
             pace += traits.fragments * (work["read"] + work["merge"]) / interval
         return 1 - self.step_s / pace
-
-
-@cache
-def _exchange_memory(strategy: str, codec: str, regions: int) -> ExchangeMemory:
-    values = STRATEGIES[strategy] | {"interval": 8}  # its length does not matter
-    values |= {"tau": 1} if "tau" in values else {}
-    return exchange_memory(strategy_of(values), codecs_of(codec), regions)
 
 
 @cache
@@ -500,13 +514,7 @@ def _device_table(papers: Mapping[str, Paper]) -> str:
 def _host_table(papers: Mapping[str, Paper]) -> str:
     rows = []
     for name, paper in papers.items():
-        for strategy, codec in (
-            ("diloco", "none"),
-            ("diloco", "int4"),
-            ("diloco_streaming", "int4"),
-            ("one_step_delay", "int4"),
-            ("diloco_eager", "int4"),
-        ):
+        for strategy, codec in _HOSTS:
             two = paper.memory(strategy, codec)
             four = paper.memory(strategy, codec, 4)
             numbers = (
@@ -673,6 +681,22 @@ def transport_ns(megabytes: int = 256, pieces: int = 8) -> float:
         server.close(0.0)
 
 
+def exchange_figures() -> list[support.Figure]:
+    """Return the bytes per parameter that both ends hold for exchanges."""
+    figures = []
+    for strategy, codec, regions in _EXCHANGES:
+        values = STRATEGIES[strategy] | {"interval": 8}  # its length does not matter
+        values |= {"tau": 1} if "tau" in values else {}
+        found = exchange_memory(strategy_of(values), codecs_of(codec), regions)
+        counts = (found.rank_rest, found.rank_peak, found.server_rest, found.server_peak)
+        name = _named(strategy, codec, regions)
+        figures += [
+            support.Figure(f"{what}, {name}", count, "bytes per parameter")
+            for what, count in zip(_HELD, counts, strict=True)
+        ]
+    return figures
+
+
 def main() -> None:
     """Measure, and write the record and the tables."""
     parser = support.parser(__doc__)
@@ -684,6 +708,7 @@ def main() -> None:
         figures.append(
             support.Figure(f"activations of a layer, {width}", layer_bytes(width), "bytes")
         )
+    figures += exchange_figures()
     runs = [transport_ns() for _ in range(2 if chosen.quick else 5)]
     figures.append(support.median("ns per byte of the transport", runs, "ns"))
     rows = 512 if chosen.quick else 4096

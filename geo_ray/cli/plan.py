@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from geo_ray.base.errors import ConfigError
 from geo_ray.base.output import ticking
 from geo_ray.base.tables import FittedTable
-from geo_ray.base.text import duration_text
+from geo_ray.base.text import bytes_text, duration_text
 from geo_ray.cli.paths import (
     RunRef,
     RunReference,
@@ -28,6 +28,7 @@ from geo_ray.cli.paths import (
     run_directory,
 )
 from geo_ray.cli.say import say, say_json
+from geo_ray.planner.memory import terms_text
 from geo_ray.planner.plan import Plan, differing_machines
 
 
@@ -74,6 +75,24 @@ def loss_text(plan: Plan) -> str:
     if plan.loss.expected is None:
         return f"loss     training diverged with this interval and codec ({how})"
     return f"loss     {plan.loss.expected:.2%} more than plain training ({how})"
+
+
+def memory_lines(plan: Plan, *, explain: bool = False) -> list[str]:
+    """Return the memory of each group and of the averager.
+
+    Args:
+        plan: the plan.
+        explain: whether to add every term.
+    """
+    lines = [
+        f"memory   {each.region}: {each.memory.text(explain=explain)}"
+        for each in plan.regions
+        if each.memory is not None
+    ]
+    if plan.serving:
+        found = terms_text(plan.serving) if explain else bytes_text(sum(plan.serving.values()))
+        lines.append(f"memory   averager in {plan.averager}: {found}")
+    return lines
 
 
 def totals_text(plan: Plan) -> str:
@@ -282,6 +301,8 @@ def plan(
     console.print(machines_table(chosen))
     codec = chosen.codec or "no codec"
     say(f"averager {chosen.averager}, exchange every {chosen.interval} steps, {codec}")
+    for line in memory_lines(chosen, explain=explain):
+        say(line)
     say(loss_text(chosen))
     say(
         f"{totals_text(chosen)} ({chosen.usd_per_h:.2f} USD/h of workers{_stands(chosen)})"

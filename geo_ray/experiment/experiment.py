@@ -227,6 +227,8 @@ class Experiment(StrictModel):
             for k in _without_effect(r, _SERVED_REGION)
         ]
         for name, allowed in _SERVED.items():
+            if name == "plan" and len(self.groups) == len(self.regions):
+                continue
             if name == "train":
                 allowed |= _GROUP_TRAIN if self.groups else frozenset()
                 allowed |= _TASK_TRAIN if self.task_regions else frozenset()
@@ -262,6 +264,8 @@ class Experiment(StrictModel):
         self.train.check(
             strategy, workers, even=not any(region.batch_sizes for region in self.regions)
         )
+        if self.optimizer.kind == "task":
+            self._check_task_steps(workers)
         fewest = min(
             (min(r.batch_sizes or (self.data.batch_size,)) for r in self.task_regions),
             default=self.train.accumulate,
@@ -273,6 +277,28 @@ class Experiment(StrictModel):
             )
         check_device(self.device, self.regions)
         self.run.check(keeps_best=self.train.keep_best is not None)
+
+    def _check_task_steps(self, workers: Mapping[str, int]) -> None:
+        """Refuse what does not fit steps that the task makes."""
+        where, strategy = "optimizer.kind: task", self.strategy
+        if self.groups:
+            raise ValueError(f"{where}: groups have a `loop` for own optimizers: set it")
+        for name, count in workers.items():
+            if count > 1:
+                raise ValueError(
+                    f"{where}: the task makes its steps in one worker per region, and {name} has "
+                    f"{count}: set workers: 1"
+                )
+        for key in ("stragglers", "elastic"):
+            if getattr(self.train, key) is not None:
+                raise ValueError(f"{where}: train.{key} needs several workers: remove the section")
+        if self.train.mode == "async":
+            raise ValueError(f"{where}: train.mode async sends every gradient: use sync")
+        if len(workers) > 1 and not strategy.traits.region.local_optimizer:
+            raise ValueError(
+                f"{where}: '{strategy.kind}' does more with a gradient than a local step: use a "
+                "strategy with local training, such as diloco or sma"
+            )
 
     def _mentions(self) -> list[tuple[str, str]]:
         found = []
@@ -331,8 +357,9 @@ class Experiment(StrictModel):
 
     def state_every(self, region: RegionConfig) -> int:
         """Return after how many steps a worker sends its state; 0: its server makes the steps."""
-        is_own = self.train.optimizer_on == "worker" and region.workers == 1
-        return self.train.state_every if is_own else 0
+        is_task = self.optimizer.kind == "task"
+        is_own = is_task or self.train.optimizer_on == "worker"
+        return self.train.state_every if is_own and region.workers == 1 else 0
 
     @property
     def labels(self) -> tuple[str, ...]:

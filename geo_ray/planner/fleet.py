@@ -22,6 +22,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -101,6 +102,9 @@ class RegionFleet:
         most_nodes: maximum nodes of the search tree; `Pick.least_usd_per_h` shows what a search
             that was cut off may have missed.
         most_spot: maximum number of spot machines; None: no limit.
+        gang: machines of an offer that are taken together, all or none; the region takes one such
+            gang. Price, speed and rows of the offers are then those of a gang. 0: machines are
+            taken one by one.
     """
 
     name: str
@@ -110,6 +114,7 @@ class RegionFleet:
     one_is_free: bool = False
     most_nodes: int = 20_000
     most_spot: int | None = None
+    gang: int = 0
     _spot_I: NDArray[np.bool_] = field(init=False)
     _spot_at: list[int] = field(init=False)  # indices of spot offers
     _spots: int = field(init=False)  # number of spot machines
@@ -133,12 +138,14 @@ class RegionFleet:
     def __post_init__(self) -> None:
         self._price_I = np.array([o.usd_per_h for o in self.offers], dtype=float)
         self._speed_I = np.array([o.rows_per_s for o in self.offers], dtype=float)
-        self._cap_I = np.array([min(o.cap, self._most) for o in self.offers], dtype=float)
+        caps = [0 if self._is_too_small(o) else min(o.cap, self._most) for o in self.offers]
+        self._cap_I = np.array(caps, dtype=float)
         self._spot_I = np.array([o.lost_fraction > 0 for o in self.offers], dtype=bool)
         self._spot_at = np.flatnonzero(self._spot_I).tolist()
         if self.most_spot is not None:
-            self._cap_I[self._spot_I] = np.minimum(self._cap_I[self._spot_I], self.most_spot)
-        self._spots = int(self._cap_I[self._spot_I].sum())
+            most = self.most_spot // self._each
+            self._cap_I[self._spot_I] = np.minimum(self._cap_I[self._spot_I], most)
+        self._spots = int(self._cap_I[self._spot_I].sum()) * self._each
         self._max_rows_I = np.array([o.max_rows for o in self.offers], dtype=np.int64)
         self._lan_I = np.array([o.lan_s for o in self.offers], dtype=float)
         allowed_I = self._lan_I[self._cap_I > 0]
@@ -154,7 +161,16 @@ class RegionFleet:
 
     @property
     def _most(self) -> int:
-        return max(1, self.rows)  # each machine computes at least one row
+        return 1 if self.gang else max(1, self.rows)  # each machine computes at least one row
+
+    @property
+    def _each(self) -> int:
+        """Machines that are counted as one."""
+        return self.gang or 1
+
+    def _is_too_small(self, offer: Offer) -> bool:
+        """Whether a gang, which computes all rows alone, lacks memory for them."""
+        return self.gang > 0 and offer.max_rows < self.rows
 
     @property
     def is_empty(self) -> bool:
@@ -173,12 +189,12 @@ class RegionFleet:
 
     def spots(self, counts: Sequence[int] | Floats) -> int:
         """Return the number of spot machines in a selection."""
-        return int(sum([counts[i] for i in self._spot_at]))
+        return int(sum([counts[i] for i in self._spot_at])) * self._each
 
     @property
     def most_spots(self) -> int:
         """Return the maximum number of spot machines."""
-        return min(self._spots, self._most)
+        return min(self._spots, self._most * self._each)
 
     def pick(self, counts: Sequence[int]) -> Pick:
         """Return price and step time of at least one machine."""
@@ -428,6 +444,8 @@ class RegionFleet:
         This is impossible if the better ones meet the limit alone, or cost more than a selection
         that meets it.
         """
+        if self.gang:
+            return self._cheapest_gang(limit_s)
         if self._better_I is None:
             self._better_I = self._sums_of_better()
         power_I, price_I, count_I, better_lan_I = self._better_I
@@ -463,6 +481,12 @@ class RegionFleet:
             return None
         least_usd = found.least_usd * (1 - CLOSE)
         return replace(self._pick(counts_I), least_usd_per_h=least_usd)
+
+    def _cheapest_gang(self, limit_s: float) -> Pick | None:
+        singles = np.eye(len(self.offers))[self._cap_I > 0]
+        within = [p for p in map(self._pick, singles) if p.step_s <= limit_s * (1 + CLOSE)]
+        best = min(within, key=attrgetter("usd_per_h"), default=None)
+        return None if best is None else replace(best, least_usd_per_h=best.usd_per_h)
 
     def _quick(self, limit_s: float) -> Pick | None:
         """Return a nearly cheapest selection that meets the limit: best value first.
@@ -506,9 +530,8 @@ class RegionFleet:
 
     def lost_fraction(self, counts: Sequence[int]) -> float:
         """Return the fraction of time that preemptions of a selection cost."""
-        return sum(
-            n * offer.lost_fraction for n, offer in zip(counts, self.offers, strict=True) if n
-        )
+        lost = (n * offer.lost_fraction for n, offer in zip(counts, self.offers, strict=True) if n)
+        return sum(lost) * self._each
 
     def lan_s(self, counts_I: NDArray[Any]) -> float:
         """Return the LAN time that a selection adds to a step."""

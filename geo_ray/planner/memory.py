@@ -1,7 +1,7 @@
 """Memory of training in groups: bytes of an accelerator, of a host and of the serving process.
 
-The input is an outline of the model (`geo_ray.runs.memory_probe` makes one on the meta device), so
-nothing of the model's size is allocated. A device holds
+The input is the sizes of the model (`geo_ray.runs.plan_inputs.sizes_of`), so nothing of its size is
+allocated. A device holds
 
 - parameters, gradients and optimizer state: all of them, or with FSDP the shard of a rank, padded
   to equal first dimensions as `fully_shard` does;
@@ -345,7 +345,6 @@ class MemoryModel:
     def check(
         self,
         what: str,
-        *,
         device_gb: float | None = None,
         host_gb: float | None = None,
     ) -> GroupMemory:
@@ -387,7 +386,7 @@ class MemoryModel:
         layout, rows = self.layout, 0 if self.activations is None else self.activations.rows
         most = self._most_rows(has)
         if most:
-            return f"Use at most {most} rows per rank, and accumulate gradients."
+            return f"Use at most {most} rows per rank at a time, with train.accumulate."
         if layout.sharding in ("none", "ddp") and layout.ranks > 1:
             sharded = replace(self, layout=replace(layout, sharding="fsdp"))
             if sharded._most_rows(has) == rows:

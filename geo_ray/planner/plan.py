@@ -7,7 +7,7 @@ Terraform variables.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,8 @@ from pydantic import Field
 from geo_ray.base.errors import PlanError
 from geo_ray.base.load import load_json
 from geo_ray.base.model import StrictModel
+from geo_ray.base.text import bytes_text
+from geo_ray.planner.memory import terms_text
 from geo_ray.prices.price import Market
 
 
@@ -67,6 +69,43 @@ class Machines(StrictModel):
         return tuple(part + (number < more) for number in range(self.workers))
 
 
+class RankMemory(StrictModel):
+    """Predicted memory of the ranks of a group."""
+
+    ranks: int = Field(ge=1, description="ranks of one machine")
+    device: dict[str, float] = Field(
+        description="bytes of one rank on its device by term, at the peak of a step"
+    )
+    host: dict[str, float] = Field(description="bytes of one rank on its host by term, in addition")
+    device_gb: float | None = Field(
+        None, description="memory of its accelerator; null: unknown, or the device is the CPU"
+    )
+    host_gb: float | None = Field(None, description="memory of the machine; null: unknown")
+
+    def text(self, *, explain: bool = False) -> str:
+        """Return the memory as text, such as ``8.8 GB of 80 GB per accelerator``.
+
+        Args:
+            explain: whether to add every term.
+        """
+
+        def shown(terms: Mapping[str, float], has_gb: float | None, count: int = 1) -> str:
+            has = "" if has_gb is None else f" of {has_gb:g} GB"
+            return f"{bytes_text(count * sum(terms.values()))}{has}"
+
+        on_host = {**self.device, **self.host}
+        found = []
+        if "reserve" in self.device:
+            on_host = dict(self.host)
+            found.append(f"{shown(self.device, self.device_gb)} per accelerator")
+        found.append(f"{shown(on_host, self.host_gb, self.ranks)} per machine")
+        if explain:
+            if "reserve" in self.device:
+                found.append(f"on an accelerator {terms_text(self.device)}")
+            found.append(f"a rank on its host {terms_text(on_host)}")
+        return "; ".join(found)
+
+
 class RegionPlan(StrictModel):
     """Machines and speed of one region."""
 
@@ -81,6 +120,9 @@ class RegionPlan(StrictModel):
         None, description="instance type for parameter server and bridge; null: on a worker's"
     )
     server_since_h: float = Field(0.0, ge=0, description="`since_h` of the server")
+    memory: RankMemory | None = Field(
+        None, description="memory of the region's group; null: the region has no group"
+    )
 
     @property
     def workers(self) -> int:
@@ -142,6 +184,9 @@ class Plan(StrictModel):
         1.0, gt=0, description="factor on the learning rate of plain SGD for the batch"
     )
     gap: float = Field(0.0, ge=0, description="maximum relative distance to the optimum")
+    serving: dict[str, float] = Field(
+        {}, description="bytes of the process that serves a run of groups, by term"
+    )
     reason: str = Field("", description="why this one")
     notes: tuple[str, ...] = Field((), description="limitations of the prediction")
 

@@ -111,9 +111,14 @@ def fixed(request: Request, counts: Counts) -> Plan:
 def _counts_of(fleet: RegionFleet, wanted: Mapping[Kind, int]) -> list[int]:
     """Return the count of each offer; of one kind, running machines come first."""
     kinds: list[Kind] = [(offer.type, offer.market) for offer in fleet.offers]
-    caps = dict.fromkeys(kinds, 0)
+    caps, together = dict.fromkeys(kinds, 0), fleet.gang or 1
     for kind, offer in zip(kinds, fleet.offers, strict=True):
-        caps[kind] += offer.cap
+        caps[kind] += offer.cap * together
+    if fleet.gang and sorted(filter(None, wanted.values())) not in ([], [fleet.gang]):
+        raise PlanInfeasibleError(
+            f"region '{fleet.name}': its group has {fleet.gang} machines of one type",
+            fix=f"Set `count` to {fleet.gang} for one type, in plan.regions.{fleet.name}.machines.",
+        )
     for kind, count in wanted.items():
         if kind not in caps:
             known = ", ".join(f"{type_} {market}" for type_, market in caps)
@@ -129,8 +134,8 @@ def _counts_of(fleet: RegionFleet, wanted: Mapping[Kind, int]) -> list[int]:
             )
     left, found = dict(wanted), []
     for kind, offer in zip(kinds, fleet.offers, strict=True):
-        found.append(min(left.get(kind, 0), offer.cap))
-        left[kind] = left.get(kind, 0) - found[-1]
+        found.append(min(left.get(kind, 0) // together, offer.cap))
+        left[kind] = left.get(kind, 0) - found[-1] * together
     if not any(found):
         raise PlanInfeasibleError(
             f"region '{fleet.name}' has data but no machines",

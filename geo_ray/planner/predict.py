@@ -36,7 +36,9 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
     hours, lost_fraction = total_s / HOUR_S, seconds.get(PREEMPTIONS, 0.0) / total_s
     regions, usd = [], defaultdict[str, float](float)
     for site, pick in zip(request.sites, found.picks, strict=True):
-        chosen = [(r, n) for r, n in zip(site.rentals, pick.counts, strict=True) if n]
+        together = site.gang or 1
+        pairs = zip(site.rentals, pick.counts, strict=True)
+        chosen = [(rental, n * together) for rental, n in pairs if n]
         speeds = [r.rows_per_s for r, n in chosen for _ in range(n)]
         max_rows = [r.max_rows for r, n in chosen for _ in range(n)]
         rows = split_rows(max(len(speeds), request.work.region_rows(site.name)), speeds, max_rows)

@@ -81,6 +81,8 @@ class Site:
         server: instance type of the parameter server; None: on one of the machines.
         edges_h: all hours at which one of these prices changes.
         server_since_h: `Rental.since_h` of the server.
+        gang: machines of one rental that the region takes together, all or none; 0: machines are
+            taken one by one. The speed of a rental is still that of one machine.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Site:
     server: str | None = None
     edges_h: frozenset[float] = frozenset()
     server_since_h: float = 0.0
+    gang: int = 0
 
     def lan_s(self, counts: Sequence[int]) -> float:
         """Return the LAN time that a selection of rentals adds to a step."""
@@ -101,7 +104,8 @@ class Site:
 
     def workers(self, counts: Sequence[int]) -> int:
         """Return the number of workers of a selection of rentals."""
-        return sum(n * rental.workers for rental, n in zip(self.rentals, counts, strict=True))
+        workers = sum(n * rental.workers for rental, n in zip(self.rentals, counts, strict=True))
+        return workers * (self.gang or 1)
 
 
 class _Coded(NamedTuple):
@@ -179,21 +183,30 @@ class Request:
         """
         found = []
         for site in self.sites:
+            together = site.gang or 1
             offers = [
                 Offer(
                     each.type,
                     each.market,
-                    bracket.usd_per_h(each.usd),
-                    each.rows_per_s,
-                    each.cap,
+                    bracket.usd_per_h(each.usd) * together,
+                    each.rows_per_s * together,
+                    each.cap // together,
                     each.lan_s,
-                    each.max_rows,
+                    each.max_rows * together,
                     each.lost_fraction,
                 )
                 for each in site.rentals
             ]
             rows = self.work.region_rows(site.name)
-            fleet = RegionFleet(site.name, offers, rows, site.fixed_s, site.one_is_free, most_nodes)
+            fleet = RegionFleet(
+                site.name,
+                offers,
+                rows,
+                site.fixed_s,
+                site.one_is_free,
+                most_nodes,
+                gang=site.gang,
+            )
             if fleet.is_empty:
                 raise _nothing_to_rent(site, rows)
             found.append(fleet)
@@ -281,6 +294,12 @@ class Request:
 
 def _nothing_to_rent(site: Site, rows: int) -> PlanInfeasibleError:
     whys = dict.fromkeys(f"{r.type}: {r.left_out}" for r in site.rentals if r.left_out)
+    if whys and site.gang:
+        return PlanInfeasibleError(
+            f"region '{site.name}': no machines for its group: {'; '.join(whys)}",
+            fix=f"Add machines with enough accelerators and memory to plan.regions.{site.name}, or "
+            "raise a cap.",
+        )
     if whys:
         return PlanInfeasibleError(
             f"region '{site.name}' has data, but no machine with enough memory: {'; '.join(whys)}",

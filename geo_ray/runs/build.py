@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
@@ -261,11 +263,13 @@ def build_worker(
     params_P: Tensor,
     grad_P: Tensor,
     module: nn.Module | None = None,
+    rank: int = 0,
 ) -> Worker | LocalStepsWorker:
     """Return a worker of ``region`` over its buffers, fp32 each: model buffers, then (P,).
 
     Its replica is ``module``, newly built by the task; None: built here.
     """
+    task = placed(task, region, rank)
     place = next(r for r in experiment.regions if r.name == region)
     steps = experiment.worker_steps
     optimizer = lasting(experiment.optimizer, experiment.train.steps * max(1, steps))
@@ -291,6 +295,19 @@ def build_worker(
         return worker
     rows = place.rows_per_step(experiment.data.batch_size)
     return LocalStepsWorker(worker, optimizer, steps, rows, runs, flat=flat)
+
+
+def placed(task: Task, region: str, rank: int) -> Task:
+    """Return a shallow copy of a task with the attributes ``region`` and ``rank``.
+
+    In a simulation all workers are in one process, and each has its own copy.
+    """
+    own: Any = copy(task)
+    with suppress(AttributeError):  # a class with slots has no room for them
+        object.__setattr__(own, "region", region)
+        object.__setattr__(own, "rank", rank)
+    found: Task = own
+    return found
 
 
 def build_averager(

@@ -495,7 +495,7 @@ class StoppingRule:
         Raises:
             ConfigError: the task does not have the metric of the target or of the patience.
         """
-        if not _is_common(event):
+        if (self._target is None and self._patience is None) or not _is_common(event):
             return None
         metrics, target, watched = event["metrics"], self._target, self._watched.metric
         is_new = self._patience is not None and self._has("train.keep_best", watched, metrics)

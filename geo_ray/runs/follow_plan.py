@@ -19,7 +19,7 @@ from geo_ray.planner.loss import outer_of
 from geo_ray.planner.plan import ModelId, Plan, RegionPlan
 from geo_ray.runs.build import parameter_count
 from geo_ray.runs.directory import CONFIG_FILE, RunDirectory
-from geo_ray.training.optimizers import Muon
+from geo_ray.training.optimizers import Muon, TaskSteps
 
 
 def model_id(experiment: Experiment, base_dir: Path, num_params: int) -> ModelId:
@@ -126,10 +126,12 @@ def changes_of(plan: Plan, experiment: Experiment, *, exchanges: bool = True) ->
         for region in experiment.regions
     ]
     changes = [f"regions={json.dumps(regions)}", f"averager.region={plan.averager}"]
+    if experiment.groups:  # their machines are configured
+        changes = []
     if plan.steps != steps:
         changes.append(f"train.steps={math.ceil(plan.steps / local)}")
-    if plan.lr_gain != 1:
-        optimizer = experiment.optimizer
+    optimizer = experiment.optimizer
+    if plan.lr_gain != 1 and not isinstance(optimizer, TaskSteps):
         # Steps that do not grow with the gradient: their rate grows with the root only.
         factor = plan.lr_gain if optimizer.kind in {"sgd", "momentum"} else plan.lr_gain**0.5
         changes.append(f"optimizer.lr={optimizer.lr * factor!r}")

@@ -1,7 +1,7 @@
-"""Measures what the memory model needs, without allocating a model of its size.
+"""Measures how much memory a strategy and its codecs hold for exchanges of joined regions.
 
-`outline_of` reads a module on the meta device. `exchange_memory` runs the code of a strategy and
-its codecs for a small vector, in all regions and the averager, and counts the tensors of each end.
+`exchange_memory` runs their code for a small vector, in all regions and the averager, and counts
+the tensors of each end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -23,50 +22,11 @@ from geo_ray.base.errors import InvariantError
 from geo_ray.joining.layout import Layout, Parameter, Slice
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
 from geo_ray.joining.service import JoinTerms
-from geo_ray.planner.memory import ExchangeMemory, ModelSizes, ParameterSize
+from geo_ray.planner.memory import ExchangeMemory
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.config import CodecConfig
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.payload_encoding import RegionWire
-
-
-def outline_of(module: nn.Module, units: Sequence[nn.Module] | None = None) -> ModelSizes:
-    """Return the sizes of a model.
-
-    Args:
-        module: the model, on any device, also the meta device; sharded or not.
-        units: modules that FSDP shall shard, without the model itself; None: those that are
-            sharded, else the layers of its `nn.ModuleList` and `nn.Sequential`.
-    """
-    if units is None:
-        units = [each for each in module.modules() if isinstance(each, FSDPModule)]
-        units = [each for each in units if each is not module] or layers_of(module)
-    seen: set[int] = set()
-
-    def sizes(of: nn.Module) -> tuple[ParameterSize, ...]:
-        found = []
-        for param in of.parameters():
-            if id(param) not in seen:
-                seen.add(id(param))
-                item_bytes = param.element_size()
-                found.append(ParameterSize(tuple(param.shape), item_bytes, param.requires_grad))
-        return tuple(found)
-
-    inner_first = sorted(units, key=lambda each: sum(1 for _ in each.modules()))
-    found = [sizes(each) for each in inner_first]
-    buffers = {id(each): each.numel() * each.element_size() for each in module.buffers()}
-    return ModelSizes(sizes(module), tuple(each for each in found if each), sum(buffers.values()))
-
-
-def layers_of(module: nn.Module) -> list[nn.Module]:
-    """Return the outermost repeated layers of a model, which are sharded as one unit each."""
-    found: list[nn.Module] = []
-    for child in module.children():
-        if isinstance(child, nn.ModuleList | nn.Sequential):
-            found += [each for each in child if any(True for _ in each.parameters())]
-        else:
-            found += layers_of(child)
-    return found
 
 
 class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -20,12 +20,20 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from geo_ray.base.errors import ConfigError, PriceBookError, ProfileError
+from geo_ray.base.errors import (
+    ConfigError,
+    ModelTooLargeError,
+    PlanInfeasibleError,
+    PriceBookError,
+    ProfileError,
+)
 from geo_ray.base.random_state import generators_restored
 from geo_ray.base.text import age_text
+from geo_ray.codecs.registry import sections_of
 from geo_ray.data.tasks.base import Task
 from geo_ray.data.tasks.checked_calls import checked_model, outlined_model
 from geo_ray.experiment.experiment import Experiment
+from geo_ray.experiment.regions import GroupConfig
 from geo_ray.planner.config import (
     MachineConfig,
     PlanConfig,
@@ -36,14 +44,26 @@ from geo_ray.planner.config import (
 from geo_ray.planner.exchange import Limits
 from geo_ray.planner.fleet import ANY_ROWS
 from geo_ray.planner.loss import BITS_PER_PARAM, AssumedLoss, LossProfile, MeasuredLoss
+from geo_ray.planner.memory import (
+    Activations,
+    ExchangeMemory,
+    GroupLayout,
+    MemoryModel,
+    ModelSizes,
+    OptimizerSize,
+    ParameterSize,
+    Sharding,
+)
+from geo_ray.planner.plan import Plan, RankMemory
 from geo_ray.planner.policies import Counts
 from geo_ray.planner.profile import Profile, StartModel, StepModel, fit_start, fit_steps
 from geo_ray.planner.request import Rental, RentalPrice, Request, Site
 from geo_ray.planner.timing import HOUR_S, JobWork, Pattern
-from geo_ray.prices.price import INTERNET, PriceRecord
+from geo_ray.prices.price import INTERNET, Market, PriceRecord
 from geo_ray.prices.price_book import Instance, PriceBook, instance_of
 from geo_ray.runs.build import last_errors
-from geo_ray.training.parameters import check_module, count_parameters
+from geo_ray.strategies.config import CodecConfig
+from geo_ray.training.parameters import check_module, count_parameters, units_of
 from geo_ray.transport.links import LinkTable
 
 _MOST_PARAMS: Final = 50_000_000  # limit for measuring a few rows
@@ -52,6 +72,7 @@ _MOST_PARAMS: Final = 50_000_000  # limit for measuring a few rows
 _MOST_PARAMS_MADE: Final = 10_000_000
 _SCHEMA: Final = re.compile(r"(\w+?)(?:\[(\d+)\])?")
 _FEW, _MORE = 2, 4  # rows
+_NO_SIZES: Final = ModelSizes(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +83,12 @@ class ModelSize:
         num_params: trainable parameters.
         row_bytes: bytes per row that the backward pass needs from the forward pass; None if they
             could not be measured cheaply.
+        sizes: sizes of its parameters.
     """
 
     num_params: int
     row_bytes: float | None
+    sizes: ModelSizes = _NO_SIZES
 
 
 def model_size(task: Task, seed: int) -> ModelSize:
@@ -76,10 +99,10 @@ def model_size(task: Task, seed: int) -> ModelSize:
     """
     module = outlined_model(task, seed)
     check_module(module)
-    num_params = count_parameters(module)
+    num_params, sizes = count_parameters(module), sizes_of(module)
     is_real = not any(parameter.is_meta for parameter in module.parameters())
     if is_real and num_params > _MOST_PARAMS:
-        return ModelSize(num_params, None)
+        return ModelSize(num_params, None, sizes)
     try:
         is_made = not is_real and num_params <= _MOST_PARAMS_MADE
         device = torch.device("cpu" if is_real or is_made else "meta")
@@ -88,8 +111,41 @@ def model_size(task: Task, seed: int) -> ModelSize:
                 module = checked_model(task, seed)
             few, more = (_activation_bytes(task, module, rows, device) for rows in (_FEW, _MORE))
     except Exception:  # a loss may refuse rows of zeros
-        return ModelSize(num_params, None)
-    return ModelSize(num_params, max(0.0, (more - few) / (_MORE - _FEW)))
+        return ModelSize(num_params, None, sizes)
+    return ModelSize(num_params, max(0.0, (more - few) / (_MORE - _FEW)), sizes)
+
+
+def sizes_of(module: nn.Module, units: Sequence[nn.Module] | None = None) -> ModelSizes:
+    """Return the sizes of a model.
+
+    Args:
+        module: the model, on any device, also the meta device; sharded or not.
+        units: modules that FSDP gathers one at a time, without the model itself; None: those of
+            `units_of`, or of a sharded model.
+    """
+    if units is None:
+        units = [each for each in module.modules() if _is_sharded(each) and each is not module]
+        units = units or [module.get_submodule(name) for name in units_of(module)]
+    seen: set[int] = set()
+
+    def sizes(of: nn.Module) -> tuple[ParameterSize, ...]:
+        found = []
+        for param in of.parameters():
+            if id(param) not in seen:
+                seen.add(id(param))
+                item_bytes = param.element_size()
+                found.append(ParameterSize(tuple(param.shape), item_bytes, param.requires_grad))
+        return tuple(found)
+
+    inner_first = sorted(units, key=lambda each: sum(1 for _ in each.modules()))
+    found = [sizes(each) for each in inner_first]
+    buffers = {id(each): each.numel() * each.element_size() for each in module.buffers()}
+    return ModelSizes(sizes(module), tuple(each for each in found if each), sum(buffers.values()))
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    # The import of `FSDPModule` would load PyTorch's compiler, which takes 2 to 4 s.
+    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
 
 
 def _unchanged(tensor: Tensor) -> Tensor:
@@ -224,8 +280,19 @@ class Footprint:
 
 
 _MONTH_H: Final = 730.0
-_STATES: Final = {"sgd": 0, "momentum": 1, "adamw": 2, "lion": 1, "muon": 1, "adafactor": 0}
-"""Values per parameter in an optimizer's state; `muon`: for hidden matrices, others have more."""
+_STATES: Final = {
+    "sgd": 0,
+    "momentum": 1,
+    "adamw": 2,
+    "lion": 1,
+    "muon": 1,
+    "adafactor": 0,
+    "task": 2,
+}
+"""Values per parameter in an optimizer's state.
+
+`muon`: for hidden matrices, others have more; `task`: assumed, as for Adam.
+"""
 
 
 def section_of(experiment: Experiment) -> PlanConfig:
@@ -264,8 +331,6 @@ def site_of(
         for market in machine.markets:
             record = book.instance(offer.cloud, offer.at, machine.type, market)
             edges_h |= {tier.after_h for tier in record.age_tiers}
-            is_spot = market == "spot"
-            lost = plan.spot.preemptions_per_h * plan.spot.lost_s / HOUR_S if is_spot else 0.0
             rentals.append(
                 Rental(
                     machine.type,
@@ -273,7 +338,7 @@ def site_of(
                     _hourly(book, record),
                     _speed(name, machine, measured),
                     0 if record.availability == "none" or not capacity or lacks else machine.cap,
-                    min(lost, 0.9),
+                    _lost(experiment, market),
                     _lan_s(experiment, has, measured, footprint),
                     max(1, has.accelerators or 0),
                     int(min(capacity, ANY_ROWS)),
@@ -292,6 +357,151 @@ def site_of(
     )
 
 
+def _group_site(
+    name: str,
+    experiment: Experiment,
+    group: GroupConfig,
+    book: PriceBook,
+    size: ModelSize,
+    exchange: ExchangeMemory,
+) -> Site:
+    """Return a region that is a process group: all of its machines, of one type, or none.
+
+    Raises:
+        ConfigError: the section `plan` has something that groups do not have.
+        ModelTooLargeError: a rank does not fit into any of the machines.
+    """
+    offer = section_of(experiment).regions[name]
+    if offer.server is not None:
+        raise ConfigError(
+            f"plan.regions.{name}.server: a group has no parameter server", fix="Omit it."
+        )
+    needs = memory_model(experiment, group, size, exchange)
+    rentals, edges_h = [], set[float]()
+    too_large: dict[float, ModelTooLargeError] = {}  # by the memory of an accelerator
+    for machine in offer.machines:
+        if machine.rows_per_s is None:
+            raise ConfigError(
+                f"plan.regions.{name}: the speed of {machine.type} is unknown",
+                fix="Give its rows_per_s, as one of the group's machines trains; groups are not "
+                "profiled.",
+            )
+        has = _facts(offer, machine)
+        why = _gang_lacks(group, machine, has)
+        if not why:
+            try:
+                needs.check(f"region '{name}', {machine.type}", has.accelerator_gb, has.host_gb)
+            except ModelTooLargeError as error:
+                too_large[has.accelerator_gb or 0.0] = error
+                why = error.message
+        for market in machine.markets:
+            record = book.instance(offer.cloud, offer.at, machine.type, market)
+            edges_h |= {tier.after_h for tier in record.age_tiers}
+            rentals.append(
+                Rental(
+                    machine.type,
+                    market,
+                    _hourly(book, record),
+                    machine.rows_per_s,
+                    0 if record.availability == "none" or why else machine.cap,
+                    _lost(experiment, market),
+                    workers=group.ranks_of_node,
+                    left_out=why,
+                )
+            )
+    if too_large and not any(rental.cap for rental in rentals):
+        raise too_large[max(too_large)]
+    return Site(
+        name,
+        rentals,
+        _standing(offer, book),
+        fixed_s=_fixed_s(experiment, None),
+        edges_h=frozenset(edges_h),
+        gang=group.nodes,
+    )
+
+
+def _gang_lacks(group: GroupConfig, machine: MachineConfig, has: Instance) -> str:
+    """Return why a type cannot have the machines of a group; empty if it can."""
+    if group.gpus_per_node and has.accelerators is None:
+        return "its accelerators are unknown: give plan.regions.*.machines.accelerators"
+    if group.gpus_per_node > (has.accelerators or 0):
+        return f"it has {has.accelerators or 0} accelerators; the group uses {group.gpus_per_node}"
+    if machine.cap < group.nodes:
+        return f"its cap is {machine.cap}; the group has {group.nodes} machines"
+    return ""
+
+
+def group_exchange(experiment: Experiment, codec: str | None) -> ExchangeMemory:
+    """Return what the ranks of groups and the serving process hold for exchanges with a codec."""
+    # A local import: it loads a part of PyTorch that other plans do not need.
+    from geo_ray.runs.memory_probe import exchange_memory
+
+    up = experiment.codec.up
+    section = experiment.codec
+    if codec != (None if up is None else up.kind):
+        section = CodecConfig.model_validate(sections_of(codec))
+    on_cpu = all(group is None or not group.gpus_per_node for group in _groups(experiment))
+    return exchange_memory(
+        experiment.strategy, section, len(experiment.regions), keeps_vector=not on_cpu
+    )
+
+
+def _groups(experiment: Experiment) -> list[GroupConfig | None]:
+    return [region.group for region in experiment.regions]
+
+
+def memory_model(
+    experiment: Experiment, group: GroupConfig, size: ModelSize, exchange: ExchangeMemory
+) -> MemoryModel:
+    """Return the memory of a group that trains the task of a run.
+
+    Args:
+        experiment: the run.
+        group: the group.
+        size: size of the model.
+        exchange: memory of exchanges.
+    """
+    plan, rows = experiment.plan, -(-experiment.data.batch_size // experiment.train.accumulate)
+    given_mb = None if plan is None else plan.activation_mb_per_row
+    row_bytes = size.row_bytes if given_mb is None else given_mb * 1e6
+    ranks = group.world_size
+    sharding: Sharding = "none" if ranks == 1 else group.sharding
+    return MemoryModel(
+        size.sizes,
+        OptimizerSize(_STATES[experiment.optimizer.kind]),
+        GroupLayout(sharding, ranks, ranks_per_host=group.ranks_of_node),
+        exchange,
+        None if row_bytes is None else Activations(row_bytes, rows),
+        on_accelerator=group.gpus_per_node > 0,
+    )
+
+
+def with_memory(plan: Plan, experiment: Experiment, size: ModelSize) -> Plan:
+    """Return a plan with the memory of its groups, for the plan's codec."""
+    if not experiment.groups:
+        return plan
+    section, exchange = section_of(experiment), group_exchange(experiment, plan.codec)
+    regions, serving = [], dict[str, float]()
+    for region, config in zip(plan.regions, experiment.regions, strict=True):
+        offer, kind = section.regions[region.region], region.machines[0].type
+        has = _facts(offer, next(each for each in offer.machines if each.type == kind))
+        if config.group is None:
+            regions.append(region)
+            continue
+        found = memory_model(experiment, config.group, size, exchange).memory()
+        memory = RankMemory(
+            ranks=config.group.ranks_of_node,
+            device=dict(found.device),
+            host=dict(found.host),
+            device_gb=has.accelerator_gb if config.group.gpus_per_node else None,
+            host_gb=has.host_gb,
+        )
+        regions.append(region.model_copy(update={"memory": memory}))
+        serving = dict(found.server)
+    return plan.model_copy(update={"regions": tuple(regions), "serving": serving})
+
+
 def machine_notes(experiment: Experiment, sites: Sequence[Site], size: ModelSize) -> list[str]:
     """Return notes about excluded machines, and about costs that are not counted."""
     plan = section_of(experiment)
@@ -306,6 +516,11 @@ def machine_notes(experiment: Experiment, sites: Sequence[Site], size: ModelSize
         for offer in plan.regions.values()
         for machine in offer.machines
     }
+    if experiment.groups:
+        found.append("traffic between the machines of a group is part of rows_per_s")
+        if size.row_bytes is None and plan.activation_mb_per_row is None:
+            found.append("memory for rows was not counted: give plan.activation_mb_per_row")
+        return list(dict.fromkeys(found))
     nets = sorted(kind for kind, facts in has.items() if facts.network_gbps is None)
     if nets and any(site.counts_lan for site in sites):
         found.append(
@@ -343,6 +558,12 @@ def _footprint(experiment: Experiment, size: ModelSize) -> Footprint:
         len(experiment.regions),
         size.row_bytes if given_mb is None else given_mb * 1e6,
     )
+
+
+def _lost(experiment: Experiment, market: Market) -> float:
+    """Return the fraction of time that preemptions of a machine cost."""
+    spot = section_of(experiment).spot
+    return min(0.9, spot.preemptions_per_h * spot.lost_s / HOUR_S) if market == "spot" else 0.0
 
 
 def _server_lacks(offer: RegionOffer, footprint: Footprint) -> str:
@@ -460,33 +681,48 @@ def request_of(
         PriceUnknownError: a price is unknown.
         CurrencyError: a price's currency has no rate.
         PlanInfeasibleError: residency rules contradict each other.
+        ModelTooLargeError: a group does not fit into any of its machines.
     """
     plan = section_of(experiment)
     check_strategy(experiment)
+    if experiment.groups and plan.batch_sizes is not None:
+        raise ConfigError(
+            "plan.batch_sizes: a group has the batch of `data.batch_size` on each rank",
+            fix="Omit it, and plan with another data.batch_size.",
+        )
     names = list(experiment.region_names)
     start = _start(plan, profile)
     intervals = _intervals(experiment, plan)
     work = JobWork(
         steps=experiment.train.steps * max(1, experiment.worker_steps),
         rows_per_step=sum(r.rows_per_step(experiment.data.batch_size) for r in experiment.regions),
-        rows={name: plan.regions[name].rows or rows[name] for name in names},
+        rows=_rows_by_region(experiment, rows),
         num_params=size.num_params,
         pattern=_pattern(experiment, intervals),
         startup_s=start.fixed_s,
         worker_start_s=start.worker_s,
         evaluations_s=evaluations_s(experiment, profile),
     )
-    measured = {} if profile is None else {name: fit_steps(name, profile.steps) for name in names}
+    measured = step_models(experiment, profile)
+    codecs = codecs_of(experiment, plan.codecs)
     hosts = allowed_averagers(plan.residency, names)
     preferred = experiment.averager_region
+    if experiment.groups:
+        hosts = [name for name in hosts if name == names[0]]
+        if not hosts:
+            raise PlanInfeasibleError(
+                f"residency: region '{names[0]}' serves the run, as the first one, but may not "
+                "receive the updates of all regions",
+                fix="List a region first that may.",
+            )
     return Request(
         work=work,
-        sites=[site_of(name, experiment, book, measured.get(name), size) for name in names],
+        sites=_sites(experiment, book, measured, size, codecs),
         links=links,
         usd_per_gb=_egress(plan, names, book),
         averagers=sorted(hosts, key=lambda name: name != preferred),
         intervals=intervals,
-        codecs=codecs_of(experiment, plan.codecs),
+        codecs=codecs,
         loss=AssumedLoss() if loss is None else MeasuredLoss.of(loss),
         loss_budget=plan.loss_budget,
         objective=plan.objective,
@@ -498,6 +734,41 @@ def request_of(
         last_errors=last_errors(experiment),
         first_in_full=experiment.strategy.traits.sends == "model",
     )
+
+
+def step_models(experiment: Experiment, profile: Profile | None) -> dict[str, StepModel]:
+    """Return the measured step times by region; groups have none."""
+    if profile is None or experiment.groups:
+        return {}
+    return {name: fit_steps(name, profile.steps) for name in experiment.region_names}
+
+
+def _rows_by_region(experiment: Experiment, rows: Mapping[str, float]) -> dict[str, float]:
+    """Return the rows that divide a step: those of the data, or of a step of the groups."""
+    offers, batch_size = section_of(experiment).regions, experiment.data.batch_size
+    if experiment.groups:
+        return {each.name: float(each.rows_per_step(batch_size)) for each in experiment.regions}
+    return {name: offers[name].rows or rows[name] for name in experiment.region_names}
+
+
+def _sites(
+    experiment: Experiment,
+    book: PriceBook,
+    measured: Mapping[str, StepModel],
+    size: ModelSize,
+    codecs: Sequence[str | None],
+) -> list[Site]:
+    # A lossy codec holds more than none. The plan shows what its codec needs.
+    largest = max(codecs, key=lambda codec: codec is not None) if experiment.groups else None
+    exchange = group_exchange(experiment, largest) if experiment.groups else None
+    found = []
+    for region in experiment.regions:
+        if region.group is not None and exchange is not None:
+            site = _group_site(region.name, experiment, region.group, book, size, exchange)
+        else:
+            site = site_of(region.name, experiment, book, measured.get(region.name), size)
+        found.append(site)
+    return found
 
 
 def stale_notes(experiment: Experiment, book: PriceBook, now_unix_s: float) -> list[str]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from geo_ray.base.canonical import canonical_json, sha256_hex
 from geo_ray.base.errors import (
@@ -28,7 +28,7 @@ from geo_ray.planner.loss import LossProfile, LossSubject, MeasuredLoss, load_lo
 from geo_ray.planner.plan import ModelId, Plan
 from geo_ray.planner.policies import check_limits, cloudless, everything, fixed, front, optimal
 from geo_ray.planner.predict import Unsure, link_error, with_range
-from geo_ray.planner.profile import Profile, StepModel, fit_steps, load_profile
+from geo_ray.planner.profile import Profile, StepModel, load_profile
 from geo_ray.planner.progress import Noise
 from geo_ray.planner.request import Request
 from geo_ray.prices.price_book import known_book, own_files
@@ -37,15 +37,19 @@ from geo_ray.runs.data import prepare_manifest
 from geo_ray.runs.directory import local_root
 from geo_ray.runs.follow_plan import model_id
 from geo_ray.runs.plan_inputs import (
+    ModelSize,
     counts_of,
     machine_notes,
     model_size,
     request_of,
     section_of,
     stale_notes,
+    step_models,
+    with_memory,
 )
 from geo_ray.transport.links import LinkTable, load_links, table_of
 
+_NO_SIZE: Final = ModelSize(0, None)
 HERE = "here"
 """Machine type of a region for which the section `plan` lists none."""
 
@@ -307,6 +311,7 @@ class Inputs:
         notes: limitations of a plan.
         emulates_links: whether links are emulated rather than measured.
         loss: measured loss of intervals and codecs, if any.
+        size: size of the model.
     """
 
     request: Request
@@ -315,6 +320,7 @@ class Inputs:
     notes: tuple[str, ...]
     emulates_links: bool
     loss: LossProfile | None = None
+    size: ModelSize = _NO_SIZE
 
 
 def inputs_of(experiment: Experiment, base_dir: Path, sources: Sources) -> Inputs:
@@ -329,7 +335,7 @@ def inputs_of(experiment: Experiment, base_dir: Path, sources: Sources) -> Input
     if profile is not None:
         profile.check_model(model)
     rows = {name: float(offer.rows) for name, offer in section.regions.items() if offer.rows}
-    if any(name not in rows for name in experiment.region_names):
+    if not experiment.groups and any(name not in rows for name in experiment.region_names):
         with tempfile.TemporaryDirectory() as scratch:
             manifest, _ = prepare_manifest(experiment, task, base_dir, Path(scratch))
         for name in experiment.region_names:
@@ -351,6 +357,7 @@ def inputs_of(experiment: Experiment, base_dir: Path, sources: Sources) -> Input
         tuple(notes),
         sources.links is None and bool(experiment.links()),
         loss,
+        size,
     )
 
 
@@ -377,9 +384,7 @@ def make_plan(
     inputs = inputs_of(experiment, base_dir, sources)
     base, profile = inputs.request, inputs.profile
     plan, request = _best(experiment, base, policy, profile)
-    fits = {}
-    if profile is not None:
-        fits = {name: fit_steps(name, profile.steps) for name in experiment.region_names}
+    fits = step_models(experiment, profile)
     if not sources.extrapolate:
         _check_range(plan, fits, experiment)
     notes = inputs.notes
@@ -388,6 +393,7 @@ def make_plan(
     plan = plan.model_copy(
         update={"notes": notes, "model": inputs.model, "base_steps": base.work.steps}
     )
+    plan = with_memory(plan, experiment, inputs.size)
     error = max((fit.error for fit in fits.values()), default=None)
     plan = with_range(plan, Unsure(error, link_error(base.links, plan.averager)))
     return PlannedJob(plan, request, front(request) if with_front else ())

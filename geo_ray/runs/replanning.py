@@ -198,6 +198,11 @@ def decide(
         RunDirectoryError: there is no run.
         PlanError: it follows no plan, or as for `replanned`.
     """
+    if experiment.groups:
+        raise PlanError(
+            "a run of groups cannot be planned again: its machines stay the same",
+            fix="Plan a new run with `geo-ray plan`.",
+        )
     run, _ = directory.reopen(run_dir, read_only=True)
     present = directory.followed_plan(run)
     if present is None:

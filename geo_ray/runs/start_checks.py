@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from geo_ray.base.errors import TaskOutputError
+from geo_ray.base.errors import TaskOutputError, TaskStateError
 from geo_ray.base.random_state import generators_restored
 from geo_ray.data.columns import Columns
 from geo_ray.data.manifest import Manifest
@@ -43,6 +43,7 @@ def check_evaluation(experiment: Experiment, task: Task, manifest: Manifest) -> 
     Raises:
         GeoRayError: as for `metrics_there` and `check_metric_names`.
     """
+    check_steps(experiment, task)
     if experiment.data.generate is None:
         return
     found: set[str] = set()
@@ -52,6 +53,45 @@ def check_evaluation(experiment: Experiment, task: Task, manifest: Manifest) -> 
         if found >= set(_wanted(experiment).values()):
             return
     check_metric_names(experiment, found)
+
+
+def check_steps(experiment: Experiment, task: Task) -> None:
+    """Compare `optimizer.kind` with the hooks of the task.
+
+    Raises:
+        TaskStateError: they do not fit.
+    """
+    name, train = type(task).__name__, experiment.train
+    hooks = [hook for hook in ("train_step", "optimizer") if hasattr(task, hook)]
+    if experiment.optimizer.kind != "task":
+        if hooks:
+            raise TaskStateError(
+                f"{name} has the method {hooks[0]}, but optimizer.kind is "
+                f"{experiment.optimizer.kind}",
+                fix="Set `optimizer: {kind: task}`, or remove the method.",
+            )
+        return
+    if not hooks:
+        raise TaskStateError(
+            f"optimizer.kind is task, but {name} has neither optimizer(params) nor "
+            "train_step(model, batch)",
+            fix="Add one of these methods, or choose another kind.",
+        )
+    if "train_step" not in hooks:
+        return
+    if "optimizer" in hooks:
+        raise TaskStateError(
+            f"{name} has both train_step and optimizer",
+            fix="Return the optimizers of train_step from training_state(model).",
+        )
+    given = {"accumulate": train.accumulate > 1}
+    given |= {key: getattr(train, key) is not None for key in ("clip_norm", "clip_mean_norm")}
+    for key, is_given in given.items():
+        if is_given:
+            raise TaskStateError(
+                f"train.{key} has no effect on {name}.train_step",
+                fix="Do it in train_step, and omit the key.",
+            )
 
 
 def metrics_there(experiment: Experiment, task: Task, heldout: RegionReader) -> set[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -46,13 +45,9 @@ from geo_ray.joining.site import JoinedRegion, JoinedTraining, join
 from geo_ray.runs.data import open_readers
 from geo_ray.runtime.spec import RunSpec, region_here
 from geo_ray.training.optimizers import OneOptimizer, OptimizerGroup, State, lasting
-from geo_ray.training.parameters import BufferLayout, GroupPiece
+from geo_ray.training.parameters import BufferLayout, GroupPiece, units_of
 from geo_ray.training.worker import micro_batches
 from geo_ray.transport.config import TransportConfig
-
-_LARGEST_UNIT: Final = 8  # no unit that could be divided has more than one part in so many
-_LEAST_UNIT: Final = 200  # smaller modules are gathered with the whole model
-_WHOLE: Final = (nn.MultiheadAttention,)  # reads parameters of its children directly
 
 
 class GroupRank:
@@ -285,46 +280,6 @@ def own_batches(
 
 
 # ------------------------------------------------------------------ distribution of the model
-
-
-def units_of(model: nn.Module) -> list[str]:
-    """Return the modules that FSDP2 gathers and frees together, besides the rest of the model.
-
-    They are the largest modules with at most an eighth of the trained parameters each: usually the
-    blocks of a transformer and its embeddings. The rest includes modules with less than 0.5 %, and
-    modules whose parameters another one shares.
-    """
-    total = _numel(model)
-    owners: dict[int, int] = {}
-    for _, param in model.named_parameters(remove_duplicate=False):
-        owners[id(param)] = owners.get(id(param), 0) + 1
-    found: list[str] = []
-
-    def visit(name: str, module: nn.Module) -> None:
-        size = _numel(module)
-        if size * _LEAST_UNIT < total:
-            return
-        own: dict[int, int] = {}
-        for _, param in module.named_parameters(remove_duplicate=False):
-            own[id(param)] = own.get(id(param), 0) + 1
-        shares = any(owners[key] > count for key, count in own.items())
-        children = list(module.named_children())
-        is_leaf = not children or isinstance(module, _WHOLE)
-        is_small = size * _LARGEST_UNIT <= total
-        can_be = bool(name) and not shares and not isinstance(module, nn.ModuleList | nn.ModuleDict)
-        if can_be and (is_leaf or is_small):
-            found.append(name)
-            return
-        if not isinstance(module, _WHOLE):
-            for child_name, child in children:
-                visit(f"{name}.{child_name}" if name else child_name, child)
-
-    visit("", model)
-    return found
-
-
-def _numel(module: nn.Module) -> int:
-    return sum(param.numel() for param in module.parameters() if param.requires_grad)
 
 
 def _distributed(task: Task, module: nn.Module, rank: GroupRank, sharding: str) -> nn.Module:

@@ -176,7 +176,9 @@ class WorkerActor(RunActor[_Loaded, WorkerLoop]):
             clients, spec.num_params, wait_limit_s(experiment.train), spec.layout.size_floats
         )
         module, loaded.module = loaded.module, None
-        worker = build_worker(experiment, self._region, loaded.task, params_P, grad_P, module)
+        worker = build_worker(
+            experiment, self._region, loaded.task, params_P, grad_P, module, self._rank
+        )
         del module
         give_back_memory()  # the parameters are in the buffers now
         name = f"worker {self._rank} of region '{self._region}'"

@@ -39,9 +39,9 @@ from geo_ray.training.effects import (
 )
 from geo_ray.training.membership import ShardState, region_state, shard_state
 from geo_ray.training.messages import ReplyMessage, no_buffers
-from geo_ray.training.optimizers import InnerOptimizer
 from geo_ray.training.parameters import split_sizes, square_norm
 from geo_ray.training.state_guard import StateChange
+from geo_ray.training.task_steps import OptimizerSteps
 from geo_ray.training.worker import LocalStepsWorker, StepResult, Worker, coded_step
 
 MANY: Final = 16
@@ -311,7 +311,7 @@ class SimRegion:
         self._train, self._heldout = open_readers(experiment, manifest, region.name)
         self._build = partial(build_worker, experiment, region.name, task)
         self._start = start
-        self._workers = [self._new_worker() for _ in range(region.workers)]
+        self._workers = [self._new_worker(rank) for rank in range(region.workers)]
         self._lives = [1] * region.workers  # attempt of each present rank
         # Where the worker makes the optimizer's steps: whether it has yet to get its state, and
         # what is done once the server has that state.
@@ -378,7 +378,7 @@ class SimRegion:
     def replace_worker(self, rank: int) -> int:
         """A new worker of this rank is here, the one before gone, known or not; its incarnation."""
         self._lives[rank] += 1
-        self._workers[rank] = self._new_worker()
+        self._workers[rank] = self._new_worker(rank)
         self._is_new = True
         if not self.is_dead:
             self._execute(self.server.join(rank))
@@ -389,9 +389,9 @@ class SimRegion:
         """Whether the region is paused until a worker joins."""
         return self.server.phase != "done" and not self.server.work.workers.may_work
 
-    def _new_worker(self) -> Worker | LocalStepsWorker:
+    def _new_worker(self, rank: int) -> Worker | LocalStepsWorker:
         buffer = self._start.buffer()
-        return self._build(buffer, torch.zeros_like(buffer))
+        return self._build(buffer, torch.zeros_like(buffer), rank=rank)
 
     def die(self) -> None:
         """End all processes of the region at once."""
@@ -562,7 +562,7 @@ class SimRegion:
         self._execute(self.server.push(rank, report))
 
     def _push_own(
-        self, rank: int, worker: Worker, optimizer: InnerOptimizer, report: StepReport
+        self, rank: int, worker: Worker, optimizer: OptimizerSteps, report: StepReport
     ) -> None:
         """Report a step of a worker that keeps its state, with that state if it is needed."""
         has_state = bool(self._deferred) or self.server.needs_state(rank, report)

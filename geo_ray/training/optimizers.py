@@ -416,6 +416,32 @@ class Adafactor(Optimizer):
         )
 
 
+class TaskSteps(Optimizer):
+    """Steps of the task itself: its hooks `optimizer` and `scheduler`, or `train_step`."""
+
+    kind: Literal["task"] = "task"
+
+    @property
+    def lr(self) -> float:
+        """Learning rate; unknown."""
+        return math.nan
+
+    @property
+    def weight_decay(self) -> float:
+        """Weight decay; unknown."""
+        return math.nan
+
+    @property
+    def schedule(self) -> RateSchedule | None:
+        """Schedule of geo_ray; the task may have its own."""
+        return None
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether a step repeats a fraction of earlier steps; assumed."""
+        return True
+
+
 def _moments(param: Tensor) -> State:
     return {
         "step": torch.zeros((), dtype=torch.float32, device=param.device),
@@ -466,7 +492,7 @@ def _sgd(
     )
 
 
-OneOptimizer = Sgd | Momentum | AdamW | Lion | Muon | Adafactor
+OneOptimizer = Sgd | Momentum | AdamW | Lion | Muon | Adafactor | TaskSteps
 OptimizerConfig = Annotated[OneOptimizer, Field(discriminator="kind")]
 """The ``optimizer`` section of a configuration."""
 

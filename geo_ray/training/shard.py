@@ -26,7 +26,7 @@ from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.state import Outgoing, RegionState, Wait
 from geo_ray.training.lazy_copy import LazyCopy, Unread
 from geo_ray.training.messages import ReplyMessage
-from geo_ray.training.optimizers import InnerOptimizer, OneOptimizer
+from geo_ray.training.optimizers import InnerOptimizer, OneOptimizer, TaskSteps
 from geo_ray.training.parameters import (
     GroupPiece,
     exact_square_norm,
@@ -35,6 +35,7 @@ from geo_ray.training.parameters import (
     split_sizes,
     square_norm,
 )
+from geo_ray.training.task_steps import HeldState
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,11 @@ class Shard:
     ) -> None:
         self._on_worker = on_worker
         self._sent_moments: dict[str, Tensor] = {}
-        self._optimizer = InnerOptimizer(optimizer, params_S, pieces, flat=flat)
+        self._optimizer: InnerOptimizer | HeldState
+        if isinstance(optimizer, TaskSteps):
+            self._optimizer = HeldState(params_S.numel())
+        else:
+            self._optimizer = InnerOptimizer(optimizer, params_S, pieces, flat=flat)
         self._unused: Collection[int] = ()  # parameters without a gradient in the present step
         self._strategy = strategy
         self._alone = alone

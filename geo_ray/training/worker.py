@@ -41,7 +41,7 @@ from geo_ray.data.tasks.checked_calls import (
     checked_model,
 )
 from geo_ray.data.tasks.groups import GroupRun
-from geo_ray.training.optimizers import InnerOptimizer, OneOptimizer
+from geo_ray.training.optimizers import InnerOptimizer, OneOptimizer, TaskSteps
 from geo_ray.training.parameters import (
     BufferLayout,
     check_module,
@@ -52,6 +52,7 @@ from geo_ray.training.parameters import (
     square_norm,
 )
 from geo_ray.training.state_guard import StateChange, StateGuard
+from geo_ray.training.task_steps import OptimizerSteps, TaskOptimizer
 
 
 def has_statistics(module: nn.Module) -> bool:
@@ -248,9 +249,12 @@ class Worker:
         model_grad_P.zero_()
         self._flat = FlatModel(module, model_P, model_grad_P)
         self._has_stepped = False
-        self.optimizer: InnerOptimizer | None = None
+        self.optimizer: OptimizerSteps | None = None
         self._most_norm = None if own is None else own.most_norm
-        if own is not None:
+        if own is not None and isinstance(own.optimizer, TaskSteps):
+            owned = self._flat.owned()
+            self.optimizer = TaskOptimizer(task, module, *owned, params_P.numel())
+        elif own is not None:
             pieces = pieces_of(own.parameters, (0, params_P.numel()))
             self.optimizer = InnerOptimizer(own.optimizer, model_P, pieces, flat=own.flat)
 
@@ -289,6 +293,8 @@ class Worker:
         self._load()
         self._flat.zero_grad()
         self._flat.module.train()
+        if isinstance(self.optimizer, TaskOptimizer) and self.optimizer.makes_steps:
+            return self._task_step(self.optimizer, columns, span)
         with generators_restored(self.rng_devices()):
             seed_generators(self._seed_of(span), self.rng_devices())
             losses: list[float] = []
@@ -320,6 +326,32 @@ class Worker:
             self.grad_P.copy_(self._flat.grad_P)
         return result
 
+    def _task_step(self, optimizer: TaskOptimizer, columns: Columns, span: Span) -> StepResult:
+        """Let the task make a whole step.
+
+        Raises:
+            NonFiniteError: a parameter is not finite after it.
+        """
+        with generators_restored(self.rng_devices()):
+            seed_generators(self._seed_of(span), self.rng_devices())
+            batch = checked_collate(self._task, columns, self._device)
+            self._flat.drop_gradients()
+            loss = optimizer.train_step(batch)
+        self._flat.take_parameters()
+        self._guard.after_step()
+        if self.layout.entries:
+            self.layout.read_into(self.module, self.left_B)
+        if not math.isfinite(square_norm(self._flat.params_P)):
+            raise NonFiniteError(
+                f"{type(self._task).__name__}.train_step left parameters that are not finite",
+                fix="Skip the optimizer's step where loss or gradients are not finite, as a "
+                "GradScaler does; lower the learning rate, or clip gradients.",
+            )
+        self.buffers_B.copy_(self.left_B)
+        if not math.isfinite(loss):
+            return StepResult(None, "loss_not_finite")
+        return StepResult(loss, learning_rate=optimizer.lr)
+
     def _backward(self, columns: Columns, fraction: float, *, adds: bool) -> float | None:
         """Compute a fraction of the mean gradient over rows.
 
@@ -343,13 +375,17 @@ class Worker:
         self._flat.take_gradient(adds=adds)
         return float(loss.detach())
 
-    def _apply(self, optimizer: InnerOptimizer, unused: Sequence[int]) -> None:
+    def _apply(self, optimizer: OptimizerSteps, unused: Sequence[int]) -> None:
         grad_P = self._flat.grad_P
         if self._most_norm is not None:  # as `RegionModel.apply`
             norm = math.sqrt(exact_square_norm(grad_P))
             if norm > self._most_norm:
-                grad_P = torch.mul(grad_P, self._most_norm / norm)
+                scale = self._most_norm / norm
+                is_task = isinstance(optimizer, TaskOptimizer)  # which has views of the buffer
+                grad_P = grad_P.mul_(scale) if is_task else torch.mul(grad_P, scale)
         optimizer.apply(grad_P, unused)
+        if isinstance(optimizer, TaskOptimizer):
+            self._flat.attach()
         self.buffers_B.copy_(self.left_B)
 
     def load(self) -> None:
@@ -706,6 +742,30 @@ class FlatModel:
         for slot in self._halves:
             if slot.master is not None:
                 slot.value.copy_(slot.master)
+
+    def owned(self) -> tuple[list[nn.Parameter], list[Tensor]]:
+        """Return what an optimizer steps (masters, for half precision), and the gradients."""
+        params = [s.param if s.master is None else nn.Parameter(s.master) for s in self._slots]
+        return params, [slot.grad for slot in self._slots]
+
+    def drop_gradients(self) -> None:
+        """Leave all parameters without a gradient, before a step that the task makes."""
+        for slot in self._slots:
+            slot.param.grad = None
+
+    def take_parameters(self) -> None:
+        """Bring the parameters after a step of the task into the buffer, and attach the model.
+
+        Raises:
+            TaskStateError: the task replaced a parameter.
+        """
+        for slot in self._detached():
+            if _address(slot.param) != slot.value_at:
+                slot.value.copy_(slot.param.detach())
+            _attach(slot)
+        for slot in self._halves:
+            if slot.master is not None:
+                slot.master.copy_(slot.value)
 
     def zero_grad(self) -> None:
         """Clear all gradients, keeping them views."""

@@ -78,6 +78,24 @@ def checked_loss(task: Task, model: nn.Module, batch: Batch) -> torch.Tensor:
     return _checked(type(task).__name__, loss)
 
 
+def checked_training_loss(task: Any, model: nn.Module, batch: Batch) -> float:
+    """Let a task make a training step itself; return its loss, which may be not finite.
+
+    Raises:
+        TaskOutputError: the task raised, or returned something else than a number.
+    """
+    with blamed(task, "train_step"):
+        loss: object = task.train_step(model, batch)
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return float(loss.detach())
+    if isinstance(loss, Real):
+        return float(loss)
+    raise TaskOutputError(
+        f"{type(task).__name__}.train_step returned {type(loss).__name__}, not a number",
+        fix="Return the mean loss of the batch, a number or a tensor with one element.",
+    )
+
+
 def checked_first_loss(task: Task, model: nn.Module, batch: Batch) -> torch.Tensor:
     """Return the loss like `checked_loss`, and reject a loss scaled by a `GradScaler`.
 

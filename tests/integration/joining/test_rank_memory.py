@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from geo_ray.joining.layout import Layout
 from geo_ray.joining.vector import ParameterVector
 from geo_ray.planner.memory import ExchangeMemory, GroupLayout, MemoryModel, OptimizerSize
-from geo_ray.runs.memory_probe import outline_of
+from geo_ray.runs.plan_inputs import sizes_of
 from tests.support.join_support import Ranks
 
 
@@ -81,7 +81,7 @@ def test_the_largest_rank_holds_what_the_model_says(four: Ranks, sharding: Any, 
     replicas = 2 if sharding == "hsdp" else 1
     layout = GroupLayout(sharding, 4, replicas=replicas, bucket_view=True)
     own = MemoryModel(
-        outline_of(module, list(module[1])),  # type: ignore[arg-type]
+        sizes_of(module, list(module[1])),  # type: ignore[arg-type]
         OptimizerSize(2),
         layout,
         ExchangeMemory(0, 0, 0, 0),

@@ -201,10 +201,10 @@ def test_ctrl_c_before_the_regions_are_there(tmp_path: Path) -> None:
     [
         ({"regions": [{"name": "eu", "join": True}, {"name": "us"}]}, "either all regions join"),
         ({"task": {"use": "digits"}}, "task .*: regions that join have their own"),
-        ({"members": {"min": 3}}, r"members\.min: the run has 2 regions"),
+        ({"members": {"min": 3}}, r"members\.min .*the run has 2 regions"),
         ({"overlay": {"kind": "netstorm"}}, r"overlay .*not supported where regions join"),
         ({"checkpoint": {"retry_s": 5.0}}, r"checkpoint\.retry_s .*not supported"),
-        ({"members": {"min": 1}}, r"members\.min .*not supported"),
+        ({"members": {"rejoin": False}}, r"members\.rejoin .*not supported"),
         ({"train": {"steps": 4, "clip_norm": 1.0}}, r"train\.clip_norm .*not supported"),
         ({"emulate": {"step_s": 0.1}}, r"emulate .*not supported"),
         ({"codec": {"up": {"kind": "dgt"}}}, r"codec.up \(dgt\): not supported"),
@@ -226,7 +226,7 @@ def test_configurations_that_cannot_be_served(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"members": {"wait_s": 5.0}},
+        {"members": {"min": 2, "wait_s": 5.0}, "serve": {"lost_after_s": 5.0}},
         {
             "train": {
                 "steps": 4,

@@ -31,10 +31,10 @@ def test_the_page_has_the_tables_of_its_record(measured: Measured) -> None:
 
 def test_parameters_are_those_of_the_meta_device() -> None:
     for name, (width, layers) in large_models.SIZES.items():
-        paper = Paper(name, Measured({}, {}, {}))
+        paper = Paper(name, Measured({}, {}, {}, {}))
         assert paper.num_params == paper.sizes.num_trained
         assert paper.num_params == sum(p.numel() for p in on_meta(width, layers).parameters())
-        assert len(paper.sizes.units) == layers
+        assert len(paper.sizes.units) == layers + 1  # and the embedding
 
 
 def test_slices_are_those_of_fsdp() -> None:

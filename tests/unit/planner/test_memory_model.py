@@ -27,7 +27,8 @@ from geo_ray.planner.memory import (
     ParameterSize,
     Sharding,
 )
-from geo_ray.runs.memory_probe import exchange_memory, outline_of
+from geo_ray.runs.memory_probe import exchange_memory
+from geo_ray.runs.plan_inputs import sizes_of
 from geo_ray.strategies.config import AnyStrategy, CodecConfig
 from tests.support.fsdp_memory import Gpt
 
@@ -109,14 +110,15 @@ def test_an_outline_has_tied_parameters_once_and_layers_as_units() -> None:
         model = Gpt(width=64, layers=3, vocabulary=100, context=8).to(torch.bfloat16)
     model.head.weight = model.embed.weight
     model.blocks[1].requires_grad_(False)
-    found = outline_of(model)
+    found = sizes_of(model, list(model.blocks))
     assert [len(unit) for unit in found.units] == [12, 12, 12]
     assert {each.item_bytes for each in found.parameters} == {2}
     assert found.num_params == sum(p.numel() for p in model.parameters())
     assert found.num_trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
     sizes = [sum(p.size for p in unit) for unit in found.units]
     assert sizes == [sum(p.numel() for p in model.blocks[0].parameters())] * 3
-    assert outline_of(nn.Linear(3, 2)).root == (ParameterSize((2, 3)), ParameterSize((2,)))
+    assert sizes_of(nn.Linear(3, 2)).root == (ParameterSize((2, 3)), ParameterSize((2,)))
+    assert len(sizes_of(nn.Sequential(*(nn.Linear(9, 9) for _ in range(10)))).units) == 10
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
@@ -144,7 +146,11 @@ def test_the_peak_is_that_of_pytorchs_own_tool(ranks: int) -> None:
         precision = {"compute_bytes": 2, "reduce_bytes": 4} if case["mixed"] else {}
         layout = GroupLayout("fsdp", ranks, **precision)
         own = MemoryModel(
-            outline_of(model), OptimizerSize(1), layout, NOTHING, on_accelerator=False
+            sizes_of(model, list(model.blocks)),
+            OptimizerSize(1),
+            layout,
+            NOTHING,
+            on_accelerator=False,
         ).device()
         shards = found["Sharded Param"], found["OptState"]
         assert (own["parameters"], own["optimizer"]) == pytest.approx(shards, rel=1e-3)
@@ -215,7 +221,7 @@ def test_the_fix_fits() -> None:
     # 47.5 GB are usable: 12.4 GB are left, for 4 rows.
     with pytest.raises(ModelTooLargeError) as caught:
         model.check("it", device_gb=50)
-    assert caught.value.fix == "Use at most 4 rows per rank, and accumulate gradients."
+    assert caught.value.fix == "Use at most 4 rows per rank at a time, with train.accumulate."
     # 22.8 GB: on four ranks 16 + 1.6 + 1.5 GB, and 3.7 GB are left for a row.
     with pytest.raises(ModelTooLargeError) as caught:
         model.check("it", device_gb=24)

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from geo_ray.data.tasks.groups import ParameterGroup, parameter_runs
-from geo_ray.runtime.group_task import HeldOptimizer, own_batches, span_of, units_of
+from geo_ray.runtime.group_task import HeldOptimizer, own_batches, span_of
 from geo_ray.training.assignment import Ledger
 from geo_ray.training.optimizers import Adafactor, AdamW, Momentum, OneOptimizer, RateSchedule, Sgd
+from geo_ray.training.parameters import units_of
 
 
 @given(st.integers(1, 5), st.integers(1, 7), st.integers(1, 6))
