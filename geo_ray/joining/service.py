@@ -843,6 +843,8 @@ class JoinService:
 
     def _on_join(self, peer: str, hello: Hello) -> list[Outbound]:
         name, terms = hello.region, self.terms
+        if self.failure is not None and self.stage is Stage.GATHERING:
+            raise JoinRefusedError(f"run '{terms.name}' has failed: {self.failure.message}")
         if peer != rank_name(name, hello.rank):
             raise FrameError(f"'{peer}' describes itself as rank {hello.rank} of '{name}'")
         if name not in terms.regions:
@@ -1052,7 +1054,11 @@ class JoinService:
         self.slices = slices_of(layout, shares)
         self.model_P = torch.empty(layout.size)
         if self._resumed is not None:
-            return self._resume(layout, self._resumed)
+            try:
+                return self._resume(layout, self._resumed)
+            except GeoRayError as error:  # no region could continue
+                self.failure, self.averagers = error, []
+                return [each for name in self._regions for each in self._refuse(name, error)]
         self.averagers = [self.terms.averager(layout, each) for each in self.slices]
         self.stage, self._missing = Stage.STARTING, self._everything()
         welcome = Welcome(self.terms, {})
@@ -1081,12 +1087,11 @@ class JoinService:
         members = [str(name) for name in cast(list[object], saved.slices[0].control["members"])]
         loading = [name for name in sorted(members) if self._has(name, saved.id)]
         if not loading:
-            self.failure = CheckpointMissingError(
+            raise CheckpointMissingError(
                 f"no region has its files of checkpoint {saved.id}",
                 fix="Pass the folder of the run's checkpoints to `site.training`, or resume from "
                 "another checkpoint.",
             )
-            return []
         donor, copying = loading[0], sorted(self._regions.keys() - set(loading))
         for each in self.slices:
             averager = self.terms.averager(layout, each, members)

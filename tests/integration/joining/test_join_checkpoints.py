@@ -14,7 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from geo_ray.base.errors import CheckpointMissingError, ConfigError
+from geo_ray.base.errors import (
+    CheckpointMissingError,
+    ConfigChangedError,
+    ConfigError,
+    ModelMismatchError,
+)
 from geo_ray.joining.rank import STRATEGIES
 from geo_ray.joining.rank_saver import LoopState, RankSaver
 from geo_ray.joining.save_round import SaveStage
@@ -231,9 +236,29 @@ def test_without_any_files_of_regions_a_run_is_not_resumed(tmp_path: Path) -> No
     saving = {name: Loop("", name, tmp_path, checkpoints=tmp_path / name) for name in REGIONS}
     saved = interrupted(run, tmp_path, saving)
     with serving(run, tmp_path, resumed=saved) as (server, address):
-        plain = {name: Loop(address, name, tmp_path, wait_s=1.0).run for name in REGIONS}
-        train_all(plain)
+        plain = {name: Loop(address, name, tmp_path).run for name in REGIONS}
+        found = train_all(plain)
         assert isinstance(server.service.failure, CheckpointMissingError)
+        assert {type(each) for each in found.values()} == {CheckpointMissingError}, found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "codec", "error"),
+    [
+        ("bfloat16", {}, ModelMismatchError),
+        ("float32", {"up": {"kind": "topk"}}, ConfigChangedError),
+    ],
+)
+def test_all_regions_learn_at_once_that_a_run_cannot_be_resumed(
+    dtype: str, codec: dict[str, Any], error: type[Exception], tmp_path: Path
+) -> None:
+    saving = {name: Loop("", name, tmp_path, checkpoints=tmp_path / name) for name in REGIONS}
+    saved = interrupted(run_of("diloco"), tmp_path, saving)
+    with serving(run_of("diloco", codec=codec), tmp_path, resumed=saved) as (server, address):
+        loops = {n: replace(loop, address=address, dtype=dtype) for n, loop in saving.items()}
+        found = train_all({name: loop.run for name, loop in loops.items()})
+        assert {type(each) for each in found.values()} == {error}, found
+        assert isinstance(server.service.failure, error)
 
 
 def test_a_rank_that_hangs_does_not_block_a_checkpoint(
