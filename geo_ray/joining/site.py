@@ -332,30 +332,28 @@ class JoinedRegion:
         while not self._mail.empty():
             self._mail.get()  # of an earlier training
         try:
-            layout = Layout.of(model)
-            vector = ParameterVector(model, layout, self._ranks.group)
-            own = ModuleBuffers.of(model, buffers)
-            loop = LoopState(model, dict(state or {}), dict(rank_state or {}), own)
-            root = None
-            if checkpoints is not None:
-                root = root_of(checkpoints, self._run_id, self.region)
             with ExitStack() as stack:
-                if root is not None:
-                    self._saver = stack.enter_context(closing(self._new_saver(root)))
-                exchange, cutter = self._start(layout, vector, own, loop, root)
-                exchanger = stack.enter_context(
-                    closing(
-                        _Exchanger(self._endpoint, self._mail, exchange, self._ranks, self._wait_s)
-                    )
-                )
-                sync = JoinedTraining(exchange, exchanger, self._ranks, loop, self._saver, cutter)
-                sync.settle()
-                yield sync
-                sync.check_ended()
-                exchanger.end(vector, own)
-        except BaseException as error:
-            self._tell_failed(error)
-            raise
+                try:
+                    layout = Layout.of(model)
+                    vector = ParameterVector(model, layout, self._ranks.group)
+                    own = ModuleBuffers.of(model, buffers)
+                    loop = LoopState(model, dict(state or {}), dict(rank_state or {}), own)
+                    root = None
+                    if checkpoints is not None:
+                        root = root_of(checkpoints, self._run_id, self.region)
+                        self._saver = stack.enter_context(closing(self._new_saver(root)))
+                    exchange, cutter = self._start(layout, vector, own, loop, root)
+                    ranks, wait_s = self._ranks, self._wait_s
+                    exchanger = _Exchanger(self._endpoint, self._mail, exchange, ranks, wait_s)
+                    stack.enter_context(closing(exchanger))
+                    sync = JoinedTraining(exchange, exchanger, ranks, loop, self._saver, cutter)
+                    sync.settle()
+                    yield sync
+                    sync.check_ended()
+                    exchanger.end(vector, own)
+                except BaseException as error:
+                    self._tell_failed(error)  # before the saver, which may hang, is closed
+                    raise
         finally:
             self._is_training, self._saver = False, None
 

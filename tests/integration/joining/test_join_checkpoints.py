@@ -362,3 +362,36 @@ def test_a_checkpoint_that_only_the_regions_have_does_not_block_others(tmp_path:
         save = server.service.save
         assert save is not None
         assert save.id == 7
+
+
+def test_a_region_that_fails_while_it_saves_is_lost_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other region finishes while the thread that saves still hangs."""
+    hangs, write = threading.Event(), RankSaver._write
+
+    def written(saver: RankSaver, order: Any) -> None:
+        if "us" in str(saver._root):
+            hangs.wait(WAIT_S)
+        write(saver, order)
+
+    monkeypatch.setattr(RankSaver, "_write", written)
+    monkeypatch.setattr("geo_ray.joining.rank_saver._CLOSE_S", 2 * WAIT_S)
+    with serving(run_of("diloco"), tmp_path) as (server, address):
+        eu, us = (Loop(address, name, tmp_path, checkpoints=tmp_path) for name in REGIONS)
+
+        def fails(sync: JoinedTraining) -> None:
+            if sync.steps == 2:
+                server.begin_save(5, [], WAIT_S)
+            if sync.steps == 4:
+                raise CrashError
+
+        def finishes() -> int:
+            try:
+                return eu.run()[1]
+            finally:
+                hangs.set()
+
+        found = train_all({"eu": finishes, "us": partial(us.run, fails)})
+        assert found["eu"] == STEPS
+        assert isinstance(found["us"], CrashError)
