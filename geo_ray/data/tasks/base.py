@@ -28,7 +28,8 @@ class Task(Protocol):
     A task class also has a nested ``Options`` (derived from `geo_ray.Options`) and is
     built as ``Class(Options(...))``. It may have `model_buffers`, rules for values of the model
     other than trained parameters (`geo_ray.data.tasks.model_buffers`), `groups(model)`, groups of
-    parameters with separate rates and decays (`geo_ray.data.tasks.groups`), `tokenizer`, a
+    parameters with separate rates and decays (`geo_ray.data.tasks.groups`), `parallelize(model,
+    mesh)`, which distributes the model over a process group (docs/guides/groups.md), `tokenizer`, a
     tokenizer of transformers that exports contain (`geo_ray.runs.model_export`), and
     `tokens_per_row` and `flops_per_row`, the size of a row (`geo_ray.data.tasks.checked_calls`).
     """
