@@ -51,7 +51,7 @@ PARTS = {
         "tests/chaos/*",
         "tests/integration/api/test_api_train.py",
         "tests/integration/cli/test_cluster_pages.py",
-        "tests/integration/joining/test_[ors]*.py",
+        "tests/integration/joining/test_[jors]*.py",
         "tests/integration/cloud/test_clusters_local.py",
         "tests/integration/runs/test_store_checkpoints.py",
     ),

@@ -507,8 +507,10 @@ class JoinService:
         self.failure: GeoRayError | None = None
         self.save: SaveRound | None = None
         self._resumed = resumed
+        self._newest_save = -1  # id of the newest checkpoint that was begun
         self._snapshots: list[AveragerSnapshot] = []  # the averagers' state for `save`
-        self._saved_steps: dict[str, int] = {}  # steps of regions at its barrier
+        self._saved_slices: tuple[Slice, ...] = ()  # at its barrier
+        self._saved_steps: dict[str, int] = {}  # steps of regions there
         self._saved_buffers: tuple[dict[str, Tensor], dict[str, float]] = {}, {}
         self._now_s = now_s
         self._buffers = AveragerBuffers()
@@ -741,8 +743,11 @@ class JoinService:
     def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> list[Outbound]:
         """Begin a checkpoint, if that is possible now; see `save`.
 
+        A region may have committed files of a checkpoint that the run has not: its id is not used
+        again.
+
         Args:
-            checkpoint: id.
+            checkpoint: lowest id.
             keep: committed checkpoints that stay.
             timeout_s: time for the parts of ranks, from the barrier on.
         """
@@ -755,7 +760,10 @@ class JoinService:
         )
         if not may_begin:
             return []
-        self.save = SaveRound(checkpoint, tuple(keep), timeout_s)
+        known = [hello.saved or () for e in self._regions.values() for hello in e.hellos.values()]
+        used = max((each for saved in known for each in saved), default=-1)
+        self._newest_save = max(checkpoint, used + 1, self._newest_save + 1)
+        self.save = SaveRound(self._newest_save, tuple(keep), timeout_s)
         return self._answers([averager.change(MemberChange()) for averager in self.averagers])
 
     def end_save(self) -> None:
@@ -773,7 +781,7 @@ class JoinService:
         if save is None or layout is None or not self._snapshots:
             raise InvariantError("no checkpoint is being made")
         found = []
-        for each, snapshot in zip(self.slices, self._snapshots, strict=True):
+        for each, snapshot in zip(self._saved_slices, self._snapshots, strict=True):
             tensors = {
                 name: copy.whole()
                 for name, copy in snapshot.copies.items()
@@ -824,7 +832,7 @@ class JoinService:
         save.met(
             {n: (each.attempt, each.world_size) for n, each in self._regions.items() if each.saves}
         )
-        self._saved_steps = self.steps
+        self._saved_steps, self._saved_slices = self.steps, self.slices
         self._saved_buffers = self._buffers.export()
         for averager in self.averagers:
             averager.begin_checkpoint(save.id, halt=False)
@@ -835,6 +843,8 @@ class JoinService:
 
     def _on_join(self, peer: str, hello: Hello) -> list[Outbound]:
         name, terms = hello.region, self.terms
+        if self.failure is not None and self.stage is Stage.GATHERING:
+            raise JoinRefusedError(f"run '{terms.name}' has failed: {self.failure.message}")
         if peer != rank_name(name, hello.rank):
             raise FrameError(f"'{peer}' describes itself as rank {hello.rank} of '{name}'")
         if name not in terms.regions:
@@ -920,22 +930,64 @@ class JoinService:
         region.hellos[hello.rank] = hello
         if not region.is_complete:
             return []
-        owned = [
-            tuple(each.ranges for each in self.slices if each.owners[name] == rank)
-            for rank in range(region.world_size)
-        ]
-        for rank, ranges in enumerate(owned):
-            own = sorted(pair for each in ranges for pair in each)
-            share = region.hellos[rank].share
-            if _merged(own) != _merged(share) or sum(map(len, owned)) != len(self.slices):
-                raise JoinRefusedError(
-                    f"region '{name}' returns with another world size or sharding",
-                    fix="Start it with as many ranks and the same sharding as before.",
-                )
-        found = self._welcomed(name, Welcome(self.terms, {}, copies=True))
+        shares = [region.hellos[rank].share for rank in range(region.world_size)]
+        slices_of(layout, {name: shares})  # refuses ranks that do not cover the model
+        if not self._has_cuts(name, region):
+            found = []  # the slices are cut again at the barrier, and the ranks learn them there
+        else:
+            found = self._welcomed(name, Welcome(self.terms, {}, copies=True))
         if len(self._regions) + len(self.waiting) >= self._least:
             found += self._release()
         return found + self._admit_next()
+
+    def _has_cuts(self, name: str, region: _Region) -> bool:
+        """Return whether each rank of a region has whole slices."""
+        for rank in range(region.world_size):
+            own = sorted(
+                pair for each in self.slices if each.owners[name] == rank for pair in each.ranges
+            )
+            if _merged(own) != _merged(region.hellos[rank].share):
+                return False
+        return all(each.owners[name] < region.world_size for each in self.slices)
+
+    def _cut_again(self) -> list[Outbound]:
+        """Divide the model again, for a region that has joined with other ranks or shards.
+
+        This happens at its barrier, after the answers: no update is under way. References and
+        coding errors are kept for slices that stay the same, and dropped for others at both ends.
+        """
+        layout, joined = self.layout, [n for n in self._copiers if n in self._regions]
+        if layout is None or all(self._has_cuts(n, self._regions[n]) for n in joined):
+            return []
+        before = []
+        for each, averager in zip(self.slices, self.averagers, strict=True):
+            tensors, control = averager.export()
+            kept = {k: v for k, v in tensors.items() if not k.startswith(OPEN)}
+            before.append(SavedSlice(each.ranges, kept, {**control, "exchanges": {}}))
+        view = self.averagers[0].view
+        shares = {
+            name: [region.hellos[rank].share for rank in range(region.world_size)]
+            for name, region in self._regions.items()
+        }
+        self.slices, self.averagers = slices_of(layout, shares), []
+        for each in self.slices:
+            averager = self.terms.averager(layout, each, view.members)
+            averager.restore(*_cut(before, each, averager))
+            averager.view = view
+            averager.at(self._now_s())
+            self.averagers.append(averager)
+        self._copied = dict.fromkeys(range(len(self.slices)), 0)
+        found = []
+        for name, region in self._regions.items():
+            if name in joined:
+                found += self._welcomed(name, Welcome(self.terms, {}, copies=True))
+                continue
+            for rank in range(region.world_size):
+                own = [[i, e.ranges] for i, e in enumerate(self.slices) if e.owners[name] == rank]
+                # In the class of answers, which it must not overtake.
+                message = Message("slices", {}, json.dumps(own).encode(), "reply")
+                found.append(Outbound(rank_name(name, rank), message))
+        return found
 
     def _admit_next(self) -> list[Outbound]:
         """Let the next waiting region join at the next barrier, if none is joining now."""
@@ -1002,7 +1054,11 @@ class JoinService:
         self.slices = slices_of(layout, shares)
         self.model_P = torch.empty(layout.size)
         if self._resumed is not None:
-            return self._resume(layout, self._resumed)
+            try:
+                return self._resume(layout, self._resumed)
+            except GeoRayError as error:  # no region could continue
+                self.failure, self.averagers = error, []
+                return [each for name in self._regions for each in self._refuse(name, error)]
         self.averagers = [self.terms.averager(layout, each) for each in self.slices]
         self.stage, self._missing = Stage.STARTING, self._everything()
         welcome = Welcome(self.terms, {})
@@ -1031,12 +1087,11 @@ class JoinService:
         members = [str(name) for name in cast(list[object], saved.slices[0].control["members"])]
         loading = [name for name in sorted(members) if self._has(name, saved.id)]
         if not loading:
-            self.failure = CheckpointMissingError(
+            raise CheckpointMissingError(
                 f"no region has its files of checkpoint {saved.id}",
                 fix="Pass the folder of the run's checkpoints to `site.training`, or resume from "
                 "another checkpoint.",
             )
-            return []
         donor, copying = loading[0], sorted(self._regions.keys() - set(loading))
         for each in self.slices:
             averager = self.terms.averager(layout, each, members)
@@ -1246,9 +1301,14 @@ class JoinService:
         with_buffers = {each.to: each for each in self._buffers.attach(list(first.values()))}
         has_buffers: set[str] = set()  # ranks whose answer has them
         save: Meta = {}
-        if any(reply.barrier is not None for reply in first.values()):
+        at_barrier = any(reply.barrier is not None for reply in first.values())
+        cuts = False
+        if at_barrier:
             self._at_barrier(list(first.values()))
             save = self._met()
+            joined = [n for n in self.averagers[0].view.joining if n in self._regions]
+            cuts = not all(self._has_cuts(n, self._regions[n]) for n in joined)
+            save |= {"cuts": True} if cuts else {}
         for index, of_slice in enumerate(replies):
             if {reply.to for reply in of_slice} != first.keys():
                 raise InvariantError("the averagers of two slices answer different regions")
@@ -1277,6 +1337,7 @@ class JoinService:
                     each.size_bytes for of_slice in replies for each in of_slice if each.to == name
                 ),
             )
+        found += self._cut_again() if cuts else []
         return found + (self._admit_next() if self._joining else [])
 
     def _note_exchange(

@@ -7,11 +7,12 @@ only the copy of its parameters.
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.data.tasks.model_buffers import BufferRule
 from geo_ray.joining.credentials import JoinCredentials
-from geo_ray.joining.layout import Layout, positions, put, taken
+from geo_ray.joining.layout import Layout, Ranges, positions, put, taken
 from geo_ray.joining.rank import (
     JoinedModel,
     RankExchange,
@@ -48,6 +49,7 @@ from geo_ray.joining.rank_saver import LoopState, RankSaver, root_of, saved_stat
 from geo_ray.joining.service import (
     SERVER,
     Hello,
+    JoinTerms,
     Welcome,
     copy_message,
     payload_of,
@@ -82,6 +84,7 @@ SCHEME: Final = "geo-ray://"
 _LOOK_S: Final = 0.5
 _NOTICE_S: Final = 2.0
 _CAUSE_CHARS: Final = 500
+_MARKS: Final = ("slice", "save", "cuts")  # fields of an answer that are not the strategy's
 _MOST_UNUSED: Final = 1000  # batches, more than one step accumulates
 T = TypeVar("T")
 
@@ -339,13 +342,13 @@ class JoinedRegion:
             with ExitStack() as stack:
                 if root is not None:
                     self._saver = stack.enter_context(closing(self._new_saver(root)))
-                exchange = self._start(layout, vector, own, loop, root)
+                exchange, cutter = self._start(layout, vector, own, loop, root)
                 exchanger = stack.enter_context(
                     closing(
                         _Exchanger(self._endpoint, self._mail, exchange, self._ranks, self._wait_s)
                     )
                 )
-                sync = JoinedTraining(exchange, exchanger, self._ranks, loop, self._saver)
+                sync = JoinedTraining(exchange, exchanger, self._ranks, loop, self._saver, cutter)
                 sync.settle()
                 yield sync
                 sync.check_ended()
@@ -385,7 +388,7 @@ class JoinedRegion:
         buffers: ModuleBuffers | None,
         loop: LoopState,
         root: Root | None,
-    ) -> RankExchange:
+    ) -> tuple[RankExchange, _Cutter]:
         """Describe the model, wait for all regions, and load the run's parameters."""
         ranks = self._ranks
         hello = Hello(
@@ -405,17 +408,8 @@ class JoinedRegion:
         terms = welcome.terms
         check_strategy(terms.strategy)
         bounds = terms.bounds_in(vector.share, layout.size)
-        slices = [
-            SliceWire(
-                index,
-                ranges,
-                positions(ranges, vector.share),
-                RegionWire(
-                    terms.wire_plan(layout, ranges), ranks.region, sum(b - a for a, b in ranges)
-                ),
-            )
-            for index, ranges in sorted(welcome.slices.items())
-        ]
+        cutter = _Cutter(terms, layout, vector.share, ranks.region)
+        slices = cutter.slices(welcome.slices)
         model = JoinedModel(terms.strategy, vector, bounds)
         begins = not welcome.copies and welcome.checkpoint is None
         if begins:
@@ -445,7 +439,7 @@ class JoinedRegion:
         exchange.requests.view = max(exchange.requests.view, welcome.view)
         if welcome.is_donor:
             _send_copies(self._endpoint, exchange)
-        return exchange
+        return exchange, cutter
 
     def _load_own(self, loop: LoopState, root: Root, checkpoint: int) -> None:
         """Load optimizers and the like from the region's newest files, which may be a bit older.
@@ -577,6 +571,31 @@ def _send_copies(endpoint: Endpoint, exchange: RankExchange) -> None:
         endpoint.send(SERVER, copy_message(each.index, whole))
 
 
+@dataclass(frozen=True, slots=True)
+class _Cutter:
+    """Makes the slices of a rank."""
+
+    terms: JoinTerms
+    layout: Layout
+    share: Ranges
+    region: str
+
+    def slices(
+        self, ranges_of: Mapping[int, Ranges], before: Sequence[SliceWire] = ()
+    ) -> list[SliceWire]:
+        """Return slices by number; those that existed before keep what they have not sent."""
+        known = {each.ranges: each for each in before}
+        found = []
+        for index, ranges in sorted(ranges_of.items()):
+            if ranges in known:
+                found.append(replace(known[ranges], index=index))
+                continue
+            size = sum(stop - start for start, stop in ranges)
+            wire = RegionWire(self.terms.wire_plan(self.layout, ranges), self.region, size)
+            found.append(SliceWire(index, ranges, positions(ranges, self.share), wire))
+        return found
+
+
 class _Exchanger:
     """Encodes and sends updates, and decodes their answers, in a thread of its own."""
 
@@ -594,6 +613,7 @@ class _Exchanger:
         self._answers: queue.SimpleQueue[list[ReplyMessage] | BaseException] = queue.SimpleQueue()
         self._ready: list[ReplyMessage] | BaseException | None = None
         self._saves: int | None = None
+        self._cuts: Mapping[int, Ranges] | None = None
         self._sent_s = 0.0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="geo-ray-exchange", daemon=True)
@@ -607,6 +627,11 @@ class _Exchanger:
     def send_copies(self) -> None:
         """Send the state of this rank, from which a joining region begins."""
         _send_copies(self._endpoint, self._exchange)
+
+    def cuts(self) -> Mapping[int, Ranges] | None:
+        """Return the slices of this rank after the newest answers, once; None: as before."""
+        found, self._cuts = self._cuts, None
+        return found
 
     def saves(self) -> int | None:
         """Return the checkpoint at whose barrier the newest answers were given, once."""
@@ -696,12 +721,19 @@ class _Exchanger:
         """Wait for the answers of all slices; return them decoded."""
         slices = self._exchange.slices
         replies: dict[int | None, ReplyMessage] = {}
+        has_cuts = False
         while len(replies) < max(1, len(slices)):
             message = self._next("reply")
-            own = {k: v for k, v in message.meta.items() if k not in ("slice", "save")}
+            own = {k: v for k, v in message.meta.items() if k not in _MARKS}
+            has_cuts = has_cuts or "cuts" in message.meta
             if "save" in message.meta:
                 self._saves = fields.count(message.meta, "save")
             replies[fields.optional_count(message.meta, "slice")] = read_reply(own, message.payload)
+        if has_cuts:
+            body = json.loads(bytes(self._next("slices").payload))
+            self._cuts = {
+                int(index): tuple((int(a), int(b)) for a, b in ranges) for index, ranges in body
+            }
         if not slices:
             return list(replies.values())
         return [each.wire.decode(replies[each.index]) for each in slices]
@@ -743,9 +775,10 @@ class JoinedTraining:
         ranks: _Ranks,
         loop: LoopState,
         saver: RankSaver | None,
+        cutter: _Cutter,
     ) -> None:
         self._exchange, self._exchanger, self._ranks = exchange, exchanger, ranks
-        self._loop, self._saver = loop, saver
+        self._loop, self._saver, self._cutter = loop, saver, cutter
         self._losses: list[Tensor | float] = []
         self._calls = 0
         self._reported: tuple[int, bool] | None = None
@@ -845,6 +878,8 @@ class JoinedTraining:
                 break
             replies, took_s = self._exchanger.take()
             self._exchange.on_replies(replies, took_s)
+            if (cuts := self._exchanger.cuts()) is not None:
+                self._exchange.slices = self._cutter.slices(cuts, self._exchange.slices)
             if self._exchange.is_donor:
                 self._exchanger.send_copies()
             checkpoint = self._exchanger.saves()

@@ -24,6 +24,7 @@ from geo_ray.strategies.state import Outgoing, Wait
 from geo_ray.training.checkpoint_parts import HeldShard
 from geo_ray.training.config import answer_s
 from geo_ray.training.messages import ReplyMessage
+from geo_ray.training.optimizers import InnerOptimizer
 from geo_ray.training.parameters import split_sizes
 from geo_ray.training.shard import Change, Concurrently, Contribution, Pull, Shard
 from geo_ray.training.wire_format import (
@@ -568,7 +569,11 @@ class WorkerModel:
             return self._links.ask(report, push=True, partition=partition)
         answer, _ = self._links.primary.request(report, push=False)
         while (wanted := wanted_state(answer)) is not None:
-            self._links.put_moments(own.optimizer.export())
+            if isinstance(own.optimizer, InnerOptimizer):
+                live, copies = own.optimizer.live()  # nothing changes it until the answer
+                self._links.put_moments(live | copies)
+            else:
+                self._links.put_moments(own.optimizer.export())
             own.store()
             request: Meta = {"op": "state"} if wanted == "between" else report | {"has_state": True}
             answer = self._ask(request, push=True)

@@ -191,6 +191,7 @@ class Shard:
     ) -> None:
         self._on_worker = on_worker
         self._sent_moments: dict[str, Tensor] = {}
+        self._spare_moments: dict[str, Tensor] = {}  # memory of the state before the present one
         self._optimizer: InnerOptimizer | HeldState
         if isinstance(optimizer, TaskSteps):
             self._optimizer = HeldState(params_S.numel())
@@ -272,8 +273,14 @@ class Shard:
         self._grads[worker] = grad_S
 
     def put_moment(self, name: str, value: Tensor) -> None:
-        """Copy one of the optimizer's tensors, which the worker sends before its parameters."""
-        self._sent_moments[name] = value.clone()
+        """Copy one of the optimizer's tensors, which the worker sends before its parameters.
+
+        The present state stays until all have arrived, since the worker may be lost meanwhile.
+        """
+        spare = self._spare_moments.pop(name, None)
+        if spare is None or spare.shape != value.shape or spare.dtype != value.dtype:
+            spare = torch.empty_like(value)
+        self._sent_moments[name] = spare.copy_(value)
 
     def moments(self) -> dict[str, Tensor]:
         """Return the optimizer's tensors by name, for a worker that makes its steps; read-only."""
@@ -285,7 +292,11 @@ class Shard:
         self._unread.secure()
         self._unread_moments.secure()
         self.params_S.copy_(self._grads.pop(worker))
+        before, _ = self._optimizer.live()
         self._optimizer.restore(self._sent_moments, given=True)
+        now, _ = self._optimizer.live()
+        used = {id(value) for value in now.values()}
+        self._spare_moments = {k: v for k, v in before.items() if id(v) not in used}
         self._sent_moments = {}
 
     def is_quiet(self) -> bool:

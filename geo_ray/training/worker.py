@@ -16,13 +16,14 @@ Shape legend: P = parameters of the model.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,8 @@ from geo_ray.training.parameters import (
 )
 from geo_ray.training.state_guard import StateChange, StateGuard
 from geo_ray.training.task_steps import OptimizerSteps, TaskOptimizer
+
+_log = logging.getLogger(__name__)
 
 
 def has_statistics(module: nn.Module) -> bool:
@@ -172,6 +175,29 @@ class StepResult:
     unused: Sequence[int] = ()
 
 
+_PAGE_BYTES: Final = 4096
+
+
+def pin_memory(buffers: Sequence[Tensor]) -> None:
+    """Pin buffers that a GPU copies from and to, where the driver allows it.
+
+    Neighbours are pinned together, since a page cannot be pinned twice. They stay pinned until the
+    process ends.
+    """
+    spans = [(b.data_ptr(), b.data_ptr() + b.numel() * b.element_size()) for b in buffers]
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if joined and start - joined[-1][1] < _PAGE_BYTES:
+            joined[-1] = joined[-1][0], stop
+        else:
+            joined.append((start, stop))
+    for start, stop in joined:
+        driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(driver.cudaHostRegister(start, stop - start, 0))
+        if code:
+            _log.info("%d bytes are not pinned: CUDA error %d", stop - start, code)
+
+
 @dataclass(frozen=True, slots=True)
 class OwnSteps:
     """How a worker makes the optimizer's steps itself.
@@ -244,6 +270,8 @@ class Worker:
         self._accumulate = accumulate
         module = module.to(self._device)
         on_host = self._device.type == params_P.device.type
+        if self._device.type == "cuda":
+            pin_memory((self.params_P, self.grad_P))
         model_P = params_P if on_host else torch.empty_like(params_P, device=self._device)
         model_grad_P = grad_P if on_host else torch.empty_like(grad_P, device=self._device)
         model_grad_P.zero_()
@@ -391,7 +419,8 @@ class Worker:
     def load(self) -> None:
         """Take over the parameters in the buffer; for a worker that keeps them."""
         if self._flat.params_P is not self.params_P:
-            self._flat.params_P.copy_(self.params_P)
+            # The buffer changes after the next push, which waits for the step on the device.
+            self._flat.params_P.copy_(self.params_P, non_blocking=True)
 
     def store(self) -> None:
         """Copy the parameters that the worker keeps, and its model buffers, to those of a push."""

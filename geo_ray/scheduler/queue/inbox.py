@@ -377,6 +377,18 @@ def _check_size(config: QueueConfig, request: SubmitRequest) -> None:
         cpus, gpus = region.cpus, region.gpus
         if region.machines is not None:
             cpus, gpus = region.machines.cpus * region.machines.cap, None
+        machine = region.machines
+        if machine is not None and (
+            needs.machine_gpus > machine.gpus
+            or needs.machine_cpus > machine.cpus
+            or needs.machines_of(machine.cpus, machine.gpus) > machine.cap
+        ):
+            raise QueueRequestError(
+                f"job {request.job.name} does not fit the machines of {name}: its group has "
+                f"{needs.machines} parts of {needs.machine_gpus:g} GPUs and "
+                f"{needs.machine_cpus:g} CPUs, the queue {machine.cap} of {machine.gpus:g} and "
+                f"{machine.cpus:g}"
+            )
         if cpus is not None and needs.cpus_of(1) > cpus:
             raise QueueRequestError(
                 f"job {request.job.name} is larger than the cluster: a worker and the servers in "

@@ -60,13 +60,14 @@ def spec_of(experiment: Experiment, base_dir: Path, hints: JobHints) -> JobSpec:
             "a job with data everywhere must count the rows of all regions",
             fix="Add `train: {count: total}`, or configure one region.",
         )
+    _check_served(experiment, hints)
     task = load_task(experiment.task, base_dir)
     num_params = parameter_count(task, experiment.seed)
     size = experiment.data.batch_size
     regions = {each.name: RegionNeeds.of(each, size) for each in experiment.regions}
-    workers = sum(each.workers for each in experiment.regions)
+    workers = sum(each.workers for each in regions.values())
     steps = experiment.train.steps * max(1, experiment.worker_steps)
-    least = experiment.members.min or len(regions)
+    least = len(regions) if experiment.is_served else experiment.members.min or len(regions)
     exchange = experiment.strategy.traits.exchange
     hides = {"never": None, "when_late": exchange.every}.get(exchange.blocking, 0.0)
     fixed_s, row_s, lan_s = _steps(experiment, base_dir, num_params, hints.rows_per_s)
@@ -86,6 +87,31 @@ def spec_of(experiment: Experiment, base_dir: Path, hints: JobHints) -> JobSpec:
         least_regions=1 if hints.anywhere else least,
         most_workers=max(hints.most_workers or workers, len(regions)),
     )
+
+
+def _check_served(experiment: Experiment, hints: JobHints) -> None:
+    """Refuse runs of groups that a queue cannot start.
+
+    Raises:
+        QueueRequestError: a region is not a group that trains the task, or may not run anywhere.
+        SpeedUnknownError: the speed of the groups is unknown.
+    """
+    if not experiment.is_served:
+        return
+    if len(experiment.task_regions) < len(experiment.regions):
+        raise QueueRequestError(
+            "the queue does not know the model of regions that have a training loop of their own",
+            fix="Queue runs whose groups train a task.",
+        )
+    if hints.anywhere or (hints.most_workers or 0) > len(experiment.regions):
+        raise QueueRequestError(
+            "a group has a fixed region and number of processes",
+            fix="Omit --anywhere and --most-workers.",
+        )
+    if hints.rows_per_s is None:
+        raise SpeedUnknownError(
+            "groups are not profiled", fix="Give the rows per second of a region's group."
+        )
 
 
 def _steps(
@@ -150,12 +176,15 @@ def run_tree(
         regions.append(region)
     tree["regions"] = regions
     tree["name"] = job_id
+    is_served = any(region.get("group") is not None for region in regions)
     tree["cluster"] = {"kind": "existing"}
     tree["run"] = dict(tree.get("run") or {}) | {
         "dir": _runs_of(queue),
         "again": "resume",
         "unattended_s": _UNATTENDED_S,
     }
+    if is_served:  # all of its regions, and no section for what it does not have
+        return tree
     absent = [name for name in names if name not in workers]
     members = dict(tree.get("members") or {}) | {"absent": absent}
     if absent or spec.least_regions < len(names):

@@ -33,15 +33,29 @@ _MOST_S: Final = 1e9
 _MOST_BYTES: Final = 1e15
 _MOST_WORTH: Final = 1e12
 LEAST_STEP_S: Final = 1e-9
+_EPS: Final = 1e-9  # of a whole number of a group's parts on a machine
 
 
 class RegionNeeds(StrictModel):
-    """Resource needs of a job in one of its regions."""
+    """Resource needs of a job in one of its regions.
+
+    A region that is a process group counts as one worker with all of the group's resources, so that
+    it gets all of them or none.
+    """
 
     workers: int = Field(ge=1, le=_MOST_WORKERS, description="configured workers")
     rows: int = Field(ge=1, le=_MOST_ROWS, description="rows per step of all workers")
     cpus: float = Field(ge=0, le=_MOST_UNITS, description="of a worker")
     gpus: float = Field(ge=0, le=_MOST_UNITS, description="of a worker")
+    machine_cpus: float = Field(
+        0.0, ge=0, le=_MOST_UNITS, description="CPUs that one machine of a group must have"
+    )
+    machine_gpus: float = Field(
+        0.0, ge=0, le=_MOST_UNITS, description="GPUs that one machine of a group must have"
+    )
+    machines: int = Field(
+        0, ge=0, le=_MOST_WORKERS, description="parts of a group, each on one machine; 0: no group"
+    )
     server_cpus: float = Field(
         ge=0, le=_MOST_UNITS, description="of the region's servers and bridge"
     )
@@ -54,6 +68,19 @@ class RegionNeeds(StrictModel):
             region: region section.
             batch_size: `data.batch_size`.
         """
+        group = region.group
+        if group is not None:
+            cpus = group.cpus_per_rank * group.ranks_of_node
+            return cls(
+                workers=1,
+                rows=region.rows_per_step(batch_size),
+                cpus=cpus * group.nodes,
+                gpus=float(group.gpus_per_node * group.nodes),
+                machine_cpus=cpus,
+                machine_gpus=float(group.gpus_per_node),
+                machines=group.nodes,
+                server_cpus=region.cpus_per_server,
+            )
         return cls(
             workers=region.workers,
             rows=region.rows_per_step(batch_size),
@@ -61,6 +88,12 @@ class RegionNeeds(StrictModel):
             gpus=region.gpus_per_worker,
             server_cpus=region.cpus_per_server * (region.ps_shards + 1),
         )
+
+    def machines_of(self, cpus: float, gpus: float) -> int:
+        """Return the machines that a group needs, if each has some CPUs and GPUs."""
+        has = ((cpus, self.machine_cpus), (gpus, self.machine_gpus))
+        parts = min((int(own / each + _EPS) for own, each in has if each), default=self.machines)
+        return math.ceil(self.machines / max(1, parts))
 
     def cpus_of(self, workers: int) -> float:
         """Return the CPUs of a number of workers and the servers."""

@@ -185,6 +185,7 @@ def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
     """Return the machines that allocated jobs need, by region."""
     gpus = dict.fromkeys(config.regions, 0.0)
     cpus = dict.fromkeys(config.regions, 0.0)
+    whole = dict.fromkeys(config.regions, 0)  # machines of groups
     slot = state.generation.slots[-1] if state.generation.slots else None
     for job in state.living():
         if job.attempt is not None:
@@ -197,6 +198,9 @@ def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
             if region not in config.regions:
                 continue  # the region was removed from the queue: it launches nothing
             needs = job.request.spec.needs(region)
+            machine = config.regions[region].machines
+            if machine is not None:
+                whole[region] += count * needs.machines_of(machine.cpus, machine.gpus)
             gpus[region] += needs.gpus * count
             cpus[region] += needs.cpus_of(count)
     regions = []
@@ -207,6 +211,7 @@ def target_of(state: QueueState, config: QueueConfig) -> ClusterTarget:
         count = math.ceil(cpus[name] / machine.cpus - 1e-9)
         if machine.gpus:
             count = max(count, math.ceil(gpus[name] / machine.gpus - 1e-9))
+        count = max(count, whole[name])
         kind = MachineKind(
             machine.type, 1.0, machine.cap, machine.markets, (), machine.usd_per_hour
         )

@@ -80,6 +80,33 @@ def test_one_is_killed_and_comes_back_another_is_killed_for_good(
 
 
 @pytest.mark.slow
+def test_a_killed_worker_with_the_optimizer_is_replaced_and_nothing_changes(
+    ray_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    experiment = experiment_of(
+        tmp_path,
+        strategy={"kind": "sma", "interval": 10},
+        optimizer={"kind": "adamw", "lr": 0.003},
+        regions=[{"name": "us-east"}, {"name": "eu-west"}],
+        train={"steps": 40, "eval_every": 20, "optimizer_on": "worker"},
+        emulate={"step_s": 0.3},
+        checkpoint={"every_s": 2.0},
+    )
+    killed: list[int] = []
+
+    def kill_at_step_15(event: Event) -> None:
+        if event.kind == "step" and event["step"] == 15 and not killed:
+            killed.append(actors(regions_node(ray_cluster, "us-east"), "WorkerActor")[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    done = train(experiment, tmp_path, sink=kill_at_step_15)
+    on_server = {"train": experiment.train.model_copy(update={"optimizer_on": "server"})}
+    check_whole(done, simulate(experiment.model_copy(update=on_server), tmp_path))
+    (replaced,) = done.of("worker_replaced")
+    assert replaced["attempt"] == 2 and len(done.of("checkpoint")) > 2
+
+
+@pytest.mark.slow
 def test_a_worker_leaves_the_node_that_will_be_gone_and_nothing_is_lost(
     short_tmp: Path, tmp_path: Path
 ) -> None:

@@ -38,6 +38,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+class LeaveError(Exception):
+    """The end of a loop."""
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[dict[int, Ranks]]:
     pools = {size: Ranks(size) for size in (2, 3)}
@@ -213,3 +217,41 @@ def test_gpt2_in_regions_of_any_world_size(tmp_path: Path) -> None:
         difference = float((vectors[name] - vectors["alone"]).abs().max())
         print(f"{name}: {difference:.3g}")
         assert difference < 2e-5  # 3e-6 in plain PyTorch, if two half batches are added
+
+
+@pytest.mark.parametrize("kind", ["diloco", "diloco_streaming", "one_step_delay"])
+def test_a_region_returns_with_other_ranks(
+    kind: str, ranks: dict[int, Ranks], tmp_path: Path
+) -> None:
+    """It leaves with one rank and returns with three, sharded; the model is divided again."""
+    run = terms(("ap", "eu", "us"), 60, strategy=options(kind))
+    with serving(run, tmp_path) as (server, address):
+
+        def leave(sync: JoinedTraining) -> None:
+            if sync.steps >= 6:
+                raise LeaveError
+
+        def us() -> list[Any]:
+            with pytest.raises(LeaveError):
+                Loop(address, "us", tmp_path).run(leave)
+            ranks[3].start(run_loop, Loop(address, "us", tmp_path, "fsdp"))
+            return ranks[3].results()
+
+        def wait(sync: JoinedTraining) -> None:
+            """Leave steps for the group that returns."""
+            while sync.steps >= 40 and server.service.averagers[0].view.generation < 3:
+                if server.service.waiting:
+                    return
+                time.sleep(0.01)
+
+        ranks[2].start(run_loop, Loop(address, "eu", tmp_path, "fsdp"))
+        found = train_all({"ap": partial(Loop(address, "ap", tmp_path).run, wait), "us": us})
+        eu = ranks[2].results()
+        everything = [found["ap"], *found["us"], *eu]
+        assert not [each for each in everything if isinstance(each, Exception)], everything
+        assert len(server.service.slices) == 4
+        kinds = [event["kind"] for event in server.news()]
+        assert kinds.count("region_lost") == kinds.count("region_joined") == 1
+        served = server.service.model_P.clone()
+    for vector, _ in everything:
+        assert torch.equal(vector, served)

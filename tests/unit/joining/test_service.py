@@ -525,17 +525,17 @@ def test_the_total_of_an_evaluation_does_not_wait_for_lost_regions(has_reported:
 
 
 def test_a_region_that_cannot_return_frees_the_others_and_all_its_ranks_are_told() -> None:
-    """It restarts with another sharding before anybody noticed: the others continue without it."""
+    """Its ranks lack a part of the model: the others continue without it."""
     world = World({"eu": [WHOLE], "us": HALVES})
     world.start()
     for name in world.ranks:
         world.step(name, 1.0)
     for message in world.step("eu#0", 0.0):
         world.deliver("eu#0", message)
-    other: tuple[Ranges, ...] = (((0, 5),), ((5, P),))
+    other: tuple[Ranges, ...] = (((0, 5),), ((6, P),))
     for rank, share in enumerate(other):
         world.hello("us", rank, 2, share=share)
-    assert world.refusals("us#0") == world.refusals("us#1") == ["JOIN_REFUSED"]
+    assert world.refusals("us#0") == world.refusals("us#1") == ["MODEL_MISMATCH"]
     assert world.merge("eu#0")
     assert world.service.waiting == ()
 

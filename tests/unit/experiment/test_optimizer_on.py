@@ -1,0 +1,63 @@
+"""Where `train.optimizer_on: worker` has an effect, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from geo_ray.base.errors import ConfigError
+from geo_ray.training.worker import Worker
+from tests.support.world_support import experiment
+
+
+def configured(*, workers: tuple[int, ...] = (1, 1), strategy: str = "diloco", **train: Any) -> Any:
+    regions = [{"name": name, "workers": n} for name, n in zip("abcd", workers, strict=False)]
+    return experiment(
+        regions=regions,
+        strategy={"kind": strategy},
+        train={"steps": 4, "optimizer_on": "worker"} | train,
+    )
+
+
+def test_it_has_an_effect_in_regions_with_one_worker() -> None:
+    found = configured(workers=(1, 2), state_every=7)
+    assert [found.state_every(region) for region in found.regions] == [7, 0]
+    servers = configured(optimizer_on="server")
+    assert [servers.state_every(region) for region in servers.regions] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"strategy": "bsp"}, "does more with a gradient"),
+        ({"strategy": "hfa"}, "does more with a gradient"),
+        ({"workers": (2, 3)}, "every region has several workers"),
+        ({"mode": "async", "strategy": "asgd_ga"}, "mode async"),
+        ({"elastic": {}}, "train.elastic"),
+        (
+            {"stragglers": {"kind": "backup_workers"}, "workers": (2, 2)},
+            "train.stragglers",
+        ),
+    ],
+)
+def test_what_needs_gradients_at_the_server_is_refused(changes: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        configured(**changes)
+    assert "train.optimizer_on" in caught.value.message
+
+
+def test_one_region_needs_no_strategy() -> None:
+    found = configured(workers=(1,), strategy="bsp")
+    assert found.state_every(found.regions[0]) == 100
+
+
+@pytest.mark.parametrize(("device", "index"), [("cuda:3", 3), ("cuda", 1)])
+def test_a_gpu_seeds_its_own_generator(
+    monkeypatch: pytest.MonkeyPatch, device: str, index: int
+) -> None:
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
+    worker = object.__new__(Worker)
+    worker._device = torch.device(device)
+    assert worker.rng_devices() == [index]
