@@ -175,8 +175,8 @@ class AveragerActor:
 
     # -------------------------------------------------------------- checkpoints
 
-    def begin_save(self, checkpoint: int, keep: list[int], timeout_s: float) -> bool:
-        """Begin a checkpoint; return whether it has begun, see `JoinService.begin_save`."""
+    def begin_save(self, checkpoint: int, keep: list[int], timeout_s: float) -> int | None:
+        """Begin a checkpoint, see `JoinService.begin_save`; return its id, or None if not now."""
         return self._server.begin_save(checkpoint, keep, timeout_s)
 
     def saved_heads(self) -> tuple[list[SliceHead], str, dict[str, int]]:
