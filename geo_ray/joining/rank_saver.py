@@ -19,25 +19,40 @@ import json
 import logging
 import queue
 import threading
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from geo_ray.base.errors import CheckpointError, CheckpointMissingError, GeoRayError
+from geo_ray.base.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointMissingError,
+    GeoRayError,
+)
 from geo_ray.base.user_code import error_summary
 from geo_ray.joining.checkpoint import commit, load, write_part
-from geo_ray.joining.checkpoint_manifest import PartRecord, decode_value, read_manifest
+from geo_ray.joining.checkpoint_manifest import (
+    PartRecord,
+    RankManifest,
+    TensorRecord,
+    ValueRecord,
+    decode_value,
+    read_manifest,
+)
 from geo_ray.joining.layout import Ranges, persistent_buffers
 from geo_ray.joining.rank import RankState
 from geo_ray.joining.save_round import commit_order, read_checkpoint, unsaved_message
@@ -94,10 +109,10 @@ class LoopState:
         shared = {
             name: get_optimizer_state_dict(self.model, each)
             if isinstance(each, Optimizer)
-            else each.state_dict()
+            else _packed(each.state_dict())
             for name, each in self.shared.items()
         }
-        own = {name: each.state_dict() for name, each in self.own.items()}
+        own = {name: _packed(each.state_dict()) for name, each in self.own.items()}
         found = persistent_buffers(self.model)
         if self.ruled is not None:
             found |= self.ruled.by_name()
@@ -116,19 +131,123 @@ class LoopState:
             CheckpointError: the checkpoint cannot be read.
         """
         folder = root.folder(checkpoint)
+        for optimizer in self.shared.values():
+            if isinstance(optimizer, Optimizer):
+                optimizer.zero_grad()  # torch initializes the state of optimizers without gradients
         tree = self.tree(rank)
         saved = read_manifest(folder)
+        entries: list[TensorRecord | ValueRecord] = list(saved.tensors.values())
+        entries += saved.values.values()
         mine = ("rank_state", _rank_key(rank))
-        if not any(each.path[:2] == mine for each in (saved.tensors | saved.values).values()):
+        if not any(entry.path[:2] == mine for entry in entries):
             del tree["rank_state"]  # this rank did not exist, so that its objects begin again
-        load(tree, folder, partial=True)
+        own = tree.get("rank_state", {}).get(_rank_key(rank), {})
         for name, each in self.shared.items():
             if isinstance(each, Optimizer):
-                set_optimizer_state_dict(self.model, each, tree["state"][name])
+                _fit_optimizer(tree["state"][name], ("state", name), saved)
             else:
-                each.load_state_dict(tree["state"][name])
-        for name, each in self.own.items() if "rank_state" in tree else ():
-            each.load_state_dict(tree["rank_state"][_rank_key(rank)][name])
+                _fit_tensors(tree["state"][name], ("state", name), saved)
+        for name, packed in own.items():
+            _fit_tensors(packed, (*mine, name), saved)
+        load(tree, folder, partial=True)
+        options = StateDictOptions(strict=False)  # parameters without a gradient have no state
+        for name, each in self.shared.items():
+            found = tree["state"][name]
+            if isinstance(each, Optimizer):
+                set_optimizer_state_dict(self.model, each, found, options=options)
+            else:
+                each.load_state_dict(_unpacked(found, each.state_dict()))
+        for name, packed in own.items():
+            self.own[name].load_state_dict(_unpacked(packed, self.own[name].state_dict()))
+
+
+def _packed(state: object) -> dict[str, Any]:
+    """Return the state of an object as its tensors and one plain value with their places.
+
+    So its structure may change in the course of a training. Planners do not look into tuples.
+    """
+    tensors: dict[str, Tensor] = {}
+    paths: list[tuple[object, ...]] = []
+
+    def plain(value: object, path: tuple[object, ...]) -> object:
+        if isinstance(value, Tensor):
+            tensors[".".join(map(str, path))] = value
+            paths.append(path)
+            return None
+        if isinstance(value, Mapping):
+            return {key: plain(each, (*path, key)) for key, each in value.items()}
+        if type(value) in (list, tuple):
+            items = [plain(each, (*path, at)) for at, each in enumerate(cast(list[Any], value))]
+            return tuple(items) if isinstance(value, tuple) else items
+        return value
+
+    return {"values": (plain(state, ()), tuple(paths)), "tensors": tensors}
+
+
+def _unpacked(packed: Mapping[str, Any], example: object) -> Any:
+    """Return the state that was packed; ``example``: a state of the same object."""
+    values, paths = packed["values"]
+    places = {tuple(path): ".".join(map(str, path)) for path in paths}
+
+    def whole(value: object, path: tuple[object, ...], like: object) -> object:
+        if path in places:
+            return packed["tensors"][places[path]]
+        if isinstance(value, dict):
+            of = like if isinstance(like, Mapping) else {}
+            found = {key: whole(each, (*path, key), of.get(key)) for key, each in value.items()}
+            kind = type(like)
+            return kind(found) if kind in (Counter, OrderedDict) else found
+        if isinstance(value, list | tuple):
+            some = like if isinstance(like, list | tuple) else ()
+            items = [
+                whole(each, (*path, at), other)
+                for at, (each, other) in enumerate(zip_longest(value, some[: len(value)]))
+            ]
+            return type(value)(items)
+        return value
+
+    return whole(values, (), example)
+
+
+def _fit_tensors(packed: dict[str, Any], path: tuple[str, ...], saved: RankManifest) -> None:
+    """Replace the tensors of a packed state by empty ones of the saved names, shapes and types.
+
+    Sharded tensors stay, to be loaded in the sharding of this process.
+
+    Raises:
+        CheckpointMismatchError: the checkpoint has no such state.
+    """
+    if not any(each.path == (*path, "values") for each in saved.values.values()):
+        raise CheckpointMismatchError(f"the checkpoint has no state '{path[-1]}'")
+    size, have = len(path) + 1, packed["tensors"]
+    packed["tensors"] = {
+        str(each.path[size]): have[each.path[size]]
+        if isinstance(have.get(each.path[size]), DTensor)
+        else torch.empty(each.shape, dtype=DTYPES[each.dtype])
+        for each in saved.tensors.values()
+        if each.path[:size] == (*path, "tensors")
+    }
+
+
+def _fit_optimizer(state: dict[str, Any], path: tuple[str, ...], saved: RankManifest) -> None:
+    """Drop the state of parameters that had no gradient before the checkpoint.
+
+    Raises:
+        CheckpointMismatchError: the checkpoint has parameters or groups that the optimizer lacks.
+    """
+    entries: list[TensorRecord | ValueRecord] = [*saved.tensors.values(), *saved.values.values()]
+    size = len(path)
+    found = {each.path[size : size + 2] for each in entries if each.path[:size] == path}
+    known = {("state", name) for name in state["state"]}
+    known |= {("param_groups", at) for at in range(len(state["param_groups"]))}
+    if unknown := sorted(".".join(map(str, each)) for each in found - known):
+        raise CheckpointMismatchError(
+            f"optimizer '{path[-1]}' has no '{unknown[0]}', which is in the checkpoint",
+            fix="Build the optimizer as it was when the checkpoint was saved.",
+        )
+    for name in list(state["state"]):
+        if ("state", name) not in found:
+            del state["state"][name]
 
 
 def _rank_key(rank: int) -> str:

@@ -125,11 +125,13 @@ class JoinServer:
         with self.lock:
             self._post(self.service.request_stop())
 
-    def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> bool:
-        """Begin a checkpoint; return whether it has begun, see `JoinService.begin_save`."""
+    def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> int | None:
+        """Begin a checkpoint, see `JoinService.begin_save`; return its id, or None if not now."""
         with self.lock:
+            if self.service.save is not None:
+                return None
             self._post(self.service.begin_save(checkpoint, keep, timeout_s))
-            return self.service.save is not None and self.service.save.id == checkpoint
+            return None if self.service.save is None else self.service.save.id
 
     def links(self) -> dict[str, PeerStats]:
         """Return the counters of all connections, by rank."""

@@ -507,6 +507,7 @@ class JoinService:
         self.failure: GeoRayError | None = None
         self.save: SaveRound | None = None
         self._resumed = resumed
+        self._newest_save = -1  # id of the newest checkpoint that was begun
         self._snapshots: list[AveragerSnapshot] = []  # the averagers' state for `save`
         self._saved_slices: tuple[Slice, ...] = ()  # at its barrier
         self._saved_steps: dict[str, int] = {}  # steps of regions there
@@ -742,8 +743,11 @@ class JoinService:
     def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> list[Outbound]:
         """Begin a checkpoint, if that is possible now; see `save`.
 
+        A region may have committed files of a checkpoint that the run has not: its id is not used
+        again.
+
         Args:
-            checkpoint: id.
+            checkpoint: lowest id.
             keep: committed checkpoints that stay.
             timeout_s: time for the parts of ranks, from the barrier on.
         """
@@ -756,7 +760,10 @@ class JoinService:
         )
         if not may_begin:
             return []
-        self.save = SaveRound(checkpoint, tuple(keep), timeout_s)
+        known = [hello.saved or () for e in self._regions.values() for hello in e.hellos.values()]
+        used = max((each for saved in known for each in saved), default=-1)
+        self._newest_save = max(checkpoint, used + 1, self._newest_save + 1)
+        self.save = SaveRound(self._newest_save, tuple(keep), timeout_s)
         return self._answers([averager.change(MemberChange()) for averager in self.averagers])
 
     def end_save(self) -> None:
@@ -836,6 +843,8 @@ class JoinService:
 
     def _on_join(self, peer: str, hello: Hello) -> list[Outbound]:
         name, terms = hello.region, self.terms
+        if self.failure is not None and self.stage is Stage.GATHERING:
+            raise JoinRefusedError(f"run '{terms.name}' has failed: {self.failure.message}")
         if peer != rank_name(name, hello.rank):
             raise FrameError(f"'{peer}' describes itself as rank {hello.rank} of '{name}'")
         if name not in terms.regions:
@@ -1045,7 +1054,11 @@ class JoinService:
         self.slices = slices_of(layout, shares)
         self.model_P = torch.empty(layout.size)
         if self._resumed is not None:
-            return self._resume(layout, self._resumed)
+            try:
+                return self._resume(layout, self._resumed)
+            except GeoRayError as error:  # no region could continue
+                self.failure, self.averagers = error, []
+                return [each for name in self._regions for each in self._refuse(name, error)]
         self.averagers = [self.terms.averager(layout, each) for each in self.slices]
         self.stage, self._missing = Stage.STARTING, self._everything()
         welcome = Welcome(self.terms, {})
@@ -1074,12 +1087,11 @@ class JoinService:
         members = [str(name) for name in cast(list[object], saved.slices[0].control["members"])]
         loading = [name for name in sorted(members) if self._has(name, saved.id)]
         if not loading:
-            self.failure = CheckpointMissingError(
+            raise CheckpointMissingError(
                 f"no region has its files of checkpoint {saved.id}",
                 fix="Pass the folder of the run's checkpoints to `site.training`, or resume from "
                 "another checkpoint.",
             )
-            return []
         donor, copying = loading[0], sorted(self._regions.keys() - set(loading))
         for each in self.slices:
             averager = self.terms.averager(layout, each, members)

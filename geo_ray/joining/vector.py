@@ -128,6 +128,10 @@ class ParameterVector:
     def write(self, params_S: Tensor) -> None:
         """Set the parameters of all replicas to a vector (S,); collective if there are replicas."""
         with torch.no_grad():
+            if not self._exact and params_S is not self._params_S:  # such as a saved one
+                if self._params_S is None:
+                    self._params_S = torch.empty(self.size, pin_memory=self._pinned)
+                self._params_S.copy_(params_S)
             for piece, local in self._locals():
                 part_S = params_S[piece.at : piece.at + piece.stop - piece.start]
                 if local.data_ptr() == 0 or not _is_view(local, piece.param):

@@ -165,12 +165,14 @@ class ExchangeMemory:
         rank_peak: the same at the peak of an exchange.
         server_rest: of the serving process, between two rounds, with all regions.
         server_peak: the same at the peak of a round.
+        rank_end: of a rank's slice at the end of the run, when it sends its parameters.
     """
 
     rank_rest: float
     rank_peak: float
     server_rest: float
     server_peak: float
+    rank_end: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +250,11 @@ class MemoryModel:
 
     def memory(self) -> GroupMemory:
         """Return the bytes by term."""
-        exchanged = self.exchanged_per_rank
-        exchange = self.exchange
+        exchanged, exchange = self.exchanged_per_rank, self.exchange
+        rank_peak = max(exchange.rank_peak, exchange.rank_end)
         host = {
             "strategy": exchanged * exchange.rank_rest,
-            "messages": exchanged * (exchange.rank_peak - exchange.rank_rest),
+            "messages": exchanged * (rank_peak - exchange.rank_rest),
             "process": PROCESS_BYTES,
         }
         whole = float(self.model.num_trained)

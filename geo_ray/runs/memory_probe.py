@@ -89,6 +89,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 _ROWS, _COLUMNS = 128, 128
+_FP32_BYTES: Final = 4
 _ROUNDS: Final = 3  # of the whole model
 _SERVER: Final = "server"
 
@@ -129,6 +130,7 @@ class _Probe:
     def __init__(self, terms: JoinTerms, *, keeps_vector: bool) -> None:
         layout = Layout((Parameter("weight", (_ROWS, _COLUMNS), "float32"),))
         self._size, self._counted, names = layout.size, _Allocations(), terms.regions
+        self._keeps_vector = keeps_vector
         self._fragments = terms.strategy.traits.exchange.fragments
         self._most_steps = 4 * terms.steps
         ranges = ((0, layout.size),)
@@ -170,7 +172,10 @@ class _Probe:
             if number > self._most_steps:
                 raise InvariantError("a strategy does not come to an end")
         peak = self._counted.peak
-        found = (min(rest[first]), peak[first], min(rest[_SERVER]), peak[_SERVER])
+        # At the end a rank reads its parameters, and copies them for the server.
+        vectors = 1 if self._keeps_vector else 2
+        at_end = self._counted.live[first] + vectors * _FP32_BYTES * self._size
+        found = (min(rest[first]), peak[first], min(rest[_SERVER]), peak[_SERVER], at_end)
         return ExchangeMemory(*(count / self._size for count in found))
 
     def _step(self) -> list[UpdateMessage]:

@@ -186,11 +186,11 @@ class ServedCheckpoints:
         self._writer.shutdown()
 
     def _begin(self) -> None:
-        checkpoint = self._store.next_id()
-        keep = self._store.ids()[-(self._experiment.checkpoint.keep - 1) :]
+        lowest, keep = self._store.next_id(), self._store.ids()  # until the run has removed them
         timeout_s = self._experiment.checkpoint.part_timeout_s
-        call = self._actor.begin_save.remote(checkpoint, keep, timeout_s)
-        if not collect({SERVER: call}, _ANSWER_S)[SERVER]:
+        call = self._actor.begin_save.remote(lowest, keep, timeout_s)
+        checkpoint = collect({SERVER: call}, _ANSWER_S)[SERVER]
+        if checkpoint is None:
             self._next_s = time.monotonic() + min(_RETRY_S, self._every_s)
             return
         self._open, self._left_out = checkpoint, {}

@@ -14,11 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from geo_ray.base.errors import CheckpointMissingError, ConfigError
+from geo_ray.base.errors import (
+    CheckpointMissingError,
+    ConfigChangedError,
+    ConfigError,
+    ModelMismatchError,
+)
 from geo_ray.joining.rank import STRATEGIES
 from geo_ray.joining.rank_saver import LoopState, RankSaver
 from geo_ray.joining.save_round import SaveStage
-from geo_ray.joining.service import JoinTerms, SavedRun
+from geo_ray.joining.service import JoinTerms, SavedRun, Stage
 from geo_ray.joining.site import JoinedTraining, join
 from tests.support.join_support import (
     WAIT_S,
@@ -234,9 +239,29 @@ def test_without_any_files_of_regions_a_run_is_not_resumed(tmp_path: Path) -> No
     saving = {name: Loop("", name, tmp_path, checkpoints=tmp_path / name) for name in REGIONS}
     saved = interrupted(run, tmp_path, saving)
     with serving(run, tmp_path, resumed=saved) as (server, address):
-        plain = {name: Loop(address, name, tmp_path, wait_s=1.0).run for name in REGIONS}
-        train_all(plain)
+        plain = {name: Loop(address, name, tmp_path).run for name in REGIONS}
+        found = train_all(plain)
         assert isinstance(server.service.failure, CheckpointMissingError)
+        assert {type(each) for each in found.values()} == {CheckpointMissingError}, found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "codec", "error"),
+    [
+        ("bfloat16", {}, ModelMismatchError),
+        ("float32", {"up": {"kind": "topk"}}, ConfigChangedError),
+    ],
+)
+def test_all_regions_learn_at_once_that_a_run_cannot_be_resumed(
+    dtype: str, codec: dict[str, Any], error: type[Exception], tmp_path: Path
+) -> None:
+    saving = {name: Loop("", name, tmp_path, checkpoints=tmp_path / name) for name in REGIONS}
+    saved = interrupted(run_of("diloco"), tmp_path, saving)
+    with serving(run_of("diloco", codec=codec), tmp_path, resumed=saved) as (server, address):
+        loops = {n: replace(loop, address=address, dtype=dtype) for n, loop in saving.items()}
+        found = train_all({name: loop.run for name, loop in loops.items()})
+        assert {type(each) for each in found.values()} == {error}, found
+        assert isinstance(server.service.failure, error)
 
 
 def test_a_rank_that_hangs_does_not_block_a_checkpoint(
@@ -284,3 +309,59 @@ def test_state_needs_a_folder(tmp_path: Path) -> None:
         pytest.raises(ConfigError, match="`state` is given without `checkpoints`"),
     ):
         site.begin(model, state={"optimizer": adamw(model)})
+
+
+def test_parameters_in_bf16_resume_to_the_same_bits(tmp_path: Path) -> None:
+    """The vector that is exchanged has more precision than the model."""
+    run = run_of("diloco")
+    plain = {name: Loop("", name, tmp_path, dtype="bfloat16") for name in REGIONS}
+    saving = {name: replace(loop, checkpoints=tmp_path / name) for name, loop in plain.items()}
+    expected = trained(run, tmp_path, plain)
+    found = trained(run, tmp_path, saving, interrupted(run, tmp_path, saving))
+    for name, vector in expected.items():
+        assert torch.equal(found[name], vector), name
+
+
+def test_a_checkpoint_that_only_the_regions_have_does_not_block_others(tmp_path: Path) -> None:
+    """The run could not commit checkpoint 5, whose files the regions have: its id is used up."""
+    run = run_of("diloco")
+    with serving(run, tmp_path) as (server, address):
+        saved: list[int] = []
+
+        def each(sync: JoinedTraining) -> None:
+            if sync.steps not in (2, 6):
+                return
+            begun = server.begin_save(5, [], WAIT_S)
+            saved.extend(() if begun is None else [begun])
+
+        def watch() -> None:
+            until_s = time.monotonic() + WAIT_S
+            while time.monotonic() < until_s and server.service.stage is not Stage.DONE:
+                with server.lock:
+                    save = server.service.save
+                    if save is not None and save.stage is SaveStage.READY:
+                        assert not save.failed
+                        server.service.end_save()
+                time.sleep(0.005)
+
+        def slow(sync: JoinedTraining) -> None:
+            each(sync)
+            time.sleep(0.1)
+
+        loops = {name: Loop(address, name, tmp_path, checkpoints=tmp_path) for name in REGIONS}
+        runs = {name: partial(loop.run, slow) for name, loop in loops.items()}
+        found = train_all({**runs, "watch": watch})
+        assert not [one for one in found.values() if isinstance(one, Exception)], found
+        assert saved == [5, 6]
+        assert server.service.save is None
+    with serving(run, tmp_path) as (server, address):  # as after a restart from the beginning
+
+        def later(sync: JoinedTraining) -> None:
+            if sync.steps == 2:
+                server.begin_save(5, [], WAIT_S)
+
+        loops = {name: Loop(address, name, tmp_path, checkpoints=tmp_path) for name in REGIONS}
+        train_all({name: partial(loop.run, later) for name, loop in loops.items()})
+        save = server.service.save
+        assert save is not None
+        assert save.id == 7
