@@ -327,6 +327,13 @@ class Experiment(StrictModel):
         return tuple(region for region in self.regions if region.group is not None)
 
     @property
+    def served_at(self) -> ServeConfig:
+        """Where the run is served; groups are told the address, so that any port will do."""
+        if self.serve is not None:
+            return self.serve
+        return ServeConfig(port=0) if len(self.groups) == len(self.regions) else ServeConfig()
+
+    @property
     def task_regions(self) -> tuple[RegionConfig, ...]:
         """The regions in which geo_ray trains the task."""
         return tuple(region for region in self.regions if region.trains_task)

@@ -340,7 +340,8 @@ class RankExchange(RegionExchange):
             took_s: seconds since the request.
         """
         whole = replies[0]
-        if len(replies) > 1 or self.slices[0].places != ((0, whole.payload_P.numel()),):
+        is_first = ((0, whole.payload_P.numel()),)  # a rank without elements has no slice
+        if len(replies) > 1 or (self.slices and self.slices[0].places != is_first):
             payload_S = torch.empty(sum(reply.payload_P.numel() for reply in replies))
             for each, reply in zip(self._fragment_places(whole.fragment), replies, strict=True):
                 put(payload_S, each, reply.payload_P)

@@ -121,7 +121,7 @@ def train_task(rank: GroupRank, spec: RunSpec) -> None:
         )
     runs = parameter_runs(task, module)
     module = module.to(rank.device)
-    model = _distributed(task, module, rank, "fsdp" if group is None else group.sharding)
+    model = distributed(task, module, rank, "fsdp" if group is None else group.sharding)
     local_steps = max(1, experiment.worker_steps)
     optimizer = HeldOptimizer(
         lasting(experiment.optimizer, experiment.train.steps * local_steps),
@@ -282,8 +282,19 @@ def own_batches(
 # ------------------------------------------------------------------ distribution of the model
 
 
-def _distributed(task: Task, module: nn.Module, rank: GroupRank, sharding: str) -> nn.Module:
-    """Distribute a model over the ranks of the group."""
+def distributed(task: Task, module: nn.Module, rank: GroupRank, sharding: str) -> nn.Module:
+    """Return a model that is distributed over the ranks of the group.
+
+    Args:
+        task: its method ``parallelize`` distributes the model, if it has one.
+        module: the model.
+        rank: this rank.
+        sharding: ``fsdp`` or ``ddp``.
+
+    Raises:
+        TaskOutputError: the task's method raised an exception.
+        TaskLoadError: it returned something else than a module.
+    """
     mesh = init_device_mesh(rank.device.type, (rank.world_size,))
     own = getattr(task, "parallelize", None)
     if own is not None:

@@ -29,6 +29,7 @@ from geo_ray.base.restarts import Restarts
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.experiment.regions import GroupConfig, RegionConfig
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.service import Stage
 from geo_ray.ray_cluster.calls import FailureKind, Handle, RayFailure, Ref, failure_of, kill
 from geo_ray.ray_cluster.placement import PlacedRegion
 from geo_ray.runtime.group_actor import JOIN_KEY, RankHost, places_of
@@ -137,19 +138,23 @@ class GroupPolicy:
     restarts: Restarts
 
     def lost(
-        self, region: str, failures: Mapping[int, RayFailure], *, trains: bool, now_s: float
+        self, region: str, failures: Mapping[int, RayFailure], stage: Stage, now_s: float
     ) -> Restart | GiveUp:
         """Decide about a group that has lost ranks.
 
-        An error of a loop before the run trains ends the run: every start would repeat it.
+        An error of a loop before the run trains ends the run: every start would repeat it. When all
+        regions have finished, nothing is started any longer.
 
         Args:
             region: its region.
             failures: failures by rank.
-            trains: whether the run trains already.
+            stage: progress of the run.
             now_s: time of any clock.
         """
         rank, failure = root_cause(failures)
+        if stage in (Stage.ENDING, Stage.DONE):
+            return GiveUp(rank, rank_error(region, rank, failure), ends_run=False)
+        trains = stage is Stage.TRAINING
         was_raised = failure.kind in (FailureKind.RAISED, FailureKind.BUG)
         if was_raised and not trains:
             return GiveUp(rank, rank_error(region, rank, failure), ends_run=True)
@@ -261,11 +266,11 @@ class Groups:
                     return rank_error(group.region.name, rank, failure, f"; {error.message}")
         return error if self._cause is None else self._cause
 
-    def watch(self, *, trains: bool) -> None:
+    def watch(self, stage: Stage) -> None:
         """Continue the start of groups, and handle lost ranks.
 
         Args:
-            trains: whether the run trains.
+            stage: progress of the run.
 
         Raises:
             GeoRayError: a group cannot be started.
@@ -274,7 +279,7 @@ class Groups:
             if not group.over:
                 self._advance(group)
                 if group.failures and time.monotonic() - group.failed_s >= _SETTLES_S:
-                    self._on_lost(group, trains=trains)
+                    self._on_lost(group, stage)
 
     def finish(self) -> None:
         """Wait for the rest of the loops after the end of the run."""
@@ -379,7 +384,7 @@ class Groups:
 
     # ------------------------------------------------------------------ loss
 
-    def _on_lost(self, group: _Group, *, trains: bool) -> None:
+    def _on_lost(self, group: _Group, stage: Stage) -> None:
         """Start a group again that has lost ranks, or give it up.
 
         Raises:
@@ -387,7 +392,7 @@ class Groups:
         """
         name, failures = group.region.name, group.failures
         self._end(group)
-        decision = self._policy.lost(name, failures, trains=trains, now_s=time.monotonic())
+        decision = self._policy.lost(name, failures, stage, time.monotonic())
         error = decision.error
         self._events.append(
             {"kind": "worker_lost", "region": name, "worker": decision.rank, "cause": error.message}

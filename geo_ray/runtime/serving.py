@@ -38,6 +38,7 @@ from geo_ray.runs.model_file import about_model, save_module, save_trained
 from geo_ray.runs.recorder import Recorder
 from geo_ray.runs.requests import take_stop_request
 from geo_ray.runs.start_checks import check_evaluation
+from geo_ray.runtime.group_actor import JOIN_KEY
 from geo_ray.runtime.groups import Groups
 from geo_ray.runtime.launcher import ProcessSpec
 from geo_ray.runtime.run_context import RayMetrics, RunSetup
@@ -66,6 +67,7 @@ from geo_ray.telemetry.summary import Summary, Summing, save_summary
 from geo_ray.training.parameters import BufferLayout
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.certs import Authority
+from geo_ray.transport.security.process_keys import SecretReceiver, seal_secret
 
 _POLL_S: Final = 0.2
 _START_S: Final = 120.0
@@ -79,7 +81,7 @@ ADDRESS_FILE: Final = "address"
 
 def terms_of(experiment: Experiment) -> JoinTerms:
     """Return what the ranks of a served run must know."""
-    serve = experiment.serve or ServeConfig()
+    serve = experiment.served_at
     return JoinTerms(
         name=experiment.name,
         regions=experiment.region_names,
@@ -99,7 +101,6 @@ class AveragerActor:
     Args:
         terms_json: the run.
         transport_json: settings of connections.
-        credentials: file with its own credentials.
         host: where to listen.
         port: where to listen.
         lost_after_s: a region that is away for so long is lost.
@@ -112,7 +113,6 @@ class AveragerActor:
         self,
         terms_json: str,
         transport_json: str,
-        credentials: str,
         host: str,
         port: int,
         lost_after_s: float,
@@ -124,7 +124,7 @@ class AveragerActor:
         self._fence = TokenFence()
         self._terms = JoinTerms.model_validate_json(terms_json)
         self._transport = TransportConfig.model_validate_json(transport_json)
-        self._credentials = JoinCredentials.read(credentials)
+        self._receiver = SecretReceiver()
         self._address, self._lost_after_s = (host, port), lost_after_s
         self._least, self._wait_s = least, wait_s
         self._slices: list[SavedSlice] = []
@@ -132,6 +132,11 @@ class AveragerActor:
         self._listening: JoinServer | None = None
 
     # -------------------------------------------------------------- start
+
+    def introduce(self) -> tuple[str, bytes]:
+        """Return the address of its machine, and its public key."""
+        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        return host, self._receiver.public
 
     def add_saved(self, head: SliceHead) -> None:
         """Take in a slice of the checkpoint to resume from, without the values of its tensors."""
@@ -146,11 +151,12 @@ class AveragerActor:
         slices = tuple(self._slices)
         self._resumed = SavedRun(checkpoint, Layout.from_json(layout), slices, steps)
 
-    def listen(self) -> int:
-        """Start to listen; return the port."""
+    def listen(self, credentials: bytes) -> int:
+        """Start to listen with its credentials, sealed for this process; return the port."""
+        text = self._receiver.open(credentials, JOIN_KEY).decode()
         self._listening = JoinServer(
             self._terms,
-            self._credentials,
+            JoinCredentials.parse(text, "the credentials of the averager"),
             *self._address,
             self._transport,
             self._lost_after_s,
@@ -289,7 +295,7 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
 
 def _serve_once(setup: RunSetup, store: CheckpointStore, resume: Resumption | None) -> Summary:
     experiment, run, launcher = setup.experiment, setup.run, setup.launcher
-    server = experiment.serve or ServeConfig()
+    server = experiment.served_at
     folder = run.path / JOIN_FOLDER
     found = None if resume is None else find_checkpoint(store, resume, setup.reporting)
     saved = None if found is None else read_saved(found)
@@ -303,7 +309,6 @@ def _serve_once(setup: RunSetup, store: CheckpointStore, resume: Resumption | No
         arguments = (
             terms_of(experiment).model_dump_json(),
             experiment.transport.model_dump_json(),
-            str(folder / f"{SERVER}.pem"),
             server.host,
             server.port or _earlier_port(folder),
             server.lost_after_s,
@@ -316,8 +321,11 @@ def _serve_once(setup: RunSetup, store: CheckpointStore, resume: Resumption | No
         (actor,) = launcher.make([process])
         if saved is not None:
             send_saved(actor, saved)
-        port = collect({SERVER: actor.listen.remote()}, _START_S)[SERVER]
-        address = f"geo-ray://{_host(experiment)}:{port}"
+        here, public = collect({SERVER: actor.introduce.remote()}, _START_S)[SERVER]
+        text = JoinCredentials.read(folder / f"{SERVER}.pem").text()
+        sealed = seal_secret(text.encode(), public, JOIN_KEY)
+        port = collect({SERVER: actor.listen.remote(sealed)}, _START_S)[SERVER]
+        address = f"geo-ray://{_host(server, here)}:{port}"
         (folder / ADDRESS_FILE).write_text(address + "\n", encoding="ascii")
         spec = RunSpec(
             experiment_json=experiment.model_dump_json(),
@@ -364,13 +372,11 @@ def _prepared(experiment: Experiment, run: RunDirectory) -> tuple[Task | None, s
     return task, address
 
 
-def _host(experiment: Experiment) -> str:
-    server = experiment.serve or ServeConfig()
+def _host(server: ServeConfig, here: str) -> str:
+    """Return the host of the run's address; ``here`` is the averager's machine."""
     if server.advertise is not None:
         return server.advertise
-    if server.host not in ("0.0.0.0", "::"):  # noqa: S104  (compared only)
-        return server.host
-    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+    return here if server.host in ("0.0.0.0", "::") else server.host  # noqa: S104  (compared)
 
 
 def write_credentials(experiment: Experiment, folder: Path) -> str:
@@ -477,7 +483,7 @@ class _Serving:
         if isinstance(found["failure"], GeoRayError):
             raise found["failure"]
         if found["stage"] != Stage.DONE.value:
-            self._groups.watch(trains=found["stage"] == Stage.TRAINING.value)
+            self._groups.watch(Stage(found["stage"]))
         interruption = self._setup.reporting.interruption
         if take_stop_request(self._setup.run.path):
             interruption.set()

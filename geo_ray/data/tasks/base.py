@@ -29,7 +29,8 @@ class Task(Protocol):
     built as ``Class(Options(...))``. It may have `model_buffers`, rules for values of the model
     other than trained parameters (`geo_ray.data.tasks.model_buffers`), `groups(model)`, groups of
     parameters with separate rates and decays (`geo_ray.data.tasks.groups`), hooks for its own
-    optimizers and steps (`geo_ray.training.task_steps`), `tokenizer`, a
+    optimizers and steps (`geo_ray.training.task_steps`), `parallelize(model, mesh)`, which
+    distributes the model over a process group (docs/guides/groups.md), `tokenizer`, a
     tokenizer of transformers that exports contain (`geo_ray.runs.model_export`), and
     `tokens_per_row` and `flops_per_row`, the size of a row (`geo_ray.data.tasks.checked_calls`).
     Each worker sets its ``region`` and ``rank``.

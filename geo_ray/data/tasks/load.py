@@ -59,7 +59,11 @@ METHODS: Mapping[str, tuple[str, ...]] = {
 
 _COLUMNS = 'Write for example columns = {"image": "float32[64]", "label": "int64"}.'
 
-_OPTIONAL: Mapping[str, tuple[str, ...]] = {"dataset": ("seed",), "groups": ("model",)}
+_OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "dataset": ("seed",),
+    "groups": ("model",),
+    "parallelize": ("model", "mesh"),
+}
 
 
 def check_task(task: object, name: str) -> None:

@@ -125,13 +125,24 @@ def test_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_accelerate_with_two_processes(tmp_path: Path) -> None:
-    run_region("accelerate.commands.launch --cpu --num_processes 2", "with_accelerate.py", tmp_path)
+    launcher = "accelerate.commands.launch --cpu --num_processes 2 --main_process_port 0"
+    run_region(launcher, "with_accelerate.py", tmp_path)
+
+
+@pytest.mark.parametrize("script", ["with_trainer.py", "with_lightning.py"])
+def test_trainers_with_two_processes(script: str, tmp_path: Path) -> None:
+    """The trainer wraps the model in DistributedDataParallel."""
+    run_region("torch.distributed.run --standalone --nproc-per-node 2", script, tmp_path)
 
 
 def run_region(launcher: str, script: str, folder: Path) -> None:
-    """Run an example as region eu with two processes, next to a plain loop of region us."""
-    from examples.own_loop import plain
+    """Run an example as region eu with two processes, next to a plain loop of region us.
 
+    Each process uses two batches of 4 rows in a step, or one of 8.
+    """
+    model = importlib.import_module(f"examples.own_loop.{script.removesuffix('.py')}").new_model()
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randn(8, 8, generator=generator) for _ in range(STEPS)]
     with serving(terms(REGIONS, STEPS, strategy=DILOCO), folder) as (server, address):
         command = [*launcher.split(), f"{ROOT}/examples/own_loop/{script}", address, "eu"]
         command = [sys.executable, "-m", *command, str(folder / "eu.pem")]
@@ -139,14 +150,16 @@ def run_region(launcher: str, script: str, folder: Path) -> None:
             command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
         )
         found: list[Any] = []
-        arguments = address, "us", str(folder / "us.pem")
-        thread = threading.Thread(target=lambda: found.append(plain.train(*arguments)))
+        arguments = model, batches, 0.01, address, folder / "us.pem"
+        thread = threading.Thread(target=lambda: found.append(plain_loop(*arguments)))
         thread.start()
         said, _ = eu.communicate(timeout=WAIT_S)
         thread.join(WAIT_S)
         assert eu.returncode == 0
         assert torch.equal(found[0], server.service.model_P)
-        assert f"{found[0].norm():.4f}" in said
+        prints = 1 if "accelerate" in launcher else 2
+        assert said.count(f"{found[0].norm():.4f}") == prints
+        assert rows_counted(server.news()) == [16 * INTERVAL] * (STEPS // INTERVAL)
 
 
 def test_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

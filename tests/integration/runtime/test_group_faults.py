@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,18 @@ import pytest
 import torch
 from ray.util.placement_group import placement_group_table
 from safetensors.torch import load_file
+from torch import nn
 
+import geo_ray
 from geo_ray.base.errors import LoopFailedError, RankLostError
-from geo_ray.experiment.experiment import Experiment
+from geo_ray.experiment.experiment import Experiment, ServeConfig
+from geo_ray.experiment.regions import RegionConfig
 from geo_ray.ray_cluster.connect import ConnectedCluster
 from geo_ray.ray_cluster.local_cluster import LocalCluster
 from geo_ray.ray_cluster.process_supervisor import descendants
 from geo_ray.runs import requests
 from geo_ray.telemetry.events import Event
-from tests.support.train_support import train
+from tests.support.train_support import WAIT_S, eventually, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
@@ -151,6 +155,38 @@ def test_a_loop_that_raises(tmp_path: Path) -> None:
         LoopFailedError, match=r"(?s)rank 1 of region 'eu-west': .*ValueError: no rows here .*py:29"
     ):
         train(experiment(tmp_path, loop="fails"), tmp_path)
+
+
+def test_a_region_joins_next_to_a_group(tmp_path: Path) -> None:
+    (tmp_path / "fast").touch()
+    changed = experiment(tmp_path, steps=6)
+    first, second = changed.regions
+    joined = RegionConfig(name=second.name, join=True)
+    served = ServeConfig(host="127.0.0.1", port=0)
+    changed = changed.model_copy(update={"regions": (first, joined), "serve": served})
+    folder, found = tmp_path / "runs" / "tiny" / "join", []
+
+    def join_it() -> None:
+        address = folder / "address"
+        eventually(lambda: address.exists() and address.read_text().endswith("\n"), "an address")
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+        pem = folder / f"{joined.name}.pem"
+        with (
+            geo_ray.join(address.read_text().strip(), region=joined.name, credentials=pem) as site,
+            site.training(model) as sync,
+        ):
+            for _ in sync.batches(range(100)):
+                sync.step(rows=1)
+        found.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+
+    thread = threading.Thread(target=join_it)
+    thread.start()
+    done = train(changed, tmp_path)
+    thread.join(WAIT_S)
+    saved = torch.cat([value.reshape(-1) for value in load_file(done.run.model).values()])
+    assert len(saved) == len(found[0])
+    assert {float(x) for x in saved} == {float(x) for x in found[0]}
+    assert done.summary.samples == 6 * (2 * 8 + 1)
 
 
 def test_a_stop_request_lets_all_groups_finish(tmp_path: Path) -> None:

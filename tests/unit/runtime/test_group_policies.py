@@ -20,6 +20,7 @@ from geo_ray.base.errors import (
     RegionLostError,
 )
 from geo_ray.base.restarts import Restarts
+from geo_ray.joining.service import Stage
 from geo_ray.ray_cluster.calls import FailureKind, RayFailure
 from geo_ray.runtime.group_actor import RankHost, memory_named, places_of
 from geo_ray.runtime.groups import GiveUp, GroupPolicy, Restart, rank_error, root_cause
@@ -76,21 +77,28 @@ def test_errors_name_region_rank_and_cause(failure: RayFailure, kind: type[GeoRa
 def test_restarts_are_limited() -> None:
     policy = GroupPolicy(Restarts(2, 100.0))
     for now_s in (0.0, 1.0):
-        assert isinstance(policy.lost("eu", {0: KILLED}, trains=True, now_s=now_s), Restart)
-    given_up = policy.lost("eu", {0: KILLED}, trains=True, now_s=2.0)
+        assert isinstance(policy.lost("eu", {0: KILLED}, Stage.TRAINING, now_s), Restart)
+    given_up = policy.lost("eu", {0: KILLED}, Stage.TRAINING, 2.0)
     assert isinstance(given_up, GiveUp)
     assert not given_up.ends_run
     assert "train.max_worker_restarts = 2 in 100 s is used up" in given_up.error.message
-    assert isinstance(policy.lost("eu", {0: KILLED}, trains=True, now_s=101.0), Restart)
+    assert isinstance(policy.lost("eu", {0: KILLED}, Stage.TRAINING, 101.0), Restart)
 
 
 def test_a_loop_that_fails_before_the_run_trains_ends_it() -> None:
     policy = GroupPolicy(Restarts(5, None))
-    found = policy.lost("eu", {0: VALUE}, trains=False, now_s=0.0)
+    found = policy.lost("eu", {0: VALUE}, Stage.GATHERING, 0.0)
     assert isinstance(found, GiveUp)
     assert found.ends_run
-    assert isinstance(policy.lost("eu", {0: VALUE}, trains=True, now_s=0.0), Restart)
-    assert isinstance(policy.lost("eu", {0: KILLED}, trains=False, now_s=0.0), Restart)
+    assert isinstance(policy.lost("eu", {0: VALUE}, Stage.TRAINING, 0.0), Restart)
+    assert isinstance(policy.lost("eu", {0: KILLED}, Stage.GATHERING, 0.0), Restart)
+
+
+@pytest.mark.parametrize("stage", [Stage.ENDING, Stage.DONE])
+def test_nothing_is_started_at_the_end(stage: Stage) -> None:
+    found = GroupPolicy(Restarts(5, None)).lost("eu", {0: KILLED}, stage, 0.0)
+    assert isinstance(found, GiveUp)
+    assert not found.ends_run
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=12))
@@ -152,7 +160,7 @@ def regions(**group: Any) -> dict[str, Any]:
         (regions(gpus_per_node=4, ranks_per_node=2, loop="a.py:b"), "4 GPUs have one process each"),
         ({"train": {"steps": 4, "clip_mean_norm": 1.0}}, r"train\.clip_mean_norm .*not supported"),
         (TASK | regions() | {"train": {"steps": 4, "clip_norm": 1.0}}, r"train\.clip_norm"),
-        ({"checkpoint": {"every_s": 5.0}}, r"checkpoint\.every_s .*not supported"),
+        ({"emulate": {"step_s": 0.1}}, r"emulate .*not supported"),
     ],
 )
 def test_configurations_that_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -178,6 +186,15 @@ def test_demands_of_groups() -> None:
     assert demand_of(experiment, config).total() == {"CPU": 32.0, "GPU": 16.0}
     assert experiment.labels == ("us", "eu")
     assert experiment.rows == 4 * (16 + 1) * 32
+
+
+def test_a_run_of_groups_takes_any_port() -> None:
+    assert geo_ray.load_config(CONFIG).served_at.port == 7447
+    groups = [{"name": name, "group": {"loop": "a.py:train"}} for name in ("eu", "us")]
+    experiment = geo_ray.load_config(CONFIG | {"regions": groups})
+    assert experiment.served_at.port == 0
+    served = experiment.model_copy(update={"serve": experiment.served_at})
+    assert served.served_at == experiment.served_at
 
 
 def test_serve_refuses_groups() -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from geo_ray.base.errors import TaskLoadError
+from geo_ray.data.tasks.base import Task
 from geo_ray.data.tasks.groups import ParameterGroup, parameter_runs
-from geo_ray.runtime.group_task import HeldOptimizer, own_batches, span_of
+from geo_ray.runtime.group_task import HeldOptimizer, distributed, own_batches, span_of
 from geo_ray.training.assignment import Ledger
 from geo_ray.training.optimizers import Adafactor, AdamW, Momentum, OneOptimizer, RateSchedule, Sgd
 from geo_ray.training.parameters import units_of
@@ -80,6 +88,40 @@ def test_units_do_not_overlap(depth: int) -> None:
     model = Transformer(depth, tied=False)
     units = units_of(model)
     assert not [a for a in units for b in units if a != b and a.startswith(f"{b}.")]
+
+
+class Parallel:
+    def __init__(self, result: object) -> None:
+        self.result = result
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh) -> object:
+        assert mesh.size() == 2
+        return self.result or nn.Sequential(model)
+
+
+@pytest.fixture
+def rank() -> Iterator[Any]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield SimpleNamespace(device=torch.device("cpu"), world_size=2)
+    dist.destroy_process_group()
+
+
+def test_the_model_is_distributed_as_configured(rank: Any) -> None:
+    sharded = distributed(cast(Task, object()), Transformer(12, tied=True), rank, "fsdp")
+    assert all(isinstance(param, DTensor) for param in sharded.parameters())
+    assert {name for name, each in sharded.named_modules() if isinstance(each, FSDPModule)} == {
+        "",
+        *BLOCKS,
+    }
+    copied = distributed(cast(Task, object()), nn.Linear(2, 2), rank, "ddp")
+    assert isinstance(copied, nn.parallel.DistributedDataParallel)
+
+
+def test_a_task_distributes_its_model(rank: Any) -> None:
+    found = distributed(cast(Task, Parallel(None)), nn.Linear(2, 2), rank, "fsdp")
+    assert isinstance(found, nn.Sequential)
+    with pytest.raises(TaskLoadError, match="parallelize returned int, not a module"):
+        distributed(cast(Task, Parallel(3)), nn.Linear(2, 2), rank, "fsdp")
 
 
 class Grouped:
