@@ -26,6 +26,7 @@ from tests.support.join_support import Loop, small_model, terms, train_all
 from tests.support.join_support import serving as in_process
 
 START_S = 180.0
+LONG = 200  # steps of a run that is killed, which are slow until then
 CONFIG: dict[str, Any] = {
     "name": "served",
     "regions": [{"name": "eu", "join": True}, {"name": "us", "join": True}],
@@ -136,10 +137,10 @@ def test_a_killed_averager_continues_from_the_newest_checkpoint(tmp_path: Path) 
     """kill -9 of the averager: the regions' loops start again and end as without the failure."""
     (plain := tmp_path / "plain").mkdir()
     strategy = CONFIG["strategy"]
-    with in_process(terms(("eu", "us"), 24, strategy=strategy), plain) as (_, there):
+    with in_process(terms(("eu", "us"), LONG, strategy=strategy), plain) as (_, there):
         expected = train_all({name: Loop(there, name, plain).run for name in ("eu", "us")})
     run_path = tmp_path / "runs" / "served"
-    changes = {"train": {"steps": 24}, "checkpoint": {"every_s": 0.5}}
+    changes = {"train": {"steps": LONG}, "checkpoint": {"every_s": 0.5}}
     with serving(tmp_path, changes) as (process, address):
         regions = {name: Region(address, name, run_path) for name in ("eu", "us")}
 
@@ -156,7 +157,7 @@ def test_a_killed_averager_continues_from_the_newest_checkpoint(tmp_path: Path) 
     for name in ("eu", "us"):
         assert torch.equal(found[name], expected[name][0])
     run = geo_ray.open_run(run_path)
-    assert run.summary.steps == 24
+    assert run.summary.steps == LONG
     kinds = [event.kind for event in read_events(run_path / "events.jsonl")]
     assert kinds.count("run_started") == 2
 
@@ -165,7 +166,7 @@ def test_a_killed_averager_continues_from_the_newest_checkpoint(tmp_path: Path) 
 def test_a_run_is_resumed_after_everything_was_killed(tmp_path: Path) -> None:
     """kill -9 of the serving process and its cluster; `geo-ray train --resume` continues."""
     run_path = tmp_path / "runs" / "served"
-    changes = {"train": {"steps": 24}, "checkpoint": {"every_s": 0.5}}
+    changes = {"train": {"steps": LONG}, "checkpoint": {"every_s": 0.5}}
     with serving(tmp_path, changes) as (process, address):
         regions = {name: Region(address, name, run_path) for name in ("eu", "us")}
 
@@ -184,7 +185,7 @@ def test_a_run_is_resumed_after_everything_was_killed(tmp_path: Path) -> None:
         found = train_all({**loops, "kill": kill})
     assert not [each for each in found.values() if isinstance(each, Exception)], found
     assert torch.equal(found["eu"], found["us"])
-    assert geo_ray.open_run(run_path).summary.steps == 24
+    assert geo_ray.open_run(run_path).summary.steps == LONG
 
 
 @pytest.mark.slow  # starts a cluster only to end it
