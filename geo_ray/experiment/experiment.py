@@ -199,9 +199,10 @@ class Experiment(StrictModel):
         """Check that either all regions join, or none; and that sections fit that."""
         joined = {region.is_joined for region in self.regions}
         if len(joined) > 1:
+            rest = [region.name for region in self.regions if not region.is_joined]
             raise ValueError(
-                "regions: either all regions join from training loops of their own or have a "
-                "`group`, or none does"
+                "regions: either all regions have `join: true` or a `group`, or none has; "
+                f"{', '.join(rest)} {'has' if len(rest) == 1 else 'have'} neither"
             )
         is_needed = any(region.trains_task for region in self.regions)
         for name in _OWN_SECTIONS:

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from geo_ray.base.errors import TaskOutputError, TaskStateError
+from geo_ray.base.errors import ConfigError, TaskOutputError, TaskStateError
 from geo_ray.base.random_state import generators_restored
 from geo_ray.data.columns import Columns
 from geo_ray.data.manifest import Manifest
@@ -124,8 +124,16 @@ def check_metric_names(experiment: Experiment, found: Collection[str]) -> None:
         ConfigError: names the key and the existing metrics.
     """
     for key, metric in _wanted(experiment).items():
-        if metric not in found:
-            raise no_such_metric(key, metric, found)
+        if metric in found:
+            continue
+        if key == "train.keep_best.metric" and experiment.train.keep_best is None:
+            names = " or ".join(sorted(found))
+            raise ConfigError(
+                f"train.patience: the task's evaluation has no '{metric}', which patience "
+                "watches by default",
+                fix=f"Set train.keep_best or train.target with the metric {names}.",
+            )
+        raise no_such_metric(key, metric, found)
 
 
 def _wanted(experiment: Experiment) -> dict[str, str]:

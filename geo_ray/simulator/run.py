@@ -91,7 +91,7 @@ def with_workers(experiment: Experiment) -> Experiment:
     own = [region.name for region in experiment.regions if not region.trains_task]
     if own:
         raise ConfigError(
-            f"regions: {', '.join(own)} trains in a loop of its own, which cannot be simulated",
+            f"regions with their own training loops cannot be simulated: {', '.join(own)}",
             fix="Simulate a `task`, or train with `geo-ray train`.",
         )
     regions = [

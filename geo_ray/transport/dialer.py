@@ -402,7 +402,7 @@ class Dialer:
                 failures += 1
                 session.note_error(error)
                 if failures >= _FAILURES_TO_LOG:
-                    message = f"cannot connect to region {session.peer}: {error}"
+                    message = f"cannot connect to {session.peer}: {error}; trying again"
                     self._quiet.warning(f"{session.peer} {type(error).__name__}", message)
             else:  # one that ends at once, again and again, must not keep the machine busy
                 lasted_s = self._clock.now_s() - begun_s

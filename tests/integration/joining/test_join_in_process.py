@@ -45,7 +45,9 @@ from tests.support.join_support import (
     vector_of,
     write_credentials,
 )
+from tests.support.pages import sources
 
+PAGE = "docs/guides/your-own-loop.md"
 REGIONS = ("eu", "us")
 STEPS, INTERVAL = 12, 4
 NOT_HERE = ("dgt",)  # loses blocks in flight, which only bridges track
@@ -179,6 +181,40 @@ def test_codecs(codec: str, tmp_path: Path) -> None:
         for each in (events, exact_events)
     )
     assert sent < exact_sent
+
+
+def test_the_evaluation_of_the_page(tmp_path: Path) -> None:
+    (code,) = (
+        body for body in sources(PAGE, "python") if body.startswith("if sync.evaluation_due")
+    )
+    model = small_model()
+    held = {"eu": rows_of("eu", 90), "us": tuple(x[:2] for x in rows_of("us", 90))}
+
+    def evaluate(sync: JoinedTraining, region: str) -> None:
+        x, y = held[region]
+        exec(
+            code,
+            {"torch": torch, "nn": nn, "sync": sync, "model": model, "held_x": x, "held_y": y},
+        )
+
+    run = terms(REGIONS, STEPS, strategy=DILOCO, eval_every=6)
+    with serving(run, tmp_path) as (server, address):
+        train_all(
+            {
+                name: partial(Loop(address, name, tmp_path).run, partial(evaluate, region=name))
+                for name in REGIONS
+            }
+        )
+        found = [each for each in server.news() if each["kind"] == "eval" and not each["region"]]
+    with torch.no_grad():
+        x, y = (torch.cat([held[name][i] for name in REGIONS]) for i in (0, 1))
+        expected = nn.functional.cross_entropy(model(x), y).item()
+    assert [(each["step"], each["final"], each["samples"]) for each in found] == [
+        (6, False, 8),
+        (12, True, 8),
+    ]
+    for each in found:
+        assert each["metrics"]["loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_evaluations_are_added_over_regions(tmp_path: Path) -> None:

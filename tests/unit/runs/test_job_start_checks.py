@@ -130,6 +130,14 @@ def test_rows_of_a_manifest_are_tried_where_they_are_read(tmp_path: Path) -> Non
         check_metric_names(wrong, found)
 
 
+def test_patience_without_the_metric_that_it_watches_by_default() -> None:
+    made = experiment("train.patience=2", "train.eval_every=1")
+    check_metric_names(made, {"loss"})
+    with pytest.raises(ConfigError, match=r"train\.patience: .* no 'loss'") as refused:
+        check_metric_names(made, {"rmse"})
+    assert "rmse" in str(refused.value.fix) and "train.target" in str(refused.value.fix)
+
+
 def test_a_metric_that_only_other_regions_have_is_there(tmp_path: Path) -> None:
     """All rows of the averager's region have one label: no AUC there, but one over all."""
     target = "train.target={metric: auc, value: 1.0, direction: at_least}"

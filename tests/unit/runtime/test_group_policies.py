@@ -149,7 +149,7 @@ def regions(**group: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"regions": [{"name": "eu", "group": {}}, {"name": "us"}]}, "either all regions join"),
+        ({"regions": [{"name": "eu", "group": {}}, {"name": "us"}]}, "or none has; us has neither"),
         (
             {"regions": [{"name": "eu", "group": {}, "join": True}]},
             r"group .*no process of a region",
