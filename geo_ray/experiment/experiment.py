@@ -204,6 +204,8 @@ class Experiment(StrictModel):
                 "regions: either all regions have `join: true` or a `group`, or none has; "
                 f"{', '.join(rest)} {'has' if len(rest) == 1 else 'have'} neither"
             )
+        if self.serve is not None and not self.is_served:
+            raise ValueError("serve: no region joins; set `join: true` or `group` for each")
         is_needed = any(region.trains_task for region in self.regions)
         for name in _OWN_SECTIONS:
             is_given = name in self.model_fields_set
@@ -217,8 +219,6 @@ class Experiment(StrictModel):
                 )
         if self.is_served:
             self._check_served()
-        if self.serve is not None and not self.is_served:
-            raise ValueError("serve: no region joins; set `join: true` or `group` for each")
 
     def _check_served(self) -> None:
         """Refuse what has no effect on a run whose regions join."""

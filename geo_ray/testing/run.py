@@ -123,7 +123,8 @@ def load(name: str, options: Sequence[str], base_dir: Path) -> Subject:
         meant = or_meant(name, {*BUILT_IN, *STRATEGIES, *CODECS})
         raise ConfigError(
             f"no strategy, codec or task {name!r}{meant}",
-            fix="Write FILE.py:CLASS for a custom class.",
+            fix="Write FILE.py:CLASS for a custom class. `geo-ray train CONFIG --dry-run` checks a "
+            "configuration.",
         )
     kind = find_class(name, base_dir, _ANY)
     what = _what_is(name, kind)

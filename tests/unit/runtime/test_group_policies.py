@@ -150,6 +150,7 @@ def regions(**group: Any) -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"regions": [{"name": "eu", "group": {}}, {"name": "us"}]}, "or none has; us has neither"),
+        ({"regions": [{"name": "eu"}], "serve": {}}, "no region joins"),
         (
             {"regions": [{"name": "eu", "group": {}, "join": True}]},
             r"group .*no process of a region",
