@@ -1426,6 +1426,8 @@ class JoinService:
 
     def _ended(self) -> list[Outbound]:
         """Collect the model, if all regions have finished."""
+        if not self._regions:
+            return []  # all are lost
         if not all(len(each.finished) == each.world_size for each in self._regions.values()):
             return []
         self.stage, self._missing = Stage.ENDING, self._everything()

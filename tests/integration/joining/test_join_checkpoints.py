@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import (
+    CheckpointCorruptError,
     CheckpointMissingError,
     ConfigChangedError,
     ConfigError,
     ModelMismatchError,
+    RegionLostError,
 )
 from geo_ray.joining.rank import STRATEGIES
 from geo_ray.joining.rank_saver import LoopState, RankSaver
@@ -398,3 +400,20 @@ def test_a_region_that_fails_while_it_saves_is_lost_at_once(
         found = train_all({"eu": finishes, "us": partial(us.run, fails)})
         assert found["eu"] == STEPS
         assert isinstance(found["us"], CrashError)
+
+
+def test_damaged_files_of_the_only_donor_end_the_run_at_once(tmp_path: Path) -> None:
+    """Region us begins with a copy of eu, whose files are damaged; it must not wait for it."""
+    run = run_of("diloco")
+    saving = {name: Loop("", name, tmp_path, checkpoints=tmp_path / name) for name in REGIONS}
+    saved = interrupted(run, tmp_path, saving)
+    for path in (tmp_path / "eu").rglob("*.safetensors"):
+        path.write_bytes(b"damaged")
+    with serving(run, tmp_path, resumed=saved) as (server, address):
+        eu = replace(saving["eu"], address=address)
+        us = replace(eu, region="us", checkpoints=tmp_path / "elsewhere")
+        found = train_all({"eu": eu.run, "us": us.run})
+        assert isinstance(found["eu"], CheckpointCorruptError)
+        assert "/eu/" in found["eu"].message
+        assert isinstance(found["us"], RegionLostError), found
+        assert isinstance(server.service.failure, RegionLostError)
