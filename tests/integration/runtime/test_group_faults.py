@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -208,5 +209,14 @@ def test_nothing_is_left(connected: ConnectedCluster, ray_cluster: LocalCluster)
     """After all these runs: no reservation and no actor."""
     states: Any = placement_group_table()
     assert {group["state"] for group in states.values()} <= {"REMOVED"}
-    for pid in descendants(ray_cluster._processes._supervisor.pid):
-        assert b"Actor" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    supervisor = ray_cluster._processes._supervisor.pid
+
+    def actors() -> list[int]:
+        found = []
+        for pid in descendants(supervisor):
+            with suppress(FileNotFoundError):
+                if b"Actor" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
+
+    eventually(lambda: not actors(), "all actors have ended")
