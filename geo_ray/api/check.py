@@ -40,6 +40,7 @@ from geo_ray.runs.start_checks import (
     metrics_there,
     warn_at_start,
 )
+from geo_ray.runtime.run_start import check_loops
 from geo_ray.runtime.spec import demand_of, demands_of
 from geo_ray.storage.uri import is_s3
 from geo_ray.telemetry.export.exporters import check_exports
@@ -110,14 +111,14 @@ class RunCheck:
 
     Attributes:
         experiment: configuration of the run.
-        num_params: number of parameters of the model.
+        num_params: number of parameters of the model; None: only the loops of users know it.
         demands: requested resources by region.
-        rows: training rows by region.
+        rows: training rows of the regions in which geo_ray trains the task.
         absent: requested resources of initially absent regions (`members.absent`), once they join.
     """
 
     experiment: Experiment
-    num_params: int
+    num_params: int | None
     demands: tuple[RegionDemand, ...]
     rows: Mapping[str, int]
     absent: tuple[RegionDemand, ...] = ()
@@ -127,7 +128,7 @@ class RunCheck:
         rows = [
             {
                 "region": demand.region,
-                "rows": self.rows[demand.region],
+                "rows": self.rows.get(demand.region),
                 "processes": len(demand.bundles),
                 "cpus": demand.total().get("CPU", 0.0),
                 "gpus": demand.total().get("GPU", 0.0),
@@ -140,8 +141,92 @@ class RunCheck:
     def __repr__(self) -> str:
         processes = sum(len(demand.bundles) for demand in self.demands)
         return (
-            f"<RunCheck {self.experiment.name}: {self.num_params:,} parameters, "
+            f"<RunCheck {self.experiment.name}: {self.size}, "
             f"{len(self.demands)} regions, {processes} processes>"
+        )
+
+    @property
+    def size(self) -> str:
+        """The size of the model in words."""
+        count = self.num_params
+        return "the model of own loops" if count is None else f"{count:,} parameters"
+
+    def _repr_html_(self) -> str:
+        rows = [(finding.promise, finding.why or "kept") for finding in self.findings]
+        return html_view(repr(self)[1:-1], ("promise", "state"), rows)
+
+
+def check(
+    name: str,
+    options: Mapping[str, Any] | Sequence[str] = (),
+    *,
+    base_dir: FilePath | None = None,
+) -> PromiseCheck:
+    """Run the contract checks of the library on a strategy, a codec or a task.
+
+    Args:
+        name: ``path/to/file.py:Class`` of a custom class, ``package.module:Class``, or the name of
+            a built-in class.
+        options: options of the class, by name or as ``key=value``; a short interval makes the
+            checks fast.
+        base_dir: base of a relative path; default: the working directory.
+
+    Raises:
+        ConfigError: the class does not exist, or cannot be used.
+        TaskError: the task cannot be built.
+    """
+    subject = load(name, override_items(options), Path(base_dir or Path.cwd()))
+    return PromiseCheck(name, tuple(checked(subject)))
+
+
+_FLOAT_BYTES: Final = 4
+
+
+@dataclass(frozen=True, repr=False)
+class RunCheck:
+    """A run that could start, as far as this machine can check; the cluster was not queried.
+
+    Attributes:
+        experiment: configuration of the run.
+        num_params: number of parameters of the model; None: only the loops of users know it.
+        demands: requested resources by region.
+        rows: training rows of the regions in which geo_ray trains the task.
+        absent: requested resources of initially absent regions (`members.absent`), once they join.
+    """
+
+    experiment: Experiment
+    num_params: int | None
+    demands: tuple[RegionDemand, ...]
+    rows: Mapping[str, int]
+    absent: tuple[RegionDemand, ...] = ()
+
+    def table(self) -> Table:
+        """Return a row per region: rows, requested resources, and whether it is absent at first."""
+        rows = [
+            {
+                "region": demand.region,
+                "rows": self.rows.get(demand.region),
+                "processes": len(demand.bundles),
+                "cpus": demand.total().get("CPU", 0.0),
+                "gpus": demand.total().get("GPU", 0.0),
+                "absent": demand in self.absent,
+            }
+            for demand in (*self.demands, *self.absent)
+        ]
+        return Table(rows)
+
+    def __repr__(self) -> str:
+        processes = sum(len(demand.bundles) for demand in self.demands)
+        return (
+            f"<RunCheck {self.experiment.name}: {self.size}, "
+            f"{len(self.demands)} regions, {processes} processes>"
+        )
+
+    @property
+    def size(self) -> str:
+        """The size of the model in words."""
+        return (
+            "a model of own loops" if self.num_params is None else f"{self.num_params:,} parameters"
         )
 
     def _repr_html_(self) -> str:
@@ -187,24 +272,27 @@ def check_run(
         experiment, _ = checked_run(source, override_items(overrides), followed, notify)
         check_exports(experiment.observe.export)
         use_one_thread()
-        task = load_task(experiment.task, source.parent)
-        outline = model_outline(task, experiment.seed)
-        check_start(experiment, outline)
-        manifest, _ = prepare_manifest(experiment, task, source.parent, Path(scratch))
-        check_evaluation(experiment, task, manifest)
-        _check_metrics_here(experiment, task, manifest)
-        _check_place(experiment, outline.num_params)
+        num_params, rows = None, {}
+        if experiment.is_served:
+            check_loops(experiment, source.parent)
+        if own := experiment.task_regions:
+            trained = experiment.model_copy(update={"regions": own})
+            task = load_task(trained.task, source.parent)
+            outline = model_outline(task, trained.seed)
+            check_start(trained, outline)
+            manifest, _ = prepare_manifest(trained, task, source.parent, Path(scratch))
+            check_evaluation(trained, task, manifest)
+            _check_metrics_here(trained, task, manifest)
+            warn_at_start(trained, manifest, simulated=False)
+            num_params = outline.num_params
+            rows = {r.name: manifest.rows(data_region(r, manifest), "train") for r in own}
+        _check_place(experiment, num_params or 0)
         _check_gpus(experiment)
-        warn_at_start(experiment, manifest, simulated=False)
-        rows = {
-            region.name: manifest.rows(data_region(region, manifest), "train")
-            for region in experiment.regions
-        }
         demands = tuple(demands_of(experiment))
         present = experiment.present_names
         later = [each for each in experiment.regions if each.name not in present]
         absent = tuple(demand_of(experiment, region) for region in later)
-    return RunCheck(experiment, outline.num_params, demands, rows, absent)
+    return RunCheck(experiment, num_params, demands, rows, absent)
 
 
 def _check_metrics_here(experiment: Experiment, task: Task, manifest: Manifest) -> None:
@@ -276,5 +364,5 @@ def needs_table(found: RunCheck) -> FittedTable:
     for row in found.table().to_pylist():
         numbers = (row["rows"], row["processes"], row["cpus"], row["gpus"])
         name = f"{row['region']} (absent at first)" if row["absent"] else row["region"]
-        table.add_row(name, *(f"{number:,g}" for number in numbers))
+        table.add_row(name, *("-" if number is None else f"{number:,g}" for number in numbers))
     return table

@@ -116,4 +116,4 @@ def _show_check(config: Path, overrides: tuple[str, ...], plan_file: Path | None
     Console().print(needs_table(found))
     kind = found.experiment.cluster.kind
     where = "a local cluster would be started" if kind == "local" else "the cluster was not queried"
-    click.echo(f"{found.num_params:,} parameters; nothing was started, {where}")
+    click.echo(f"{found.size}; nothing was started, {where}")

@@ -43,6 +43,7 @@ from geo_ray.base.errors import (
     CheckpointMissingError,
     GeoRayError,
 )
+from geo_ray.base.files import make_directory, unwritable
 from geo_ray.base.user_code import error_summary
 from geo_ray.joining.checkpoint import commit, load, write_part
 from geo_ray.joining.checkpoint_manifest import (
@@ -81,10 +82,18 @@ def root_of(folder: str | Path, run_id: str, region: str) -> Root:
         folder: a directory that all ranks of the region see, or an ``s3://`` address.
         run_id: the run.
         region: the region.
+
+    Raises:
+        RunDirectoryError: the directory cannot be created.
     """
     if is_s3(str(folder)):
         return CheckpointPlaces(join(str(folder), f"{run_id}/{region}")).root()
-    return CheckpointPlaces(str(Path(folder, run_id, region).absolute())).root()
+    path = Path(folder, run_id, region).absolute()
+    try:
+        make_directory(path, exist_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    return CheckpointPlaces(str(path)).root()
 
 
 @dataclass(frozen=True, slots=True)

@@ -321,6 +321,12 @@ class JoinedRegion:
         """
         if self._is_training:
             raise LoopMisuseError(f"region '{self.region}' trains already")
+        for name, each in {**(state or {}), **(rank_state or {})}.items():
+            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+                raise ConfigError(
+                    f"state '{name}': a {type(each).__name__} cannot be saved",
+                    fix="Pass objects with `state_dict` and `load_state_dict`, such as optimizers.",
+                )
         if checkpoints is None and (state or rank_state):
             raise ConfigError(
                 "`state` is given without `checkpoints`, so that it would not be saved",

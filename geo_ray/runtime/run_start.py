@@ -63,10 +63,7 @@ def check_inputs(experiment: Experiment, run: RunDirectory, *, goes_on: bool) ->
     """
     check_absent(experiment)
     if experiment.is_served:
-        check_strategy(experiment.strategy)
-        for region in experiment.groups:
-            if region.group is not None and region.group.loop is not None:
-                find_function(region.group.loop, run.base_dir, LOOP)
+        check_loops(experiment, run.base_dir)
         if not experiment.task_regions:
             return
         experiment = experiment.model_copy(update={"regions": experiment.task_regions})
@@ -76,6 +73,18 @@ def check_inputs(experiment: Experiment, run: RunDirectory, *, goes_on: bool) ->
     check_start(experiment, model_outline(task, experiment.seed))
     if experiment.data.manifest is not None:
         prepare_manifest(experiment, task, run.base_dir, run.data)
+
+
+def check_loops(experiment: Experiment, base_dir: Path) -> None:
+    """Check the strategy and the loops of a run whose regions join or are groups.
+
+    Raises:
+        GeoRayError: the run cannot start; the class says why.
+    """
+    check_strategy(experiment.strategy)
+    for region in experiment.groups:
+        if region.group is not None and region.group.loop is not None:
+            find_function(region.group.loop, base_dir, LOOP)
 
 
 @contextmanager

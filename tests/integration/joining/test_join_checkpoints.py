@@ -21,6 +21,7 @@ from geo_ray.base.errors import (
     ConfigError,
     ModelMismatchError,
     RegionLostError,
+    RunDirectoryError,
 )
 from geo_ray.joining.rank import STRATEGIES
 from geo_ray.joining.rank_saver import LoopState, RankSaver
@@ -300,6 +301,19 @@ def test_a_rank_that_hangs_does_not_block_a_checkpoint(
         save = server.service.save
         assert save is not None and save.saved == ("eu",)
         assert save.failed == {"us": "ranks [0] have not written their parts in time"}
+
+
+def test_what_cannot_be_saved_is_refused_at_once(tmp_path: Path) -> None:
+    """Before the wait for other regions."""
+    run = terms(REGIONS, 4, strategy={"kind": "sma", "interval": 2})
+    with (
+        serving(run, tmp_path) as (_, address),
+        join(address, region="eu", credentials=tmp_path / "eu.pem") as site,
+    ):
+        with pytest.raises(ConfigError, match="state 'n': a int cannot be saved"):
+            site.begin(small_model(), state={"n": 3}, checkpoints=tmp_path)
+        with pytest.raises(RunDirectoryError, match=r"/proc/nowhere.* cannot be written"):
+            site.begin(small_model(), checkpoints="/proc/nowhere")
 
 
 def test_state_needs_a_folder(tmp_path: Path) -> None:

@@ -122,3 +122,21 @@ def test_a_disk_without_room_for_the_model_ends_the_dry_run(
         check_run("trial.yaml", {"checkpoint.every_s": None})
     disk_of(needed)
     check_run("trial.yaml", {"checkpoint.every_s": None})
+
+
+def test_a_run_whose_regions_join_is_checked_without_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "name": "joined",
+        "regions": [{"name": "eu", "join": True}, {"name": "us", "join": True}],
+        "strategy": {"kind": "diloco", "interval": 4},
+        "train": {"steps": 4},
+    }
+    found = check_run(config)
+    assert found.num_params is None and found.rows == {}
+    assert "the model of own loops" in repr(found)
+    assert [row["rows"] for row in found.table().to_pylist()] == [None]
+    with pytest.raises(errors.ConfigError, match="'bsp' needs every gradient"):
+        check_run(config | {"strategy": {"kind": "bsp"}})
