@@ -200,7 +200,7 @@ def test_ctrl_c_before_the_regions_are_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"regions": [{"name": "eu", "join": True}, {"name": "us"}]}, "either all regions join"),
+        ({"regions": [{"name": "eu", "join": True}, {"name": "us"}]}, "us has neither"),
         ({"task": {"use": "digits"}}, "task .*: regions that join have their own"),
         ({"members": {"min": 3}}, r"members\.min .*the run has 2 regions"),
         ({"overlay": {"kind": "netstorm"}}, r"overlay .*not supported where regions join"),

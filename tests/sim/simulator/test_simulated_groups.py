@@ -34,5 +34,5 @@ def test_ranks_are_simulated_as_workers(tmp_path: Path) -> None:
 
 def test_loops_of_users_are_not_simulated(tmp_path: Path) -> None:
     regions = [{"name": "eu", "group": {}}, {"name": "us", "join": True}]
-    with pytest.raises(ConfigError, match="us trains in a loop of its own"):
+    with pytest.raises(ConfigError, match="own training loops cannot be simulated: us"):
         geo_ray.simulate(CONFIG | {"regions": regions}, base_dir=tmp_path)

@@ -79,6 +79,6 @@ def test_a_region_adopts_the_outer_model(size: int) -> None:
     local_steps.adopt(region, Reply("here", change_P, 1))
     assert torch.equal(local_steps.anchor(region), anchor_P - change_P)
     assert torch.equal(region.params_P, anchor_P - change_P)
-    for wrong in (size + 1, size + local_steps._PIECE):
+    for wrong in (size + 1, size + outer._PIECE):
         with pytest.raises((RuntimeError, ValueError)):
             local_steps.adopt(region, Reply("here", torch.ones(wrong), 1))
