@@ -361,8 +361,12 @@ def test_a_checkpoint_that_only_the_regions_have_does_not_block_others(tmp_path:
                 time.sleep(0.005)
 
         def slow(sync: JoinedTraining) -> None:
+            """Let each save end before the next one, and before the run."""
             each(sync)
-            time.sleep(0.1)
+            until_s = time.monotonic() + WAIT_S
+            while sync.steps in (5, STEPS - 1) and server.service.save is not None:
+                assert time.monotonic() < until_s
+                time.sleep(0.01)
 
         loops = {name: Loop(address, name, tmp_path, checkpoints=tmp_path) for name in REGIONS}
         runs = {name: partial(loop.run, slow) for name, loop in loops.items()}
