@@ -286,7 +286,7 @@ def costs(served: Served, kill: Callable[[Served], None]) -> dict[str, float]:
     return {
         "eu_longest_pause_s": max(b - a for a, b in pairwise(times_s)),
         "eu_repeats": float(repeats["eu"]),
-        "eu_lost_rounds": float(repeats["eu"] // INTERVAL),
+        "eu_lost_rounds": repeats["eu"] / INTERVAL,
         "us_repeats": float(repeats["us"]),
         "all_train_s": first_s - killed_s,
         "start_s": max(starts_s) - killed_s,

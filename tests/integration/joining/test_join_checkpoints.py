@@ -129,12 +129,20 @@ def trained(
 ) -> dict[str, Tensor]:
     """Train to the end; return the parameters of each region."""
     with serving(run, folder, resumed=resumed) as (server, address):
+        firsts: dict[str, int] = {}
         here = started(loops, address, pools or {})
-        results = {name: [found] for name, found in train_all(here).items()}
+
+        def note(sync: JoinedTraining, name: str) -> None:
+            firsts.setdefault(name, sync.steps)
+
+        calls = {name: partial(loop, partial(note, name=name)) for name, loop in here.items()}
+        results = {name: [found] for name, found in train_all(calls).items()}
         results |= {name: pool.results() for name, pool in (pools or {}).items()}
         failed = [each for all_ in results.values() for each in all_ if isinstance(each, Exception)]
         assert not failed, (failed, server.stage, server.service.failure)
         assert set(server.service.steps.values()) == {STEPS} or run.rows
+        # The region that asked for the checkpoint had made so many steps; they are not repeated.
+        assert resumed is None or max(firsts.values()) > SAVE_AT
         return {name: found[0][0] for name, found in results.items()}
 
 
