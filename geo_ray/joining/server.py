@@ -120,6 +120,11 @@ class JoinServer:
         with self.lock:
             self._post(self.service.lose(region, cause))
 
+    def release(self) -> None:
+        """Continue without the lost regions that the others have waited for."""
+        with self.lock:
+            self._post(self.service.release())
+
     def request_stop(self) -> None:
         """Ask every region to finish."""
         with self.lock:

@@ -699,7 +699,12 @@ class JoinService:
         )
         return [each for name in self._regions for each in self._refuse(name, self.failure)]
 
-    def _release(self) -> list[Outbound]:
+    @property
+    def awaited(self) -> dict[str, str]:
+        """The lost regions that the others wait for, with the causes."""
+        return {name: cause for name, (_, cause) in self._held.items()}
+
+    def release(self) -> list[Outbound]:
         """Continue without the lost regions that the others have waited for."""
         found: list[Outbound] = []
         for name in list(self._held):
@@ -736,7 +741,7 @@ class JoinService:
         """Ask every region to finish with its next answer."""
         for averager in self.averagers:
             averager.request_stop()
-        return self._release()
+        return self.release()
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -755,7 +760,7 @@ class JoinService:
             self.stage is Stage.TRAINING
             and self.failure is None
             and self.save is None
-            and any(region.saves for region in self._regions.values())
+            and self.can_save
             and not any(each.is_changing or each.stopping for each in self.averagers)
         )
         if not may_begin:
@@ -765,6 +770,11 @@ class JoinService:
         self._newest_save = max(checkpoint, used + 1, self._newest_save + 1)
         self.save = SaveRound(self._newest_save, tuple(keep), timeout_s)
         return self._answers([averager.change(MemberChange()) for averager in self.averagers])
+
+    @property
+    def can_save(self) -> bool:
+        """Whether the ranks of a region write parts of checkpoints."""
+        return any(region.saves for region in self._regions.values())
 
     def end_save(self) -> None:
         """Forget the checkpoint that was being made."""
@@ -937,7 +947,7 @@ class JoinService:
         else:
             found = self._welcomed(name, Welcome(self.terms, {}, copies=True))
         if len(self._regions) + len(self.waiting) >= self._least:
-            found += self._release()
+            found += self.release()
         return found + self._admit_next()
 
     def _has_cuts(self, name: str, region: _Region) -> bool:
@@ -1035,12 +1045,13 @@ class JoinService:
                 idle = set(range(self._regions[name].world_size)) - owners
                 found += [Outbound(rank_name(name, rank), empty) for rank in idle]
             if all(self._copied.values()):
+                self._regions[name].steps = int(str(state.control["version"]))
                 self._emit(
                     "region_joined",
                     region=name,
                     view=self.averagers[0].view.generation,
                     round=self.version,
-                    step=int(str(state.control["version"])),
+                    step=self._regions[name].steps,
                     bytes=sum(self._copied.values()),
                     took_s=self._now_s() - self._barrier_s,
                 )

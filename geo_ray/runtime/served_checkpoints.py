@@ -151,12 +151,15 @@ class ServedCheckpoints:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._commit: Future[CheckpointManifest] | None = None
 
-    def poll(self, save: Mapping[str, Any] | None, *, trains: bool) -> list[dict[str, Any]]:
+    def poll(
+        self, save: Mapping[str, Any] | None, *, trains: bool, now: bool = False
+    ) -> list[dict[str, Any]]:
         """Continue the open checkpoint, or begin one when it is time.
 
         Args:
             save: the averager's checkpoint in progress, as its actor reports it.
             trains: whether the run may begin a checkpoint.
+            now: whether it is time, whatever ``checkpoint.every_s`` is.
 
         Returns:
             Events: ``checkpoint`` and ``checkpoint_failed``.
@@ -172,7 +175,7 @@ class ServedCheckpoints:
                 return self._failed("no region has saved its part")
             if stage is SaveStage.READY:
                 self._commit = self._writer.submit(self._write, self._open, tuple(save["saved"]))
-        elif trains and self._experiment.checkpoint.every_s and time.monotonic() >= self._next_s:
+        elif trains and (now or (self._every_s and time.monotonic() >= self._next_s)):
             self._begin()
         return []
 

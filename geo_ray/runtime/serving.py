@@ -217,6 +217,8 @@ class AveragerActor:
                 "events": service.news(),
                 "now_s": self._server.now_s(),
                 "failure": service.failure,
+                "can_save": service.can_save,
+                "awaited": service.awaited,
                 "save": None if service.save is None else service.save.shown(),
             }
 
@@ -228,6 +230,10 @@ class AveragerActor:
             counts["sent"] += sum(each["bytes_sent"].values())
             counts["received"] += sum(each["bytes_received"].values())
         return found
+
+    def release(self) -> None:
+        """Continue without the lost regions that the others wait for."""
+        self._server.release()
 
     def request_stop(self) -> None:
         """Let all regions finish with their next answer."""
@@ -416,7 +422,9 @@ class _Serving:
         log = setup.run.path / EVENTS_FILE
         known = read_events(log) if log.exists() else ()
         self._stopping = StoppingRule(setup.experiment.train, known, is_strict=False)
-        self._stops = False
+        self._stops = False  # whether the regions have been asked to finish
+        self._halts_until_s: float | None = None  # for the last checkpoint of an interrupted run
+        self._awaited: Mapping[str, str] = {}  # lost regions by cause
 
     def run(self) -> Summary:
         """Poll the averager to the end of the run; write model and summary."""
@@ -441,6 +449,12 @@ class _Serving:
             sinks = [reporting.observer.on_event, RayMetrics().feed, export.feed]
             recorder = Recorder(log, sinks, setup.lease.check)
             about: dict[str, object] = {"startup_s": startup_s}
+            if experiment.groups:
+                about["ranks"] = {
+                    region.name: region.group.world_size
+                    for region in experiment.groups
+                    if region.group is not None
+                }
             if self._task is not None and experiment.knows_task:
                 about |= RowWork.of(self._task).fields()
             if self._resumed_step is not None:
@@ -452,6 +466,7 @@ class _Serving:
             while found["stage"] != Stage.DONE.value:
                 time.sleep(_POLL_S)
                 found = self._poll()
+                self._check_interrupted(recorder, found)
                 self._record(recorder, summing, found)
             return self._finish(recorder, summing, startup_s)
 
@@ -465,7 +480,10 @@ class _Serving:
                 return found
             if self._setup.reporting.interruption.is_set():
                 raise self._setup.reporting.interruption.why
-            missing = ", ".join(f"{name} ({why})" for name, why in found["missing"].items())
+            starting = self._groups.starting
+            missing = ", ".join(
+                f"{name} ({starting.get(name, why)})" for name, why in found["missing"].items()
+            )
             text = f"{self._address}: waiting for {missing or 'the initial parameters'}"
             if text != shown:
                 reporting.status(text)
@@ -487,15 +505,44 @@ class _Serving:
         interruption = self._setup.reporting.interruption
         if take_stop_request(self._setup.run.path):
             interruption.set()
-        if interruption.is_set() and found["stage"] == Stage.TRAINING.value:
-            self._actor.request_stop.remote()
         return found
 
+    def _check_interrupted(self, recorder: Recorder, found: Mapping[str, Any]) -> None:
+        """Stop an interrupted run: it saves a checkpoint and ends, if geo_ray has started all regions.
+
+        Otherwise the regions finish with their next answer.
+
+        Raises:
+            GeoRayError: the time for the checkpoint is over.
+        """
+        reporting, experiment = self._setup.reporting, self._setup.experiment
+        interruption = reporting.interruption
+        if found["stage"] != Stage.TRAINING.value or not interruption.is_set() or self._stops:
+            return
+        if self._halts_until_s is None:
+            why = interruption.why
+            recorder.emit("stop_requested", found["now_s"] + self._before_s, cause=why.message)
+            if len(experiment.groups) < len(experiment.regions) or not found["can_save"]:
+                self._let_finish()
+                return
+            reporting.status("saving a checkpoint, then stopping (Ctrl-C again: stop at once)")
+            self._halts_until_s = time.monotonic() + experiment.checkpoint.part_timeout_s
+            self._actor.release.remote()
+        elif time.monotonic() > self._halts_until_s:
+            raise interruption.why
+
+    def _let_finish(self) -> None:
+        """Let all regions finish with their next answer."""
+        self._stops = True
+        self._actor.request_stop.remote()
+        self._setup.reporting.status("all regions finish (Ctrl-C again: stop at once)")
+
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
-        trains = found["stage"] == Stage.TRAINING.value
-        saved = self._checkpoints.poll(found["save"], trains=trains)
-        own = [{**each, "t_s": found["now_s"]} for each in [*self._groups.news(), *saved]]
-        for each in [*own, *found["events"]]:
+        trains, halts = found["stage"] == Stage.TRAINING.value, self._halts_until_s is not None
+        saved = self._checkpoints.poll(found["save"], trains=trains and not self._stops, now=halts)
+        self._groups.note(found["events"])
+        own = [*self._groups.news(), *saved, *self._paused(found["awaited"])]
+        for each in [*({**each, "t_s": found["now_s"]} for each in own), *found["events"]]:
             values = dict(each)
             if values["kind"] == "eval":
                 self._rate(values)
@@ -507,6 +554,23 @@ class _Serving:
                 self._stops = True
                 self._actor.request_stop.remote()
                 recorder.emit("stop_requested", event.t_s, **stop.model_dump())
+        if halts and any(each["kind"] == "checkpoint" for each in saved):
+            raise self._setup.reporting.interruption.why
+        if halts and saved and not self._stops:  # it has failed
+            self._let_finish()
+
+    def _paused(self, awaited: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return an event if the run begins to wait for lost regions, or continues."""
+        before, self._awaited = self._awaited, awaited
+        if bool(before) == bool(awaited):
+            return []
+        if not awaited:
+            self._setup.reporting.status("")
+            return [{"kind": "run_resumed"}]
+        least = self._setup.experiment.members.min
+        text = f"waiting for {', '.join(awaited)}: fewer than members.min = {least} regions"
+        self._setup.reporting.status(f"paused: {text}")
+        return [{"kind": "run_paused", "cause": text}]
 
     def _rate(self, evaluation: dict[str, Any]) -> None:
         """Replace the means of an evaluation by the metrics of the task, if its regions have it."""
