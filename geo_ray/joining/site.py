@@ -313,7 +313,8 @@ class JoinedRegion:
 
         Raises:
             ConfigError: there is ``state`` and no folder for it.
-            CheckpointError: the region's files of a checkpoint cannot be loaded.
+            CheckpointError: the region's files of a checkpoint cannot be loaded, or ``state`` has
+                a value that cannot be saved.
             ModelMismatchError: another region has another model.
             TaskStateError: a rule fits no buffer.
             JoinRefusedError: the run does not accept the region.
@@ -344,6 +345,7 @@ class JoinedRegion:
                     vector = ParameterVector(model, layout, self._ranks.group)
                     own = ModuleBuffers.of(model, buffers)
                     loop = LoopState(model, dict(state or {}), dict(rank_state or {}), own)
+                    loop.check()
                     root = None
                     if checkpoints is not None:
                         root = root_of(checkpoints, self._run_id, self.region)
