@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import torch
@@ -795,7 +795,7 @@ class _Exchanger:
 
 
 def _sums(
-    where: str, sums: Mapping[str, Tensor | NDArray[np.float64] | float], rows: int
+    where: str, sums: Mapping[object, object], rows: object
 ) -> dict[str, NDArray[np.float64]]:
     """Return the sums of an evaluation as vectors.
 
@@ -819,7 +819,7 @@ def _sums(
             if not isinstance(name, str) or isinstance(value, str | bytes):
                 raise TypeError
             is_vector = isinstance(value, np.ndarray) and value.ndim <= 1
-            own = value if is_vector else float(value)
+            own = value if is_vector else float(cast(float, value))
             found[name] = np.asarray(own, np.float64).reshape(-1)
         except (TypeError, ValueError, RuntimeError):
             raise LoopMisuseError(
@@ -998,7 +998,7 @@ class JoinedTraining:
                 if is_second
                 else "Evaluate and report `if sync.evaluation_due`, see `train.eval_every`.",
             )
-        stats = _sums(where, sums, rows)
+        stats = _sums(where, cast(Mapping[object, object], sums), rows)
         self._reported = (self.steps, self.done)
         meta, payload = stats_message(self.steps, stats, int(rows), final=self.done)
         self._exchanger.tell(Message("evaluation", meta, bytes(payload), "control"))

@@ -118,7 +118,10 @@ def test_a_loop_that_never_reports_the_metric_is_noted_once(
     for step in (1, 2):
         assert rule.after(evaluation(step, 1.0)) is None
     (record,) = caplog.records
-    assert "has no effect: the regions' evaluations have no 'recall', but accuracy, loss" in record.message
+    assert (
+        "has no effect: the regions' evaluations have no 'recall', but accuracy, loss"
+        in record.message
+    )
 
 
 @pytest.mark.parametrize("regions", [["a"], ["a", "b"]])
