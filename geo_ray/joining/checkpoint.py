@@ -344,7 +344,7 @@ class _PartWriter:
         )
 
 
-def _type_code(tensor: Tensor, key: str) -> str:
+def _type_code(tensor: Any, key: str) -> str:
     """Return the type code of a tensor.
 
     Raises:
