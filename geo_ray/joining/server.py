@@ -187,3 +187,4 @@ class _Sender(threading.Thread):
                 self._endpoint.send(self._peer, message)
             except GeoRayError as error:
                 log.warning("'%s' was not sent to '%s': %s", message.kind, self._peer, error)
+            del message  # not held while the next one is awaited: its payload may be a whole model
