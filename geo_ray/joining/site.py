@@ -37,6 +37,16 @@ from geo_ray.base.errors import (
 from geo_ray.data.tasks.model_buffers import BufferRule
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.layout import Layout, Ranges, positions, put, taken
+from geo_ray.joining.protocol import (
+    SERVER,
+    Hello,
+    JoinTerms,
+    Welcome,
+    copy_message,
+    payload_of,
+    rank_name,
+    read_copy,
+)
 from geo_ray.joining.rank import (
     JoinedModel,
     RankExchange,
@@ -47,16 +57,6 @@ from geo_ray.joining.rank import (
 )
 from geo_ray.joining.rank_saver import KINDS as SAVER_KINDS
 from geo_ray.joining.rank_saver import LoopState, RankSaver, root_of, saved_states
-from geo_ray.joining.service import (
-    SERVER,
-    Hello,
-    JoinTerms,
-    Welcome,
-    copy_message,
-    payload_of,
-    rank_name,
-    read_copy,
-)
 from geo_ray.joining.vector import ModuleBuffers, ParameterVector
 from geo_ray.storage.folders import Root
 from geo_ray.training.effects import SendUpdate

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from geo_ray.base.errors import InvariantError
 from geo_ray.joining.layout import Layout, Parameter, Ranges, Slice
+from geo_ray.joining.protocol import JoinTerms
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
-from geo_ray.joining.service import JoinTerms
 from geo_ray.planner.memory import ExchangeMemory
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.config import CodecConfig

@@ -29,8 +29,9 @@ from geo_ray.base.errors import (
 from geo_ray.codecs.registry import CODECS
 from geo_ray.data.tasks import classification
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.protocol import SERVER, JoinTerms
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms, Stage
+from geo_ray.joining.service import Stage
 from geo_ray.joining.site import JoinedRegion, JoinedTraining, join
 from geo_ray.runs.build import initial_parameters
 from tests.integration.joining import recorded_task
