@@ -119,13 +119,16 @@ class JoinServer:
         with self.lock:
             self._post(self.service.request_stop())
 
-    def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> int | None:
+    def begin_save(
+        self, checkpoint: int, keep: Sequence[int], timeout_s: float, *, halt: bool = False
+    ) -> int | None:
         """Begin a checkpoint, see `JoinService.begin_save`; return its id, or None if not now."""
         with self.lock:
-            if self.service.save is not None:
-                return None
-            self._post(self.service.begin_save(checkpoint, keep, timeout_s))
-            return None if self.service.save is None else self.service.save.id
+            before = self.service.save
+            self._post(self.service.begin_save(checkpoint, keep, timeout_s, halt=halt))
+            save = self.service.save
+            is_begun = save is not None and (save is not before or (halt and save.halts))
+            return save.id if save is not None and is_begun else None
 
     def links(self) -> dict[str, PeerStats]:
         """Return the counters of all connections, by rank."""
