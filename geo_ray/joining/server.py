@@ -16,15 +16,9 @@ from typing import Any, Final
 
 from geo_ray.base.errors import GeoRayError
 from geo_ray.joining.credentials import JoinCredentials
-from geo_ray.joining.service import (
-    SERVER,
-    JoinService,
-    JoinTerms,
-    Outbound,
-    SavedRun,
-    Stage,
-    region_of,
-)
+from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, region_of
+from geo_ray.joining.service import JoinService, Stage
+from geo_ray.joining.slices import SavedRun
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire.message import EndpointIdentity, Message, PeerStats
@@ -193,3 +187,4 @@ class _Sender(threading.Thread):
                 self._endpoint.send(self._peer, message)
             except GeoRayError as error:
                 log.warning("'%s' was not sent to '%s': %s", message.kind, self._peer, error)
+            del message  # not held while the next one is awaited: its payload may be a whole model

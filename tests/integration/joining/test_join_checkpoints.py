@@ -16,6 +16,7 @@ from torch import Tensor
 
 from geo_ray.base.errors import (
     CheckpointCorruptError,
+    CheckpointError,
     CheckpointMissingError,
     ConfigChangedError,
     ConfigError,
@@ -23,11 +24,13 @@ from geo_ray.base.errors import (
     RegionLostError,
     RunDirectoryError,
 )
+from geo_ray.joining.protocol import JoinTerms
 from geo_ray.joining.rank import STRATEGIES
 from geo_ray.joining.rank_saver import LoopState, RankSaver
 from geo_ray.joining.save_round import SaveStage
-from geo_ray.joining.service import JoinTerms, SavedRun, Stage
+from geo_ray.joining.service import Stage
 from geo_ray.joining.site import JoinedTraining, join
+from geo_ray.joining.slices import SavedRun
 from tests.support.join_support import (
     WAIT_S,
     Loop,
@@ -55,6 +58,19 @@ EXACT = ("sma", "diloco", "sparseloco", "hfa")  # others exchange once more at a
 
 class CrashError(Exception):
     """The end of a loop."""
+
+
+class Named:
+    """An object with a state of one value."""
+
+    def __init__(self, names: Any) -> None:
+        self.names = names
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"names": self.names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.names = state["names"]
 
 
 def run_of(kind: str, **sections: Any) -> JoinTerms:
@@ -225,7 +241,7 @@ def test_a_region_that_joins_again_loads_its_optimizer(tmp_path: Path) -> None:
 
         def wait(sync: JoinedTraining) -> None:
             while saved.is_set() and sync.steps > 50 and not server.service.waiting:
-                if server.service.averagers[0].view.generation >= 3:
+                if server.service.averagers.view.generation >= 3:
                     return
                 time.sleep(0.01)
             time.sleep(0.02)
@@ -320,8 +336,37 @@ def test_what_cannot_be_saved_is_refused_at_once(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match="state 'n': a int cannot be saved"):
             site.begin(small_model(), state={"n": 3}, checkpoints=tmp_path)
+        names = {"thing": Named({1, 2})}
+        with pytest.raises(CheckpointError, match=r"state 'thing\.names': a value of type set"):
+            site.begin(small_model(), state=names, checkpoints=tmp_path)
         with pytest.raises(RunDirectoryError, match=r"/proc/nowhere.* cannot be written"):
             site.begin(small_model(), checkpoints="/proc/nowhere")
+
+
+def test_a_state_that_becomes_impossible_to_save_ends_the_loop(tmp_path: Path) -> None:
+    """At the first save; otherwise no checkpoint would ever have this region."""
+    with serving(run_of("diloco"), tmp_path) as (server, address):
+        named = Named([])
+
+        def us() -> None:
+            model = small_model()
+            optimizer = adamw(model)
+            with (
+                join(address, region="us", credentials=tmp_path / "us.pem") as site,
+                site.training(model, state={"thing": named}, checkpoints=tmp_path) as sync,
+            ):
+                for _ in sync.batches(range(1000)):
+                    named.names = {1}
+                    if sync.steps == 1:
+                        server.begin_save(5, [], WAIT_S)
+                    optimizer.step()
+                    sync.step(rows=1)
+
+        eu = Loop(address, "eu", tmp_path, checkpoints=tmp_path)
+        found = train_all({"eu": eu.run, "us": us})
+        assert isinstance(found["us"], CheckpointError)
+        assert "'thing.names': a value of type set" in found["us"].message
+        assert found["eu"][1] == STEPS
 
 
 def test_state_needs_a_folder(tmp_path: Path) -> None:
