@@ -620,7 +620,11 @@ class SimRegion:
         if not self.server.plan.averages:
             return
         for rank, worker in enumerate(self._workers):
-            if isinstance(worker, Worker) and worker.optimizer is not None and rank not in self._new:
+            if (
+                isinstance(worker, Worker)
+                and worker.optimizer is not None
+                and rank not in self._new
+            ):
                 self._put_optimizer(rank, worker.optimizer)
                 for shard in self._shards:
                     shard.take_moments(rank)

@@ -496,7 +496,9 @@ OneOptimizer = Sgd | Momentum | AdamW | Lion | Muon | Adafactor | TaskSteps
 OptimizerConfig = Annotated[OneOptimizer, Field(discriminator="kind")]
 """The ``optimizer`` section of a configuration."""
 
-STEPS_TAKEN: Final = "schedule_steps"  # how many steps a scheduled optimizer took, among its tensors
+STEPS_TAKEN: Final = (
+    "schedule_steps"  # how many steps a scheduled optimizer took, among its tensors
+)
 _COUNT: Final = "step"  # steps of one parameter; one value per element where parameters differ
 
 

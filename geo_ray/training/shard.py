@@ -299,8 +299,8 @@ class Shard:
         """Take over the mean of the parameters that several workers have `put`.
 
         Args:
-            shares: the workers, with the rows that they have trained on since the last mean. Without
-                any rows, the parameters stay.
+            shares: the workers, with the rows of each since the last mean. Without any rows, the
+                parameters stay.
         """
         self._unread.secure()
         mean_S = self._combine(shares)

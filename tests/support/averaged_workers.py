@@ -1,7 +1,7 @@
 """Plain PyTorch DiLoCo with several workers per region, each with its own AdamW.
 
-Written from `docs/guides/workers.md`: workers of a region train apart until the exchange; their mean
-by rows is the region's model.
+Written from `docs/guides/workers.md`: workers of a region train apart until the exchange; their
+mean by rows is the region's model.
 """
 
 from __future__ import annotations

@@ -121,9 +121,12 @@ def test_lost_workers_cost_their_rows_and_nothing_else(
     for region in run.world.regions.values():
         ledger = region.server.ledger
         assert set(ledger.discarded) <= {"worker_lost", "after_end"}
-        assert ledger.applied + sum(ledger.discarded.values()) + sum(
-            span.count for span in ledger.returned
-        ) == ledger.cursor
+        assert (
+            ledger.applied
+            + sum(ledger.discarded.values())
+            + sum(span.count for span in ledger.returned)
+            == ledger.cursor
+        )
 
 
 @pytest.mark.parametrize("kind", ROUNDS)
