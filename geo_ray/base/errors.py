@@ -1427,7 +1427,8 @@ class LoopMisuseError(JoinError):
     code = "LOOP_MISUSE"
     causes = (
         "`sync.step` after `sync.done`, or never; the loop ends before `sync.done` is true; "
-        "several trainings with one site at the same time."
+        "`sync.report` when no evaluation is due, or with values that are no sums; several "
+        "trainings with one site at the same time."
     )
     advice = "Loop over `sync.batches(loader)`, and call `sync.step` once per optimizer step."
 

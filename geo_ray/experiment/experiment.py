@@ -244,6 +244,11 @@ class Experiment(StrictModel):
                 unused.append(name)
         if self.codec.up is not None and self.codec.up.traits.differential is not None:
             unused.append(f"codec.up ({self.codec.up.kind})")
+        if "train.keep_best" in unused and self.train.patience is not None:
+            raise ValueError(
+                "train.keep_best: not supported where regions join; omit it. `train.patience` "
+                "watches the metric of `train.target`, else `loss`"
+            )
         if unused:
             raise ValueError(f"{unused[0]}: not supported where regions join; omit it")
         if (self.members.min or 0) > len(self.regions):

@@ -150,3 +150,8 @@ class EndpointBook:
         """Return the addresses to try, in order; ``now``: addresses that come first."""
         listed = () if self.newest is None else self.newest.addresses
         return tuple(dict.fromkeys((*now, *listed, self._given)))
+
+    @property
+    def shown(self) -> str:
+        """The addresses for messages."""
+        return " or ".join(f"{host}:{port}" for host, port in self.addresses())

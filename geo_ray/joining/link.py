@@ -20,7 +20,7 @@ from geo_ray.base.errors import DeadlineExceededError, GeoRayError, LinkDownErro
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import ENDPOINTS, EndpointBook
 from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, SendWindow
-from geo_ray.joining.service import SERVER
+from geo_ray.joining.protocol import SERVER
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import ConfigError, InvariantError, LoopMisuseError
-from geo_ray.joining.layout import Ranges, gathered, put, taken
+from geo_ray.joining.layout import Ranges, gathered, put, taken, within
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.state import Outgoing, RegionState, Wait
 from geo_ray.training.effects import SendUpdate
@@ -63,16 +63,28 @@ class ShareVector(Protocol):
     def release(self) -> bool:
         """Free memory until the next `read`; return whether the last result is the caller's now."""
 
+    def part(self, ranges: Ranges) -> Tensor:
+        """Return present parameters as a new tensor, if `release` has returned true."""
+
 
 class _State(RegionState):
-    """A region's state whose parameters are read from the module when a strategy uses them."""
+    """A region's state whose parameters are read from the module when a strategy uses them.
 
-    __slots__ = ("_fresh", "_params_S", "vector")
+    With ``in_pieces`` a change and its answer are never in memory as a whole. Both are then meta
+    tensors, which have a size and no values: `change` computes those of the change when they are
+    sent, and `merge_piece` has merged those of the answer before `adopt`. The loop waits meanwhile,
+    so that neither the parameters nor ``start_P`` change.
+    """
 
-    def __init__(self, vector: ShareVector, fragments: tuple[tuple[int, int], ...]) -> None:
+    __slots__ = ("_fresh", "_in_pieces", "_params_S", "_start_S", "vector")
+
+    def __init__(
+        self, vector: ShareVector, fragments: tuple[tuple[int, int], ...], *, in_pieces: bool
+    ) -> None:
         self.vector = vector
         self._params_S: Tensor | None = None
         self._fresh = -1
+        self._in_pieces, self._start_S = in_pieces, torch.empty(0)
         RegionState.__init__(self, torch.empty(0), _no_gradient, fragments=fragments)
 
     @property
@@ -90,8 +102,27 @@ class _State(RegionState):
 
     def change_since(self, start_P: Tensor) -> Tensor:
         """See `RegionState`; where possible, in the memory that has the parameters."""
+        if self._in_pieces:
+            self.settle()
+            if not self._released():
+                _ = self.params_P
+            self._start_S = start_P
+            return torch.empty_like(start_P, device="meta")
         params_S = self.snapshot()
         return torch.sub(start_P, params_S, out=params_S)
+
+    def change(self, ranges: Ranges) -> Tensor:
+        """Return values of the change of which `change_since` has returned the size."""
+        params_S = self._params_S
+        part = self.vector.part(ranges) if params_S is None else taken(params_S, ranges).clone()
+        return torch.sub(taken(self._start_S, ranges), part, out=part)
+
+    def merge_piece(self, ranges: Ranges, values: Tensor) -> None:
+        """Subtract values of an answer from those that the change was computed from."""
+        at = 0
+        for start, stop in ranges:
+            self._start_S[start:stop].sub_(values[at : at + stop - start])
+            at += stop - start
 
     def snapshot(self) -> Tensor:
         """See `RegionState`; the vector itself, unless it is kept."""
@@ -101,7 +132,7 @@ class _State(RegionState):
 
     def adopt(self, outer_P: Tensor, change_P: Tensor) -> None:
         """See `RegionState`; the parameters are not read."""
-        self.continue_from(outer_P.sub_(change_P))
+        self.continue_from(outer_P if change_P.is_meta else outer_P.sub_(change_P))
 
     def continue_from(self, start_P: Tensor) -> None:
         """See `RegionState`; the parameters are not read, unless the vector must have them."""
@@ -145,14 +176,23 @@ class JoinedModel:
         strategy: strategy of the run; see `check_strategy`.
         vector: the rank's share of the module.
         fragments: positions of the model's fragments in the share.
+        in_pieces: whether changes and answers are never in memory as a whole, see
+            `RankExchange.values` and `RankExchange.merge_piece`. The strategy must have the trait
+            `RegionTraits.in_pieces`, and there must be no codec.
     """
 
     def __init__(
-        self, strategy: Strategy, vector: ShareVector, fragments: tuple[tuple[int, int], ...]
+        self,
+        strategy: Strategy,
+        vector: ShareVector,
+        fragments: tuple[tuple[int, int], ...],
+        *,
+        in_pieces: bool = False,
     ) -> None:
         self._strategy = strategy
         self.traits = strategy.traits
-        self.state = _State(vector, fragments)
+        self.in_pieces = in_pieces
+        self.state = _State(vector, fragments, in_pieces=in_pieces)
 
     def start(self) -> None:
         """Read the initial parameters, before the first step changes them."""
@@ -342,7 +382,8 @@ class RankExchange(RegionExchange):
         whole = replies[0]
         is_first = ((0, whole.payload_P.numel()),)  # a rank without elements has no slice
         if len(replies) > 1 or (self.slices and self.slices[0].places != is_first):
-            payload_S = torch.empty(sum(reply.payload_P.numel() for reply in replies))
+            size = sum(reply.payload_P.numel() for reply in replies)
+            payload_S = torch.empty(size, device="meta" if self.model.in_pieces else None)
             for each, reply in zip(self._fragment_places(whole.fragment), replies, strict=True):
                 put(payload_S, each, reply.payload_P)
             whole = replace(whole, payload_P=payload_S)
@@ -424,6 +465,23 @@ class RankExchange(RegionExchange):
             part = replace(update, payload_P=taken(update.payload_P, places))
             found.append(each.wire.encode(replace(part, buffers_E=no_buffers()) if found else part))
         return found
+
+    def values(self, each: SliceWire, payload: Tensor, start: int, stop: int) -> Tensor:
+        """Return elements ``start`` to ``stop`` of a slice's payload, as `encoded` has returned it.
+
+        Until the update is answered, they may be computed in another thread.
+        """
+        if not payload.is_meta:
+            return payload[start:stop]
+        return self.model.state.change(within(each.places, start, stop))
+
+    def merge_piece(self, each: SliceWire, start: int, values: Tensor) -> None:
+        """Merge elements of the answer about a slice, from ``start`` on.
+
+        The answer itself is passed to `on_replies` after all of them, as a meta tensor.
+        """
+        places = within(each.places, start, start + values.numel())
+        self.model.state.merge_piece(places, values)
 
     def forget_sent(self) -> None:
         """Free the open update's payload, which the transport has now, if it is never sent again.

@@ -226,7 +226,7 @@ def _packed(state: object, name: str) -> dict[str, Any]:
         else:
             _check_plain(value, (name, *path))
             return value
-        tensors[".".join(map(str, path))] = cast(Tensor, value)
+        tensors[".".join(map(str, path))] = value
         places.append((path, *place))
         return None
 

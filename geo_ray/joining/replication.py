@@ -28,7 +28,9 @@ from torch import Tensor
 from geo_ray.base.errors import FrameError, GeoRayError, InvariantError
 from geo_ray.joining.link import RECEIVED, REPLACED
 from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, SendWindow
-from geo_ray.joining.service import JoinService, JoinTerms, Outbound, SavedRun
+from geo_ray.joining.protocol import JoinTerms, Outbound
+from geo_ray.joining.service import JoinService
+from geo_ray.joining.slices import SavedRun
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta, decode_meta, encode_meta
 from geo_ray.transport.wire.message import CONTROL, LANES, Message

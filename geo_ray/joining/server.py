@@ -24,6 +24,7 @@ from geo_ray.base.errors import GeoRayError, InvariantError
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import SignedEndpoints
 from geo_ray.joining.link import RESUME
+from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, region_of
 from geo_ray.joining.replication import (
     ENTRY,
     BeginSave,
@@ -36,14 +37,8 @@ from geo_ray.joining.replication import (
     Stop,
     Tick,
 )
-from geo_ray.joining.service import (
-    SERVER,
-    JoinTerms,
-    Outbound,
-    SavedRun,
-    Stage,
-    region_of,
-)
+from geo_ray.joining.service import Stage
+from geo_ray.joining.slices import SavedRun
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields
@@ -321,6 +316,7 @@ class _Sender(threading.Thread):
                 self._endpoint.send(self._peer, message)
             except GeoRayError as error:
                 log.warning("'%s' was not sent to '%s': %s", message.kind, self._peer, error)
+            del message  # not held while the next one is awaited: its payload may be a whole model
 
 
 class JoinStandby:

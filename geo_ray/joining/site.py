@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import torch
@@ -38,6 +38,15 @@ from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import EndpointBook
 from geo_ray.joining.layout import Layout, Ranges, positions, put, taken
 from geo_ray.joining.link import REPLACED, ServerLink
+from geo_ray.joining.protocol import (
+    Hello,
+    JoinTerms,
+    Welcome,
+    copy_message,
+    payload_of,
+    rank_name,
+    read_copy,
+)
 from geo_ray.joining.rank import (
     JoinedModel,
     RankExchange,
@@ -48,15 +57,6 @@ from geo_ray.joining.rank import (
 )
 from geo_ray.joining.rank_saver import KINDS as SAVER_KINDS
 from geo_ray.joining.rank_saver import LoopState, RankSaver, root_of, saved_states
-from geo_ray.joining.service import (
-    Hello,
-    JoinTerms,
-    Welcome,
-    copy_message,
-    payload_of,
-    rank_name,
-    read_copy,
-)
 from geo_ray.joining.vector import ModuleBuffers, ParameterVector
 from geo_ray.storage.folders import Root
 from geo_ray.training.effects import SendUpdate
@@ -215,16 +215,37 @@ class JoinedRegion:
             ranks.name, ranks.attempt, credentials, book, self._on_message, transport
         )
         try:
-            self._link.connect(wait_s)
+            self._await_server(book, wait_s)
         except LinkDownError as error:
             self._link.close(0.0)
-            where = ", ".join(f"{host}:{port}" for host, port in book.addresses())
             raise ServerLostError(
-                f"region '{ranks.region}': no run answers at {where}: {error.message}"
+                f"region '{ranks.region}': no run has answered at {book.shown} within "
+                f"wait_s = {wait_s:g} s: {error.message}"
             ) from None
         except BaseException:
             self._link.close(0.0)
             raise
+
+    def _await_server(self, book: EndpointBook, wait_s: float) -> None:
+        """Wait for the connection; report a wait that is not short.
+
+        Raises:
+            LinkDownError: there is none after ``wait_s``.
+        """
+        first_s = min(_NOTICE_S, wait_s)
+        try:
+            self._link.connect(first_s)
+        except LinkDownError as error:
+            if first_s == wait_s:
+                raise
+            log.warning(
+                "region '%s' waits for the run at %s, for %g s at most (wait_s): %s",
+                self.region,
+                book.shown,
+                wait_s,
+                error.message,
+            )
+            self._link.connect(wait_s - first_s)
 
     @property
     def region(self) -> str:
@@ -514,12 +535,18 @@ def _await_message(
         except queue.Empty:
             waited_s = time.monotonic() - began_s
             if waited_s > _NOTICE_S and not is_noted:
-                log.warning("waiting for %s", what)
+                log.warning(
+                    "waiting for %s, for %g s at most (wait_s); `geo-ray status RUN` on the "
+                    "server's machine shows which regions are missing",
+                    what,
+                    wait_s,
+                )
                 is_noted = True
             if waited_s > wait_s:
                 raise ServerLostError(
-                    f"{what} did not come within {wait_s:g} s",
-                    fix="See on the server which regions are missing.",
+                    f"{what} did not come within wait_s = {wait_s:g} s",
+                    fix="See with `geo-ray status RUN` on the server's machine which regions are "
+                    "missing, or set a larger `wait_s` of `geo_ray.join`.",
                 ) from None
             continue
         _check_refused(message)
@@ -748,13 +775,48 @@ class _Exchanger:
                     reached_s = now_s
                 elif now_s - reached_s > self._wait_s:
                     raise ServerLostError(
-                        f"the server has been unreachable for {self._wait_s:g} s"
+                        f"the server has been unreachable for wait_s = {self._wait_s:g} s"
                     ) from None
                 continue
             _check_refused(message)
             if message.kind != kind:
                 raise JoinRefusedError(f"the server sent '{message.kind}' instead of '{kind}'")
             return message
+
+
+def _sums(
+    where: str, sums: Mapping[object, object], rows: object
+) -> dict[str, NDArray[np.float64]]:
+    """Return the sums of an evaluation as vectors.
+
+    Raises:
+        LoopMisuseError: names the argument that is wrong.
+    """
+    example = 'for example {"loss": loss * len(x)}, rows=len(x)'
+    if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 0:
+        raise LoopMisuseError(
+            f"{where}: rows is {rows!r} ({type(rows).__name__}), not a number of rows",
+            fix=f"Pass the number of this process's held-out rows, {example}.",
+        )
+    if not isinstance(sums, Mapping) or not sums:
+        raise LoopMisuseError(
+            f"{where}: sums is {'empty' if sums == {} else f'a {type(sums).__name__}, not a dict'}",
+            fix=f"Pass sums by name, {example}.",
+        )
+    found = {}
+    for name, value in sums.items():
+        try:
+            if not isinstance(name, str) or isinstance(value, str | bytes):
+                raise TypeError
+            is_vector = isinstance(value, np.ndarray) and value.ndim <= 1
+            own = value if is_vector else float(cast(float, value))
+            found[name] = np.asarray(own, np.float64).reshape(-1)
+        except (TypeError, ValueError, RuntimeError):
+            raise LoopMisuseError(
+                f"{where}: '{name}' is a {type(value).__name__}, not a number",
+                fix=f"Pass the sum over the rows as a number or a tensor with one, {example}.",
+            ) from None
+    return found
 
 
 class JoinedTraining:
@@ -792,13 +854,17 @@ class JoinedTraining:
 
     @property
     def total_steps(self) -> int | None:
-        """Optimizer steps of this loop until the run is over; None: the run ends by rows."""
+        """Optimizer steps of a region in the whole run; None: the run ends by rows.
+
+        A region that joins again, or in a resumed run, has made `total_steps` - `remaining_steps`
+        of them: a new learning-rate schedule over all steps begins there.
+        """
         steps = self._exchange.plan.steps
         return None if steps is None else steps * self._exchange.local_steps
 
     @property
     def remaining_steps(self) -> int | None:
-        """Those of `total_steps` that are left; fewer than all if the region has joined again."""
+        """Those of `total_steps` that this loop has still to make."""
         steps = self._exchange.plan.steps
         return None if steps is None else (steps - self.steps) * self._exchange.local_steps
 
@@ -908,13 +974,23 @@ class JoinedTraining:
             sums: sums over this rank's held-out rows by name, such as the loss times the rows;
                 vectors for a task.
             rows: this rank's held-out rows.
+
+        Raises:
+            LoopMisuseError: no evaluation is due, this one was reported already, or a value is not
+                what it must be.
         """
+        where = f"region '{self._ranks.region}': sync.report after {self.steps} steps"
+        if not self.evaluation_due:
+            is_second = self._reported == (self.steps, self.done)
+            raise LoopMisuseError(
+                f"{where}: {'the second report' if is_second else 'no evaluation is due'}",
+                fix="Report all sums in one call."
+                if is_second
+                else "Evaluate and report `if sync.evaluation_due`, see `train.eval_every`.",
+            )
+        stats = _sums(where, cast(Mapping[object, object], sums), rows)
         self._reported = (self.steps, self.done)
-        stats = {
-            name: value if isinstance(value, np.ndarray) else np.array([float(value)])
-            for name, value in sums.items()
-        }
-        meta, payload = stats_message(self.steps, stats, rows, final=self.done)
+        meta, payload = stats_message(self.steps, stats, int(rows), final=self.done)
         self._exchanger.tell(Message("evaluation", meta, bytes(payload), "control"))
 
     def _with_loss(self, update: UpdateMessage) -> UpdateMessage:

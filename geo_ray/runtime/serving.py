@@ -7,6 +7,7 @@ writes model and summary. Credentials of the regions are files in the run's dire
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
 import time
 from collections.abc import Mapping
@@ -27,8 +28,11 @@ from geo_ray.data.tasks.model_buffers import BufferEntry
 from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.layout import Layout
+from geo_ray.joining.protocol import SERVER, JoinTerms, region_of
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms, SavedRun, SavedSlice, Stage, region_of
+from geo_ray.joining.service import Stage
+from geo_ray.joining.site import parse_address
+from geo_ray.joining.slices import SavedRun, SavedSlice
 from geo_ray.ray_cluster.calls import Handle, collect
 from geo_ray.runs.checkpoints import check_unused, places_of
 from geo_ray.runs.data import prepare_manifest
@@ -379,6 +383,21 @@ def _host(server: ServeConfig, here: str) -> str:
     return here if server.host in ("0.0.0.0", "::") else server.host  # noqa: S104  (compared)
 
 
+def reach_note(address: str) -> str:
+    """Return a warning if other machines cannot reach the address of a run, or ""."""
+    host, _ = parse_address(address)
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        return ""
+    return (
+        f"{host} is a loopback address, which only this machine can reach: set serve.advertise to "
+        "the machine's name or IP, and serve.host to an address that others reach"
+    )
+
+
 def write_credentials(experiment: Experiment, folder: Path) -> str:
     """Write the credentials of the server and of all regions, unless they exist.
 
@@ -424,6 +443,8 @@ class _Serving:
         run, experiment = setup.run, setup.experiment
         folder = run.path / JOIN_FOLDER
         reporting.status(f"serving at {self._address}; credentials: {folder}/REGION.pem")
+        if note := reach_note(self._address):
+            reporting.status(note)
         found = self._await_regions()
         startup_s = time.time() - reporting.began_unix_s
         summing = Summing(experiment.train.target)

@@ -386,8 +386,11 @@ class SimRegion:
 
     @property
     def lacks_workers(self) -> bool:
-        """Whether the region is paused until a worker joins."""
-        return self.server.phase != "done" and not self.server.work.workers.may_work
+        """Whether the region needs a worker to continue, or for the evaluation after the end."""
+        work = self.server.work
+        if self.server.phase == "done":
+            return work.evals.last == "owed"
+        return not work.workers.may_work
 
     def _new_worker(self, rank: int) -> Worker | LocalStepsWorker:
         buffer = self._start.buffer()

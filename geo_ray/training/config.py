@@ -141,7 +141,8 @@ class TrainConfig(StrictModel):
         None,
         ge=1,
         description="stop early after this many evaluations of all regions in a row without an "
-        "improvement of the metric of `keep_best`, else of `target`, else of `loss`; null: never",
+        "improvement of the metric of `keep_best`, else of `target`, else of `loss`; null: never. "
+        "Where regions join, of `target` or `loss`",
     )
     keep_best: KeepBest | None = Field(
         None, description="store the best evaluated model in addition to the last one"

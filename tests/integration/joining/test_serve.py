@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 import geo_ray
 from geo_ray.base.errors import ConfigError, ServerLostError
+from geo_ray.runtime.serving import reach_note
 from geo_ray.telemetry.event_log import read_events
 from tests.support.join_support import Loop, small_model, terms, train_all
 from tests.support.join_support import serving as in_process
@@ -207,6 +208,17 @@ def test_ctrl_c_before_the_regions_are_there(tmp_path: Path) -> None:
         ({"checkpoint": {"retry_s": 5.0}}, r"checkpoint\.retry_s .*not supported"),
         ({"members": {"rejoin": False}}, r"members\.rejoin .*not supported"),
         ({"train": {"steps": 4, "clip_norm": 1.0}}, r"train\.clip_norm .*not supported"),
+        (
+            {
+                "train": {
+                    "steps": 4,
+                    "patience": 1,
+                    "keep_best": {"metric": "loss", "mode": "min"},
+                    "eval_every": 2,
+                }
+            },
+            r"train\.keep_best .*`train\.patience` watches the metric of `train\.target`",
+        ),
         ({"emulate": {"step_s": 0.1}}, r"emulate .*not supported"),
         ({"codec": {"up": {"kind": "dgt"}}}, r"codec.up \(dgt\): not supported"),
         (
@@ -222,6 +234,20 @@ def test_configurations_that_cannot_be_served(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
         geo_ray.serve(CONFIG | changes)
+
+
+@pytest.mark.parametrize(
+    ("address", "warns"),
+    [
+        ("geo-ray://127.0.0.2:7447", True),
+        ("geo-ray://localhost:7447", True),
+        ("geo-ray://[::1]:7447", True),
+        ("geo-ray://10.0.0.5:7447", False),
+        ("geo-ray://run.example.org:7447", False),
+    ],
+)
+def test_an_address_that_other_machines_cannot_reach(address: str, warns: bool) -> None:
+    assert ("set serve.advertise" in reach_note(address)) is warns
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from geo_ray.joining.endpoints import EndpointBook, EndpointList, SignedEndpoint
 from geo_ray.joining.layout import Layout, Ranges, positions, put, taken
 from geo_ray.joining.link import RECEIVED, REPLACED
 from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, SendWindow
+from geo_ray.joining.protocol import Hello, Outbound, Welcome, payload_of, rank_name
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
 from geo_ray.joining.replication import (
     BeginSave,
@@ -26,7 +27,7 @@ from geo_ray.joining.replication import (
     Stop,
     Tick,
 )
-from geo_ray.joining.service import Hello, Outbound, Stage, Welcome, payload_of, rank_name
+from geo_ray.joining.service import Stage
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import as_tensor, payload_bytes, read_reply, update_meta
 from geo_ray.transport.security.certs import Authority
@@ -232,7 +233,7 @@ class World:
             "ranks": {n: rank.memory.params_S.tolist() for n, rank in self.ranks.items()},
             "replies": {n: rank.replies for n, rank in self.ranks.items()},
             "version": service.version,
-            "samples": service.averagers[0].samples,
+            "samples": service.averagers.averagers[0].samples,
             "steps": service.steps,
             "events": sorted(counted, key=str),
         }
