@@ -14,12 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from geo_ray.base.errors import ConfigError, InvariantError, LoopMisuseError
+from geo_ray.base.errors import (
+    CheckpointMismatchError,
+    ConfigError,
+    InvariantError,
+    LoopMisuseError,
+)
 from geo_ray.joining.layout import Ranges, gathered, put, taken, within
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.state import Outgoing, RegionState, Wait
@@ -265,6 +270,12 @@ class RankState:
 _PARAMS: Final = "params"
 _MEMORY: Final = "memory/"
 _WIRE: Final = "wire/"
+_BUFFERS: Final = "buffers/"
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return copies of the tensors whose names begin with a prefix, by the rest of the name."""
+    return {k.removeprefix(prefix): v.clone() for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def states_of(
@@ -454,6 +465,89 @@ class RankExchange(RegionExchange):
         self._completion.restore(completion, self.version, done=False)
         state.vector.write(params_S)
         self.model.start()
+
+    def export(self) -> RankState:
+        """Return a copy of the state between any two steps; tensors of any size.
+
+        In contrast to `copies`, it includes a round that has begun, and can only be restored with
+        the same slices.
+        """
+        state, requests = self.model.state, self.requests
+        tensors = {_MEMORY + name: vector.clone() for name, vector in state.memory.items()}
+        tensors[_PARAMS] = state.params_P.clone()
+        state.stepped()  # frees the vector that was read
+        if self.model_buffers is not None:
+            tensors |= {_BUFFERS + k: v.clone() for k, v in self.model_buffers.tensors().items()}
+        for number, each in enumerate(self.slices):
+            tensors |= {f"{_WIRE}{number}/{k}": v for k, v in each.wire.tensors().items()}
+        control: dict[str, object] = {
+            "version": self.version,
+            "averager_version": self.averager_version,
+            "open": requests.seq if requests.is_open else None,
+            "phase": self.phase,
+            "numbers": dict(state.numbers),
+            "counts": [state.step, state.since_send, state.samples, state.budget],
+            "requests": requests.export(),
+            "completion": self._completion.export(),
+            "local": [self._local, self._rows, self._seconds],
+            "slices": [[list(pair) for pair in each.ranges] for each in self.slices],
+            "wires": [each.wire.export() for each in self.slices],
+        }
+        return RankState(tensors, control)
+
+    def restore_export(self, saved: RankState) -> None:
+        """Restore a result of `export` of the present round.
+
+        Raises:
+            CheckpointMismatchError: it is of another round, or of other slices. The state is then
+                unchanged.
+        """
+        control: Any = saved.control
+        state, requests = self.model.state, self.requests
+        self._check_same_round(control)
+        slices = [[list(pair) for pair in each.ranges] for each in self.slices]
+        if control["slices"] != slices:
+            raise CheckpointMismatchError(
+                "the state of `sync` was saved with another number of ranks or another sharding",
+                fix="Load it with those, or without `sync`: the loop then continues with the state "
+                "that it has.",
+            )
+        for number, (each, wire) in enumerate(zip(self.slices, control["wires"], strict=True)):
+            each.wire.restore(_below(saved.tensors, f"{_WIRE}{number}/"), wire)
+        state.memory.clear()
+        state.memory.update(_below(saved.tensors, _MEMORY))
+        state.numbers.clear()
+        state.numbers.update({name: float(value) for name, value in control["numbers"].items()})
+        state.step, state.since_send, state.samples, state.budget = control["counts"]
+        self.version, self.phase = int(control["version"]), control["phase"]
+        seq, view = requests.seq, requests.view  # of the present connection
+        requests.restore(control["requests"], self.version)
+        requests.seq, requests.view = seq, max(view, requests.view)
+        self._completion.restore(control["completion"], self.version, done=False)
+        self._local, self._rows, self._seconds = control["local"]
+        if self.model_buffers is not None:
+            self.model_buffers.restore(_below(saved.tensors, _BUFFERS))
+        state.vector.write(saved.tensors[_PARAMS])
+        state.stepped()
+
+    def _check_same_round(self, control: Mapping[str, object]) -> None:
+        """Refuse a state of another round.
+
+        Raises:
+            CheckpointMismatchError: it is one.
+        """
+        mine = self.requests.seq if self.requests.is_open else None
+        saved, version = control["averager_version"], self.averager_version
+        if saved == version and control["open"] == mine:
+            return
+        what = f"of round {saved}, but the run is at round {version} for this region"
+        if saved == version:
+            what = "saved during another exchange than the one that is in flight now"
+        raise CheckpointMismatchError(
+            f"the state of `sync` is {what}",
+            fix="Load a state that was saved since the region's last exchange, or load without "
+            "`sync`: the loop then continues with the state that it has.",
+        )
 
     def encoded(self, update: UpdateMessage) -> list[UpdateMessage]:
         """Return the encoded message of each slice, in the order of `slices`.

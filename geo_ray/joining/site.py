@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from geo_ray.base.errors import (
     CheckpointError,
+    CheckpointMismatchError,
     ConfigError,
     GeoRayError,
     JoinRefusedError,
@@ -366,7 +367,9 @@ class JoinedRegion:
                     ranks, wait_s = self._ranks, self._wait_s
                     exchanger = _Exchanger(self._link, self._mail, exchange, ranks, wait_s)
                     stack.enter_context(closing(exchanger))
-                    sync = JoinedTraining(exchange, exchanger, ranks, loop, self._saver, cutter)
+                    sync = JoinedTraining(
+                        exchange, exchanger, ranks, loop, self._saver, cutter, self._run_id
+                    )
                     sync.settle()
                     yield sync
                     sync.check_ended()
@@ -822,6 +825,8 @@ def _sums(
 class JoinedTraining:
     """A training of one model in a run; see `JoinedRegion.training`.
 
+    It is a `torch.distributed.checkpoint.stateful.Stateful` for a user's own checkpoints.
+
     Attributes:
         done: whether the run is over.
     """
@@ -834,8 +839,10 @@ class JoinedTraining:
         loop: LoopState,
         saver: RankSaver | None,
         cutter: _Cutter,
+        run_id: str,
     ) -> None:
         self._exchange, self._exchanger, self._ranks = exchange, exchanger, ranks
+        self._run_id = run_id
         self._loop, self._saver, self._cutter = loop, saver, cutter
         self._losses: list[Tensor | float] = []
         self._calls = 0
@@ -992,6 +999,59 @@ class JoinedTraining:
         self._reported = (self.steps, self.done)
         meta, payload = stats_message(self.steps, stats, int(rows), final=self.done)
         self._exchanger.tell(Message("evaluation", meta, bytes(payload), "control"))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state in the run, for `torch.distributed.checkpoint.save`.
+
+        It has the parameters in fp32, the strategy's state, coding errors and counters, and a round
+        that has begun. The averager's state is part of the run's checkpoints only. Every rank saves
+        its own state, next to the model and the optimizer::
+
+            dcp.save({"model": ..., "optimizer": ..., "sync": sync}, storage_writer=...)
+        """
+        state = self._exchange.export()
+        about = {
+            "run": self._run_id,
+            "region": self._ranks.region,
+            "reported": self._reported,
+            "losses": [float(each) for each in self._losses],
+        }
+        # In a tuple: torch cannot load tensors that do not exist yet, as in a training that begins.
+        return {self._own_key: (dict(state.tensors), {**state.control, **about})}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a result of `state_dict`; the loop continues exactly from there.
+
+        The averager keeps its state. So the state must have been saved since the region's last
+        exchange: in this training, or, in a run that was resumed, in the round after its
+        checkpoint. Every rank loads its own.
+
+        Raises:
+            CheckpointMismatchError: the state is of another run, region, rank or round, or of
+                another sharding. Nothing has changed then.
+        """
+        saved = state_dict.get(self._own_key)
+        if not isinstance(saved, tuple) or len(saved) != 2:
+            raise CheckpointMismatchError(
+                f"the state of `sync` has no '{self._own_key}'",
+                fix="Load it with the number of ranks that saved it, or load without `sync`.",
+            )
+        tensors, control = saved
+        mine, theirs = (self._run_id, self._ranks.region), (control["run"], control["region"])
+        if mine != theirs:
+            raise CheckpointMismatchError(
+                f"the state of `sync` is of region '{theirs[1]}' in run '{theirs[0]}', not of "
+                f"'{mine[1]}' in '{mine[0]}'",
+                fix="Load the region's own state of this run, or load without `sync`.",
+            )
+        self._exchange.restore_export(RankState(tensors, control))
+        self._losses = list(control["losses"])
+        reported = control["reported"]
+        self._reported = None if reported is None else (reported[0], reported[1])
+
+    @property
+    def _own_key(self) -> str:
+        return f"rank-{self._ranks.rank:05d}"
 
     def _with_loss(self, update: UpdateMessage) -> UpdateMessage:
         """Return the update with the mean loss since the last one."""
