@@ -19,7 +19,7 @@ from typing import Final
 from geo_ray.base.errors import DeadlineExceededError, GeoRayError, LinkDownError
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import ENDPOINTS, EndpointBook
-from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, SendWindow
+from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, UnconfirmedMessages
 from geo_ray.joining.protocol import SERVER
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint import Endpoint
@@ -61,7 +61,7 @@ class ServerLink:
     ) -> None:
         self._incarnation, self._book, self._on_message = incarnation, book, on_message
         self._lock = threading.Condition()  # guards the two below
-        self._sent, self._received = SendWindow(), ReceivedCounts()
+        self._sent, self._received = UnconfirmedMessages(), ReceivedCounts()
         self._order = threading.Lock()  # of numbers and of messages in the endpoint
         self._server_attempt: int | None = None
         self._resumes: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -146,7 +146,7 @@ class ServerLink:
             return
         if message.kind == REPLACED:
             with self._lock:  # that server counts from the beginning
-                self._sent, self._received = SendWindow(), ReceivedCounts()
+                self._sent, self._received = UnconfirmedMessages(), ReceivedCounts()
                 self._lock.notify_all()
             self._on_message(message)
             return

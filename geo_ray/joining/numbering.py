@@ -25,7 +25,7 @@ _FIELDS: Final = (_NUMBER, INCARNATION, HAVE)
 
 
 @dataclass(slots=True)
-class SendWindow:
+class UnconfirmedMessages:
     """The messages to one receiver that it has not confirmed.
 
     Attributes:

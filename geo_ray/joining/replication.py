@@ -27,7 +27,7 @@ from torch import Tensor
 
 from geo_ray.base.errors import FrameError, GeoRayError, InvariantError
 from geo_ray.joining.link import RECEIVED, REPLACED
-from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, SendWindow
+from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, UnconfirmedMessages
 from geo_ray.joining.protocol import JoinTerms, Outbound
 from geo_ray.joining.service import JoinService
 from geo_ray.joining.slices import SavedRun
@@ -63,7 +63,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Lose:
+class LoseRegion:
     """Continue without a region."""
 
     region: str
@@ -71,7 +71,7 @@ class Lose:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class RequestStop:
     """Ask every region to finish."""
 
 
@@ -94,14 +94,14 @@ class Attach:
     """Make the receiver of the log the standby."""
 
 
-Op = Received | Tick | Lose | Stop | BeginSave | EndSave | Attach
-_PLAIN: Final[dict[str, type[Tick | Lose | Stop | BeginSave | EndSave | Attach]]] = {
-    each.__name__: each for each in (Tick, Lose, Stop, BeginSave, EndSave, Attach)
+Op = Received | Tick | LoseRegion | RequestStop | BeginSave | EndSave | Attach
+_PLAIN: Final[dict[str, type[Tick | LoseRegion | RequestStop | BeginSave | EndSave | Attach]]] = {
+    each.__name__: each for each in (Tick, LoseRegion, RequestStop, BeginSave, EndSave, Attach)
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ServiceEntry:
     """An entry of the log.
 
     Attributes:
@@ -126,7 +126,7 @@ class Entry:
         return Message(ENTRY, meta, message.payload, "standby")
 
     @classmethod
-    def read(cls, message: Message) -> Entry:
+    def read(cls, message: Message) -> ServiceEntry:
         """Read the result of `to_message`.
 
         Raises:
@@ -156,7 +156,7 @@ class _Session:
 
     incarnation: int
     received: ReceivedCounts
-    sent: SendWindow
+    sent: UnconfirmedMessages
 
 
 @dataclass(slots=True)
@@ -183,7 +183,7 @@ class ReplicatedService:
     is_attached: bool = False
     reported: int = 0
     _events: deque[dict[str, Any]] = field(default_factory=deque)  # from number `reported` on
-    _pending: deque[Entry] = field(default_factory=deque)
+    _pending: deque[ServiceEntry] = field(default_factory=deque)
     _begins: int | None = None  # entry of the snapshot that a future standby has
     _sessions: dict[str, _Session] = field(default_factory=dict)
 
@@ -202,7 +202,7 @@ class ReplicatedService:
 
     # ------------------------------------------------------------------ the server
 
-    def offer(self, op: Op, t_s: float) -> tuple[list[Entry], list[Outbound]]:
+    def offer(self, op: Op, t_s: float) -> tuple[list[ServiceEntry], list[Outbound]]:
         """Append an input to the log.
 
         Args:
@@ -213,14 +213,14 @@ class ReplicatedService:
             Entries for the standby, and messages to ranks.
         """
         self.number += 1
-        entry = Entry(self.number, max(t_s, self.t_s), op)
+        entry = ServiceEntry(self.number, max(t_s, self.t_s), op)
         self._pending.append(entry)
         if self.has_standby:
             return [entry], []
         shipped = [_copied(entry)] if self._begins is not None else []
         return shipped, self._execute_until(entry)
 
-    def on_ack(self, number: int) -> tuple[list[Entry], list[Outbound]]:
+    def on_ack(self, number: int) -> tuple[list[ServiceEntry], list[Outbound]]:
         """Handle that the standby, or a future one, has everything up to an entry.
 
         Raises:
@@ -260,7 +260,7 @@ class ReplicatedService:
         """Return the events from a number on; see `Tick.reported`."""
         return list(self._events)[max(0, start - self.reported) :]
 
-    def _execute_until(self, last: Entry) -> list[Outbound]:
+    def _execute_until(self, last: ServiceEntry) -> list[Outbound]:
         found: list[Outbound] = []
         while self._pending and self._pending[0].number <= last.number:
             found += self.execute(self._pending.popleft())
@@ -282,7 +282,7 @@ class ReplicatedService:
         found._begins, found.is_attached = None, False
         return found
 
-    def follow(self, entry: Entry) -> None:
+    def follow(self, entry: ServiceEntry) -> None:
         """Execute an entry of the server, whose messages it sends itself.
 
         Raises:
@@ -309,7 +309,7 @@ class ReplicatedService:
         """Endpoints of all ranks that have sent messages."""
         return list(self._sessions)
 
-    def execute(self, entry: Entry) -> list[Outbound]:
+    def execute(self, entry: ServiceEntry) -> list[Outbound]:
         """Execute an entry; return messages to ranks."""
         self.t_s, self.executed = entry.t_s, entry.number
         service, op = self.service, entry.op
@@ -325,9 +325,9 @@ class ReplicatedService:
                     found += service.check_late(wait_s)
                     found += service.check_held(wait_s)
                     return self._numbered(found + service.check_save())
-                case Lose(region, cause):
+                case LoseRegion(region, cause):
                     return self._numbered(service.lose(region, cause))
-                case Stop():
+                case RequestStop():
                     return self._numbered(service.request_stop())
                 case BeginSave(checkpoint, keep, timeout_s):
                     return self._numbered(service.begin_save(checkpoint, keep, timeout_s))
@@ -360,7 +360,7 @@ class ReplicatedService:
         incarnation, have = _sender(message)
         session = self._sessions.get(peer)
         if session is None or incarnation > session.incarnation:
-            sent = SendWindow(self.keeps)
+            sent = UnconfirmedMessages(self.keeps)
             session = self._sessions[peer] = _Session(incarnation, ReceivedCounts(), sent)
         if incarnation < session.incarnation:
             return []  # of a process that was replaced
@@ -387,7 +387,7 @@ class ReplicatedService:
         return numbered
 
 
-def _copied(entry: Entry) -> Entry:
+def _copied(entry: ServiceEntry) -> ServiceEntry:
     """Return an entry with its own copy of a payload, which its execution may change."""
     if not isinstance(entry.op, Received):
         return entry

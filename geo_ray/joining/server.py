@@ -29,12 +29,12 @@ from geo_ray.joining.replication import (
     ENTRY,
     BeginSave,
     EndSave,
-    Entry,
-    Lose,
+    LoseRegion,
     Op,
     Received,
     ReplicatedService,
-    Stop,
+    RequestStop,
+    ServiceEntry,
     Tick,
 )
 from geo_ray.joining.service import Stage
@@ -162,12 +162,12 @@ class JoinServer:
     def lose(self, region: str, cause: str) -> None:
         """Continue without a region."""
         with self.lock:
-            self._offer(Lose(region, cause))
+            self._offer(LoseRegion(region, cause))
 
     def request_stop(self) -> None:
         """Ask every region to finish."""
         with self.lock:
-            self._offer(Stop())
+            self._offer(RequestStop())
 
     def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> int | None:
         """Begin a checkpoint, see `JoinService.begin_save`.
@@ -282,7 +282,7 @@ class JoinServer:
         if not self.is_fenced:
             self._advance(self._log.offer(op, self.now_s()))
 
-    def _advance(self, found: tuple[Sequence[Entry], Sequence[Outbound]]) -> None:
+    def _advance(self, found: tuple[Sequence[ServiceEntry], Sequence[Outbound]]) -> None:
         entries, outbound = found
         self._post([Outbound(STANDBY, each.to_message()) for each in entries])
         self._post(outbound)
@@ -393,7 +393,7 @@ class JoinStandby:
                     self._replica = ReplicatedService.from_snapshot(data)
                     self._pieces.clear()
                 elif message.kind == ENTRY and self._replica is not None:
-                    self._replica.follow(Entry.read(message))
+                    self._replica.follow(ServiceEntry.read(message))
             except Exception as error:  # it must not be promoted
                 log.exception("the standby has failed")
                 self.failure = error

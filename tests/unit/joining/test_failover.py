@@ -15,16 +15,16 @@ from geo_ray.base.errors import EndpointListError, FrameError, InvariantError
 from geo_ray.joining.endpoints import EndpointBook, EndpointList, SignedEndpoints
 from geo_ray.joining.layout import Layout, Ranges, positions, put, taken
 from geo_ray.joining.link import RECEIVED, REPLACED
-from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, SendWindow
+from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, UnconfirmedMessages
 from geo_ray.joining.protocol import Hello, Outbound, Welcome, payload_of, rank_name
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
 from geo_ray.joining.replication import (
     BeginSave,
-    Entry,
-    Lose,
+    LoseRegion,
     Received,
     ReplicatedService,
-    Stop,
+    RequestStop,
+    ServiceEntry,
     Tick,
 )
 from geo_ray.joining.service import Stage
@@ -64,7 +64,7 @@ class Rank:
     def __init__(self, world: World, region: str, rank: int, shares: tuple[Ranges, ...]) -> None:
         self.world, self.region, self.name = world, region, rank_name(region, rank)
         self.hello = Hello(region, rank, len(shares), 1, LAYOUT, shares[rank])
-        self.sent, self.received = SendWindow(), ReceivedCounts()
+        self.sent, self.received = UnconfirmedMessages(), ReceivedCounts()
         self.memory = Memory(sum(b - a for a, b in shares[rank]))
         self.is_over, self.replies = False, 0
         self.program = self.run()
@@ -175,7 +175,7 @@ class World:
         """Lose the server with all messages on the way; continue with the standby."""
         assert self.standby is not None
         for message in self.to_standby if self.random.random() < 0.5 else ():
-            self.standby.follow(Entry.read(message))  # it had arrived
+            self.standby.follow(ServiceEntry.read(message))  # it had arrived
         for queue in (self.to_server, self.to_ranks, self.to_standby, self.acks):
             queue.clear()
         assert self.standby.is_attached
@@ -191,7 +191,7 @@ class World:
         choices = ("to_server", "to_ranks", "to_standby", "acks")
         kind = self.random.choice([kind for kind in choices if getattr(self, kind)])
         if kind == "to_standby" and self.standby is not None:
-            entry = Entry.read(self.to_standby.popleft())
+            entry = ServiceEntry.read(self.to_standby.popleft())
             self.standby.follow(entry)
             self.acks.append(entry.number)
         elif kind == "acks":
@@ -216,7 +216,7 @@ class World:
     def offer(self, op: Any) -> None:
         self.advance(*self.server.offer(op, self.now_s))
 
-    def advance(self, entries: list[Entry], outbound: list[Outbound]) -> None:
+    def advance(self, entries: list[ServiceEntry], outbound: list[Outbound]) -> None:
         self.to_standby += [each.to_message() for each in entries]
         self.to_ranks += [(each.peer, each.message) for each in outbound]
 
@@ -306,10 +306,10 @@ def test_a_standby_that_misses_an_entry_is_refused() -> None:
     world = World(0)
     replica = ReplicatedService.from_snapshot(world.server.begin_snapshot())
     number = replica.number
-    replica.follow(Entry(number, 1.0, Stop()))  # known
+    replica.follow(ServiceEntry(number, 1.0, RequestStop()))  # known
     assert replica.number == number
     with pytest.raises(InvariantError, match="follows"):
-        replica.follow(Entry(number + 2, 1.0, Stop()))
+        replica.follow(ServiceEntry(number + 2, 1.0, RequestStop()))
     with pytest.raises(FrameError, match="the log ends"):
         world.server.on_ack(world.server.number + 1)
 
@@ -320,18 +320,18 @@ def test_a_standby_that_misses_an_entry_is_refused() -> None:
         Received("eu#0", Message("update", {"a": 1, "b": [1.5, None], "c": b"x"}, b"12", "update")),
         Received("eu#0", Message("finished", {}, b"", "control", CONTROL)),
         Tick(600.0, 7),
-        Lose("eu", "why"),
-        Stop(),
+        LoseRegion("eu", "why"),
+        RequestStop(),
         BeginSave(3, (1, 2), 60.0),
     ],
 )
 def test_entries_are_read_as_they_were_written(op: Any) -> None:
-    entry = Entry(5, 1.25, op)
-    assert Entry.read(entry.to_message()) == entry
+    entry = ServiceEntry(5, 1.25, op)
+    assert ServiceEntry.read(entry.to_message()) == entry
 
 
 def test_a_window_drops_duplicates_and_messages_that_came_too_early() -> None:
-    sent, received = SendWindow(), ReceivedCounts()
+    sent, received = UnconfirmedMessages(), ReceivedCounts()
     first, second = (sent.add(Message("a", {"n": n}, b"", "data")) for n in (1, 2))
     control = sent.add(Message("b", {}, b"", "control", CONTROL))
     assert received.take(second) is None
