@@ -69,6 +69,13 @@ class UnconfirmedMessages:
                 kept.popleft()
             self.confirmed[lane] = max(self.confirmed[lane], number)
 
+    def copy_payloads(self) -> None:
+        """Replace payloads, which may be views of memory, by bytes."""
+        for kept in self._kept:
+            for _ in range(len(kept)):
+                message = kept.popleft()
+                kept.append(replace(message, payload=bytes(message.payload)))
+
     @property
     def unconfirmed(self) -> list[Message]:
         """The messages to send again after the receiver was replaced; lanes in their order."""

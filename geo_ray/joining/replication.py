@@ -13,17 +13,13 @@ the state: a promoted standby sends what a rank lacks, and drops what it has han
 
 from __future__ import annotations
 
-import io
 import json
 import logging
-import pickle
 from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
-
-import torch
-from torch import Tensor
 
 from geo_ray.base.errors import FrameError, GeoRayError, InvariantError
 from geo_ray.joining.link import RECEIVED, REPLACED
@@ -238,18 +234,19 @@ class ReplicatedService:
             found += self.execute(self._pending.popleft())
         return [], found
 
-    def begin_snapshot(self) -> bytes:
-        """Return the state for a future standby, which gets all later entries, too.
+    def begin_snapshot(self) -> ReplicatedService:
+        """Return a copy for a future standby, which gets all later entries, too.
 
         Raises:
             InvariantError: there is a standby.
         """
         if self.has_standby:
             raise InvariantError("the server already has a standby")
-        self._begins = self.number
-        out = io.BytesIO()
-        _Pickler(out, protocol=pickle.HIGHEST_PROTOCOL).dump(self)
-        return out.getvalue()
+        for session in self._sessions.values():
+            session.sent.copy_payloads()
+        found = deepcopy(self)
+        self._begins, found.is_attached = self.number, False
+        return found
 
     def release(self) -> list[Outbound]:
         """Continue without a standby; execute what waited for it."""
@@ -267,20 +264,6 @@ class ReplicatedService:
         return found
 
     # ------------------------------------------------------------------ the standby
-
-    @classmethod
-    def from_snapshot(cls, data: bytes) -> ReplicatedService:
-        """Return the service of a standby.
-
-        Args:
-            data: result of `begin_snapshot` of this run's server. It is a pickle: the transport
-                must have verified the sender.
-        """
-        found = pickle.loads(data)  # noqa: S301  (of this run's own server)
-        if not isinstance(found, cls):
-            raise InvariantError("a snapshot has no state of a server")
-        found._begins, found.is_attached = None, False
-        return found
 
     def follow(self, entry: ServiceEntry) -> None:
         """Execute an entry of the server, whose messages it sends itself.
@@ -401,22 +384,3 @@ def _sender(message: Message) -> tuple[int, list[int]]:
     if len(have) != LANES:
         raise FrameError(f"a rank counts {len(have)} lanes")
     return fields.count(message.meta, INCARNATION), list(have)
-
-
-class _Pickler(pickle.Pickler):
-    """Writes a service; tensors as their bytes, and views of memory as bytes."""
-
-    def reducer_override(self, value: object) -> Any:
-        """See `pickle.Pickler`."""
-        if type(value) is Tensor:
-            flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
-            return _tensor, (flat.numpy().tobytes(), value.dtype, tuple(value.shape))
-        if isinstance(value, memoryview):
-            return bytes, (value.tobytes(),)
-        return NotImplemented
-
-
-def _tensor(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    if not data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)

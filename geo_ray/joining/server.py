@@ -26,7 +26,6 @@ from geo_ray.joining.endpoints import SignedEndpoints
 from geo_ray.joining.link import RESUME
 from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, region_of
 from geo_ray.joining.replication import (
-    ENTRY,
     BeginSave,
     EndSave,
     LoseRegion,
@@ -51,10 +50,8 @@ log = logging.getLogger(__name__)
 STANDBY: Final = "geo-ray-standby"
 """Name of the endpoint of a standby."""
 _FOLLOW: Final = "follow"
-_SNAPSHOT: Final = "snapshot"
 _ACK: Final = "ack"
 _FENCE: Final = "fence"
-_PIECE_BYTES: Final = 32 << 20
 _CLOSE_S: Final = 5.0
 _TICK_S: Final = 0.1
 
@@ -106,6 +103,7 @@ class JoinServer:
         self.is_fenced = False
         self._signed: SignedEndpoints | None = None
         self._reported = self._seen = promoted.reported
+        self._snapshot: ReplicatedService | None = None  # for a standby that has connected
         self._ticked = 0  # number of the newest `Tick`
         self._lost_after_s, self._wait_s = lost_after_s, wait_s
         self._away_s: dict[str, float] = {}
@@ -200,6 +198,12 @@ class JoinServer:
         """Whether nothing continues without the standby, which may be promoted."""
         return self._log.has_standby
 
+    def take_snapshot(self) -> ReplicatedService | None:
+        """Return the state for a standby that has connected, once; see `JoinStandby.restore`."""
+        with self.lock:
+            found, self._snapshot = self._snapshot, None
+            return found
+
     def release_standby(self) -> None:
         """Continue without the standby, which must never be promoted now."""
         with self.lock:
@@ -263,11 +267,7 @@ class JoinServer:
         if message.kind == _FENCE:
             self._fence("its standby was promoted")
         elif message.kind == _FOLLOW:
-            data = memoryview(self._log.begin_snapshot())
-            for start in range(0, len(data), _PIECE_BYTES):
-                piece, left = data[start : start + _PIECE_BYTES], len(data) - start - _PIECE_BYTES
-                about: Meta = {"entry": self._log.number, "is_last": left <= 0}
-                self._post([Outbound(STANDBY, Message(_SNAPSHOT, about, piece, "standby"))])
+            self._snapshot = self._log.begin_snapshot()
         else:
             self._advance(self._log.on_ack(fields.count(message.meta, "entry")))
 
@@ -335,8 +335,9 @@ class JoinStandby:
         transport: TransportConfig | None = None,
     ) -> None:
         self._entries: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._pieces: list[bytes] = []
         self._replica: ReplicatedService | None = None
+        self._newest = 0  # entry that has arrived
+        self._is_restored = threading.Event()
         self.failure: Exception | None = None
         attempt = time.time_ns() // 1_000_000
         identity = EndpointIdentity(credentials.run_id, STANDBY, attempt, credentials.key)
@@ -347,6 +348,12 @@ class JoinStandby:
         self._thread.start()
         self._endpoint.connect(SERVER, server)
         self._endpoint.send(SERVER, Message(_FOLLOW, {}, b"", "control", CONTROL))
+
+    def restore(self, snapshot: ReplicatedService) -> None:
+        """Begin with the state that the server has copied for it."""
+        self._replica = snapshot
+        self._is_restored.set()
+        self._confirm(max(self._newest, snapshot.number))
 
     @property
     def is_ready(self) -> bool:
@@ -373,26 +380,26 @@ class JoinStandby:
     def close(self) -> None:
         """Stop following."""
         self._endpoint.close(0.0)
+        self._is_restored.set()
         self._entries.put(None)
         self._thread.join()
 
     def _on_message(self, _: str, message: Message) -> None:
         """Confirm what has arrived, at once; it is executed in another thread."""
-        if message.kind == _SNAPSHOT and not fields.flag(message.meta, "is_last"):
-            self._pieces.append(bytes(message.payload))
-            return
+        self._newest = fields.count(message.meta, "entry")
         self._entries.put(message)
-        about: Meta = {"entry": fields.count(message.meta, "entry")}
+        if self._is_restored.is_set() and self.failure is None:
+            self._confirm(self._newest)
+
+    def _confirm(self, entry: int) -> None:
+        about: Meta = {"entry": entry}
         self._endpoint.send(SERVER, Message(_ACK, about, b"", "control", CONTROL), 0.0)
 
     def _follow(self) -> None:
+        self._is_restored.wait()
         while (message := self._entries.get()) is not None:
             try:
-                if message.kind == _SNAPSHOT:
-                    data = b"".join((*self._pieces, bytes(message.payload)))
-                    self._replica = ReplicatedService.from_snapshot(data)
-                    self._pieces.clear()
-                elif message.kind == ENTRY and self._replica is not None:
+                if self._replica is not None:
                     self._replica.follow(ServiceEntry.read(message))
             except Exception as error:  # it must not be promoted
                 log.exception("the standby has failed")

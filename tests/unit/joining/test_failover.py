@@ -168,7 +168,7 @@ class World:
         """Start a standby."""
         self.to_standby.clear()
         self.acks.clear()
-        self.standby = ReplicatedService.from_snapshot(self.server.begin_snapshot())
+        self.standby = self.server.begin_snapshot()
         self.acks.append(self.standby.number)
 
     def lose_server(self) -> None:
@@ -304,7 +304,7 @@ def test_a_server_executes_nothing_without_its_standby() -> None:
 
 def test_a_standby_that_misses_an_entry_is_refused() -> None:
     world = World(0)
-    replica = ReplicatedService.from_snapshot(world.server.begin_snapshot())
+    replica = world.server.begin_snapshot()
     number = replica.number
     replica.follow(ServiceEntry(number, 1.0, RequestStop()))  # known
     assert replica.number == number
