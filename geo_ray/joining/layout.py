@@ -404,6 +404,17 @@ def taken(vector: Tensor, places: Ranges) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else vector[:0]
 
 
+def within(places: Ranges, start: int, stop: int) -> Ranges:
+    """Return the places of elements ``start`` to ``stop`` of those at ``places``."""
+    found, at = [], 0
+    for first, end in places:
+        low, high = max(first, first + start - at), min(end, first + stop - at)
+        if low < high:
+            found.append((low, high))
+        at += end - first
+    return tuple(found)
+
+
 def put(vector: Tensor, places: Ranges, values: Tensor) -> None:
     """Set the elements of a vector at some places."""
     at = 0

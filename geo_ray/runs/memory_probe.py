@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from geo_ray.base.errors import InvariantError
-from geo_ray.joining.layout import Layout, Parameter, Slice
+from geo_ray.joining.layout import Layout, Parameter, Ranges, Slice
+from geo_ray.joining.protocol import JoinTerms
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
-from geo_ray.joining.service import JoinTerms
 from geo_ray.planner.memory import ExchangeMemory
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.config import CodecConfig
@@ -122,6 +122,10 @@ class _Vector:
         if not self._keeps:
             self._params_S = None
         return self._params_S is None
+
+    def part(self, ranges: Ranges) -> Tensor:
+        """See `geo_ray.joining.rank.ShareVector`."""
+        return torch.cat([self._module_S[start:stop] for start, stop in ranges])
 
 
 class _Probe:

@@ -27,8 +27,9 @@ from geo_ray.base.load import digest
 from geo_ray.base.user_code import error_summary
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.joining.layout import Layout
+from geo_ray.joining.protocol import SERVER
 from geo_ray.joining.save_round import SaveStage
-from geo_ray.joining.service import SERVER, SavedRun, SavedSlice
+from geo_ray.joining.slices import SavedRun, SavedSlice
 from geo_ray.ray_cluster.calls import Handle, collect
 from geo_ray.runs.resume import codecs_of
 from geo_ray.storage.checkpoint import Checkpoint, CheckpointStore

@@ -28,9 +28,11 @@ from geo_ray.data.tasks.model_buffers import BufferEntry
 from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.layout import Layout
+from geo_ray.joining.protocol import SERVER, JoinTerms, region_of
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms, SavedRun, SavedSlice, Stage, region_of
+from geo_ray.joining.service import Stage
 from geo_ray.joining.site import parse_address
+from geo_ray.joining.slices import SavedRun, SavedSlice
 from geo_ray.ray_cluster.calls import Handle, collect
 from geo_ray.runs.checkpoints import check_unused, places_of
 from geo_ray.runs.data import prepare_manifest

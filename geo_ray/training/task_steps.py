@@ -31,6 +31,7 @@ from geo_ray.data.tasks.checked_calls import blamed, checked_training_loss
 from geo_ray.training.optimizers import InnerOptimizer
 
 _NAME: Final = "task/{:06}"
+_WORKERS: Final = "workers/"  # states of workers other than the first
 _LENGTH_BYTES: Final = 8
 _ALIGNED_BYTES: Final = 8
 _FLOAT_BYTES: Final = 4
@@ -159,33 +160,55 @@ class TaskOptimizer:
                 ) from error
 
 
-class HeldState:
-    """The state of a task's optimizers at a shard, which stores it and makes no steps.
+class HeldStates:
+    """The newest states of the optimizers of a region's workers, at a shard.
+
+    The shard stores them for checkpoints and for new workers. It makes no steps.
 
     Attributes:
         lr: always None.
         rate: not used.
 
     Args:
-        size: S.
+        size: elements of each vector; None: that depends on the optimizer.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int | None) -> None:
         self._size = size
-        self._tensors: dict[str, Tensor] = {}
+        self._states: dict[int, dict[str, Tensor]] = {}
+        self._sent: dict[int, dict[str, Tensor]] = {}
         self.lr: float | None = None
         self.rate = 1.0
 
     def apply(self, grad_S: Tensor, unused: Collection[int] = ()) -> None:
         """Refuse a step, which the worker makes."""
-        raise InvariantError("a parameter server was to step with the optimizer of a task")
+        raise InvariantError("a parameter server was to make a step of its workers' optimizers")
+
+    def put(self, worker: int, name: str, value: Tensor) -> None:
+        """Copy a tensor of a worker's next state."""
+        self._sent.setdefault(worker, {})[name] = value.clone()
+
+    def take(self, worker: int) -> None:
+        """Let a worker's state be the one that it has `put`."""
+        self._states[worker] = self._sent.pop(worker, {})
+
+    def of(self, worker: int) -> dict[str, Tensor]:
+        """Return the newest state of a worker, else that of the first one; read-only."""
+        return dict(self._states.get(worker) or self._states.get(0, {}))
 
     def live(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return no tensors that change, and those that do not."""
-        return {}, dict(self._tensors)
+        """Return no tensors that change, and those that do not.
+
+        The first worker's have the names that a shard with an optimizer uses.
+        """
+        found: dict[str, Tensor] = {}
+        for worker, state in self._states.items():
+            prefix = f"{_WORKERS}{worker}/" if worker else ""
+            found |= {prefix + name: value for name, value in state.items()}
+        return {}, found
 
     def restore(self, tensors: Mapping[str, Tensor], *, given: bool = False) -> None:
-        """Store the slices of the result of `TaskOptimizer.export`.
+        """Restore the result of `live`, or of an optimizer.
 
         Args:
             tensors: tensors by name.
@@ -194,13 +217,23 @@ class HeldState:
         Raises:
             CheckpointCorruptError: a tensor does not fit the slice.
         """
+        self._states = {}
         for name, value in tensors.items():
-            if value.shape != (self._size,):
+            worker, own = 0, name
+            if name.startswith(_WORKERS):
+                number, _, own = name.removeprefix(_WORKERS).partition("/")
+                worker = int(number)
+            if value.dim() and self._size is not None and value.shape != (self._size,):
                 raise CheckpointCorruptError(
                     f"optimizer state '{name}' has shape {tuple(value.shape)}, the shard has "
                     f"{(self._size,)}"
                 )
-        self._tensors = {k: v if given else v.clone() for k, v in tensors.items()}
+            self._states.setdefault(worker, {})[own] = value if given else value.clone()
+
+
+def first_workers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state of the first worker among those of `HeldStates.live`."""
+    return {name: value for name, value in tensors.items() if not name.startswith(_WORKERS)}
 
 
 OptimizerSteps = InnerOptimizer | TaskOptimizer

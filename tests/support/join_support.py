@@ -30,9 +30,10 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.protocol import SERVER, JoinTerms
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms, SavedRun
 from geo_ray.joining.site import JoinedTraining, join
+from geo_ray.joining.slices import SavedRun
 from geo_ray.transport.security.certs import Authority
 
 WAIT_S = 120.0

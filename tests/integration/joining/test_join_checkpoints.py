@@ -24,11 +24,13 @@ from geo_ray.base.errors import (
     RegionLostError,
     RunDirectoryError,
 )
+from geo_ray.joining.protocol import JoinTerms
 from geo_ray.joining.rank import STRATEGIES
 from geo_ray.joining.rank_saver import LoopState, RankSaver
 from geo_ray.joining.save_round import SaveStage
-from geo_ray.joining.service import JoinTerms, SavedRun, Stage
+from geo_ray.joining.service import Stage
 from geo_ray.joining.site import JoinedTraining, join
+from geo_ray.joining.slices import SavedRun
 from tests.support.join_support import (
     WAIT_S,
     Loop,
@@ -239,7 +241,7 @@ def test_a_region_that_joins_again_loads_its_optimizer(tmp_path: Path) -> None:
 
         def wait(sync: JoinedTraining) -> None:
             while saved.is_set() and sync.steps > 50 and not server.service.waiting:
-                if server.service.averagers[0].view.generation >= 3:
+                if server.service.averagers.view.generation >= 3:
                     return
                 time.sleep(0.01)
             time.sleep(0.02)

@@ -29,8 +29,9 @@ from geo_ray.base.errors import (
 from geo_ray.codecs.registry import CODECS
 from geo_ray.data.tasks import classification
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.protocol import SERVER, JoinTerms
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms, Stage
+from geo_ray.joining.service import Stage
 from geo_ray.joining.site import JoinedRegion, JoinedTraining, join
 from geo_ray.runs.build import initial_parameters
 from tests.integration.joining import recorded_task
@@ -412,9 +413,9 @@ def test_another_run_and_wrong_addresses(tmp_path: Path) -> None:
             join("10.0.0.5:7447", region="eu", credentials=pem)
         other = tmp_path / "other"
         write_credentials(other, REGIONS, "another")
-        with pytest.raises(ServerLostError, match=r"no run answers at .*PEER_REFUSED"):
+        with pytest.raises(ServerLostError, match=r"no run has answered at .*PEER_REFUSED"):
             join(address, region="eu", credentials=other / "eu.pem", wait_s=1.0)
-    with pytest.raises(ServerLostError, match=r"no run answers at 127\.0\.0\.1:1"):
+    with pytest.raises(ServerLostError, match=r"no run has answered at 127\.0\.0\.1:1"):
         join("geo-ray://127.0.0.1:1", region="eu", credentials=pem, wait_s=1.0)
 
 

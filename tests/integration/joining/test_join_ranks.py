@@ -77,7 +77,7 @@ def train(
         vectors = {name: results[0][0] for name, results in found.items()}
         for name, results in found.items():
             assert all(torch.equal(each[0], vectors[name]) for each in results), name
-        return vectors, server.service.model_P.clone(), len(server.service.slices)
+        return vectors, server.service.model_P.clone(), len(server.service.averagers.slices)
 
 
 def options(kind: str) -> dict[str, Any]:
@@ -110,10 +110,10 @@ def test_a_killed_process_group_is_replaced(tmp_path: Path) -> None:
 
         def wait(sync: JoinedTraining) -> None:
             """Leave steps for the group that returns."""
-            view = server.service.averagers[0].view
+            view = server.service.averagers.view
             while sync.steps == steps // 2 and not server.service.waiting and view.generation < 3:
                 time.sleep(0.01)
-                view = server.service.averagers[0].view
+                view = server.service.averagers.view
 
         def replaced() -> list[Any]:
             before = Ranks(2)
@@ -239,7 +239,7 @@ def test_a_region_returns_with_other_ranks(
 
         def wait(sync: JoinedTraining) -> None:
             """Leave steps for the group that returns."""
-            while sync.steps >= 40 and server.service.averagers[0].view.generation < 3:
+            while sync.steps >= 40 and server.service.averagers.view.generation < 3:
                 if server.service.waiting:
                     return
                 time.sleep(0.01)
@@ -249,7 +249,7 @@ def test_a_region_returns_with_other_ranks(
         eu = ranks[2].results()
         everything = [found["ap"], *found["us"], *eu]
         assert not [each for each in everything if isinstance(each, Exception)], everything
-        assert len(server.service.slices) == 4
+        assert len(server.service.averagers.slices) == 4
         kinds = [event["kind"] for event in server.news()]
         assert kinds.count("region_lost") == kinds.count("region_joined") == 1
         served = server.service.model_P.clone()

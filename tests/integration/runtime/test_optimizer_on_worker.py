@@ -53,7 +53,6 @@ def result(directory: Path, on: str, *, shared: bool = True, **changes: Any) -> 
         {"train": {"clip_norm": 0.5, "clip_mean_norm": 0.3, "accumulate": 2}},
         {"train": {"evaluate": "live"}},
         {"regions": [{"name": "us-east", "ps_shards": 3}, {"name": "eu-west", "ps_shards": 3}]},
-        {"regions": [{"name": "us-east"}, {"name": "eu-west", "workers": 2}]},
         {"optimizer": {"kind": "muon", "lr": 0.01}},
         {"optimizer": {"kind": "adafactor", "lr": 0.01}},
         {"regions": [{"name": "us-east"}]},

@@ -19,7 +19,7 @@ from geo_ray.data.tasks.load import TaskConfig, load_task
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.runs.build import placed
 from geo_ray.runs.start_checks import check_steps
-from geo_ray.training.task_steps import HeldState, pack, unpack
+from geo_ray.training.task_steps import HeldStates, pack, unpack
 from tests.support.world_support import Run, experiment
 
 TASKS = Path(__file__).parents[2] / "support" / "own_steps_tasks.py"
@@ -299,4 +299,4 @@ def test_what_cannot_be_saved_is_named() -> None:
 
 def test_a_state_of_another_size_is_refused() -> None:
     with pytest.raises(CheckpointCorruptError, match="the shard has"):
-        HeldState(3).restore({"task/000000": torch.zeros(4)})
+        HeldStates(3).restore({"task/000000": torch.zeros(4)})
