@@ -205,8 +205,7 @@ class AveragerActor:
     def end_save(self) -> None:
         """Forget the checkpoint that was being made."""
         self._slices = []
-        with self._server.lock:
-            self._server.service.end_save()
+        self._server.end_save()
 
     # -------------------------------------------------------------- training
 
