@@ -25,7 +25,13 @@ from geo_ray.experiment.regions import Name, RegionConfig, check_device, no_such
 from geo_ray.planner.config import PlanConfig
 from geo_ray.strategies.config import AnyStrategy, CodecConfig, check_shards
 from geo_ray.telemetry.export.base import ObserveConfig
-from geo_ray.training.config import AUTO, AveragerConfig, MembersConfig, TrainConfig
+from geo_ray.training.config import (
+    AUTO,
+    AveragerConfig,
+    ElasticConfig,
+    MembersConfig,
+    TrainConfig,
+)
 from geo_ray.training.optimizers import OptimizerConfig, Sgd, check_optimizer
 from geo_ray.transport.config import LanConfig, TransportConfig
 from geo_ray.transport.emulation import LinkSpec
@@ -376,7 +382,14 @@ class Experiment(StrictModel):
         """Return after how many steps a worker sends its state; 0: its server makes the steps."""
         is_task = self.optimizer.kind == "task"
         is_own = is_task or self.train.optimizer_on == "worker"
-        return self.train.state_every if is_own and region.workers == 1 else 0
+        is_own &= region.workers == 1 or len(self.regions) > 1
+        return self.train.state_every if is_own else 0
+
+    def elastic(self, region: RegionConfig) -> ElasticConfig | None:
+        """Return how a region continues without some of its workers; None: it waits for them."""
+        if self.state_every(region) and region.workers > 1:
+            return ElasticConfig(batch="follows")
+        return self.train.elastic
 
     @property
     def labels(self) -> tuple[str, ...]:
