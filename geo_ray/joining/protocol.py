@@ -121,6 +121,14 @@ class JoinTerms(StrictModel):
             bounds=self.bounds_in(ranges, layout.size),
         )
 
+    @property
+    def in_pieces(self) -> bool:
+        """Whether a rank sends a change, and merges its answer, piece by piece."""
+        traits, plan = self.strategy.traits, self.wire_plan()
+        return (
+            traits.in_rounds and traits.region.in_pieces and plan.up is None and plan.down is None
+        )
+
     def bounds_in(self, ranges: Ranges, size: int) -> tuple[tuple[int, int], ...]:
         """Return the positions of the model's fragments in a vector that has some ranges of it.
 
@@ -148,7 +156,8 @@ class JoinTerms(StrictModel):
         traits = self.strategy.traits
         enough = self.rows if traits.region.ends_by_total_rows else None
         wire = AveragerWire(self.wire_plan(layout, part.ranges))
-        state = AveragerState(tuple(sorted(self.regions if members is None else members)))
+        names = self.regions if members is None else members
+        state = AveragerState(tuple(sorted(names)), reuses_updates=True)
         return Averager(self.strategy, part.size, state, wire=wire, enough=enough, goal=self.goal)
 
 

@@ -37,6 +37,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.codecs.feedback import all_finite
 from geo_ray.joining.layout import Layout, Slice, put, slices_of
+from geo_ray.joining.pieces import PIECE, SIZE, divided, size_of
 from geo_ray.joining.protocol import (
     Hello,
     JoinTerms,
@@ -52,11 +53,11 @@ from geo_ray.joining.protocol import (
     region_of,
 )
 from geo_ray.joining.rank import RankState
-from geo_ray.joining.regions import Evaluations, RegionRanks
+from geo_ray.joining.regions import ArrivingPart, Evaluations, RegionRanks
 from geo_ray.joining.save_round import SaveRound, SaveStage
 from geo_ray.joining.slices import Answers, RestartPoint, SavedRun, SavedSlice, SliceAveragers
 from geo_ray.training.membership import MemberChange
-from geo_ray.training.messages import ReplyMessage, no_buffers
+from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.model_buffers import AVERAGER_PREFIX, REGION_PREFIX, AveragerBuffers
 from geo_ray.training.parameters import BufferLayout, digest
 from geo_ray.training.wire_format import (
@@ -73,7 +74,7 @@ from geo_ray.transport.wire.message import CONTROL, Message
 _LOGGER: Final = logging.getLogger(__name__)
 
 _BUFFERS: Final = -1  # stands for the model buffers among the numbers of slices
-_RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
+_RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice", SIZE)  # of an update's header
 
 
 class Stage(Enum):
@@ -203,6 +204,8 @@ class JoinService:
                 return self._on_buffers(peer, message)
             if message.kind == "update":
                 return self._on_update(peer, message)
+            if message.kind == PIECE:
+                return self._on_piece(peer, message)
             if message.kind == "copy":
                 return self._on_copy(peer, message)
             if message.kind == "evaluation":
@@ -793,7 +796,6 @@ class JoinService:
         if region is None or self.stage not in (Stage.TRAINING, Stage.STARTING):
             raise JoinRefusedError(f"region '{name}' takes no part in the run")
         rank = rank_of(peer)
-        rows = fields.count(message.meta, "rank_rows")
         index = fields.optional_count(message.meta, "slice")
         own = {k: v for k, v in message.meta.items() if k not in _RANK_FIELDS}
         update = read_update(own, message.payload)
@@ -803,15 +805,36 @@ class JoinService:
             raise JoinRefusedError(f"region '{name}': a newer process group has joined")
         if update.attempt > region.attempt:
             raise FrameError(f"'{peer}' sent an update of a process group that has not joined")
-        has_loss = "rank_loss" in message.meta
-        loss = fields.number(message.meta, "rank_loss") if has_loss else None
+        if index is not None and index not in self.averagers.owned(name, rank):
+            raise FrameError(f"'{peer}' sent slice {index}, which is not its own")
+        size = size_of(message)
+        if size is None:
+            return self._sent(region, rank, message.meta, update)
+        if index is None or size > self.averagers.slices[index].size:
+            raise FrameError(f"'{peer}' sends {size} values of slice {index}, which has fewer")
+        region.begin_part(rank, index, ArrivingPart(update, message.meta, size))
+        return []
+
+    def _on_piece(self, peer: str, message: Message) -> list[Outbound]:
+        """Handle values of an update that was begun; after a refusal, the rest of them arrives."""
+        region, rank = self._regions.get(region_of(peer)), rank_of(peer)
+        if region is None:
+            return []
+        part = region.add_piece(rank, fields.count(message.meta, "slice"), message)
+        return [] if part is None else self._sent(region, rank, part.meta, part.update)
+
+    def _sent(
+        self, region: RegionRanks, rank: int, meta: Meta, update: UpdateMessage
+    ) -> list[Outbound]:
+        """Handle the update of a slice, or of a rank without one, which is complete."""
+        loss = fields.number(meta, "rank_loss") if "rank_loss" in meta else None
+        rows = fields.count(meta, "rank_rows")
         region.add_header(rank, update, rows, loss, self._now_s())
+        index = fields.optional_count(meta, "slice")
         if index is not None:
-            if index not in self.averagers.owned(name, rank):
-                raise FrameError(f"'{peer}' sent slice {index}, which is not its own")
             region.add_part(index, update)
         region.add_buffers(rank, update)
-        return self._take(name, region) if region.has_sent(self.averagers.slices) else []
+        return self._take(region.name, region) if region.has_sent(self.averagers.slices) else []
 
     def _take(self, name: str, region: RegionRanks) -> list[Outbound]:
         """Take in a region's update, which is complete."""
@@ -823,7 +846,8 @@ class JoinService:
         self._buffers.take(whole)
         now_s = self._now_s()
         answers = self.averagers.take(checked, now_s)
-        region.open, region.sent_bytes = first, sum(part.size_bytes for part in sent.parts)
+        region.open = replace(first, payload_P=torch.empty(0), coded=None)
+        region.sent_bytes = sum(part.size_bytes for part in sent.parts)
         region.steps += first.steps
         compute_s = first.steps * first.step_s
         before_s, region.stepped_s = region.stepped_s or now_s - compute_s, now_s
@@ -842,6 +866,7 @@ class JoinService:
     def _answers(self, replies: Answers) -> list[Outbound]:
         """Return the answers of all slices' averagers, for the ranks that own the slices."""
         found: list[Outbound] = []
+        self.averagers.forget_answers()
         first = {reply.to: reply for reply in replies[0]} if replies else {}
         with_buffers = {each.to: each for each in self._buffers.attach(list(first.values()))}
         has_buffers: set[str] = set()  # ranks whose answer has them
@@ -862,7 +887,7 @@ class JoinService:
                 own = reply if owner in has_buffers else _with(reply, with_buffers[reply.to])
                 has_buffers.add(owner)
                 meta = {**reply_meta(own), **save, "slice": index}
-                found.append(Outbound(owner, Message("reply", meta, payload_bytes(own), "reply")))
+                found += [Outbound(owner, each) for each in divided(meta, own)]
         for name, reply in first.items():
             region = self._regions.get(name)
             if region is None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -39,6 +40,7 @@ from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import EndpointBook
 from geo_ray.joining.layout import Layout, Ranges, positions, put, taken
 from geo_ray.joining.link import REPLACED, ServerLink
+from geo_ray.joining.pieces import PIECE, SIZE, Arriving, divided, size_of
 from geo_ray.joining.protocol import (
     Hello,
     JoinTerms,
@@ -67,7 +69,6 @@ from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import (
     as_bytes,
     as_tensor,
-    payload_bytes,
     read_refusal,
     read_reply,
     stats_message,
@@ -87,7 +88,8 @@ ENDPOINTS_SUFFIX: Final = ".endpoints.json"
 _LOOK_S: Final = 0.5
 _NOTICE_S: Final = 2.0
 _CAUSE_CHARS: Final = 500
-_MARKS: Final = ("slice", "save", "halts", "cuts")  # fields of an answer that are not the strategy's
+_MARKS: Final = ("slice", "save", "halts", "cuts", SIZE)
+"""Fields of an answer that are not the strategy's."""
 _MOST_UNUSED: Final = 1000  # batches, more than one step accumulates
 T = TypeVar("T")
 
@@ -431,7 +433,7 @@ class JoinedRegion:
         bounds = terms.bounds_in(vector.share, layout.size)
         cutter = _Cutter(terms, layout, vector.share, ranks.region)
         slices = cutter.slices(welcome.slices)
-        model = JoinedModel(terms.strategy, vector, bounds)
+        model = JoinedModel(terms.strategy, vector, bounds, in_pieces=terms.in_pieces)
         begins = not welcome.copies and welcome.checkpoint is None
         if begins:
             self._load(slices, vector, buffers, is_source=welcome.is_source)
@@ -736,7 +738,10 @@ class _Exchanger:
         parts = self._exchange.encoded(update)
         for each, part in zip(slices, parts, strict=True):
             meta = {**update_meta(part), **common, "slice": each.index}
-            self._link.send(Message("update", meta, payload_bytes(part), "update"))
+            values = partial(self._exchange.values, each, part.payload_P)
+            for message in divided(meta, part, values):
+                self._check_open()
+                self._link.send(message)
         if not slices:
             nothing = replace(update, payload_P=torch.empty(0))
             meta = {**update_meta(nothing), **common, "slice": None}
@@ -747,6 +752,7 @@ class _Exchanger:
     def _receive_answers(self) -> list[ReplyMessage]:
         """Wait for the answers of all slices; return them decoded."""
         slices = self._exchange.slices
+        numbered = {each.index: each for each in slices}
         replies: dict[int | None, ReplyMessage] = {}
         has_cuts = False
         while len(replies) < max(1, len(slices)):
@@ -756,7 +762,11 @@ class _Exchanger:
             if "save" in message.meta:
                 self._saves = fields.count(message.meta, "save")
             self.halts = self.halts or "halts" in message.meta
-            replies[fields.optional_count(message.meta, "slice")] = read_reply(own, message.payload)
+            index = fields.optional_count(message.meta, "slice")
+            reply = read_reply(own, message.payload)
+            if index is not None:
+                reply = self._with_values(numbered[index], reply, size_of(message))
+            replies[index] = reply
         if has_cuts:
             body = json.loads(bytes(self._next("slices").payload))
             self._cuts = {
@@ -766,12 +776,39 @@ class _Exchanger:
             return list(replies.values())
         return [each.wire.decode(replies[each.index]) for each in slices]
 
+    def _with_values(self, each: SliceWire, reply: ReplyMessage, size: int | None) -> ReplyMessage:
+        """Return an answer with the values that follow it, or merge these as they arrive.
+
+        Args:
+            each: the slice.
+            reply: the answer.
+            size: elements that follow it; None: it has its payload itself.
+        """
+        merges = self._exchange.model.in_pieces
+        if size is None and not merges:
+            return reply
+        if size is None:
+            self._exchange.merge_piece(each, 0, reply.payload_P)
+            return replace(reply, payload_P=reply.payload_P.to("meta"))
+        payload_Q = torch.empty(size, device="meta" if merges else None)
+        arriving = Arriving(size)
+        while not arriving.is_complete:
+            start, values = arriving.take(self._next(PIECE))
+            if merges:
+                self._exchange.merge_piece(each, start, values)
+            else:
+                payload_Q[start : start + values.numel()] = values
+        return replace(reply, payload_P=payload_Q)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LinkDownError("the training is over")
+
     def _next(self, kind: str) -> Message:
         """Wait for the next message of the server while it is connected."""
         reached_s = time.monotonic()
         while True:
-            if self._closed:
-                raise LinkDownError("the training is over")
+            self._check_open()
             try:
                 message = self._mail.get(timeout=_LOOK_S)
             except queue.Empty:
