@@ -40,8 +40,9 @@ from benchmarks.runs.bare_exchange import _dial, _receive, _send
 from geo_ray.base.memory import ReusedMemory
 from geo_ray.joining import rank, site
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.protocol import SERVER, JoinTerms
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinService, JoinTerms
+from geo_ray.joining.service import JoinService
 from geo_ray.joining.vector import ParameterVector
 from geo_ray.strategies.outer import OuterNesterov, outer_round
 from geo_ray.strategies.state import AveragerState, Update

@@ -42,8 +42,8 @@ import geo_ray
 from benchmarks.common import support
 from benchmarks.common.command import GEO_RAY
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.protocol import SERVER, JoinTerms
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms
 from geo_ray.transport.security.certs import Authority
 
 STEP_S, INTERVAL = 0.05, 8

@@ -32,8 +32,8 @@ from benchmarks.common import support
 from benchmarks.joining.step_time import CONTEXT, SIZES, Gpt, resident_bytes, step
 from geo_ray.base.memory import give_back_memory
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.protocol import SERVER, JoinTerms
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms
 from geo_ray.joining.site import join
 from geo_ray.transport.security.certs import Authority
 

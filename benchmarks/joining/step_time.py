@@ -23,8 +23,8 @@ from torch.nn import functional
 
 from benchmarks.common import support
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.protocol import SERVER, JoinTerms
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms
 from geo_ray.joining.site import join
 from geo_ray.transport.security.certs import Authority
 

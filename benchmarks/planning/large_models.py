@@ -29,8 +29,8 @@ from benchmarks.common import support
 from geo_ray.codecs.powersgd import parts_of
 from geo_ray.codecs.registry import CODECS
 from geo_ray.joining.layout import Layout, Ranges, Slice, box_ranges, shapes_in
+from geo_ray.joining.protocol import JoinTerms
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
-from geo_ray.joining.service import JoinTerms
 from geo_ray.planner.memory import (
     Activations,
     ExchangeMemory,

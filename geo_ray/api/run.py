@@ -242,8 +242,10 @@ class Run:
         if best and not self.best_path.exists():
             raise RunDirectoryError(
                 f"{self.best_path} does not exist: the run has saved no best model",
-                fix="Train with `--set train.keep_best.metric=NAME --set train.keep_best.mode=max`"
-                " (or min), until its first evaluation.",
+                fix="Omit `best`: a run whose regions join keeps no best model."
+                if self.experiment.is_served
+                else "Train with `--set train.keep_best.metric=NAME --set "
+                "train.keep_best.mode=max` (or min), until its first evaluation.",
             )
 
     def _store(self) -> CheckpointStore:

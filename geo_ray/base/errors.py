@@ -1427,7 +1427,8 @@ class LoopMisuseError(JoinError):
     code = "LOOP_MISUSE"
     causes = (
         "`sync.step` after `sync.done`, or never; the loop ends before `sync.done` is true; "
-        "several trainings with one site at the same time."
+        "`sync.report` when no evaluation is due, or with values that are no sums; several "
+        "trainings with one site at the same time."
     )
     advice = "Loop over `sync.batches(loader)`, and call `sync.step` once per optimizer step."
 
@@ -1449,6 +1450,17 @@ class JoinRefusedError(JoinError):
         "an older process group that was replaced, or a run that has ended."
     )
     advice = "Compare the region's name with the `regions` of the served configuration."
+
+
+class EndpointListError(JoinError):
+    """A list of the addresses at which a run is served cannot be used."""
+
+    code = "ENDPOINTS_REFUSED"
+    causes = (
+        "A list that is not signed by the run's authority, is of another run, or is older than "
+        "one that is known: a server that was replaced, or a damaged file next to the credentials."
+    )
+    advice = "Remove the file `REGION.endpoints.json` next to the region's credentials."
 
 
 class ServerLostError(JoinError):

@@ -190,6 +190,7 @@ _NAMED_KEY: Final = re.compile(r"([\w\-.\"]+): (.+)", re.S)
 _SEGMENT: Final = re.compile(r'"([^"]*)"|([^".]+)')
 _MAX_SHOWN: Final = 60
 _MAX_KEYS: Final = 20
+_MAX_KINDS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,8 +418,10 @@ def _nearest_key(path: KeyPath, word: str, valid: Sequence[str], root: type[Base
         return f"{word} is a top-level key: write it without a prefix"
     near = _near_key(word, valid, root)
     if near is not None and near == dotted(path):
-        kind = _of_kind(near, root).removeprefix(",") or " a key of another kind"
-        return f"this kind has no such key; it is{kind}"
+        kinds = _kinds_with(near, root)
+        shown = ", ".join(kinds[:_MAX_KINDS]) + (", ..." if len(kinds) > _MAX_KINDS else "")
+        only = " only" if len(kinds) == 1 else ""
+        return f"this kind has no such key; it is a key of {shown or 'another kind'}{only}"
     if near is not None:
         return f"did you mean {near}{_of_kind(near, root)}?"
     shown = ", ".join(valid[:_MAX_KEYS]) + (", ..." if len(valid) > _MAX_KEYS else "")
@@ -447,9 +450,15 @@ def _paths(root: type[BaseModel]) -> tuple[str, ...]:
 
 def _of_kind(key: str, root: type[BaseModel]) -> str:
     """Describe the only kind of section with a key; empty if several have it."""
+    kinds = _kinds_with(key, root)
+    return f", a key of {kinds[0]} only" if len(kinds) == 1 else ""
+
+
+def _kinds_with(key: str, root: type[BaseModel]) -> list[str]:
+    """Return the kinds of a section that have a key; empty if it has no kinds."""
     paths = [path for path in _paths(root) if _as_set(path) == key]
-    kinds = re.findall(r"\(kind=([^),]*)\)", paths[0]) if len(paths) == 1 else []
-    return f", a key of {kinds[-1]} only" if kinds else ""
+    found = [re.findall(r"\(kind=([^),]*)\)", path) for path in paths]
+    return [each[-1] for each in found if each]
 
 
 def _as_set(path: str) -> str:

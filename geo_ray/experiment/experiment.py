@@ -25,7 +25,13 @@ from geo_ray.experiment.regions import Name, RegionConfig, check_device, no_such
 from geo_ray.planner.config import PlanConfig
 from geo_ray.strategies.config import AnyStrategy, CodecConfig, check_shards
 from geo_ray.telemetry.export.base import ObserveConfig
-from geo_ray.training.config import AUTO, AveragerConfig, MembersConfig, TrainConfig
+from geo_ray.training.config import (
+    AUTO,
+    AveragerConfig,
+    ElasticConfig,
+    MembersConfig,
+    TrainConfig,
+)
 from geo_ray.training.optimizers import OptimizerConfig, Sgd, check_optimizer
 from geo_ray.transport.config import LanConfig, TransportConfig
 from geo_ray.transport.emulation import LinkSpec
@@ -199,10 +205,14 @@ class Experiment(StrictModel):
         """Check that either all regions join, or none; and that sections fit that."""
         joined = {region.is_joined for region in self.regions}
         if len(joined) > 1:
-            rest = [region.name for region in self.regions if not region.is_joined]
+            rest = [region for region in self.regions if not region.is_joined]
+            names = ", ".join(region.name for region in rest)
+            group = f"{{ranks_per_node: {rest[0].workers}, sharding: ddp}}"
             raise ValueError(
                 "regions: either all regions have `join: true` or a `group`, or none has; "
-                f"{', '.join(rest)} {'has' if len(rest) == 1 else 'have'} neither"
+                f"{names} {'has' if len(rest) == 1 else 'have'} neither. A region that geo_ray "
+                f"starts next to joining ones is a group: `group: {group}` replaces `workers` of "
+                f"'{rest[0].name}'"
             )
         if self.serve is not None and not self.is_served:
             raise ValueError("serve: no region joins; set `join: true` or `group` for each")
@@ -240,6 +250,11 @@ class Experiment(StrictModel):
                 unused.append(name)
         if self.codec.up is not None and self.codec.up.traits.differential is not None:
             unused.append(f"codec.up ({self.codec.up.kind})")
+        if "train.keep_best" in unused and self.train.patience is not None:
+            raise ValueError(
+                "train.keep_best: not supported where regions join; omit it. `train.patience` "
+                "watches the metric of `train.target`, else `loss`"
+            )
         if unused:
             raise ValueError(f"{unused[0]}: not supported where regions join; omit it")
         if (self.members.min or 0) > len(self.regions):
@@ -367,7 +382,14 @@ class Experiment(StrictModel):
         """Return after how many steps a worker sends its state; 0: its server makes the steps."""
         is_task = self.optimizer.kind == "task"
         is_own = is_task or self.train.optimizer_on == "worker"
-        return self.train.state_every if is_own and region.workers == 1 else 0
+        is_own &= region.workers == 1 or len(self.regions) > 1
+        return self.train.state_every if is_own else 0
+
+    def elastic(self, region: RegionConfig) -> ElasticConfig | None:
+        """Return how a region continues without some of its workers; None: it waits for them."""
+        if self.state_every(region) and region.workers > 1:
+            return ElasticConfig(batch="follows")
+        return self.train.elastic
 
     @property
     def labels(self) -> tuple[str, ...]:

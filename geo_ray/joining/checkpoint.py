@@ -72,6 +72,7 @@ from geo_ray.joining.checkpoint_manifest import (
     encode_value,
     folder_of,
     read_manifest,
+    tensors_in,
 )
 from geo_ray.storage import parts
 from geo_ray.storage.checkpoint import verify_part
@@ -199,13 +200,26 @@ class _PartWriter:
         values: dict[str, ValueRecord] = {}
         chunks: dict[str, list[TensorChunk]] = defaultdict(list)
         waiting: dict[bool, list[WriteItem]] = {True: [], False: []}  # by whether it is replicated
+        inside: dict[str, Tensor] = {}  # tensors in values that this rank writes
         for item in plan.items:
             key = item.index.fqn
             path = tuple(paths.get(key, (key,)))
             only = rank if is_own(key) else None
             if item.type is WriteItemType.BYTE_IO:
-                value = encode_value(key, self._found(item))
+                found: dict[str, Tensor] = {}
+                value = encode_value(key, self._found(item), found)
                 values[key] = ValueRecord(path=path, value=value, only_rank=only)
+                for name, tensor in found.items():
+                    tensors[name] = TensorRecord(
+                        path=path,
+                        dtype=_type_code(tensor, key),
+                        shape=tuple(tensor.shape),
+                        chunks=(),
+                        only_rank=only,
+                        in_value=True,
+                    )
+                    if writes(item) and tensor.numel():
+                        inside[name] = tensor
                 continue
             about = _about(item)
             tensors[key] = TensorRecord(
@@ -228,6 +242,16 @@ class _PartWriter:
                     chunks[key].append(chunk)
                     update = {"chunks": tuple(chunks[key]), "dtype": dtype}
                     tensors[key] = tensors[key].model_copy(update=update)
+        for batch in self._batches(inside):
+            stem = f"rank-{rank:05d}-values-{len(files):03d}"
+            info = parts.write_part(self._folder, stem, batch, {})
+            files.append(info)
+            for name, tensor in batch.items():
+                whole = tuple(tensor.shape)
+                chunk = TensorChunk(
+                    file=info.file, key=name, offsets=(0,) * len(whole), sizes=whole
+                )
+                tensors[name] = tensors[name].model_copy(update={"chunks": (chunk,)})
         return PartRecord(
             rank=rank, world_size=world_size, files=tuple(files), tensors=tensors, values=values
         )
@@ -245,23 +269,21 @@ class _PartWriter:
         """Return the type code of a tensor that can be saved."""
         found, key = self._found(item), item.index.fqn
         local = found.to_local() if isinstance(found, DTensor) else found
-        if is_traceable_wrapper_subclass(local) or local.layout is not torch.strided:
-            kind = type(local).__name__ if local.layout is torch.strided else local.layout
-            raise CheckpointError(
-                f"'{key}': a tensor of the kind {kind} cannot be saved",
-                fix="Save the plain tensors of which it consists.",
-            )
-        if local.is_meta:
-            raise CheckpointError(
-                f"'{key}': a tensor on the meta device has no values",
-                fix="Materialise the model before it is saved.",
-            )
-        if local.dtype not in _CODES:
-            raise CheckpointError(
-                f"'{key}': a tensor of {local.dtype} cannot be saved",
-                fix=f"Save a view of another type; possible are {', '.join(map(str, _CODES))}.",
-            )
-        return _CODES[local.dtype]
+        return _type_code(local, key)
+
+    def _batches(self, tensors: Mapping[str, Tensor]) -> Iterable[dict[str, Tensor]]:
+        """Divide whole tensors into files."""
+        batch: dict[str, Tensor] = {}
+        size = 0
+        for name, tensor in tensors.items():
+            more = tensor.numel() * tensor.element_size()
+            if batch and (size + more > self._file_bytes or len(batch) == parts.MAX_TENSORS):
+                yield batch
+                batch, size = {}, 0
+            batch[name] = tensor
+            size += more
+        if batch:
+            yield batch
 
     def _files(self, items: Sequence[WriteItem]) -> Iterable[list[WriteItem]]:
         """Divide items into files."""
@@ -320,6 +342,31 @@ class _PartWriter:
             *(local.device, local.data_ptr(), local.dtype, local.shape, local.stride()),
             *(about.size, about.chunk.offsets, about.chunk.sizes),
         )
+
+
+def _type_code(tensor: Any, key: str) -> str:
+    """Return the type code of a tensor.
+
+    Raises:
+        CheckpointError: it cannot be saved.
+    """
+    if is_traceable_wrapper_subclass(tensor) or tensor.layout is not torch.strided:
+        kind = type(tensor).__name__ if tensor.layout is torch.strided else tensor.layout
+        raise CheckpointError(
+            f"'{key}': a tensor of the kind {kind} cannot be saved",
+            fix="Save the plain tensors of which it consists.",
+        )
+    if tensor.is_meta:
+        raise CheckpointError(
+            f"'{key}': a tensor on the meta device has no values",
+            fix="Materialise the model before it is saved.",
+        )
+    if tensor.dtype not in _CODES:
+        raise CheckpointError(
+            f"'{key}': a tensor of {tensor.dtype} cannot be saved",
+            fix=f"Save a view of another type; possible are {', '.join(map(str, _CODES))}.",
+        )
+    return _CODES[tensor.dtype]
 
 
 def _about(item: WriteItem) -> TensorWriteData:
@@ -459,6 +506,8 @@ def metadata_of(manifest: RankManifest) -> Metadata:
     state: dict[str, Any] = {key: BytesStorageMetadata() for key in manifest.values}
     where: dict[MetadataIndex, TensorChunk] = {}
     for key, each in manifest.tensors.items():
+        if each.in_value:
+            continue  # planners see the value
         chunks = []
         for chunk in each.chunks:
             offsets = torch.Size(chunk.offsets)
@@ -466,7 +515,8 @@ def metadata_of(manifest: RankManifest) -> Metadata:
             where[MetadataIndex(key, offsets)] = chunk
         properties = TensorProperties(dtype=parts.DTYPES[each.dtype])
         state[key] = TensorStorageMetadata(properties, torch.Size(each.shape), chunks)
-    entries: dict[str, TensorRecord | ValueRecord] = {**manifest.tensors, **manifest.values}
+    outside = {key: each for key, each in manifest.tensors.items() if not each.in_value}
+    entries: dict[str, TensorRecord | ValueRecord] = {**outside, **manifest.values}
     return _RankMetadata(
         state_dict_metadata=state,
         planner_data={key: each.path for key, each in entries.items()},
@@ -721,7 +771,8 @@ class SafetensorsReader(StorageReader):
         by_file: dict[str, list[tuple[TensorChunk, ReadItem]]] = defaultdict(list)
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
-                value = decode_value(manifest.values[item.storage_index.fqn].value)
+                coded = manifest.values[item.storage_index.fqn].value
+                value = decode_value(coded, self._inside(manifest, tensors_in(coded)))
                 _set_value(planner, item.dest_index.fqn, value)
             else:
                 chunk = self._where[item.storage_index]
@@ -733,22 +784,33 @@ class SafetensorsReader(StorageReader):
         done.set_result(None)
         return done
 
+    def _inside(self, manifest: RankManifest, keys: Collection[str]) -> dict[str, Tensor]:
+        """Return the tensors in a value, by key."""
+        found: dict[str, Tensor] = {}
+        for key in sorted(keys):
+            record = manifest.tensors[key]
+            found[key] = torch.empty(record.shape, dtype=parts.DTYPES[record.dtype])
+        for info in manifest.files:
+            chunks = {
+                chunk.key: key
+                for key in found
+                for chunk in manifest.tensors[key].chunks
+                if chunk.file == info.file
+            }
+            if not chunks:
+                continue
+            shapes = {name: tuple(found[key].shape) for name, key in chunks.items()}
+            for name, tensor in self._tensors(info, shapes).items():
+                found[chunks[name]] = tensor
+        return found
+
     def _read_file(
         self,
         info: PartInfo,
         items: Sequence[tuple[TensorChunk, ReadItem]],
         planner: LoadPlanner,
     ) -> None:
-        try:
-            tensors, _ = parts.read_part(self.folder, info, {chunk.key for chunk, _ in items})
-            for chunk, _ in items:
-                if chunk.key not in tensors or tuple(tensors[chunk.key].shape) != chunk.sizes:
-                    raise CheckpointCorruptError(
-                        f"{self.folder.name_of(info.file)}: it has no tensor '{chunk.key}' of "
-                        f"shape {list(chunk.sizes)}"
-                    )
-        except CheckpointCorruptError as error:
-            raise CheckpointCorruptError(error.message, fix=DAMAGED_FIX) from error
+        tensors = self._tensors(info, {chunk.key: chunk.sizes for chunk, _ in items})
         for chunk, item in items:
             source = tensors[chunk.key]
             for dim, (start, length) in enumerate(
@@ -761,6 +823,25 @@ class SafetensorsReader(StorageReader):
                 raise CheckpointMismatchError(_difference(item.dest_index.fqn, *types))
             target.copy_(source)
             planner.commit_tensor(item, target)
+
+    def _tensors(self, info: PartInfo, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Return the tensors of a file with some names.
+
+        Raises:
+            CheckpointCorruptError: the file differs from the manifest, or lacks one of them.
+        """
+        try:
+            tensors, _ = parts.read_part(self.folder, info, shapes.keys())
+        except CheckpointCorruptError as error:
+            raise CheckpointCorruptError(error.message, fix=DAMAGED_FIX) from error
+        for name, shape in shapes.items():
+            if name not in tensors or tuple(tensors[name].shape) != shape:
+                raise CheckpointCorruptError(
+                    f"{self.folder.name_of(info.file)}: it has no tensor '{name}' of shape "
+                    f"{list(shape)}",
+                    fix=DAMAGED_FIX,
+                )
+        return tensors
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

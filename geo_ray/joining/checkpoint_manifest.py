@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, Literal, Self, TypeAlias
 
@@ -72,6 +72,7 @@ class TensorRecord(StrictModel):
     shape: tuple[int, ...] = Field(description="shape of the whole tensor")
     chunks: tuple[TensorChunk, ...] = Field(description="disjoint; of a manifest: all of it")
     only_rank: int | None = Field(default=None, description="the rank that alone has this key")
+    in_value: bool = Field(default=False, description="whether it is in a tuple of a value")
 
 
 class ValueRecord(StrictModel):
@@ -124,21 +125,23 @@ class RankManifest(StrictModel):
 # ------------------------------------------------------------------ values
 
 
-def encode_value(key: str, value: object) -> JSONValue:
+def encode_value(key: str, value: object, tensors: dict[str, Tensor] | None = None) -> JSONValue:
     """Encode a value that is not a tensor as JSON.
 
     ``None``, booleans, integers, finite floats, text and lists are themselves. Others are objects
-    with one key: ``{"tuple": [...]}``, ``{"dict": [[key, value], ...]}``, ``{"float": "nan"}``.
+    with one key: ``{"tuple": [...]}``, ``{"dict": [[key, value], ...]}``, ``{"float": "nan"}``, and
+    ``{"tensor": key}`` for a tensor in a tuple, where planners of torch find none.
 
     Args:
         key: key of the value, for messages.
         value: the value.
+        tensors: gets the tensors in the value, by key; None: there must be none.
 
     Raises:
         CheckpointError: the value has, or contains, another type.
     """
     try:
-        return _encode(value)
+        return _encode(value, key, tensors)
     except _UnsupportedError as error:
         kind = type(error.value)
         name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
@@ -153,8 +156,23 @@ def encode_value(key: str, value: object) -> JSONValue:
         ) from None
 
 
-def decode_value(value: JSONValue) -> Any:
+def tensors_in(value: JSONValue) -> set[str]:
+    """Return the keys of the tensors in a result of `encode_value`."""
+    if isinstance(value, list):
+        return {key for each in value for key in tensors_in(each)}
+    if isinstance(value, dict):
+        if isinstance(key := value.get("tensor"), str):
+            return {key}
+        return {key for each in value.values() for key in tensors_in(each)}
+    return set()
+
+
+def decode_value(value: JSONValue, tensors: Mapping[str, Tensor] | None = None) -> Any:
     """Decode a result of `encode_value`.
+
+    Args:
+        value: the result.
+        tensors: the tensors in the value, by key; None: they are not needed.
 
     Raises:
         CheckpointCorruptError: it is not one.
@@ -163,11 +181,13 @@ def decode_value(value: JSONValue) -> Any:
         raise CheckpointCorruptError(f"a value is not valid: {str(value)[:60]}")
     match value:
         case list():
-            return [decode_value(each) for each in value]
+            return [decode_value(each, tensors) for each in value]
         case {"tuple": list(items)}:
-            return tuple(decode_value(each) for each in items)
+            return tuple(decode_value(each, tensors) for each in items)
         case {"dict": list(pairs)}:
-            return {decode_value(k): decode_value(v) for k, v in pairs}  # type: ignore[misc, str-unpack]
+            return {decode_value(k): decode_value(v, tensors) for k, v in pairs}  # type: ignore[misc, str-unpack]
+        case {"tensor": str(key)} if tensors is None or key in tensors:
+            return None if tensors is None else tensors[key]
         case {"float": ("nan" | "inf" | "-inf") as text}:
             return float(text)
         case dict():
@@ -183,7 +203,7 @@ class _UnsupportedError(Exception):
         self.value = value
 
 
-def _encode(value: object) -> JSONValue:
+def _encode(value: object, key: str, tensors: dict[str, Tensor] | None) -> JSONValue:
     kind = type(value)  # subclasses have more than their value, and would come back without it
     if value is None or kind in (bool, int, str):
         _ = value.encode() if isinstance(value, str) else None  # half a surrogate is not text
@@ -191,18 +211,24 @@ def _encode(value: object) -> JSONValue:
     if isinstance(value, float) and kind is float:
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, list) and kind is list:
-        return [_encode(each) for each in value]
+        return [_encode(each, key, tensors) for each in value]
     if isinstance(value, tuple) and kind is tuple:
-        return {"tuple": [_encode(each) for each in value]}
+        return {"tuple": [_encode(each, key, tensors) for each in value]}
     if isinstance(value, dict) and kind is dict:
-        return {"dict": [[_encode(k), _encode(v)] for k, v in value.items()]}
+        return {
+            "dict": [[_encode(k, key, None), _encode(v, key, tensors)] for k, v in value.items()]
+        }
+    if isinstance(value, Tensor) and kind is Tensor and tensors is not None:
+        name = f"{key}#{len(tensors)}"
+        tensors[name] = value
+        return {"tensor": name}
     raise _UnsupportedError(value)
 
 
 def _remedy(value: object) -> str:
     """Return what to do about a value that cannot be saved."""
     if isinstance(value, Tensor):
-        return "Put the tensor in a list or dict: tensors in tuples are not found by torch."
+        return "Save the plain tensors of which it consists."
     if isinstance(value, bytes | bytearray | memoryview):
         return "Save torch.frombuffer(bytearray(value), dtype=torch.uint8)."
     if hasattr(value, "__array__"):
@@ -417,5 +443,7 @@ def _check_manifest(manifest: RankManifest) -> None:
             problem = "is in a file that is not listed"
         if problem:
             raise CheckpointCorruptError(f"tensor '{key}' {problem}")
-    for value in manifest.values.values():
-        decode_value(value.value)
+    for each in manifest.values.values():
+        decode_value(each.value)
+        if missing := sorted(tensors_in(each.value) - manifest.tensors.keys()):
+            raise CheckpointCorruptError(f"the tensor '{missing[0]}' of a value is missing")

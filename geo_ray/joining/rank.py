@@ -14,13 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from geo_ray.base.errors import ConfigError, InvariantError, LoopMisuseError
-from geo_ray.joining.layout import Ranges, gathered, put, taken
+from geo_ray.base.errors import (
+    CheckpointMismatchError,
+    ConfigError,
+    InvariantError,
+    LoopMisuseError,
+)
+from geo_ray.joining.layout import Ranges, gathered, put, taken, within
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.state import Outgoing, RegionState, Wait
 from geo_ray.training.effects import SendUpdate
@@ -63,16 +68,28 @@ class ShareVector(Protocol):
     def release(self) -> bool:
         """Free memory until the next `read`; return whether the last result is the caller's now."""
 
+    def part(self, ranges: Ranges) -> Tensor:
+        """Return present parameters as a new tensor, if `release` has returned true."""
+
 
 class _State(RegionState):
-    """A region's state whose parameters are read from the module when a strategy uses them."""
+    """A region's state whose parameters are read from the module when a strategy uses them.
 
-    __slots__ = ("_fresh", "_params_S", "vector")
+    With ``in_pieces`` a change and its answer are never in memory as a whole. Both are then meta
+    tensors, which have a size and no values: `change` computes those of the change when they are
+    sent, and `merge_piece` has merged those of the answer before `adopt`. The loop waits meanwhile,
+    so that neither the parameters nor ``start_P`` change.
+    """
 
-    def __init__(self, vector: ShareVector, fragments: tuple[tuple[int, int], ...]) -> None:
+    __slots__ = ("_fresh", "_in_pieces", "_params_S", "_start_S", "vector")
+
+    def __init__(
+        self, vector: ShareVector, fragments: tuple[tuple[int, int], ...], *, in_pieces: bool
+    ) -> None:
         self.vector = vector
         self._params_S: Tensor | None = None
         self._fresh = -1
+        self._in_pieces, self._start_S = in_pieces, torch.empty(0)
         RegionState.__init__(self, torch.empty(0), _no_gradient, fragments=fragments)
 
     @property
@@ -90,8 +107,27 @@ class _State(RegionState):
 
     def change_since(self, start_P: Tensor) -> Tensor:
         """See `RegionState`; where possible, in the memory that has the parameters."""
+        if self._in_pieces:
+            self.settle()
+            if not self._released():
+                _ = self.params_P
+            self._start_S = start_P
+            return torch.empty_like(start_P, device="meta")
         params_S = self.snapshot()
         return torch.sub(start_P, params_S, out=params_S)
+
+    def change(self, ranges: Ranges) -> Tensor:
+        """Return values of the change of which `change_since` has returned the size."""
+        params_S = self._params_S
+        part = self.vector.part(ranges) if params_S is None else taken(params_S, ranges).clone()
+        return torch.sub(taken(self._start_S, ranges), part, out=part)
+
+    def merge_piece(self, ranges: Ranges, values: Tensor) -> None:
+        """Subtract values of an answer from those that the change was computed from."""
+        at = 0
+        for start, stop in ranges:
+            self._start_S[start:stop].sub_(values[at : at + stop - start])
+            at += stop - start
 
     def snapshot(self) -> Tensor:
         """See `RegionState`; the vector itself, unless it is kept."""
@@ -101,7 +137,7 @@ class _State(RegionState):
 
     def adopt(self, outer_P: Tensor, change_P: Tensor) -> None:
         """See `RegionState`; the parameters are not read."""
-        self.continue_from(outer_P.sub_(change_P))
+        self.continue_from(outer_P if change_P.is_meta else outer_P.sub_(change_P))
 
     def continue_from(self, start_P: Tensor) -> None:
         """See `RegionState`; the parameters are not read, unless the vector must have them."""
@@ -145,14 +181,23 @@ class JoinedModel:
         strategy: strategy of the run; see `check_strategy`.
         vector: the rank's share of the module.
         fragments: positions of the model's fragments in the share.
+        in_pieces: whether changes and answers are never in memory as a whole, see
+            `RankExchange.values` and `RankExchange.merge_piece`. The strategy must have the trait
+            `RegionTraits.in_pieces`, and there must be no codec.
     """
 
     def __init__(
-        self, strategy: Strategy, vector: ShareVector, fragments: tuple[tuple[int, int], ...]
+        self,
+        strategy: Strategy,
+        vector: ShareVector,
+        fragments: tuple[tuple[int, int], ...],
+        *,
+        in_pieces: bool = False,
     ) -> None:
         self._strategy = strategy
         self.traits = strategy.traits
-        self.state = _State(vector, fragments)
+        self.in_pieces = in_pieces
+        self.state = _State(vector, fragments, in_pieces=in_pieces)
 
     def start(self) -> None:
         """Read the initial parameters, before the first step changes them."""
@@ -225,6 +270,12 @@ class RankState:
 _PARAMS: Final = "params"
 _MEMORY: Final = "memory/"
 _WIRE: Final = "wire/"
+_BUFFERS: Final = "buffers/"
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return copies of the tensors whose names begin with a prefix, by the rest of the name."""
+    return {k.removeprefix(prefix): v.clone() for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def states_of(
@@ -275,6 +326,7 @@ class RankExchange(RegionExchange):
     local_steps: int = 1
     eval_every: int = 0
     is_donor: bool = False  # a joining region begins with a copy of this rank's state
+    is_halted: bool = False
     _local: int = 0  # steps of the loop since the last step of the strategy
     _rows: int = 0
     _seconds: float = 0.0
@@ -292,6 +344,10 @@ class RankExchange(RegionExchange):
     def waits(self) -> bool:
         """Whether the loop must wait for an answer before it continues."""
         return self.phase in ("waiting", "must_send", "finishing")
+
+    def halt(self) -> None:
+        """End the training at a barrier; a resumed run continues there."""
+        self.phase, self.is_halted = "done", True
 
     def advance(self) -> list[SendUpdate]:
         """Return what is due after answers were merged, or before the first step.
@@ -342,7 +398,8 @@ class RankExchange(RegionExchange):
         whole = replies[0]
         is_first = ((0, whole.payload_P.numel()),)  # a rank without elements has no slice
         if len(replies) > 1 or (self.slices and self.slices[0].places != is_first):
-            payload_S = torch.empty(sum(reply.payload_P.numel() for reply in replies))
+            size = sum(reply.payload_P.numel() for reply in replies)
+            payload_S = torch.empty(size, device="meta" if self.model.in_pieces else None)
             for each, reply in zip(self._fragment_places(whole.fragment), replies, strict=True):
                 put(payload_S, each, reply.payload_P)
             whole = replace(whole, payload_P=payload_S)
@@ -377,6 +434,7 @@ class RankExchange(RegionExchange):
             "counts": [state.step, state.since_send, state.samples, state.budget],
             "requests": self.requests.export(),
             "completion": self._completion.export(),
+            "done": self.is_done,
         }
         found = []
         for each in self.slices:
@@ -410,9 +468,95 @@ class RankExchange(RegionExchange):
         self.averager_version = int(str(first["averager_version"]))
         self.requests.restore(cast(Mapping[str, object], first["requests"]), self.version)
         completion = cast(Mapping[str, object], first["completion"])
-        self._completion.restore(completion, self.version, done=False)
+        done = bool(first.get("done", False))
+        self._completion.restore(completion, self.version, done=done)
+        if done and not self._completion.has_more(self.version):
+            self.phase = "done"  # the run has no other goal than before
         state.vector.write(params_S)
         self.model.start()
+
+    def export(self) -> RankState:
+        """Return a copy of the state between any two steps; tensors of any size.
+
+        In contrast to `copies`, it includes a round that has begun, and can only be restored with
+        the same slices.
+        """
+        state, requests = self.model.state, self.requests
+        tensors = {_MEMORY + name: vector.clone() for name, vector in state.memory.items()}
+        tensors[_PARAMS] = state.params_P.clone()
+        state.stepped()  # frees the vector that was read
+        if self.model_buffers is not None:
+            tensors |= {_BUFFERS + k: v.clone() for k, v in self.model_buffers.tensors().items()}
+        for number, each in enumerate(self.slices):
+            tensors |= {f"{_WIRE}{number}/{k}": v for k, v in each.wire.tensors().items()}
+        control: dict[str, object] = {
+            "version": self.version,
+            "averager_version": self.averager_version,
+            "open": requests.seq if requests.is_open else None,
+            "phase": self.phase,
+            "numbers": dict(state.numbers),
+            "counts": [state.step, state.since_send, state.samples, state.budget],
+            "requests": requests.export(),
+            "completion": self._completion.export(),
+            "local": [self._local, self._rows, self._seconds],
+            "slices": [[list(pair) for pair in each.ranges] for each in self.slices],
+            "wires": [each.wire.export() for each in self.slices],
+        }
+        return RankState(tensors, control)
+
+    def restore_export(self, saved: RankState) -> None:
+        """Restore a result of `export` of the present round.
+
+        Raises:
+            CheckpointMismatchError: it is of another round, or of other slices. The state is then
+                unchanged.
+        """
+        control: Any = saved.control
+        state, requests = self.model.state, self.requests
+        self._check_same_round(control)
+        slices = [[list(pair) for pair in each.ranges] for each in self.slices]
+        if control["slices"] != slices:
+            raise CheckpointMismatchError(
+                "the state of `sync` was saved with another number of ranks or another sharding",
+                fix="Load it with those, or without `sync`: the loop then continues with the state "
+                "that it has.",
+            )
+        for number, (each, wire) in enumerate(zip(self.slices, control["wires"], strict=True)):
+            each.wire.restore(_below(saved.tensors, f"{_WIRE}{number}/"), wire)
+        state.memory.clear()
+        state.memory.update(_below(saved.tensors, _MEMORY))
+        state.numbers.clear()
+        state.numbers.update({name: float(value) for name, value in control["numbers"].items()})
+        state.step, state.since_send, state.samples, state.budget = control["counts"]
+        self.version, self.phase = int(control["version"]), control["phase"]
+        seq, view = requests.seq, requests.view  # of the present connection
+        requests.restore(control["requests"], self.version)
+        requests.seq, requests.view = seq, max(view, requests.view)
+        self._completion.restore(control["completion"], self.version, done=False)
+        self._local, self._rows, self._seconds = control["local"]
+        if self.model_buffers is not None:
+            self.model_buffers.restore(_below(saved.tensors, _BUFFERS))
+        state.vector.write(saved.tensors[_PARAMS])
+        state.stepped()
+
+    def _check_same_round(self, control: Mapping[str, object]) -> None:
+        """Refuse a state of another round.
+
+        Raises:
+            CheckpointMismatchError: it is one.
+        """
+        mine = self.requests.seq if self.requests.is_open else None
+        saved, version = control["averager_version"], self.averager_version
+        if saved == version and control["open"] == mine:
+            return
+        what = f"of round {saved}, but the run is at round {version} for this region"
+        if saved == version:
+            what = "saved during another exchange than the one that is in flight now"
+        raise CheckpointMismatchError(
+            f"the state of `sync` is {what}",
+            fix="Load a state that was saved since the region's last exchange, or load without "
+            "`sync`: the loop then continues with the state that it has.",
+        )
 
     def encoded(self, update: UpdateMessage) -> list[UpdateMessage]:
         """Return the encoded message of each slice, in the order of `slices`.
@@ -424,6 +568,23 @@ class RankExchange(RegionExchange):
             part = replace(update, payload_P=taken(update.payload_P, places))
             found.append(each.wire.encode(replace(part, buffers_E=no_buffers()) if found else part))
         return found
+
+    def values(self, each: SliceWire, payload: Tensor, start: int, stop: int) -> Tensor:
+        """Return elements ``start`` to ``stop`` of a slice's payload, as `encoded` has returned it.
+
+        Until the update is answered, they may be computed in another thread.
+        """
+        if not payload.is_meta:
+            return payload[start:stop]
+        return self.model.state.change(within(each.places, start, stop))
+
+    def merge_piece(self, each: SliceWire, start: int, values: Tensor) -> None:
+        """Merge elements of the answer about a slice, from ``start`` on.
+
+        The answer itself is passed to `on_replies` after all of them, as a meta tensor.
+        """
+        places = within(each.places, start, start + values.numel())
+        self.model.state.merge_piece(places, values)
 
     def forget_sent(self) -> None:
         """Free the open update's payload, which the transport has now, if it is never sent again.

@@ -27,7 +27,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -52,9 +54,11 @@ from geo_ray.joining.checkpoint_manifest import (
     TensorRecord,
     ValueRecord,
     decode_value,
+    encode_value,
     read_manifest,
 )
 from geo_ray.joining.layout import Ranges, persistent_buffers
+from geo_ray.joining.link import ServerLink
 from geo_ray.joining.rank import RankState
 from geo_ray.joining.save_round import commit_order, read_checkpoint, unsaved_message
 from geo_ray.joining.vector import ModuleBuffers
@@ -62,7 +66,6 @@ from geo_ray.storage.folders import Root
 from geo_ray.storage.parts import DTYPES
 from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.storage.uri import is_s3, join
-from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.message import CONTROL, Message
 
@@ -114,14 +117,18 @@ class LoopState:
     ruled: ModuleBuffers | None = None
 
     def tree(self, rank: int) -> dict[str, Any]:
-        """Return the state as nested values; tensors are not copied."""
+        """Return the state as nested values; tensors are not copied.
+
+        Raises:
+            CheckpointError: a value cannot be saved; names it and its type.
+        """
         shared = {
-            name: get_optimizer_state_dict(self.model, each)
+            name: _of_optimizer(get_optimizer_state_dict(self.model, each), (name,))
             if isinstance(each, Optimizer)
-            else _packed(each.state_dict())
+            else _packed(each.state_dict(), name)
             for name, each in self.shared.items()
         }
-        own = {name: _packed(each.state_dict()) for name, each in self.own.items()}
+        own = {name: _packed(each.state_dict(), name) for name, each in self.own.items()}
         found = persistent_buffers(self.model)
         if self.ruled is not None:
             found |= self.ruled.by_name()
@@ -131,6 +138,21 @@ class LoopState:
             "buffers": buffers,
             "rank_state": {_rank_key(rank): own},
         }
+
+    def check(self) -> None:
+        """Refuse objects whose present state cannot be saved.
+
+        Raises:
+            CheckpointError: names the value and its type.
+        """
+        for name, each in {**self.shared, **self.own}.items():
+            # Not as in `tree`: torch makes a step to initialize the state of a new optimizer.
+            state = each.state_dict()
+            _ = (
+                _of_optimizer(state, (name,))
+                if name in self.shared and isinstance(each, Optimizer)
+                else _packed(state, name)
+            )
 
     def load(self, root: Root, checkpoint: int, rank: int) -> None:
         """Load a checkpoint into the loop's objects.
@@ -170,37 +192,97 @@ class LoopState:
             self.own[name].load_state_dict(_unpacked(packed, self.own[name].state_dict()))
 
 
-def _packed(state: object) -> dict[str, Any]:
+def _packed(state: object, name: str) -> dict[str, Any]:
     """Return the state of an object as its tensors and one plain value with their places.
 
     So its structure may change in the course of a training. Planners do not look into tuples.
+    Values of NumPy and bytes become tensors of bytes.
+
+    Args:
+        state: the state.
+        name: name of the object, for messages.
+
+    Raises:
+        CheckpointError: a value cannot be saved; names it and its type.
     """
     tensors: dict[str, Tensor] = {}
-    paths: list[tuple[object, ...]] = []
+    places: list[tuple[object, ...]] = []  # path, kind, type and shape of each tensor
 
     def plain(value: object, path: tuple[object, ...]) -> object:
-        if isinstance(value, Tensor):
-            tensors[".".join(map(str, path))] = value
-            paths.append(path)
-            return None
         if isinstance(value, Mapping):
             return {key: plain(each, (*path, key)) for key, each in value.items()}
         if type(value) in (list, tuple):
             items = [plain(each, (*path, at)) for at, each in enumerate(cast(list[Any], value))]
             return tuple(items) if isinstance(value, tuple) else items
-        return value
+        if isinstance(value, Tensor) and value.dtype in DTYPES.values():
+            place: tuple[object, ...] = ("tensor", None, ())
+        elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OV":
+            kind = "array" if isinstance(value, np.ndarray) else "scalar"
+            place = (kind, value.dtype.str, value.shape)
+            value = _bytes_tensor(value.tobytes())
+        elif type(value) in (bytes, bytearray):
+            place = (type(value).__name__, None, ())
+            value = _bytes_tensor(cast(bytes, value))
+        else:
+            _check_plain(value, (name, *path))
+            return value
+        tensors[".".join(map(str, path))] = value
+        places.append((path, *place))
+        return None
 
-    return {"values": (plain(state, ()), tuple(paths)), "tensors": tensors}
+    return {"values": (plain(state, ()), tuple(places)), "tensors": tensors}
+
+
+def _bytes_tensor(value: bytes) -> Tensor:
+    """Return bytes as a tensor, uint8 (N,)."""
+    return torch.from_numpy(np.frombuffer(value, np.uint8).copy())
+
+
+def _check_plain(value: object, path: tuple[object, ...]) -> None:
+    """Refuse a value that is no tensor and cannot be saved.
+
+    Raises:
+        CheckpointError: names it and its type.
+    """
+    name = ".".join(map(str, path))
+    if isinstance(value, Tensor):
+        raise CheckpointError(
+            f"state '{name}': a tensor of {value.dtype} cannot be saved",
+            fix="Leave it out of the object's `state_dict`, or convert it to another type there.",
+        )
+    try:
+        encode_value(name, value)
+    except CheckpointError as error:
+        raise CheckpointError(f"state {error.message}", fix=error.fix) from None
+
+
+def _of_optimizer(value: object, path: tuple[object, ...]) -> object:
+    """Return the nested state of an optimizer, with numbers of NumPy as plain ones.
+
+    Raises:
+        CheckpointError: a value cannot be saved; names it and its type.
+    """
+    if isinstance(value, Mapping):
+        return {key: _of_optimizer(each, (*path, key)) for key, each in value.items()}
+    if type(value) is list:
+        return [_of_optimizer(each, (*path, at)) for at, each in enumerate(value)]
+    if type(value) is tuple:
+        return tuple(_of_optimizer(each, (*path, at)) for at, each in enumerate(value))
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, Tensor) or value.dtype not in DTYPES.values():
+        _check_plain(value, path)
+    return value
 
 
 def _unpacked(packed: Mapping[str, Any], example: object) -> Any:
     """Return the state that was packed; ``example``: a state of the same object."""
-    values, paths = packed["values"]
-    places = {tuple(path): ".".join(map(str, path)) for path in paths}
+    values, found = packed["values"]
+    places = {tuple(path): (kind, dtype, tuple(shape)) for path, kind, dtype, shape in found}
 
     def whole(value: object, path: tuple[object, ...], like: object) -> object:
         if path in places:
-            return packed["tensors"][places[path]]
+            return _restored(packed["tensors"][".".join(map(str, path))], *places[path])
         if isinstance(value, dict):
             of = like if isinstance(like, Mapping) else {}
             found = {key: whole(each, (*path, key), of.get(key)) for key, each in value.items()}
@@ -216,6 +298,21 @@ def _unpacked(packed: Mapping[str, Any], example: object) -> Any:
         return value
 
     return whole(values, (), example)
+
+
+def _restored(
+    saved: Tensor, kind: str, dtype: str | None, shape: tuple[int, ...]
+) -> Tensor | NDArray[Any] | np.generic | bytes | bytearray:
+    """Return the value that `_packed` has stored as a tensor."""
+    if kind == "tensor":
+        return saved
+    data = saved.numpy().tobytes()
+    if kind == "bytearray":
+        return bytearray(data)
+    if dtype is None:
+        return data
+    array = np.frombuffer(bytearray(data), np.dtype(dtype)).reshape(shape)
+    return array if kind == "array" else cast(np.generic, array[()])
 
 
 def _fit_tensors(packed: dict[str, Any], path: tuple[str, ...], saved: RankManifest) -> None:
@@ -347,8 +444,7 @@ class RankSaver:
     """Writes the parts of one rank in a thread, and commits those of the region on rank 0.
 
     Args:
-        endpoint: connection to the server.
-        server: name of the server's endpoint.
+        link: connection to the server.
         root: where the region's checkpoints are; see `root_of`.
         rank: this rank.
         world_size: ranks of the region.
@@ -357,18 +453,17 @@ class RankSaver:
 
     def __init__(
         self,
-        endpoint: Endpoint,
-        server: str,
+        link: ServerLink,
         root: Root,
         rank: int,
         world_size: int,
         attempt: int,
     ) -> None:
-        self._endpoint, self._server = endpoint, server
-        self._root = root
+        self._link, self._root = link, root
         self._rank, self._world_size, self._attempt = rank, world_size, attempt
         self._orders: queue.SimpleQueue[_Write | Message | None] = queue.SimpleQueue()
         self._writing: int | None = None
+        self._has_saved = False
         self._thread = threading.Thread(target=self._run, name="geo-ray-save", daemon=True)
         self._thread.start()
 
@@ -381,6 +476,10 @@ class RankSaver:
             checkpoint: id.
             states: ranges and whole state of each slice.
             loop: what else is saved.
+
+        Raises:
+            CheckpointError: the loop has a value that cannot be saved, and nothing has been saved
+                yet. After that, training continues, and the region has no part of the checkpoint.
         """
         if self._writing is not None:
             cause = f"rank {self._rank} is still writing checkpoint {self._writing}"
@@ -399,8 +498,13 @@ class RankSaver:
             tree = _copied(loop.tree(self._rank) | {_EXCHANGE: {_rank_key(self._rank): slices}})
         except Exception as error:  # of the user's objects
             self._writing = None
-            self._tell(unsaved_message(checkpoint, self._attempt, error_summary(error)))
+            if isinstance(error, CheckpointError) and not self._has_saved:
+                raise
+            cause = error.message if isinstance(error, GeoRayError) else error_summary(error)
+            log.warning("checkpoint %d is not saved: %s", checkpoint, cause)
+            self._tell(unsaved_message(checkpoint, self._attempt, cause))
             return
+        self._has_saved = True
         self._orders.put(_Write(checkpoint, tree))
 
     def on_message(self, message: Message) -> None:
@@ -414,7 +518,7 @@ class RankSaver:
 
     def _tell(self, message: Message) -> None:
         with suppress(GeoRayError):  # a server that is lost
-            self._endpoint.send(self._server, message)
+            self._link.send(message)
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:

@@ -15,8 +15,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from geo_ray.base.errors import (
     CheckpointError,
+    CheckpointMismatchError,
     ConfigError,
     GeoRayError,
     JoinRefusedError,
@@ -35,7 +37,19 @@ from geo_ray.base.errors import (
 )
 from geo_ray.data.tasks.model_buffers import BufferRule
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.endpoints import EndpointBook
 from geo_ray.joining.layout import Layout, Ranges, positions, put, taken
+from geo_ray.joining.link import REPLACED, ServerLink
+from geo_ray.joining.pieces import PIECE, SIZE, Arriving, divided, size_of
+from geo_ray.joining.protocol import (
+    Hello,
+    JoinTerms,
+    Welcome,
+    copy_message,
+    payload_of,
+    rank_name,
+    read_copy,
+)
 from geo_ray.joining.rank import (
     JoinedModel,
     RankExchange,
@@ -46,16 +60,6 @@ from geo_ray.joining.rank import (
 )
 from geo_ray.joining.rank_saver import KINDS as SAVER_KINDS
 from geo_ray.joining.rank_saver import LoopState, RankSaver, root_of, saved_states
-from geo_ray.joining.service import (
-    SERVER,
-    Hello,
-    JoinTerms,
-    Welcome,
-    copy_message,
-    payload_of,
-    rank_name,
-    read_copy,
-)
 from geo_ray.joining.vector import ModuleBuffers, ParameterVector
 from geo_ray.storage.folders import Root
 from geo_ray.training.effects import SendUpdate
@@ -65,26 +69,27 @@ from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import (
     as_bytes,
     as_tensor,
-    payload_bytes,
     read_refusal,
     read_reply,
     stats_message,
     update_meta,
 )
 from geo_ray.transport.config import TransportConfig
-from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta
-from geo_ray.transport.wire.message import CONTROL, EndpointIdentity, Message
+from geo_ray.transport.wire.message import CONTROL, Message
 from geo_ray.transport.wire.sockets import Address
 
 log = logging.getLogger(__name__)
 
 SCHEME: Final = "geo-ray://"
+ENDPOINTS_SUFFIX: Final = ".endpoints.json"
+"""Ending of the file next to a region's credentials that has the run's endpoint list."""
 _LOOK_S: Final = 0.5
 _NOTICE_S: Final = 2.0
 _CAUSE_CHARS: Final = 500
-_MARKS: Final = ("slice", "save", "cuts")  # fields of an answer that are not the strategy's
+_MARKS: Final = ("slice", "save", "halts", "cuts", SIZE)
+"""Fields of an answer that are not the strategy's."""
 _MOST_UNUSED: Final = 1000  # batches, more than one step accumulates
 T = TypeVar("T")
 
@@ -149,7 +154,11 @@ def join(
         dist.broadcast_object_list(shared, src=dist.get_global_rank(group, 0), group=group)
         attempt = int(shared[0])
     ranks = _Ranks(region, rank, world_size, attempt, group)
-    return JoinedRegion(parse_address(address), ranks, own, transport or TransportConfig(), wait_s)
+    path = None
+    if not isinstance(credentials, JoinCredentials):
+        path = Path(credentials).with_suffix(ENDPOINTS_SUFFIX)
+    book = EndpointBook(own.run_id, own.certificate.ca_pem, parse_address(address), path)
+    return JoinedRegion(book, ranks, own, transport or TransportConfig(), wait_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +201,7 @@ class JoinedRegion:
 
     def __init__(
         self,
-        address: Address,
+        book: EndpointBook,
         ranks: _Ranks,
         credentials: JoinCredentials,
         transport: TransportConfig,
@@ -201,39 +210,45 @@ class JoinedRegion:
         self._ranks, self._wait_s = ranks, wait_s
         self._mail: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._is_training = False
-        self._server_attempt: int | None = None
         self._run_id = credentials.run_id
         self._attempt, self._trainings = ranks.attempt, 0
         self._saver: RankSaver | None = None  # while it trains
         self._open = ExitStack()  # the training between `begin` and `finish`
-        identity = EndpointIdentity(credentials.run_id, ranks.name, ranks.attempt, credentials.key)
-        self._endpoint = Endpoint(
-            identity,
-            self._on_message,
-            transport,
-            on_peer=self._on_server,
-            certificate=credentials.certificate,
-            reuse=False,  # between exchanges, the loop may need the memory
+        self._link = ServerLink(
+            ranks.name, ranks.attempt, credentials, book, self._on_message, transport
         )
         try:
-            self._endpoint.connect(SERVER, address)
-            self._endpoint.wait_connected([SERVER], wait_s)
+            self._await_server(book, wait_s)
         except LinkDownError as error:
-            self._endpoint.close(0.0)
+            self._link.close(0.0)
             raise ServerLostError(
-                f"region '{ranks.region}': no run answers at {address[0]}:{address[1]}: "
-                f"{error.message}"
+                f"region '{ranks.region}': no run has answered at {book.shown} within "
+                f"wait_s = {wait_s:g} s: {error.message}"
             ) from None
         except BaseException:
-            self._endpoint.close(0.0)
+            self._link.close(0.0)
             raise
 
-    def _on_server(self, _: str, attempt: int, connected: bool) -> None:
-        """Notice that another process serves the run now, which does not know this region."""
-        if self._server_attempt is None:
-            self._server_attempt = attempt
-        elif attempt != self._server_attempt:
-            self._mail.put(Message("restarted", {}, b"", "control", CONTROL))
+    def _await_server(self, book: EndpointBook, wait_s: float) -> None:
+        """Wait for the connection; report a wait that is not short.
+
+        Raises:
+            LinkDownError: there is none after ``wait_s``.
+        """
+        first_s = min(_NOTICE_S, wait_s)
+        try:
+            self._link.connect(first_s)
+        except LinkDownError as error:
+            if first_s == wait_s:
+                raise
+            log.warning(
+                "region '%s' waits for the run at %s, for %g s at most (wait_s): %s",
+                self.region,
+                book.shown,
+                wait_s,
+                error.message,
+            )
+            self._link.connect(wait_s - first_s)
 
     @property
     def region(self) -> str:
@@ -242,7 +257,7 @@ class JoinedRegion:
 
     def close(self) -> None:
         """Close the connection."""
-        self._endpoint.close(2.0)
+        self._link.close(2.0)
 
     def __enter__(self) -> JoinedRegion:
         return self
@@ -313,7 +328,8 @@ class JoinedRegion:
 
         Raises:
             ConfigError: there is ``state`` and no folder for it.
-            CheckpointError: the region's files of a checkpoint cannot be loaded.
+            CheckpointError: the region's files of a checkpoint cannot be loaded, or ``state`` has
+                a value that cannot be saved.
             ModelMismatchError: another region has another model.
             TaskStateError: a rule fits no buffer.
             JoinRefusedError: the run does not accept the region.
@@ -344,19 +360,22 @@ class JoinedRegion:
                     vector = ParameterVector(model, layout, self._ranks.group)
                     own = ModuleBuffers.of(model, buffers)
                     loop = LoopState(model, dict(state or {}), dict(rank_state or {}), own)
+                    loop.check()
                     root = None
                     if checkpoints is not None:
                         root = root_of(checkpoints, self._run_id, self.region)
                         self._saver = stack.enter_context(closing(self._new_saver(root)))
                     exchange, cutter = self._start(layout, vector, own, loop, root)
                     ranks, wait_s = self._ranks, self._wait_s
-                    exchanger = _Exchanger(self._endpoint, self._mail, exchange, ranks, wait_s)
+                    exchanger = _Exchanger(self._link, self._mail, exchange, ranks, wait_s)
                     stack.enter_context(closing(exchanger))
-                    sync = JoinedTraining(exchange, exchanger, ranks, loop, self._saver, cutter)
+                    sync = JoinedTraining(
+                        exchange, exchanger, ranks, loop, self._saver, cutter, self._run_id
+                    )
                     sync.settle()
                     yield sync
                     sync.check_ended()
-                    exchanger.end(vector, own)
+                    sync.end(vector, own)
                 except BaseException as error:
                     self._tell_failed(error)  # before the saver, which may hang, is closed
                     raise
@@ -365,9 +384,9 @@ class JoinedRegion:
 
     def _new_saver(self, root: Root) -> RankSaver:
         ranks = self._ranks
-        return RankSaver(self._endpoint, SERVER, root, ranks.rank, ranks.world_size, self._attempt)
+        return RankSaver(self._link, root, ranks.rank, ranks.world_size, self._attempt)
 
-    def _on_message(self, _: str, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         saver = self._saver
         if message.kind == "refused" and message.meta.get("attempt") not in (0, self._attempt):
             return  # of an earlier training
@@ -382,8 +401,8 @@ class JoinedRegion:
         meta: Meta = {"cause": cause, "attempt": self._attempt}
         failed = Message("failed", meta, b"", "control", CONTROL)
         with suppress(GeoRayError):
-            self._endpoint.send(SERVER, failed, 0.0)
-            self._endpoint.flush(SERVER, _LOOK_S)
+            self._link.send(failed, 0.0)
+            self._link.flush(_LOOK_S)
 
     def _start(
         self,
@@ -405,7 +424,7 @@ class JoinedRegion:
             None if root is None else tuple(n for n, whole in root.ids().items() if whole),
             () if buffers is None else buffers.entries,
         )
-        self._endpoint.send(SERVER, hello.message())
+        self._link.send(hello.message())
         while (message := self._receive(None, "the other regions")).kind != "welcome":
             pass  # left over from an earlier training
         welcome = Welcome.read(message)
@@ -414,7 +433,7 @@ class JoinedRegion:
         bounds = terms.bounds_in(vector.share, layout.size)
         cutter = _Cutter(terms, layout, vector.share, ranks.region)
         slices = cutter.slices(welcome.slices)
-        model = JoinedModel(terms.strategy, vector, bounds)
+        model = JoinedModel(terms.strategy, vector, bounds, in_pieces=terms.in_pieces)
         begins = not welcome.copies and welcome.checkpoint is None
         if begins:
             self._load(slices, vector, buffers, is_source=welcome.is_source)
@@ -442,7 +461,7 @@ class JoinedRegion:
             exchange.restore(self._copies(slices, buffers))
         exchange.requests.view = max(exchange.requests.view, welcome.view)
         if welcome.is_donor:
-            _send_copies(self._endpoint, exchange)
+            _send_copies(self._link, exchange)
         return exchange, cutter
 
     def _load_own(self, loop: LoopState, root: Root, checkpoint: int) -> None:
@@ -480,11 +499,11 @@ class JoinedRegion:
         awaits_buffers = buffers is not None
         if is_source:
             if self._ranks.rank == 0:
-                _send_buffers(self._endpoint, buffers)
+                _send_buffers(self._link, buffers)
                 awaits_buffers = False
             for each in slices:
-                _send_state(self._endpoint, each.index, taken(params_S, each.places))
-            self._endpoint.flush(SERVER, self._wait_s)
+                _send_state(self._link, each.index, taken(params_S, each.places))
+            self._link.flush(self._wait_s)
         places = {} if is_source else {each.index: each.places for each in slices}
         while places or awaits_buffers:
             message = self._receive(("state", "buffers"), "the initial parameters")
@@ -499,12 +518,11 @@ class JoinedRegion:
 
     def _receive(self, kinds: tuple[str, ...] | None, what: str) -> Message:
         """Wait for a message of the start; ``kinds``: None: of any kind."""
-        return _await_message(self._mail, self._endpoint, kinds, what, self._wait_s)
+        return _await_message(self._mail, kinds, what, self._wait_s)
 
 
 def _await_message(
     mail: queue.SimpleQueue[Message],
-    endpoint: Endpoint,
     kinds: tuple[str, ...] | None,
     what: str,
     wait_s: float,
@@ -522,12 +540,18 @@ def _await_message(
         except queue.Empty:
             waited_s = time.monotonic() - began_s
             if waited_s > _NOTICE_S and not is_noted:
-                log.warning("waiting for %s", what)
+                log.warning(
+                    "waiting for %s, for %g s at most (wait_s); `geo-ray status RUN` on the "
+                    "server's machine shows which regions are missing",
+                    what,
+                    wait_s,
+                )
                 is_noted = True
             if waited_s > wait_s:
                 raise ServerLostError(
-                    f"{what} did not come within {wait_s:g} s",
-                    fix="See on the server which regions are missing.",
+                    f"{what} did not come within wait_s = {wait_s:g} s",
+                    fix="See with `geo-ray status RUN` on the server's machine which regions are "
+                    "missing, or set a larger `wait_s` of `geo_ray.join`.",
                 ) from None
             continue
         _check_refused(message)
@@ -540,10 +564,10 @@ def _check_refused(message: Message) -> None:
     """Raise the error that a message of the server stands for, if any.
 
     Raises:
-        ServerLostError: the server was restarted, and does not know this region.
+        ServerLostError: another server runs, and does not know this region.
         GeoRayError: the server refused the region.
     """
-    if message.kind == "restarted":
+    if message.kind == REPLACED:
         raise ServerLostError(
             "the process that served the run was replaced; what it knew of this region is lost",
             fix="Start the run and its regions again.",
@@ -553,26 +577,26 @@ def _check_refused(message: Message) -> None:
         raise read_refusal(meta)[1]
 
 
-def _send_state(endpoint: Endpoint, index: int, params_Q: Tensor) -> None:
+def _send_state(link: ServerLink, index: int, params_Q: Tensor) -> None:
     """Send the parameters of a slice, fp32 (Q,)."""
     copied = params_Q.clone()
-    endpoint.send(SERVER, Message("state", {"slice": index}, payload_of(copied), "transfer"))
+    link.send(Message("state", {"slice": index}, payload_of(copied), "transfer"))
 
 
-def _send_buffers(endpoint: Endpoint, buffers: ModuleBuffers | None) -> None:
+def _send_buffers(link: ServerLink, buffers: ModuleBuffers | None) -> None:
     """Send the present model buffers, uint8 (B,)."""
     if buffers is not None:
         values_B = buffers.layout.read(buffers.module)
-        endpoint.send(SERVER, Message("buffers", {}, as_bytes(values_B), "transfer"))
+        link.send(Message("buffers", {}, as_bytes(values_B), "transfer"))
 
 
-def _send_copies(endpoint: Endpoint, exchange: RankExchange) -> None:
+def _send_copies(link: ServerLink, exchange: RankExchange) -> None:
     """Send the state of a rank, from which other regions begin."""
     found = {} if exchange.model_buffers is None else exchange.model_buffers.tensors()
     buffers = {name: values_B.view(torch.float32) for name, values_B in found.items()}
     for each, state in zip(exchange.slices, exchange.copies(), strict=False):
         whole = replace(state, tensors={**state.tensors, **buffers})
-        endpoint.send(SERVER, copy_message(each.index, whole))
+        link.send(copy_message(each.index, whole))
 
 
 @dataclass(frozen=True, slots=True)
@@ -601,22 +625,27 @@ class _Cutter:
 
 
 class _Exchanger:
-    """Encodes and sends updates, and decodes their answers, in a thread of its own."""
+    """Encodes and sends updates, and decodes their answers, in a thread of its own.
+
+    Attributes:
+        halts: whether the training ends with the newest answers.
+    """
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        link: ServerLink,
         mail: queue.SimpleQueue[Message],
         exchange: RankExchange,
         ranks: _Ranks,
         wait_s: float,
     ) -> None:
-        self._endpoint, self._mail, self._exchange = endpoint, mail, exchange
+        self._link, self._mail, self._exchange = link, mail, exchange
         self._ranks, self._wait_s = ranks, wait_s
         self._orders: queue.SimpleQueue[UpdateMessage | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[list[ReplyMessage] | BaseException] = queue.SimpleQueue()
         self._ready: list[ReplyMessage] | BaseException | None = None
         self._saves: int | None = None
+        self.halts = False
         self._cuts: Mapping[int, Ranges] | None = None
         self._sent_s = 0.0
         self._closed = False
@@ -630,7 +659,7 @@ class _Exchanger:
 
     def send_copies(self) -> None:
         """Send the state of this rank, from which a joining region begins."""
-        _send_copies(self._endpoint, self._exchange)
+        _send_copies(self._link, self._exchange)
 
     def cuts(self) -> Mapping[int, Ranges] | None:
         """Return the slices of this rank after the newest answers, once; None: as before."""
@@ -644,7 +673,7 @@ class _Exchanger:
 
     def tell(self, message: Message) -> None:
         """Send a message that has no answer."""
-        self._endpoint.send(SERVER, message)
+        self._link.send(message)
 
     def arrived(self) -> bool:
         """Return whether the answers have arrived, or the exchange has failed."""
@@ -664,22 +693,18 @@ class _Exchanger:
             raise found
         return found, time.monotonic() - self._sent_s
 
-    def end(self, vector: ParameterVector, buffers: ModuleBuffers | None) -> None:
-        """Tell the server that this rank has finished; send the final parameters if it asks.
+    def send_model(self, vector: ParameterVector, buffers: ModuleBuffers | None) -> None:
+        """Send the final parameters of this rank."""
+        params_S = vector.read()
+        if self._ranks.rank == 0:
+            _send_buffers(self._link, buffers)
+        for each in self._exchange.slices:
+            _send_state(self._link, each.index, taken(params_S, each.places))
 
-        Returns when the server has the model.
-        """
-        self._endpoint.send(SERVER, Message("finished", {}, b"", "control", CONTROL))
-        while self._receive_end().kind == "collect":
-            params_S = vector.read()
-            if self._ranks.rank == 0:
-                _send_buffers(self._endpoint, buffers)
-            for each in self._exchange.slices:
-                _send_state(self._endpoint, each.index, taken(params_S, each.places))
-
-    def _receive_end(self) -> Message:
-        kinds, what = ("collect", "over"), "the end of the run"
-        return _await_message(self._mail, self._endpoint, kinds, what, self._wait_s)
+    def receive_end(self) -> Message:
+        """Wait for what the server wants of a rank that has finished."""
+        kinds, what = ("collect", "save", "over"), "the end of the run"
+        return _await_message(self._mail, kinds, what, self._wait_s)
 
     def close(self) -> None:
         """End the thread."""
@@ -713,17 +738,21 @@ class _Exchanger:
         parts = self._exchange.encoded(update)
         for each, part in zip(slices, parts, strict=True):
             meta = {**update_meta(part), **common, "slice": each.index}
-            self._endpoint.send(SERVER, Message("update", meta, payload_bytes(part), "update"))
+            values = partial(self._exchange.values, each, part.payload_P)
+            for message in divided(meta, part, values):
+                self._check_open()
+                self._link.send(message)
         if not slices:
             nothing = replace(update, payload_P=torch.empty(0))
             meta = {**update_meta(nothing), **common, "slice": None}
-            self._endpoint.send(SERVER, Message("update", meta, b"", "update"))
+            self._link.send(Message("update", meta, b"", "update"))
         self._exchange.forget_sent()
         return True
 
     def _receive_answers(self) -> list[ReplyMessage]:
         """Wait for the answers of all slices; return them decoded."""
         slices = self._exchange.slices
+        numbered = {each.index: each for each in slices}
         replies: dict[int | None, ReplyMessage] = {}
         has_cuts = False
         while len(replies) < max(1, len(slices)):
@@ -732,7 +761,12 @@ class _Exchanger:
             has_cuts = has_cuts or "cuts" in message.meta
             if "save" in message.meta:
                 self._saves = fields.count(message.meta, "save")
-            replies[fields.optional_count(message.meta, "slice")] = read_reply(own, message.payload)
+            self.halts = self.halts or "halts" in message.meta
+            index = fields.optional_count(message.meta, "slice")
+            reply = read_reply(own, message.payload)
+            if index is not None:
+                reply = self._with_values(numbered[index], reply, size_of(message))
+            replies[index] = reply
         if has_cuts:
             body = json.loads(bytes(self._next("slices").payload))
             self._cuts = {
@@ -742,21 +776,48 @@ class _Exchanger:
             return list(replies.values())
         return [each.wire.decode(replies[each.index]) for each in slices]
 
+    def _with_values(self, each: SliceWire, reply: ReplyMessage, size: int | None) -> ReplyMessage:
+        """Return an answer with the values that follow it, or merge these as they arrive.
+
+        Args:
+            each: the slice.
+            reply: the answer.
+            size: elements that follow it; None: it has its payload itself.
+        """
+        merges = self._exchange.model.in_pieces
+        if size is None and not merges:
+            return reply
+        if size is None:
+            self._exchange.merge_piece(each, 0, reply.payload_P)
+            return replace(reply, payload_P=reply.payload_P.to("meta"))
+        payload_Q = torch.empty(size, device="meta" if merges else None)
+        arriving = Arriving(size)
+        while not arriving.is_complete:
+            start, values = arriving.take(self._next(PIECE))
+            if merges:
+                self._exchange.merge_piece(each, start, values)
+            else:
+                payload_Q[start : start + values.numel()] = values
+        return replace(reply, payload_P=payload_Q)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LinkDownError("the training is over")
+
     def _next(self, kind: str) -> Message:
         """Wait for the next message of the server while it is connected."""
         reached_s = time.monotonic()
         while True:
-            if self._closed:
-                raise LinkDownError("the training is over")
+            self._check_open()
             try:
                 message = self._mail.get(timeout=_LOOK_S)
             except queue.Empty:
                 now_s = time.monotonic()
-                if self._endpoint.stats()[SERVER]["connected"]:
+                if self._link.is_connected:
                     reached_s = now_s
                 elif now_s - reached_s > self._wait_s:
                     raise ServerLostError(
-                        f"the server has been unreachable for {self._wait_s:g} s"
+                        f"the server has been unreachable for wait_s = {self._wait_s:g} s"
                     ) from None
                 continue
             _check_refused(message)
@@ -765,11 +826,49 @@ class _Exchanger:
             return message
 
 
+def _sums(
+    where: str, sums: Mapping[object, object], rows: object
+) -> dict[str, NDArray[np.float64]]:
+    """Return the sums of an evaluation as vectors.
+
+    Raises:
+        LoopMisuseError: names the argument that is wrong.
+    """
+    example = 'for example {"loss": loss * len(x)}, rows=len(x)'
+    if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 0:
+        raise LoopMisuseError(
+            f"{where}: rows is {rows!r} ({type(rows).__name__}), not a number of rows",
+            fix=f"Pass the number of this process's held-out rows, {example}.",
+        )
+    if not isinstance(sums, Mapping) or not sums:
+        raise LoopMisuseError(
+            f"{where}: sums is {'empty' if sums == {} else f'a {type(sums).__name__}, not a dict'}",
+            fix=f"Pass sums by name, {example}.",
+        )
+    found = {}
+    for name, value in sums.items():
+        try:
+            if not isinstance(name, str) or isinstance(value, str | bytes):
+                raise TypeError
+            is_vector = isinstance(value, np.ndarray) and value.ndim <= 1
+            own = value if is_vector else float(cast(float, value))
+            found[name] = np.asarray(own, np.float64).reshape(-1)
+        except (TypeError, ValueError, RuntimeError):
+            raise LoopMisuseError(
+                f"{where}: '{name}' is a {type(value).__name__}, not a number",
+                fix=f"Pass the sum over the rows as a number or a tensor with one, {example}.",
+            ) from None
+    return found
+
+
 class JoinedTraining:
     """A training of one model in a run; see `JoinedRegion.training`.
 
+    It is a `torch.distributed.checkpoint.stateful.Stateful` for a user's own checkpoints.
+
     Attributes:
-        done: whether the run is over.
+        done: whether the loop must end: the run is over, or was stopped.
+        stopped: whether the run was stopped at a checkpoint, from which it can be resumed.
     """
 
     def __init__(
@@ -780,8 +879,10 @@ class JoinedTraining:
         loop: LoopState,
         saver: RankSaver | None,
         cutter: _Cutter,
+        run_id: str,
     ) -> None:
         self._exchange, self._exchanger, self._ranks = exchange, exchanger, ranks
+        self._run_id = run_id
         self._loop, self._saver, self._cutter = loop, saver, cutter
         self._losses: list[Tensor | float] = []
         self._calls = 0
@@ -790,8 +891,13 @@ class JoinedTraining:
 
     @property
     def done(self) -> bool:
-        """Whether the run is over."""
+        """Whether the loop must end: the run is over, or was stopped."""
         return self._exchange.is_done
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was stopped at a checkpoint, from which it can be resumed."""
+        return self._exchange.is_halted
 
     @property
     def steps(self) -> int:
@@ -800,13 +906,17 @@ class JoinedTraining:
 
     @property
     def total_steps(self) -> int | None:
-        """Optimizer steps of this loop until the run is over; None: the run ends by rows."""
+        """Optimizer steps of a region in the whole run; None: the run ends by rows.
+
+        A region that joins again, or in a resumed run, has made `total_steps` - `remaining_steps`
+        of them: a new learning-rate schedule over all steps begins there.
+        """
         steps = self._exchange.plan.steps
         return None if steps is None else steps * self._exchange.local_steps
 
     @property
     def remaining_steps(self) -> int | None:
-        """Those of `total_steps` that are left; fewer than all if the region has joined again."""
+        """Those of `total_steps` that this loop has still to make."""
         steps = self._exchange.plan.steps
         return None if steps is None else (steps - self.steps) * self._exchange.local_steps
 
@@ -887,12 +997,29 @@ class JoinedTraining:
             if self._exchange.is_donor:
                 self._exchanger.send_copies()
             checkpoint = self._exchanger.saves()
-            if checkpoint is not None and self._saver is not None:
-                self._save(checkpoint, self._saver)
+            if checkpoint is not None:
+                self._save(checkpoint)
+            if self._exchanger.halts:
+                self._exchange.halt()
             sent = self._exchange.advance()
 
-    def _save(self, checkpoint: int, saver: RankSaver) -> None:
+    def end(self, vector: ParameterVector, buffers: ModuleBuffers | None) -> None:
+        """Tell the server that this rank has finished; send the model and save if it asks.
+
+        Returns when the server has what it needs.
+        """
+        self._exchanger.tell(Message("finished", {}, b"", "control", CONTROL))
+        while (message := self._exchanger.receive_end()).kind != "over":
+            if message.kind == "save":
+                self._save(fields.count(message.meta, "save"))
+            else:
+                self._exchanger.send_model(vector, buffers)
+
+    def _save(self, checkpoint: int) -> None:
         """Copy the state at a barrier, to be written."""
+        saver = self._saver
+        if saver is None:
+            return
         exchange = self._exchange
         ranges = [each.ranges for each in exchange.slices] or [()]
         states = exchange.copies(whole=True)
@@ -900,14 +1027,19 @@ class JoinedTraining:
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether to evaluate now: every `train.eval_every` steps, and at the end.
+        """Whether to evaluate now: every `train.eval_every` steps, and at the end of the run.
 
         It is true in all ranks at the same steps, until `report` is called.
         """
         every = self._exchange.eval_every
-        at = (self.steps, self.done)
-        is_time = self.done or (every > 0 and self.steps > 0 and self.steps % every == 0)
+        at = (self.steps, self._is_last)
+        is_time = self._is_last or (every > 0 and self.steps > 0 and self.steps % every == 0)
         return is_time and at != self._reported
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether the run has ended, and was not stopped."""
+        return self.done and not self.stopped
 
     def report(self, sums: Mapping[str, Tensor | NDArray[np.float64] | float], rows: int) -> None:
         """Report an evaluation; the metric of the run is the sum over all ranks by all rows.
@@ -916,14 +1048,77 @@ class JoinedTraining:
             sums: sums over this rank's held-out rows by name, such as the loss times the rows;
                 vectors for a task.
             rows: this rank's held-out rows.
+
+        Raises:
+            LoopMisuseError: no evaluation is due, this one was reported already, or a value is not
+                what it must be.
         """
-        self._reported = (self.steps, self.done)
-        stats = {
-            name: value if isinstance(value, np.ndarray) else np.array([float(value)])
-            for name, value in sums.items()
-        }
-        meta, payload = stats_message(self.steps, stats, rows, final=self.done)
+        where = f"region '{self._ranks.region}': sync.report after {self.steps} steps"
+        if not self.evaluation_due:
+            is_second = self._reported == (self.steps, self._is_last)
+            raise LoopMisuseError(
+                f"{where}: {'the second report' if is_second else 'no evaluation is due'}",
+                fix="Report all sums in one call."
+                if is_second
+                else "Evaluate and report `if sync.evaluation_due`, see `train.eval_every`.",
+            )
+        stats = _sums(where, cast(Mapping[object, object], sums), rows)
+        self._reported = (self.steps, self._is_last)
+        meta, payload = stats_message(self.steps, stats, int(rows), final=self._is_last)
         self._exchanger.tell(Message("evaluation", meta, bytes(payload), "control"))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state in the run, for `torch.distributed.checkpoint.save`.
+
+        It has the parameters in fp32, the strategy's state, coding errors and counters, and a round
+        that has begun. The averager's state is part of the run's checkpoints only. Every rank saves
+        its own state, next to the model and the optimizer::
+
+            dcp.save({"model": ..., "optimizer": ..., "sync": sync}, storage_writer=...)
+        """
+        state = self._exchange.export()
+        about = {
+            "run": self._run_id,
+            "region": self._ranks.region,
+            "reported": self._reported,
+            "losses": [float(each) for each in self._losses],
+        }
+        # In a tuple: torch cannot load tensors that do not exist yet, as in a training that begins.
+        return {self._own_key: (dict(state.tensors), {**state.control, **about})}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a result of `state_dict`; the loop continues exactly from there.
+
+        The averager keeps its state. So the state must have been saved since the region's last
+        exchange: in this training, or, in a run that was resumed, in the round after its
+        checkpoint. Every rank loads its own.
+
+        Raises:
+            CheckpointMismatchError: the state is of another run, region, rank or round, or of
+                another sharding. Nothing has changed then.
+        """
+        saved = state_dict.get(self._own_key)
+        if not isinstance(saved, tuple) or len(saved) != 2:
+            raise CheckpointMismatchError(
+                f"the state of `sync` has no '{self._own_key}'",
+                fix="Load it with the number of ranks that saved it, or load without `sync`.",
+            )
+        tensors, control = saved
+        mine, theirs = (self._run_id, self._ranks.region), (control["run"], control["region"])
+        if mine != theirs:
+            raise CheckpointMismatchError(
+                f"the state of `sync` is of region '{theirs[1]}' in run '{theirs[0]}', not of "
+                f"'{mine[1]}' in '{mine[0]}'",
+                fix="Load the region's own state of this run, or load without `sync`.",
+            )
+        self._exchange.restore_export(RankState(tensors, control))
+        self._losses = list(control["losses"])
+        reported = control["reported"]
+        self._reported = None if reported is None else (reported[0], reported[1])
+
+    @property
+    def _own_key(self) -> str:
+        return f"rank-{self._ranks.rank:05d}"
 
     def _with_loss(self, update: UpdateMessage) -> UpdateMessage:
         """Return the update with the mean loss since the last one."""

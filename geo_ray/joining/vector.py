@@ -12,7 +12,6 @@ from typing import Final, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from geo_ray.base.errors import TaskOutputError, TaskStateError
@@ -22,6 +21,7 @@ from geo_ray.joining.layout import (
     Ranges,
     divided,
     held_ranges,
+    is_dtensor,
     local_part,
     plain_name,
     positions,
@@ -125,6 +125,19 @@ class ParameterVector:
             torch.cuda.synchronize()
         return params_S
 
+    def part(self, ranges: Ranges) -> Tensor:
+        """Return present parameters at some ranges of the vector, as a new tensor.
+
+        The vector itself is not needed, and must have been released.
+        """
+        parts = []
+        with torch.no_grad():
+            for start, stop in ranges:
+                for piece, local in self._locals(start, stop):
+                    first, end = max(start, piece.at), min(stop, piece.at + local.numel())
+                    parts.append(local[first - piece.at : end - piece.at])
+            return torch.cat(parts) if parts else torch.empty(0)
+
     def write(self, params_S: Tensor) -> None:
         """Set the parameters of all replicas to a vector (S,); collective if there are replicas."""
         with torch.no_grad():
@@ -154,12 +167,15 @@ class ParameterVector:
             self._params_S = None
         return self._params_S is None
 
-    def _locals(self) -> Iterator[tuple[_Piece, Tensor]]:
+    def _locals(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[_Piece, Tensor]]:
+        """Return pieces with elements at ``start`` to ``stop``, and their whole values."""
+        stop = self.size if stop is None else stop
         for piece in self._pieces:
-            yield piece, local_part(piece.param).reshape(-1)[piece.start : piece.stop]
+            if piece.at < stop and start < piece.at + piece.stop - piece.start:
+                yield piece, local_part(piece.param).reshape(-1)[piece.start : piece.stop]
 
     def _replica_group(self, param: nn.Parameter) -> dist.ProcessGroup | None:
-        if not isinstance(param, DTensor):
+        if not is_dtensor(param):
             return self._group
         dims = [d for d, placement in enumerate(param.placements) if placement.is_replicate()]
         dims = [d for d in dims if param.device_mesh.size(d) > 1]
@@ -200,7 +216,7 @@ class ModuleBuffers(RegionBuffers):
             return None
         tensors = state_of(module)
         for each in layout.entries:
-            if isinstance(tensors[each.name], DTensor):
+            if is_dtensor(tensors[each.name]):
                 raise TaskStateError(
                     f"buffers: '{each.name}' is sharded",
                     fix="Name only whole tensors, or use the rule scratch.",

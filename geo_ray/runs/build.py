@@ -184,7 +184,7 @@ def _server_plan(experiment: Experiment, region: RegionConfig, attempt: int) -> 
         alone=len(experiment.regions) == 1,
         batches_per_push=max(1, experiment.worker_steps),
         stragglers=train.stragglers,
-        elastic=train.elastic,
+        elastic=experiment.elastic(region),
         # The server of a single region has no other parameters than the worker sent last.
         evaluates_outer=train.evaluate == "outer"
         and traits.region.eval_params is not None
@@ -225,7 +225,7 @@ def build_shard(
         parameters=start.parameters,
         flat=start.is_flat(experiment.optimizer),
         given=given,
-        on_worker=experiment.state_every(region) > 0,
+        own_steps=region.workers if experiment.state_every(region) else 0,
     )
 
 

@@ -472,7 +472,8 @@ class StoppingRule:
         train: target and patience of the run.
         known: earlier events of the run. A resumed run repeats evaluations after its checkpoint;
             the newest one of a step counts.
-        is_strict: whether an evaluation must have the metrics.
+        is_strict: whether an evaluation must have the metrics. Otherwise a missing one is logged
+            once; loops of users may report it later.
     """
 
     def __init__(
@@ -480,6 +481,7 @@ class StoppingRule:
     ) -> None:
         self._is_strict = is_strict
         self._target, self._patience, self._watched = train.target, train.patience, train.watched
+        self._missing: set[str] = set()  # metrics whose lack was logged
         self._values: list[tuple[int, float]] = []  # of the watched metric, by step
         self._best: float | None = None
         self._without = 0  # evaluations since the best one
@@ -498,10 +500,11 @@ class StoppingRule:
         if (self._target is None and self._patience is None) or not _is_common(event):
             return None
         metrics, target, watched = event["metrics"], self._target, self._watched.metric
-        is_new = self._patience is not None and self._has("train.keep_best", watched, metrics)
+        key = "train.keep_best.metric" if self._is_strict else "train.patience"
+        is_new = self._patience is not None and self._has(key, watched, metrics)
         if is_new:
             self._note(event["step"], _number(metrics[watched]))
-        has_target = target is not None and self._has("train.target", target.metric, metrics)
+        has_target = target is not None and self._has("train.target.metric", target.metric, metrics)
         if has_target and target is not None and target.stop and target.reached(event):
             cause = f"{target.metric} reached {target.value:g}"
             return EarlyStop(reason="target", cause=cause)
@@ -513,7 +516,15 @@ class StoppingRule:
 
     def _has(self, key: str, metric: str, metrics: Mapping[str, object]) -> bool:
         if metric not in metrics and self._is_strict:
-            raise no_such_metric(f"{key}.metric", metric, metrics)
+            raise no_such_metric(key, metric, metrics)
+        if metric not in metrics and metric not in self._missing:
+            self._missing.add(metric)
+            log.warning(
+                "%s has no effect: the regions' evaluations have no '%s', but %s",
+                key,
+                metric,
+                ", ".join(sorted(metrics)) or "nothing",
+            )
         return metric in metrics
 
     def _note(self, step: int, value: float) -> None:

@@ -399,7 +399,7 @@ class ActorGroup:
 
     def notify_lost(self, worker: GroupWorker) -> None:
         """Notify a lost worker's server, whose connection may be slow to detect it."""
-        if self.spec.experiment.train.elastic is not None:
+        if self.spec.experiment.elastic(self.spec.region(worker.region)) is not None:
             self.primaries[worker.region].lose_worker.remote(worker.rank, worker.attempt)
 
     def send_away(self, worker: GroupWorker) -> None:

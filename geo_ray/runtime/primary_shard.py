@@ -55,6 +55,7 @@ from geo_ray.training.server import Server
 from geo_ray.training.state_guard import CHANGE_KINDS
 from geo_ray.training.stragglers import WorkTimes
 from geo_ray.training.wire_format import (
+    WantedState,
     answer_meta,
     as_bytes,
     pull_meta,
@@ -217,6 +218,10 @@ class PrimaryShard:
         # how many threads need that state to merge an answer or to copy it.
         self._released: set[int] = set()
         self._waiting_for_state = 0
+        # Of several such workers: those that wait after a step, and may be asked for the state of
+        # their optimizers, which a checkpoint needs; and those that have sent it.
+        self._waiting_workers: set[int] = set()
+        self._sent_optimizer: set[int] = set()
         self._attempts: dict[int, int] = {}
         # Model buffers of the version that a worker was told to fetch.
         self._announced_B: dict[int, Tensor | None] = {}
@@ -260,8 +265,13 @@ class PrimaryShard:
                 with self._times_lock:
                     self._times.forget(worker)
                 self.server.model.pulls.note_received(worker)
-                self._released.discard(worker)
+                self._forget(worker)
                 self._execute(self.server.leave(worker))
+
+    def _forget(self, worker: int) -> None:
+        """Forget what a worker was asked for, which is gone or new."""
+        for each in (self._released, self._waiting_workers, self._sent_optimizer):
+            each.discard(worker)
 
     def drain(self, worker: int) -> None:
         """Ask a worker to end between two steps."""
@@ -368,7 +378,7 @@ class PrimaryShard:
             with self._changed:
                 self.server.model.pulls.note_received(worker)
                 self._answers.pop(worker, None)
-                self._released.discard(worker)
+                self._forget(worker)
                 self._execute(self.server.join(worker))
             return self._await_answer(conn, worker, payload, moves=True)
         return self._pushed(conn, worker, meta, payload)
@@ -378,22 +388,31 @@ class PrimaryShard:
     ) -> tuple[Meta, memoryview | None]:
         """Handle a push, a part of it for this shard, or the state of a worker between steps."""
         operation, server = fields.text(meta, "op"), self.server
-        has_state = operation == "state" or "has_state" in meta
+        has_state = operation in {"state", "optimizer"} or "has_state" in meta
         moves = has_state or not server.plan.state_every
         with self._changed:
             server.model.pulls.note_received(worker)
             self._admit(conn, worker)
-            if operation == "put" or (moves and not server.model.is_sharded):
+            brings = operation != "optimizer" and moves
+            if operation == "put" or (brings and not server.model.is_sharded):
                 self._put(worker, conn, payload)
             if operation == "put":
                 return {}, None
             self._released.discard(worker)
-            if operation == "state":
+            if operation == "optimizer":
+                server.model.take_moments(worker)
+                self._sent_optimizer.add(worker)
+                self._notify()
+            elif operation == "state" and server.plan.averages:
+                self._execute(server.on_state(worker))
+            elif operation == "state":
                 server.take_state(worker)
                 self._notify()
             else:
                 report = read_report(meta)
-                if not moves and (self._waiting_for_state or server.needs_state(worker, report)):
+                if server.plan.averages:
+                    self._waiting_workers.add(worker)
+                elif not moves and (self._waiting_for_state or server.needs_state(worker, report)):
                     return state_meta("push"), None
                 # Not bound to a name: an update would be retained until the worker's answer.
                 self._execute(server.push(worker, report, has_state=has_state))
@@ -417,7 +436,7 @@ class PrimaryShard:
                 with self._times_lock:
                     self._times.forget(worker)
                 self.server.model.pulls.note_received(worker)
-                self._released.discard(worker)
+                self._forget(worker)
                 self._execute(self.server.leave(worker))
 
     def _pulled(
@@ -454,11 +473,16 @@ class PrimaryShard:
         deadline_s = time.monotonic() + self._timeout_s
         with self._changed:
             self._admit(conn, worker)
-            while self._is_paused or worker not in self._answers or self._needs_present_state:
-                if self._failure is not None:
+            while True:
+                needs = self._needs_present_state
+                waits = self._is_paused or worker not in self._answers or needs
+                if waits and self._failure is not None:
                     raise self._failure
-                if self._waiting_for_state and self.server.ahead and not moves:
-                    return state_meta("between"), None
+                wanted = self._wanted_state(worker, moves=moves)
+                if wanted is not None:
+                    return state_meta(wanted), None
+                if not waits:
+                    break
                 # An open exchange has its own deadline, and its error is more specific.
                 if self._is_paused:
                     deadline_s = time.monotonic() + self._timeout_s
@@ -472,6 +496,7 @@ class PrimaryShard:
                 self._admit(conn, worker)
             answer = self._answers.pop(worker)
             self._begin_time(conn, worker, answer)
+            self._forget(worker)
             if self.server.plan.state_every and answer.span is not None:
                 self._released.add(worker)
             if not moves:
@@ -484,10 +509,30 @@ class PrimaryShard:
                 conn, self._shard.params_S, payload, buffers_B
             )
 
+    def _wanted_state(self, worker: int, *, moves: bool) -> WantedState | None:
+        """Return what a waiting worker must send that makes the optimizer's steps, if anything."""
+        server = self.server
+        if not server.plan.averages:
+            is_wanted = self._waiting_for_state and server.ahead and not moves
+            return "between" if is_wanted else None
+        if server.lacks_state(worker):
+            return "model"
+        answer = self._answers.get(worker)
+        is_last = answer is not None and answer.span is None
+        lacks = worker in self._waiting_workers - self._sent_optimizer
+        return "optimizer" if lacks and (is_last or self._needs_present_state) else None
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the server has older parameters than its workers."""
+        if not self.server.plan.averages:
+            return bool(self.server.ahead)
+        return bool(self.server.ahead or self.server.work.pushes or self._released)
+
     @property
     def _needs_present_state(self) -> bool:
         """Whether a thread is about to use the state that the server has now."""
-        return self._waiting_for_state > 0 and not self.server.ahead
+        return self._waiting_for_state > 0 and not self._is_behind
 
     def _begin_time(self, conn: LanConnection, worker: int, answer: Assignment) -> None:
         attempt, now_s = fields.count(conn.hello, "attempt"), time.monotonic()
@@ -539,21 +584,31 @@ class PrimaryShard:
             return self._execute(self.server.snapshot(checkpoint, halt=halt))
 
     def _await_state(self, *, is_merge: bool) -> None:
-        """Wait for the state of a worker that keeps it; under the lock.
+        """Wait for the state of workers that keep it; under the lock.
+
+        Several workers take their mean for it only if an answer must be merged. Otherwise, a
+        checkpoint would change the result: it waits until the next exchange.
 
         Args:
-            is_merge: the state will change, so that the worker must wait for it.
+            is_merge: the state will change, so that the workers must wait for it.
         """
         self._waiting_for_state += 1
+        self.server.average_soon = self.server.link_busy
         self._changed.notify_all()  # a worker that waits sends its state
         try:
-            while self.server.ahead or (is_merge and self._released):
+            while self._is_behind or self._lacks_for(is_merge=is_merge):
                 if self._failure is not None:
                     raise self._failure
                 self._changed.wait(_LOOK_S)
         finally:
             self._waiting_for_state -= 1
+            self.server.average_soon = False
             self._changed.notify_all()
+
+    def _lacks_for(self, *, is_merge: bool) -> bool:
+        if not self.server.plan.averages:
+            return is_merge and bool(self._released)
+        return not is_merge and bool(self._waiting_workers - self._sent_optimizer)
 
     def _execute(self, effects: list[Effect]) -> list[Written]:
         """Execute effects under the lock, except writing; return the copies to be written."""

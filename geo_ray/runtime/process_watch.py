@@ -184,10 +184,10 @@ class WorkerWatch:
 
     def _continues_without(self, worker: GroupWorker) -> bool:
         """Return whether enough other workers of its region are present."""
-        elastic = self.actors.spec.experiment.train.elastic
+        region = self.actors.spec.region(worker.region)
+        elastic, ranks = self.actors.spec.experiment.elastic(region), region.workers
         if elastic is None:
             return False
-        ranks = self.actors.spec.region(worker.region).workers
         others = [
             other
             for other in self.actors.workers.values()

@@ -23,10 +23,12 @@ from geo_ray.storage.manifest import PartInfo
 from geo_ray.strategies.state import Outgoing, Wait
 from geo_ray.training.checkpoint_parts import HeldShard
 from geo_ray.training.config import answer_s
+from geo_ray.training.lazy_copy import StoredTensor
 from geo_ray.training.messages import ReplyMessage
 from geo_ray.training.optimizers import InnerOptimizer
 from geo_ray.training.parameters import split_sizes
 from geo_ray.training.shard import Change, Concurrently, Contribution, Pull, Shard
+from geo_ray.training.task_steps import OptimizerSteps, Stored, in_memory
 from geo_ray.training.wire_format import (
     as_bytes,
     as_tensor,
@@ -241,9 +243,9 @@ class Moment:
     is_whole: bool = False
 
     @classmethod
-    def of(cls, name: str, tensor: Tensor) -> Moment:
+    def of(cls, name: str, tensor: Stored) -> Moment:
         """Describe a tensor of an optimizer."""
-        if tensor.dim():
+        if isinstance(tensor, StoredTensor) or tensor.dim():
             return cls(name, tensor.numel())
         return cls(name, 0, float(tensor), not tensor.is_floating_point())
 
@@ -260,16 +262,17 @@ MOMENT_OPERATIONS: Final = ("put_moment", "moment", "moments")
 
 def handle_moment(shard: Shard, conn: LanConnection, meta: Meta, payload: Payload) -> Packed:
     """Handle a request of `MOMENT_OPERATIONS`, of a worker that makes the optimizer's steps."""
-    name = fields.text(meta, "op")
+    name, worker = fields.text(meta, "op"), fields.count(conn.hello, "worker")
     if name == "moments":
-        return _MOMENTS.write([Moment.of(*pair) for pair in sorted(shard.moments().items())]), None
+        found = sorted(shard.moments(worker).items())
+        return _MOMENTS.write([Moment.of(*pair) for pair in found]), None
     if name == "put_moment":
         moment = _MOMENT.read(meta)
         count = moment.count
         value = pushed_gradient(conn, payload, count) if count else moment.number
-        shard.put_moment(moment.name, value)
+        shard.put_moment(worker, moment.name, value)
         return {}, None
-    value = shard.moments()[fields.text(meta, "moment")]
+    value = in_memory(shard.moments(worker)[fields.text(meta, "moment")])
     if conn.shared is None:
         return {}, as_bytes(value.clone())
     shared_gradient(conn.shared, value.numel()).copy_(value)
@@ -281,6 +284,9 @@ OPERATIONS: Final = (
     _row("mean_sq", Shard.mean_sq, _MEAN, _NORM),
     _row("keep", Shard.keep, _PARTITION, _DONE),
     _row("take_state", Shard.take_state, _PARTITION, _DONE),
+    _row("take_moments", Shard.take_moments, _PARTITION, _DONE),
+    _row("take_mean", Shard.take_mean, _MEAN, _DONE),
+    _row("lose_rows", Shard.lose_rows, _PARTITION, _DONE),
     _row("speak", Shard.outgoing, _NOTHING, _OUTGOING),
     _row("finish", Shard.finish, _NOTHING, _OUTGOING),
     _row("merge", Shard.merge, _REPLY, _DONE),
@@ -412,9 +418,13 @@ class ShardLink:
         self._shared_params_S = None if shared is None else shared_parameters(shared, count)
 
     def exchange(self, meta: Meta, *, push: bool) -> Meta:
-        """Send a request that may push the gradient, and receive the parameters."""
+        """Send a request that may push the gradient, and receive the parameters.
+
+        An answer that asks for the worker's state has none.
+        """
         answer, payload = self.request(meta, push=push)
-        self._take(payload)
+        if wanted_state(answer) is None:
+            self._take(payload)
         return answer
 
     def put(self, partition: int | None) -> None:
@@ -507,6 +517,8 @@ class ShardLinks:
         if push:  # the primary shard may apply it at once, so all shards get it first
             self._pool([partial(link.put, partition) for link in self._links])
         reply, _ = self.primary.request(meta, push=False)
+        if wanted_state(reply) is not None:
+            return reply
         pull = read_pull(self._rank, reply)
         self._pool([partial(link.fetch, pull) for link in self._links])
         return reply
@@ -569,15 +581,22 @@ class WorkerModel:
             return self._links.ask(report, push=True, partition=partition)
         answer, _ = self._links.primary.request(report, push=False)
         while (wanted := wanted_state(answer)) is not None:
-            if isinstance(own.optimizer, InnerOptimizer):
-                live, copies = own.optimizer.live()  # nothing changes it until the answer
-                self._links.put_moments(live | copies)
-            else:
-                self._links.put_moments(own.optimizer.export())
+            if wanted != "model":
+                self._put_optimizer(own.optimizer)
+            if wanted == "optimizer":
+                answer = self._ask({"op": "optimizer"}, push=False)
+                continue
             own.store()
-            request: Meta = {"op": "state"} if wanted == "between" else report | {"has_state": True}
+            request: Meta = report | {"has_state": True} if wanted == "push" else {"op": "state"}
             answer = self._ask(request, push=True)
         return answer
+
+    def _put_optimizer(self, optimizer: OptimizerSteps) -> None:
+        if isinstance(optimizer, InnerOptimizer):
+            live, copies = optimizer.live()  # nothing changes it until the answer
+            self._links.put_moments(live | copies)
+        else:
+            self._links.put_moments(optimizer.export())
 
     @contextmanager
     def judged(self, *, is_outer: bool) -> Iterator[None]:
@@ -603,7 +622,7 @@ class WorkerModel:
 
     def _ask(self, meta: Meta, *, push: bool) -> Meta:
         answer = self._links.ask(meta, push=push)
-        if self._own is not None:
+        if self._own is not None and wanted_state(answer) is None:
             self._own.load()
         return answer
 

@@ -7,6 +7,7 @@ writes model and summary. Credentials of the regions are files in the run's dire
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
 import time
 from collections.abc import Mapping
@@ -27,8 +28,11 @@ from geo_ray.data.tasks.model_buffers import BufferEntry
 from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.layout import Layout
+from geo_ray.joining.protocol import SERVER, JoinTerms, region_of
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms, SavedRun, SavedSlice, Stage, region_of
+from geo_ray.joining.service import Stage
+from geo_ray.joining.site import parse_address
+from geo_ray.joining.slices import SavedRun, SavedSlice
 from geo_ray.ray_cluster.calls import Handle, collect
 from geo_ray.runs.checkpoints import check_unused, places_of
 from geo_ray.runs.data import prepare_manifest
@@ -73,6 +77,7 @@ _POLL_S: Final = 0.2
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
 _PIECE_BYTES: Final = 32 << 20
+_ENDS: Final = (Stage.DONE.value, Stage.STOPPED.value)
 JOIN_FOLDER: Final = "join"
 """Folder of a run's directory with the credentials of its regions."""
 ADDRESS_FILE: Final = "address"
@@ -91,6 +96,7 @@ def terms_of(experiment: Experiment) -> JoinTerms:
         rows=serve.rows or (experiment.rows if experiment.knows_task else None),
         seed=experiment.seed,
         eval_every=experiment.train.eval_every,
+        saves_at_end=experiment.checkpoint.every_s is not None,
         goal=f"steps {experiment.train.steps}",
     )
 
@@ -175,9 +181,11 @@ class AveragerActor:
 
     # -------------------------------------------------------------- checkpoints
 
-    def begin_save(self, checkpoint: int, keep: list[int], timeout_s: float) -> int | None:
+    def begin_save(
+        self, checkpoint: int, keep: list[int], timeout_s: float, halt: bool
+    ) -> int | None:
         """Begin a checkpoint, see `JoinService.begin_save`; return its id, or None if not now."""
-        return self._server.begin_save(checkpoint, keep, timeout_s)
+        return self._server.begin_save(checkpoint, keep, timeout_s, halt=halt)
 
     def saved_heads(self) -> tuple[list[SliceHead], str, dict[str, int]]:
         """Return the slices of the checkpoint, the model's layout, and the steps of regions."""
@@ -197,8 +205,7 @@ class AveragerActor:
     def end_save(self) -> None:
         """Forget the checkpoint that was being made."""
         self._slices = []
-        with self._server.lock:
-            self._server.service.end_save()
+        self._server.end_save()
 
     # -------------------------------------------------------------- training
 
@@ -214,11 +221,11 @@ class AveragerActor:
             return {
                 "stage": service.stage.value,
                 "missing": service.missing(),
+                "saves": service.saves,
+                "awaited": service.awaited,
                 "events": service.news(),
                 "now_s": self._server.now_s(),
                 "failure": service.failure,
-                "can_save": service.can_save,
-                "awaited": service.awaited,
                 "save": None if service.save is None else service.save.shown(),
             }
 
@@ -230,10 +237,6 @@ class AveragerActor:
             counts["sent"] += sum(each["bytes_sent"].values())
             counts["received"] += sum(each["bytes_received"].values())
         return found
-
-    def release(self) -> None:
-        """Continue without the lost regions that the others wait for."""
-        self._server.release()
 
     def request_stop(self) -> None:
         """Let all regions finish with their next answer."""
@@ -385,6 +388,21 @@ def _host(server: ServeConfig, here: str) -> str:
     return here if server.host in ("0.0.0.0", "::") else server.host  # noqa: S104  (compared)
 
 
+def reach_note(address: str) -> str:
+    """Return a warning if other machines cannot reach the address of a run, or ""."""
+    host, _ = parse_address(address)
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        return ""
+    return (
+        f"{host} is a loopback address, which only this machine can reach: set serve.advertise to "
+        "the machine's name or IP, and serve.host to an address that others reach"
+    )
+
+
 def write_credentials(experiment: Experiment, folder: Path) -> str:
     """Write the credentials of the server and of all regions, unless they exist.
 
@@ -422,8 +440,7 @@ class _Serving:
         log = setup.run.path / EVENTS_FILE
         known = read_events(log) if log.exists() else ()
         self._stopping = StoppingRule(setup.experiment.train, known, is_strict=False)
-        self._stops = False  # whether the regions have been asked to finish
-        self._halts_until_s: float | None = None  # for the last checkpoint of an interrupted run
+        self._stops = self._is_interrupted = False
         self._awaited: Mapping[str, str] = {}  # lost regions by cause
 
     def run(self) -> Summary:
@@ -432,6 +449,8 @@ class _Serving:
         run, experiment = setup.run, setup.experiment
         folder = run.path / JOIN_FOLDER
         reporting.status(f"serving at {self._address}; credentials: {folder}/REGION.pem")
+        if note := reach_note(self._address):
+            reporting.status(note)
         found = self._await_regions()
         startup_s = time.time() - reporting.began_unix_s
         summing = Summing(experiment.train.target)
@@ -463,12 +482,37 @@ class _Serving:
             started = recorder.started(experiment, run.path.name, began_s, simulated=False, **about)
             summing.feed(started)
             self._record(recorder, summing, found)
-            while found["stage"] != Stage.DONE.value:
+            while found["stage"] not in _ENDS:
                 time.sleep(_POLL_S)
                 found = self._poll()
-                self._check_interrupted(recorder, found)
                 self._record(recorder, summing, found)
+            if found["stage"] == Stage.STOPPED.value:
+                self._groups.finish()
+                collect({SERVER: self._actor.close.remote()}, _ANSWER_S)
+                raise self._stopped()
+            self._save_last(recorder, summing)
             return self._finish(recorder, summing, startup_s)
+
+    def _stopped(self) -> GeoRayError:
+        """Return the error of a run that was stopped, with the outcome of its checkpoint."""
+        why, cause = self._setup.reporting.interruption.why, self._checkpoints.outcome
+        if cause:
+            return type(why)(f"{why.message}; no new checkpoint was made: {cause}")
+        experiment = self._setup.experiment
+        is_joined = len(experiment.groups) < len(experiment.regions)
+        rest = " Then start the loops of the regions again." if is_joined else ""
+        return type(why)(f"{why.message}; its state is saved", fix=f"{why.fix}{rest}")
+
+    def _save_last(self, recorder: Recorder, summing: Summing) -> None:
+        """Save a last checkpoint, so that training can continue from the very end."""
+        if self._setup.experiment.checkpoint.every_s is None:
+            return
+        if self._checkpoints.begin_last():
+            self._setup.reporting.status("saving the last checkpoint")
+            while self._checkpoints.is_open and not self._setup.reporting.interruption.is_set():
+                time.sleep(_POLL_S)
+                self._record(recorder, summing, self._poll())
+        self._actor.end_save.remote()  # lets the ranks leave
 
     def _await_regions(self) -> dict[str, Any]:
         """Wait until all regions are there."""
@@ -500,46 +544,19 @@ class _Serving:
         found: dict[str, Any] = collect({SERVER: call}, _ANSWER_S)[SERVER]
         if isinstance(found["failure"], GeoRayError):
             raise found["failure"]
-        if found["stage"] != Stage.DONE.value:
+        if found["stage"] not in _ENDS:
             self._groups.watch(Stage(found["stage"]))
         interruption = self._setup.reporting.interruption
         if take_stop_request(self._setup.run.path):
             interruption.set()
         return found
 
-    def _check_interrupted(self, recorder: Recorder, found: Mapping[str, Any]) -> None:
-        """Stop an interrupted run: it saves a checkpoint and ends, if geo_ray has started all regions.
-
-        Otherwise the regions finish with their next answer.
-
-        Raises:
-            GeoRayError: the time for the checkpoint is over.
-        """
-        reporting, experiment = self._setup.reporting, self._setup.experiment
-        interruption = reporting.interruption
-        if found["stage"] != Stage.TRAINING.value or not interruption.is_set() or self._stops:
-            return
-        if self._halts_until_s is None:
-            why = interruption.why
-            recorder.emit("stop_requested", found["now_s"] + self._before_s, cause=why.message)
-            if len(experiment.groups) < len(experiment.regions) or not found["can_save"]:
-                self._let_finish()
-                return
-            reporting.status("saving a checkpoint, then stopping (Ctrl-C again: stop at once)")
-            self._halts_until_s = time.monotonic() + experiment.checkpoint.part_timeout_s
-            self._actor.release.remote()
-        elif time.monotonic() > self._halts_until_s:
-            raise interruption.why
-
-    def _let_finish(self) -> None:
-        """Let all regions finish with their next answer."""
-        self._stops = True
-        self._actor.request_stop.remote()
-        self._setup.reporting.status("all regions finish (Ctrl-C again: stop at once)")
-
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
-        trains, halts = found["stage"] == Stage.TRAINING.value, self._halts_until_s is not None
-        saved = self._checkpoints.poll(found["save"], trains=trains and not self._stops, now=halts)
+        trains = found["stage"] == Stage.TRAINING.value
+        halts = trains and self._setup.reporting.interruption.is_set()
+        if halts and not self._is_interrupted:
+            self._note_interruption(recorder, found)
+        saved = self._checkpoints.poll(found["save"], trains=trains, halts=halts)
         self._groups.note(found["events"])
         own = [*self._groups.news(), *saved, *self._paused(found["awaited"])]
         for each in [*({**each, "t_s": found["now_s"]} for each in own), *found["events"]]:
@@ -554,10 +571,6 @@ class _Serving:
                 self._stops = True
                 self._actor.request_stop.remote()
                 recorder.emit("stop_requested", event.t_s, **stop.model_dump())
-        if halts and any(each["kind"] == "checkpoint" for each in saved):
-            raise self._setup.reporting.interruption.why
-        if halts and saved and not self._stops:  # it has failed
-            self._let_finish()
 
     def _paused(self, awaited: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return an event if the run begins to wait for lost regions, or continues."""
@@ -571,6 +584,18 @@ class _Serving:
         text = f"waiting for {', '.join(awaited)}: fewer than members.min = {least} regions"
         self._setup.reporting.status(f"paused: {text}")
         return [{"kind": "run_paused", "cause": text}]
+
+    def _note_interruption(self, recorder: Recorder, found: Mapping[str, Any]) -> None:
+        """Record the request to stop; a run without checkpoints ends with its present model."""
+        self._is_interrupted, reporting = True, self._setup.reporting
+        why = reporting.interruption.why
+        recorder.emit("stop_requested", found["now_s"] + self._before_s, cause=why.message)
+        if found["saves"]:
+            what = "saving a checkpoint at the next exchange of all regions, then stopping"
+        else:
+            self._actor.request_stop.remote()
+            what = "no region saves checkpoints: finishing with the next exchange"
+        reporting.status(f"{what} (Ctrl-C again: stop at once)")
 
     def _rate(self, evaluation: dict[str, Any]) -> None:
         """Replace the means of an evaluation by the metrics of the task, if its regions have it."""

@@ -25,7 +25,7 @@ from geo_ray.base.user_section import context
 from geo_ray.data.manifest import Manifest
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.experiment.regions import RegionConfig
-from geo_ray.joining.service import SERVER
+from geo_ray.joining.protocol import SERVER
 from geo_ray.ray_cluster.demand import Bundle, RegionDemand
 from geo_ray.ray_cluster.labels import REGION_LABEL
 from geo_ray.runs.data import data_region

@@ -46,9 +46,16 @@ class Scheduler:
         """See `hold`."""
         self._holds -= 1
 
-    def run(self) -> None:
-        """Run until no event remains."""
-        while len(self._queue) > (0 if self._holds else len(self._idle)):
+    def run(self, needs_idle: Callable[[], bool] | None = None) -> None:
+        """Run until no event remains.
+
+        Args:
+            needs_idle: tells whether idle callbacks happen although no other event remains.
+        """
+        while self._queue:
+            is_over = len(self._queue) == len(self._idle) and not self._holds
+            if is_over and (needs_idle is None or not needs_idle()):
+                return
             when_s, number, callback = heapq.heappop(self._queue)
             self._idle.discard(number)
             self.clock.advance_to_s(when_s)

@@ -41,7 +41,7 @@ from geo_ray.training.membership import ShardState, region_state, shard_state
 from geo_ray.training.messages import ReplyMessage, no_buffers
 from geo_ray.training.parameters import split_sizes, square_norm
 from geo_ray.training.state_guard import StateChange
-from geo_ray.training.task_steps import OptimizerSteps
+from geo_ray.training.task_steps import OptimizerSteps, in_memory
 from geo_ray.training.worker import LocalStepsWorker, StepResult, Worker, coded_step
 
 MANY: Final = 16
@@ -313,9 +313,9 @@ class SimRegion:
         self._start = start
         self._workers = [self._new_worker(rank) for rank in range(region.workers)]
         self._lives = [1] * region.workers  # attempt of each present rank
-        # Where the worker makes the optimizer's steps: whether it has yet to get its state, and
-        # what is done once the server has that state.
-        self._is_new = True
+        # Where workers make the optimizer's steps: those that have yet to get their state, and what
+        # is done once the server has their states.
+        self._new = set(range(region.workers))
         self._deferred: list[Callable[[], list[Effect]]] = []
         self._eval_rows = experiment.train.eval_batch_size
         self._scheduler = around.scheduler
@@ -368,26 +368,29 @@ class SimRegion:
         """End a worker's process; its present work is lost."""
         self._lives[rank] += 1
         if not self.is_dead:
-            self._execute(self.server.leave(rank))
+            self._execute_averaged(self.server.leave(rank))
 
     def drain_worker(self, rank: int) -> None:
         """Give a worker a termination notice: it leaves between two steps."""
         if not self.is_dead:
-            self._execute(self.server.drain(rank))
+            self._execute_averaged(self.server.drain(rank))
 
     def replace_worker(self, rank: int) -> int:
         """A new worker of this rank is here, the one before gone, known or not; its incarnation."""
         self._lives[rank] += 1
         self._workers[rank] = self._new_worker(rank)
-        self._is_new = True
+        self._new.add(rank)
         if not self.is_dead:
-            self._execute(self.server.join(rank))
+            self._execute_averaged(self.server.join(rank))
         return self._lives[rank]
 
     @property
     def lacks_workers(self) -> bool:
-        """Whether the region is paused until a worker joins."""
-        return self.server.phase != "done" and not self.server.work.workers.may_work
+        """Whether the region needs a worker to continue, or for the evaluation after the end."""
+        work = self.server.work
+        if self.server.phase == "done":
+            return work.evals.last == "owed"
+        return not work.workers.may_work
 
     def _new_worker(self, rank: int) -> Worker | LocalStepsWorker:
         buffer = self._start.buffer()
@@ -419,8 +422,9 @@ class SimRegion:
         if reply.checkpoint is not None:
             self.snapshot(reply.checkpoint, halt=reply.halt)
         merge = partial(self.server.on_reply, self.server.wire.decode(reply), took_s)
-        if self._keeps_state and (self.server.ahead or self.server.work.is_computing):
+        if self._keeps_state and (self._is_behind or self.server.work.is_computing):
             self._deferred.append(merge)
+            self.server.average_soon = self.server.plan.averages
         else:
             self._execute(merge())
 
@@ -428,16 +432,27 @@ class SimRegion:
         """A checkpoint has begun."""
         if self.is_dead:
             return
-        copy = partial(self.server.snapshot, checkpoint, halt=halt)
-        if self.server.ahead or self._deferred:
+        copy, averages = partial(self._copied, checkpoint, halt=halt), self.server.plan.averages
+        if self._is_behind or self._deferred or (averages and self.server.work.is_computing):
             self._deferred.append(copy)
+            self.server.average_soon |= averages and self.server.link_busy
         else:
             self._execute(copy())
 
+    def _copied(self, checkpoint: int, *, halt: bool) -> list[Effect]:
+        self._take_optimizers()
+        return self.server.snapshot(checkpoint, halt=halt)
+
     @property
     def _keeps_state(self) -> bool:
-        """Whether the worker keeps parameters and optimizer."""
+        """Whether the workers keep parameters and optimizer."""
         return self.server.plan.state_every > 0
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the workers have newer parameters than the server."""
+        server = self.server
+        return bool(server.ahead or (server.plan.averages and server.work.pushes))
 
     def _execute(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -466,13 +481,13 @@ class SimRegion:
             agreed_B = buffers_B if model_buffers is None else model_buffers.agreed_B.clone()
             judged = torch.cat([shard.eval_params_S for shard in self._shards]), agreed_B
         sent = _Sent(live, judged, is_old=bool(self.server.ahead))
-        if self._keeps_state and self._is_new:
-            self._is_new = False
-            parts = [shard.moments() for shard in self._shards]
-            moments = {
-                name: torch.cat([part[name] for part in parts]) if value.dim() else value.clone()
-                for name, value in parts[0].items()
-            }
+        if self._keeps_state and answer.worker in self._new:
+            self._new.discard(answer.worker)
+            parts = [shard.moments(answer.worker) for shard in self._shards]
+            moments = {}
+            for name in parts[0]:
+                values = [in_memory(part[name]) for part in parts]
+                moments[name] = torch.cat(values) if values[0].dim() else values[0].clone()
             sent = _Sent(live, judged, moments)
         life = self._lives[answer.worker]
         self._scheduler.after(self._lan_s, partial(self._work, answer, life, sent))
@@ -565,21 +580,59 @@ class SimRegion:
         self, rank: int, worker: Worker, optimizer: OptimizerSteps, report: StepReport
     ) -> None:
         """Report a step of a worker that keeps its state, with that state if it is needed."""
+        if self.server.plan.averages:
+            self._execute_averaged(self.server.push(rank, report))
+            return
         has_state = bool(self._deferred) or self.server.needs_state(rank, report)
         if has_state:
-            worker.store()
-            if self.server.model_buffers is not None:
-                self.server.model_buffers.put(rank, worker.left_B)
-            for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
-                shard.put(rank, worker.grad_P[start:stop])
-                for name, value in optimizer.export().items():
-                    is_cut = value.dim() and len(self._shards) > 1
-                    shard.put_moment(name, value[start:stop] if is_cut else value)
+            self._put(rank, worker)
+            self._put_optimizer(rank, optimizer)
         effects = self.server.push(rank, report, has_state=has_state)
-        deferred, self._deferred = self._deferred, []
-        for event in deferred:
-            effects += event()
+        self._execute(effects + self._made_up())
+
+    def _put(self, rank: int, worker: Worker) -> None:
+        """Give the parameters of a worker to the shards."""
+        worker.store()
+        if self.server.model_buffers is not None:
+            self.server.model_buffers.put(rank, worker.left_B)
+        for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
+            shard.put(rank, worker.grad_P[start:stop])
+
+    def _put_optimizer(self, rank: int, optimizer: OptimizerSteps) -> None:
+        for name, value in optimizer.export().items():
+            is_cut = value.dim() and len(self._shards) > 1
+            for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
+                shard.put_moment(rank, name, value[start:stop] if is_cut else value)
+
+    def _execute_averaged(self, effects: list[Effect]) -> None:
+        """Let several workers send what the server lacks; then execute all effects."""
+        for rank, worker in enumerate(self._workers):
+            if isinstance(worker, Worker) and self.server.lacks_state(rank):
+                self._put(rank, worker)
+                effects = effects + self.server.on_state(rank)
+        if self._deferred and not self._is_behind:
+            self.server.average_soon = False
+            effects = effects + self._made_up()
         self._execute(effects)
+
+    def _take_optimizers(self) -> None:
+        """Store the states of the optimizers of several workers, which have just been averaged."""
+        if not self.server.plan.averages:
+            return
+        for rank, worker in enumerate(self._workers):
+            if (
+                isinstance(worker, Worker)
+                and worker.optimizer is not None
+                and rank not in self._new
+            ):
+                self._put_optimizer(rank, worker.optimizer)
+                for shard in self._shards:
+                    shard.take_moments(rank)
+
+    def _made_up(self) -> list[Effect]:
+        """Do what was deferred."""
+        deferred, self._deferred = self._deferred, []
+        return [effect for event in deferred for effect in event()]
 
     def _evaluate(self, worker: Worker | LocalStepsWorker, answer: Assignment) -> None:
         spans = self._experiment.statistics_spans if worker.has_statistics else ()

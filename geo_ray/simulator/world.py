@@ -252,7 +252,6 @@ class SimWorkers:
         self._scheduler = scheduler
         self._emit = emit
         self._coming: Counter[str] = Counter()  # replacements that have not happened yet
-        self._standing: set[str] = set()  # regions that wait for one
 
     def at(self, when_s: float, region: str, rank: int, what: WorkerEvent) -> None:
         """Schedule an event of a worker at ``when_s``, unless the run is over by then.
@@ -280,13 +279,13 @@ class SimWorkers:
             else:
                 attempt = region.replace_worker(rank)
                 self._emit("worker_replaced", now_s, attempt=attempt, **about)
-        stands = region is not None and region.lacks_workers and self._coming[name] > 0
-        if stands and name not in self._standing:
-            self._standing.add(name)
-            self._scheduler.hold()
-        elif not stands and name in self._standing:
-            self._standing.discard(name)
-            self._scheduler.let_go()
+
+    def are_awaited(self) -> bool:
+        """Tell whether a region is paused until a replacement that is scheduled."""
+        return any(
+            self._coming[name] > 0 and region.lacks_workers
+            for name, region in self._regions.items()
+        )
 
 
 LAN_S = 0.0012
@@ -401,7 +400,7 @@ class World:
         for region in self.regions.values():
             region.start()
         self._answered([])  # a restored averager may have to be woken
-        self._scheduler.run()
+        self._scheduler.run(self.workers.are_awaited)
         stuck = {n: r.server.phase for n, r in self.regions.items() if r.server.phase != "done"}
         if stuck:
             still = {name: self.regions[name].server.blocked_on for name in stuck}

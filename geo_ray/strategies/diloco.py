@@ -107,7 +107,9 @@ class DiLoCo(LocalSteps, Rounds):
                 interval=self.interval,
                 adjustable_interval=self.compute_fraction is None,
             ),
-            region=RegionTraits(local_optimizer=True, eval_params=local_steps.ANCHOR),
+            region=RegionTraits(
+                local_optimizer=True, eval_params=local_steps.ANCHOR, in_pieces=True
+            ),
             averager=AveragerTraits(plain_outer=self.outer.plain, round_mean=mean),
         )
 

@@ -58,7 +58,9 @@ class Hfa(LocalSteps, Rounds):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(blocking="always", every=self.k2, last="rest"),
-            region=RegionTraits(worker_steps=self.k1, eval_params=local_steps.ANCHOR),
+            region=RegionTraits(
+                worker_steps=self.k1, eval_params=local_steps.ANCHOR, in_pieces=True
+            ),
             averager=AveragerTraits(
                 plain_outer=self.outer.plain, round_mean=RoundMean(weights=self.weights)
             ),

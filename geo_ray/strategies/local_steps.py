@@ -38,7 +38,7 @@ def step(region: RegionState, grad_P: Tensor | None) -> None:
 def anchor(region: RegionState) -> Tensor:
     """Return the region's copy of the outer parameters, live (P,)."""
     if ANCHOR not in region.memory:
-        region.memory[ANCHOR] = region.params_P.clone()
+        region.memory[ANCHOR] = region.snapshot()
     return region.memory[ANCHOR]
 
 

@@ -132,8 +132,12 @@ def outer_round(
 ) -> list[Reply]:
     """Answer all updates of a round with the outer optimizer's change of their mean."""
     fractions, first_P = fractions_of(updates, weights), updates[0].payload_P
-    on_cpu = first_P.device.type == "cpu"
-    change_P = averager.allocate(first_P.numel()) if on_cpu else torch.empty_like(first_P)
+    if averager.reuses_updates:
+        change_P = first_P
+    elif first_P.device.type == "cpu":
+        change_P = averager.allocate(first_P.numel())
+    else:
+        change_P = torch.empty_like(first_P)
     state = _StepState.next(config, averager, first_P, key)
     for piece in _pieces(first_P):  # each goes through memory once
         parts = [update.payload_P[piece] for update in updates]

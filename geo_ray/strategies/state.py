@@ -215,6 +215,8 @@ class AveragerState:
         allocate: returns memory for a vector of that many fp32 values that is sent to regions, such
             as the answer of a round. Their content is arbitrary. Vectors without references are
             reused.
+        reuses_updates: whether the memory of a round's updates may become its answer: nothing else
+            reads it.
         data_rows: rows of every region's training data, from the manifest; sites that share a
             region's rows have equal parts of them. Set when the averager is built, so not in
             checkpoints. Empty if unknown (a strategy in a test).
@@ -231,6 +233,7 @@ class AveragerState:
     now_s: float = 0.0
     wake_s: float | None = None
     allocate: Allocator = torch.empty
+    reuses_updates: bool = False
     data_rows: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -125,6 +125,9 @@ class RegionTraits:
         local_optimizer: whether a gradient is used for a step of the inner optimizer and for
             nothing else. A worker may then make this step itself (`train.optimizer_on`), and
             `Strategy.on_gradient` gets None.
+        in_pieces: whether a region only sends `RegionState.change_since` of one tensor, waits, and
+            passes the answer to `RegionState.adopt` with that tensor, as `LocalSteps` does. A
+            region that joins may then send and merge both piece by piece.
     """
 
     worker_steps: int = 0
@@ -136,6 +139,7 @@ class RegionTraits:
     needs_optimizer: str | None = None
     unsent: tuple[str, ...] = ()
     local_optimizer: bool = False
+    in_pieces: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

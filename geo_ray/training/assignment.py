@@ -56,8 +56,8 @@ class ServerPlan:
         noise_every: steps between measurements of gradient noise; None: default.
         clip_mean_norm: largest norm of the mean of a step's gradients; None: any.
         elastic: rule for steps without missing workers; None: steps wait for them.
-        state_every: steps after which the region's only worker, which makes the optimizer's steps,
-            sends its state at the latest; 0: the server makes these steps.
+        state_every: 0: the server makes the optimizer's steps. Otherwise the workers make them, and
+            an only worker sends its state after so many steps at the latest.
         reports_norms: updates are plain gradients, and the averager needs their norms.
     """
 
@@ -90,6 +90,11 @@ class ServerPlan:
     def steps_per_round(self) -> int:
         """Region steps in which every worker's gradient is taken in once."""
         return 1 if self.mode == "sync" else self.num_workers
+
+    @property
+    def averages(self) -> bool:
+        """Whether several workers make the optimizer's steps, and the server averages them."""
+        return self.state_every > 0 and self.num_workers > 1
 
     def rows_per_push(self, worker: int) -> int:
         """Return the rows of one push of a worker."""
@@ -157,6 +162,11 @@ class Ledger:
         else:
             self.discarded[refused] += span.count
         return span
+
+    def lose(self, count: int) -> None:
+        """Record that applied rows were lost with the worker that trained on them."""
+        self.applied -= count
+        self.discarded["worker_lost"] += count
 
     def check(self) -> None:
         """Raise `InvariantError` unless the ledger balances."""
@@ -251,11 +261,14 @@ class ActiveWorkers:
             self.awaited.discard(worker)
         return self.computes.pop(worker, None)
 
-    def departing(self) -> dict[int, int | None]:
-        """Remove waiting workers that were asked to leave; returns their uncopied partitions."""
+    def departing(self, stays: Collection[int] = ()) -> dict[int, int | None]:
+        """Remove waiting workers that were asked to leave; returns their uncopied partitions.
+
+        Those in ``stays`` leave later.
+        """
         going = {
             worker: self.uncopied.pop(worker, None)
-            for worker in sorted(self.leaving & self.waiting)
+            for worker in sorted((self.leaving & self.waiting).difference(stays))
         }
         for worker in going:
             self.leave(worker)
@@ -483,6 +496,13 @@ class RegionWork:
             self.workers.give_up(partition)
             self.ledger.take_back(partition)
 
+    def forget(self, worker: int) -> None:
+        """Drop what a lost worker has pushed, whose effect was in its memory only."""
+        if self.pushes.pop(worker, None) is not None:
+            self.workers.uncopied.pop(worker, None)
+            self.workers.give_up(worker)
+            self.ledger.take_back(worker)
+
     def drain(self, worker: int) -> None:
         """See `Server.drain`."""
         if worker in self.workers.joined:
@@ -625,9 +645,9 @@ class RegionWork:
 
     # ------------------------------------------------------------- exit
 
-    def departing(self, version: int) -> list[Assignment]:
-        """Let workers exit that were asked to leave; their pushes stay."""
-        going = self.workers.departing()
+    def departing(self, version: int, stays: Collection[int] = ()) -> list[Assignment]:
+        """Let workers exit that were asked to leave, but for some; their pushes stay."""
+        going = self.workers.departing(stays)
         for uncopied in going.values():
             if uncopied is not None:
                 self.copy_partition(uncopied)

@@ -619,6 +619,13 @@ class Averager:
         """Ask every region to finish with its next answer, or one round later if announced."""
         self._completion.stop()
 
+    def forget_answers(self) -> None:
+        """Free the newest answers, where regions never repeat an update; their headers stay."""
+        for region, reply in self._registry.answers.items():
+            size = reply.payload_P.numel() if reply.coded is None else reply.coded.num
+            gone_P = torch.empty(size, device="meta")
+            self._registry.answers[region] = replace(reply, payload_P=gone_P, coded=None)
+
     def begin_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
         """Copy the present state for a checkpoint, and mark the next answer to every region.
 
@@ -775,7 +782,8 @@ class Averager:
                 del saved.finals[update.region]  # the region was resumed with more steps
                 self._note_finished()
                 return self._answer(replace(final, final=False).content(self.state.version))
-        return [answer] if answer is not None and newest else []
+        is_known = answer is not None and newest and not answer.payload_P.is_meta
+        return [answer] if answer is not None and is_known else []
 
     def _note_finished(self) -> None:
         self.state.finished = frozenset(self._registry.finals)

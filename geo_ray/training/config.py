@@ -141,7 +141,8 @@ class TrainConfig(StrictModel):
         None,
         ge=1,
         description="stop early after this many evaluations of all regions in a row without an "
-        "improvement of the metric of `keep_best`, else of `target`, else of `loss`; null: never",
+        "improvement of the metric of `keep_best`, else of `target`, else of `loss`; null: never. "
+        "Where regions join, of `target` or `loss`",
     )
     keep_best: KeepBest | None = Field(
         None, description="store the best evaluated model in addition to the last one"
@@ -152,9 +153,9 @@ class TrainConfig(StrictModel):
     )
     optimizer_on: Literal["server", "worker"] = Field(
         "server",
-        description="worker: in regions with one worker, it keeps parameters and optimizer on its "
-        "device and sends them when an exchange is due; server: every step moves a gradient and "
-        "the parameters. The results are the same",
+        description="worker: workers keep parameters and optimizer on their devices and send them "
+        "when an exchange is due; several workers of a region are then averaged; server: every "
+        "step moves gradients and parameters. With one worker, the results are the same",
     )
     state_every: int = Field(
         100,
@@ -265,10 +266,16 @@ class TrainConfig(StrictModel):
                 f"{where}: '{strategy.kind}' does more with a gradient than a step of the "
                 "optimizer: use server"
             )
-        if min(workers.values()) > 1:
+        if max(workers.values()) == 1:
+            return
+        if len(workers) == 1:
             raise ValueError(
-                f"{where}: every region has several workers, whose gradients meet at the server: "
-                "use server"
+                f"{where}: the workers of one region exchange gradients in each step: use server"
+            )
+        if self.clip_mean_norm is not None:
+            raise ValueError(
+                "train.clip_mean_norm: workers of a region that make the optimizer's steps have no "
+                f"mean gradient: use clip_norm, or {where} server"
             )
 
 

@@ -496,7 +496,9 @@ OneOptimizer = Sgd | Momentum | AdamW | Lion | Muon | Adafactor | TaskSteps
 OptimizerConfig = Annotated[OneOptimizer, Field(discriminator="kind")]
 """The ``optimizer`` section of a configuration."""
 
-_TAKEN: Final = "schedule_steps"  # how many steps a scheduled optimizer took, among its tensors
+STEPS_TAKEN: Final = (
+    "schedule_steps"  # how many steps a scheduled optimizer took, among its tensors
+)
 _COUNT: Final = "step"  # steps of one parameter; one value per element where parameters differ
 
 
@@ -677,8 +679,8 @@ class InnerOptimizer:
             CheckpointCorruptError: a tensor does not fit the parameters.
         """
         if self._config.needs_whole_parameters:
-            self._split({k: v for k, v in tensors.items() if k != _TAKEN})
-            self.taken = int(tensors[_TAKEN]) if _TAKEN in tensors else 0
+            self._split({k: v for k, v in tensors.items() if k != STEPS_TAKEN})
+            self.taken = int(tensors[STEPS_TAKEN]) if STEPS_TAKEN in tensors else 0
             return
         for name, value in tensors.items():
             if value.dim() and value.shape != self._params_S.shape:
@@ -686,8 +688,8 @@ class InnerOptimizer:
                     f"optimizer state '{name}' has shape {tuple(value.shape)}, "
                     f"the shard has {tuple(self._params_S.shape)}"
                 )
-        self.taken = int(tensors[_TAKEN]) if _TAKEN in tensors else 0
-        retained = {name: value for name, value in tensors.items() if name != _TAKEN}
+        self.taken = int(tensors[STEPS_TAKEN]) if STEPS_TAKEN in tensors else 0
+        retained = {name: value for name, value in tensors.items() if name != STEPS_TAKEN}
         if _COUNT in retained and retained[_COUNT].dim():
             self._tell_apart()
         device = self._params_S.device
@@ -703,7 +705,7 @@ class InnerOptimizer:
                     part.state[name] = taken.to(device)
 
     def _counted(self) -> State:
-        return {} if self._schedule is None else {_TAKEN: torch.tensor(self.taken)}
+        return {} if self._schedule is None else {STEPS_TAKEN: torch.tensor(self.taken)}
 
     def _make_states(self) -> None:
         for part in self._parts:

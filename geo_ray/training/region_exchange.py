@@ -77,6 +77,10 @@ class RegionRequests:
             earlier = unused if self.unused is None else self.unused
             self.unused = unused_by_all([earlier, unused])
 
+    def lose(self, samples: int) -> None:
+        """Record that rows since the last update were lost with their worker."""
+        self.samples -= samples
+
     def send(self, update: UpdateMessage, *, version: int, blocking: bool) -> SendUpdate:
         """Open the next request.
 

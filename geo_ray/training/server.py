@@ -51,6 +51,11 @@ class Server(RegionExchange):
     copies no state. A new worker starts from that state and repeats those spans, with the same
     bits.
 
+    Several workers with optimizers of their own (`ServerPlan.averages`) train apart until the
+    region's parameters are needed. All send theirs with that step (`lacks_state`), and the server
+    takes the mean, weighted by the rows of each since the last mean. The change of a lost worker
+    since then is lost; the others continue, and a new worker starts from the last mean.
+
     A checkpoint does not block training: the region copies its state, the open request included. A
     run that resumes from the copy repeats that request (`Server.resume`).
 
@@ -67,7 +72,9 @@ class Server(RegionExchange):
         work: workers, their work and the sample ledger.
         requests: open request and measurements since the last update.
         loss: mean training loss of the last step that had one.
-        ahead: spans of the steps that the worker has made since it sent its state.
+        ahead: spans of the steps that the worker has made since it sent its state, or that several
+            have made since their last mean.
+        average_soon: whether several workers must send their parameters with the present step.
     """
 
     model: RegionModel
@@ -76,6 +83,9 @@ class Server(RegionExchange):
     noise: RegionNoise = field(init=False)
     work: RegionWork = field(init=False)
     ahead: list[Span] = field(default_factory=list)
+    average_soon: bool = False
+    _rows: dict[int, int] = field(default_factory=dict)  # since the last mean, by worker
+    _sent: set[int] = field(default_factory=set)  # workers whose parameters are in the shards
     _has_state: bool = False  # the push that is handled came with the worker's state
     _new_workers: set[int] = field(default_factory=set)  # without an assignment yet
     _newest_snapshot: int = -1
@@ -107,6 +117,8 @@ class Server(RegionExchange):
         """Add a worker, new or replaced; it inherits its predecessor's rows."""
         if not 0 <= worker < self.plan.num_workers:
             raise InvariantError(f"{self.plan.region} has no worker {worker}")
+        self._sent.discard(worker)  # in the memory of its predecessor
+        self._lose(worker)
         self.work.join(worker)
         self._new_workers.add(worker)
         return self._advance()
@@ -143,6 +155,47 @@ class Server(RegionExchange):
             or not self.model.is_quiet()
         )
 
+    def lacks_state(self, worker: int) -> bool:
+        """Tell whether one of several workers must send its parameters after its push."""
+        is_open = self.plan.averages and worker in self.work.pushes and worker not in self._sent
+        return is_open and self._is_mean_due
+
+    def on_state(self, worker: int) -> list[Effect]:
+        """Handle the parameters, now in the shards, of a worker that `lacks_state` is true for."""
+        if self.lacks_state(worker):
+            self._sent.add(worker)
+        return self._advance()
+
+    @property
+    def _is_mean_due(self) -> bool:
+        """Whether the present step of several workers ends with their mean."""
+        completion = self._completion
+        return (
+            self.average_soon
+            or completion.stopped
+            or completion.is_over(self.version + 1)
+            or bool(self.work.workers.leaving & self.work.workers.joined)
+            or not self.model.is_quiet()
+        )
+
+    @property
+    def _apart(self) -> set[int]:
+        """Workers that have trained since the last mean, or are in the present step."""
+        return {*self._rows, *self.work.pushes} if self.plan.averages else set()
+
+    def _lose(self, worker: int) -> None:
+        """Forget the steps of a lost worker since the last mean."""
+        if not self.plan.averages or worker in self._sent:
+            return
+        rows = self._rows.pop(worker, 0)
+        if rows:
+            self.work.ledger.lose(rows)
+            self.requests.lose(rows)
+            self.model.lose_rows(rows)
+        self.work.forget(worker)
+        if not self._rows:  # nobody has parameters other than those of the last mean
+            self.ahead.clear()
+
     def take_state(self, worker: int) -> None:
         """Take over the state that a worker has sent between two steps."""
         self.model.take_state(worker)
@@ -156,6 +209,7 @@ class Server(RegionExchange):
 
     def leave(self, worker: int) -> list[Effect]:
         """Remove a worker. The step waits for its replacement, or others compute its partition."""
+        self._lose(worker)
         self.work.leave(worker)
         return [] if self.plan.elastic is None else self._advance()
 
@@ -257,7 +311,7 @@ class Server(RegionExchange):
                 *effects,
                 *self.work.finish_all(self.version, done=self.phase == "done"),
             ]
-        effects += self.work.departing(self.version)
+        effects += self.work.departing(self.version, self._apart)
         changed = self.work.changed_ranks(self.version)
         if changed is not None:
             effects.append(changed)
@@ -268,7 +322,7 @@ class Server(RegionExchange):
 
     def _assign(self) -> list[Assignment]:
         assigned = self.work.assign(self.version, self._seen)
-        repeats = tuple(self.ahead)
+        repeats = () if self.plan.averages else tuple(self.ahead)
         new = self._new_workers & {each.worker for each in assigned}
         self._new_workers -= new
         if not repeats or not new:
@@ -289,13 +343,19 @@ class Server(RegionExchange):
         if self.phase != "training":
             return None
         ready = self.work.ready()
-        return self._step(ready) if ready else None
+        if not ready or any(map(self.lacks_state, ready)):
+            return None
+        return self._step(ready)
 
     def _step(self, partitions: list[int]) -> list[Effect]:
         reports = {partition: self.work.pushes[partition] for partition in partitions}
         contributions = self.work.rule.contributions(reports)
         unused = unused_by_all(reports[c.worker].unused for c in contributions if c.num_samples > 0)
-        noise = self._apply(contributions, reports, unused)
+        noise = None
+        if self.plan.averages:
+            self._apply_apart(contributions, unused)
+        else:
+            noise = self._apply(contributions, reports, unused)
         if self.plan.state_every and not self._has_state:
             self.ahead += [report.span for report in reports.values()]
         samples, compute_s = self.work.settle(reports, contributions)
@@ -339,6 +399,22 @@ class Server(RegionExchange):
         if self._has_state:
             self.ahead.clear()
         return self.noise.take(step, norms, mean_sq)
+
+    def _apply_apart(self, contributions: Sequence[Contribution], unused: Sequence[int]) -> None:
+        """Count a step that several workers have made, and take their mean if it is due."""
+        self._has_state = self._is_mean_due
+        self.model.apply(contributions, unused=unused)
+        for each in contributions:
+            self._rows[each.worker] = self._rows.get(each.worker, 0) + each.num_samples
+        if not self._has_state:
+            return
+        shares = [Contribution(each.worker, self._rows[each.worker]) for each in contributions]
+        self.model.take_mean(shares)
+        if self.model_buffers is not None:
+            self.model_buffers.apply(shares, synchronous=True)
+        self._rows.clear()
+        self._sent.clear()
+        self.ahead.clear()
 
     def _keep(self, partition: int) -> None:
         self.model.keep(partition)

@@ -24,9 +24,9 @@ from geo_ray.base.threads import in_turn
 from geo_ray.data.tasks.groups import GroupRun
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.state import Outgoing, RegionState, Wait
-from geo_ray.training.lazy_copy import LazyCopy, Unread
+from geo_ray.training.lazy_copy import Copied, Unread
 from geo_ray.training.messages import ReplyMessage
-from geo_ray.training.optimizers import InnerOptimizer, OneOptimizer, TaskSteps
+from geo_ray.training.optimizers import STEPS_TAKEN, InnerOptimizer, OneOptimizer
 from geo_ray.training.parameters import (
     GroupPiece,
     exact_square_norm,
@@ -35,7 +35,7 @@ from geo_ray.training.parameters import (
     split_sizes,
     square_norm,
 )
-from geo_ray.training.task_steps import HeldState
+from geo_ray.training.task_steps import HeldStates, Stored, first_workers, in_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +173,8 @@ class Shard:
         fragments: positions of the model's fragments in the slice.
         pieces: pieces of the slice by parameter.
         flat: see `InnerOptimizer`.
-        on_worker: whether the region's worker makes the optimizer's steps. Parameters and
-            optimizer are then those that the worker sent last.
+        own_steps: workers that make the optimizer's steps; 0: the shard makes them. Parameters are
+            then those that the only worker sent last, or the last mean of several workers.
     """
 
     def __init__(
@@ -187,15 +187,13 @@ class Shard:
         fragments: tuple[tuple[int, int], ...] = (),
         pieces: Sequence[GroupPiece] = (),
         flat: bool = False,
-        on_worker: bool = False,
+        own_steps: int = 0,
     ) -> None:
-        self._on_worker = on_worker
-        self._sent_moments: dict[str, Tensor] = {}
-        self._spare_moments: dict[str, Tensor] = {}  # memory of the state before the present one
-        self._optimizer: InnerOptimizer | HeldState
-        if isinstance(optimizer, TaskSteps):
-            self._optimizer = HeldState(params_S.numel())
-        else:
+        self._own_steps = own_steps
+        has_own_sizes = optimizer.needs_whole_parameters
+        self._held = HeldStates(None if has_own_sizes else params_S.numel())
+        self._optimizer: InnerOptimizer | HeldStates = self._held
+        if not own_steps:
             self._optimizer = InnerOptimizer(optimizer, params_S, pieces, flat=flat)
         self._unused: Collection[int] = ()  # parameters without a gradient in the present step
         self._strategy = strategy
@@ -203,7 +201,7 @@ class Shard:
         self._grads: dict[int, Tensor] = {}
         self._mean_S = torch.empty(0)
         self._ready_S: Tensor | None = None
-        self._snapshots: dict[int, tuple[dict[str, LazyCopy], dict[str, float]]] = {}
+        self._snapshots: dict[int, tuple[dict[str, Copied], dict[str, float]]] = {}
         # Apart: an answer is merged without a step of the optimizer, whose tensors the writer of a
         # checkpoint then has until the next step to read.
         self._unread, self._unread_moments = Unread(), Unread()
@@ -223,7 +221,7 @@ class Shard:
         parameters: Sequence[GroupRun] = (),
         flat: bool = False,
         given: bool = False,
-        on_worker: bool = False,
+        own_steps: int = 0,
     ) -> Self:
         """The shard of the slice of ``params_P``, fp32 (P,), between two places.
 
@@ -241,7 +239,7 @@ class Shard:
             fragments=fragments,
             pieces=pieces_of(parameters, piece),
             flat=flat,
-            on_worker=on_worker,
+            own_steps=own_steps,
         )
 
     @property
@@ -272,32 +270,54 @@ class Shard:
             )
         self._grads[worker] = grad_S
 
-    def put_moment(self, name: str, value: Tensor) -> None:
-        """Copy one of the optimizer's tensors, which the worker sends before its parameters.
+    def put_moment(self, worker: int, name: str, value: Tensor) -> None:
+        """Copy one of the optimizer's tensors, which a worker sends before its parameters.
 
         The present state stays until all have arrived, since the worker may be lost meanwhile.
         """
-        spare = self._spare_moments.pop(name, None)
-        if spare is None or spare.shape != value.shape or spare.dtype != value.dtype:
-            spare = torch.empty_like(value)
-        self._sent_moments[name] = spare.copy_(value)
+        self._held.put(worker, name, value)
 
-    def moments(self) -> dict[str, Tensor]:
-        """Return the optimizer's tensors by name, for a worker that makes its steps; read-only."""
-        own, retained = self._optimizer.live()
-        return own | retained
+    def moments(self, worker: int) -> dict[str, Stored]:
+        """Return the optimizer's tensors by name, for a worker that makes its steps; read-only.
+
+        A new one of several workers continues the schedule at the region's step.
+        """
+        found = self._held.of(worker)
+        if self._averages:
+            found[STEPS_TAKEN] = torch.tensor(self.state.step)
+        return found
 
     def take_state(self, worker: int) -> None:
         """Take over the parameters that a worker has `put`, and its `put_moment` tensors."""
         self._unread.secure()
-        self._unread_moments.secure()
         self.params_S.copy_(self._grads.pop(worker))
-        before, _ = self._optimizer.live()
-        self._optimizer.restore(self._sent_moments, given=True)
-        now, _ = self._optimizer.live()
-        used = {id(value) for value in now.values()}
-        self._spare_moments = {k: v for k, v in before.items() if id(v) not in used}
-        self._sent_moments = {}
+        self._held.take(worker)
+
+    def take_moments(self, worker: int) -> None:
+        """Take over the tensors that one of several workers has sent with `put_moment`."""
+        self._held.take(worker)
+
+    def take_mean(self, shares: Sequence[Contribution]) -> None:
+        """Take over the mean of the parameters that several workers have `put`.
+
+        Args:
+            shares: the workers, with the rows of each since the last mean. Without any rows, the
+                parameters stay.
+        """
+        self._unread.secure()
+        mean_S = self._combine(shares)
+        if mean_S is not None:
+            self.params_S.copy_(mean_S)
+        for share in shares:
+            self._grads.pop(share.worker, None)
+
+    def lose_rows(self, count: int) -> None:
+        """Record that rows which were counted have no effect, since their worker is lost."""
+        self.state.samples -= count
+
+    @property
+    def _averages(self) -> bool:
+        return self._own_steps > 1
 
     def is_quiet(self) -> bool:
         """Tell whether `outgoing` will need no parameters after the next step."""
@@ -364,7 +384,7 @@ class Shard:
         Returns:
             Squared norm of this slice's mean; None if not requested, or if no gradient is used.
         """
-        if self._on_worker:
+        if self._own_steps:
             self._count(contributions)
             if not self._alone:
                 self._strategy.on_gradient(self.state, None)  # may copy the parameters before it
@@ -440,19 +460,22 @@ class Shard:
         tensors, numbers = self.release_snapshot(checkpoint)
         return {name: copy.whole() for name, copy in tensors.items()}, numbers
 
-    def release_snapshot(self, checkpoint: int) -> tuple[dict[str, LazyCopy], dict[str, float]]:
+    def release_snapshot(self, checkpoint: int) -> tuple[dict[str, Copied], dict[str, float]]:
         """Return a retained state to its writer while the shard continues."""
         return self._snapshots.pop(checkpoint)
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Return copies for a checkpoint: tensors by name, numbers by name."""
         changing, fixed, numbers = self._live()
-        return fixed | {name: value.clone() for name, value in changing.items()}, numbers
+        found = {name: value.clone() for name, value in changing.items()}
+        for name, value in fixed.items():
+            found[name] = in_memory(value)
+        return found, numbers
 
-    def _live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
+    def _live(self) -> tuple[dict[str, Tensor], dict[str, Stored], dict[str, float]]:
         """Tensors that will change, tensors that will not, and numbers."""
         own, retained = self._optimizer.live()
-        fixed = {_MOMENTS + k: v for k, v in retained.items()}
+        fixed: dict[str, Stored] = {_MOMENTS + k: v for k, v in retained.items()}
         changing = {"params": self.params_S}
         changing |= {_MOMENTS + k: v for k, v in own.items()}
         changing |= {f"memory/{k}": v for k, v in self.state.memory.items()}
@@ -493,7 +516,10 @@ class Shard:
         self._unread.secure()
         self._unread_moments.secure()
         self.params_S.copy_(params_S)
-        self._optimizer.restore(_with_prefix(tensors, _MOMENTS), given=given)
+        moments = _with_prefix(tensors, _MOMENTS)
+        if not self._own_steps:
+            moments = first_workers(moments)
+        self._optimizer.restore(moments, given=given)
         self.state.memory.clear()
         retained = _with_prefix(tensors, "memory/")
         self.state.memory.update({k: v if given else v.clone() for k, v in retained.items()})
@@ -634,6 +660,18 @@ class RegionModel:
     def take_state(self, worker: int) -> None:
         """See `Shard.take_state`."""
         self._change(Shard.take_state, worker)
+
+    def take_moments(self, worker: int) -> None:
+        """See `Shard.take_moments`."""
+        self._all(Shard.take_moments, worker)
+
+    def take_mean(self, shares: Sequence[Contribution]) -> None:
+        """See `Shard.take_mean`."""
+        self._change(Shard.take_mean, shares)
+
+    def lose_rows(self, count: int) -> None:
+        """See `Shard.lose_rows`."""
+        self._all(Shard.lose_rows, count)
 
     def learning_rate(self) -> float | None:
         """Return the learning rate of the optimizer's last step here; None if it made none."""

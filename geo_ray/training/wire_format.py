@@ -284,13 +284,16 @@ def read_answer(worker: int, meta: Meta) -> Assignment:
     return _ASSIGNMENT.read(meta, worker=worker)
 
 
-def state_meta(wanted: Literal["push", "between"]) -> Meta:
-    """Return the request for the state of a worker that makes the optimizer's steps.
+WantedState = Literal["push", "between", "model", "optimizer"]
+"""What a worker that makes the optimizer's steps must send next.
 
-    Args:
-        wanted: push: the worker repeats its push with its state, as the push was not handled;
-            between: it sends its state alone.
-    """
+push: its push again, which was not handled, with parameters and optimizer; between: both;
+model: its parameters; optimizer: the optimizer's state.
+"""
+
+
+def state_meta(wanted: WantedState) -> Meta:
+    """Return the request for the state of a worker that makes the optimizer's steps."""
     return {"wants_state": wanted}
 
 

@@ -30,9 +30,10 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.protocol import SERVER, JoinTerms
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms, SavedRun
 from geo_ray.joining.site import JoinedTraining, join
+from geo_ray.joining.slices import SavedRun
 from geo_ray.transport.security.certs import Authority
 
 WAIT_S = 120.0
@@ -77,12 +78,12 @@ def serving(
         server.close()
 
 
-def small_model(seed: int = 0) -> nn.Module:
+def small_model(seed: int = 0, width: int = 13) -> nn.Module:
     """A model whose parameters do not divide evenly among ranks."""
     with SEEDING:
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5), nn.LayerNorm(5), nn.Linear(5, 3)
+            nn.Linear(7, width), nn.Tanh(), nn.Linear(width, 5), nn.LayerNorm(5), nn.Linear(5, 3)
         )
 
 
@@ -127,9 +128,10 @@ class Loop:
     dtype: str = "float32"
     wait_s: float = WAIT_S
     checkpoints: Path | None = None
+    width: int = 13
 
     def model(self, world_size: int) -> nn.Module:
-        model = small_model().to(getattr(torch, self.dtype))
+        model = small_model(width=self.width).to(getattr(torch, self.dtype))
         if self.sharding == "ddp":
             return DistributedDataParallel(model)
         if self.sharding in ("fsdp", "hsdp"):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from geo_ray.base.errors import (
     CheckpointCorruptError,
+    CheckpointError,
     CheckpointMissingError,
     ConfigChangedError,
     ConfigError,
@@ -23,11 +24,13 @@ from geo_ray.base.errors import (
     RegionLostError,
     RunDirectoryError,
 )
+from geo_ray.joining.protocol import JoinTerms
 from geo_ray.joining.rank import STRATEGIES
 from geo_ray.joining.rank_saver import LoopState, RankSaver
 from geo_ray.joining.save_round import SaveStage
-from geo_ray.joining.service import JoinTerms, SavedRun, Stage
+from geo_ray.joining.service import Stage
 from geo_ray.joining.site import JoinedTraining, join
+from geo_ray.joining.slices import SavedRun
 from tests.support.join_support import (
     WAIT_S,
     Loop,
@@ -39,6 +42,7 @@ from tests.support.join_support import (
     terms,
     train_all,
 )
+from tests.support.train_support import eventually
 
 REGIONS = ("eu", "us")
 STEPS = 12
@@ -55,6 +59,19 @@ EXACT = ("sma", "diloco", "sparseloco", "hfa")  # others exchange once more at a
 
 class CrashError(Exception):
     """The end of a loop."""
+
+
+class Named:
+    """An object with a state of one value."""
+
+    def __init__(self, names: Any) -> None:
+        self.names = names
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"names": self.names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.names = state["names"]
 
 
 def run_of(kind: str, **sections: Any) -> JoinTerms:
@@ -126,10 +143,11 @@ def trained(
     loops: Mapping[str, Loop],
     resumed: SavedRun | None = None,
     pools: Pools | None = None,
+    firsts: dict[str, int] | None = None,
 ) -> dict[str, Tensor]:
-    """Train to the end; return the parameters of each region."""
+    """Train to the end; return the parameters of each region, and in `firsts` its first step."""
+    firsts = {} if firsts is None else firsts
     with serving(run, folder, resumed=resumed) as (server, address):
-        firsts: dict[str, int] = {}
         here = started(loops, address, pools or {})
 
         def note(sync: JoinedTraining, name: str) -> None:
@@ -159,6 +177,128 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(kind: str, tmp_path: Path) -
         for name, vector in expected.items():
             assert torch.equal(found[name], vector), name
     torch.testing.assert_close(found["eu"], found["us"], rtol=0, atol=1e-6)
+
+
+def stopped(
+    run: JoinTerms, folder: Path, loops: Mapping[str, Loop]
+) -> tuple[SavedRun, dict[str, int]]:
+    """Train until the run is stopped at a checkpoint; return the server's part, and the steps."""
+    with serving(run, folder) as (server, address):
+        ended: list[bool] = []
+        begun: list[int | None] = []
+
+        def each(sync: JoinedTraining) -> None:
+            """Ask for the stop; then wait in each step for a while, until the regions meet."""
+            if sync.steps == SAVE_AT and not begun:
+                begun.append(server.begin_save(5, [], WAIT_S, halt=True))
+            until_s = time.monotonic() + 1.0
+            while begun and not sync.done and time.monotonic() < until_s:
+                with server.lock:
+                    save = server.service.save
+                    if save is not None and save.stage is not SaveStage.MEETING:
+                        break
+                time.sleep(0.01)
+            if sync.done:
+                ended.append(sync.stopped)
+                assert not sync.evaluation_due
+
+        def watch() -> SavedRun:
+            eventually(
+                lambda: server.service.save and server.service.save.stage is SaveStage.READY,
+                "all regions have saved",
+            )
+            with server.lock:
+                saved = server.service.saved_run
+                assert server.stage is Stage.TRAINING  # all wait until the run has it
+                server.service.end_save()
+            return saved
+
+        runs = {n: partial(replace(e, address=address).run, each) for n, e in loops.items()}
+        found = train_all({**runs, "watch": watch})
+        assert not [one for one in found.values() if isinstance(one, Exception)], found
+        assert ended == [True] * len(loops)
+        assert server.stage is Stage.STOPPED
+        return found["watch"], {name: found[name][1] for name in loops}
+
+
+@pytest.mark.parametrize("kind", ["sma", "diloco", "hfa", "diloco_streaming", "async_local_sgd"])
+def test_a_stopped_run_saves_and_continues(kind: str, tmp_path: Path) -> None:
+    """No step is repeated, and none is lost."""
+    run = run_of(kind)
+    plain = {name: Loop("", name, tmp_path) for name in REGIONS}
+    saving = {name: Loop("", name, tmp_path, checkpoints=tmp_path / name) for name in REGIONS}
+    expected = trained(run, tmp_path, plain) if kind in EXACT else None
+    saved, steps = stopped(run, tmp_path, saving)
+    assert max(steps.values()) >= SAVE_AT and min(steps.values()) < STEPS
+    firsts: dict[str, int] = {}
+    found = trained(run, tmp_path, saving, saved, firsts=firsts)
+    is_whole = run.strategy.traits.region.worker_steps <= 1  # a step of the loop is one of the run
+    assert firsts == {name: step + is_whole for name, step in steps.items()}
+    if expected is not None:
+        for name, vector in expected.items():
+            assert torch.equal(found[name], vector), name
+    torch.testing.assert_close(found["eu"], found["us"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["diloco", "one_step_delay"])
+def test_a_run_continues_from_its_very_end(kind: str, tmp_path: Path) -> None:
+    """The last checkpoint follows the last step; a resumed run with more steps begins there."""
+    run = run_of(kind, saves_at_end=True, goal=f"steps {STEPS}")
+    longer = run.model_copy(update={"steps": 2 * STEPS, "goal": f"steps {2 * STEPS}"})
+    loops = {name: Loop("", name, tmp_path, checkpoints=tmp_path / name) for name in REGIONS}
+
+    def ends(run: JoinTerms, resumed: SavedRun | None) -> tuple[dict[str, Any], SavedRun]:
+        firsts: dict[str, int] = {}
+        with serving(run, tmp_path, resumed=resumed) as (server, address):
+
+            def watch() -> SavedRun:
+                eventually(lambda: server.stage is Stage.DONE, "the model is here")
+                keep = [] if resumed is None else [resumed.id]
+                assert server.begin_save(0, keep, WAIT_S) is not None
+                eventually(
+                    lambda: server.service.save and server.service.save.stage is SaveStage.READY,
+                    "all regions have saved",
+                )
+                with server.lock:
+                    saved = server.service.saved_run
+                    server.service.end_save()
+                return saved
+
+            def note(sync: JoinedTraining, name: str) -> None:
+                firsts.setdefault(name, sync.steps)
+
+            runs = {
+                name: partial(replace(loop, address=address).run, partial(note, name=name))
+                for name, loop in loops.items()
+            }
+            found = train_all({**runs, "watch": watch})
+            assert not [each for each in found.values() if isinstance(each, Exception)], found
+            assert server.service.steps == dict.fromkeys(REGIONS, run.steps)
+            first = 1 if resumed is None else max(resumed.steps.values()) + 1
+            assert set(firsts.values()) == ({first} if first <= run.steps else set())
+            return {name: found[name][0] for name in REGIONS}, found["watch"]
+
+    at_end, saved = ends(run, None)
+    assert saved.steps == dict.fromkeys(REGIONS, STEPS)
+    again, _ = ends(run, saved)  # with the same goal, nothing is left to do
+    found, _ = ends(longer, saved)
+    for name in REGIONS:
+        assert torch.equal(again[name], at_end[name])
+    if kind == "diloco":  # others send what is left at the end of a run
+        plain = {name: Loop("", name, tmp_path) for name in REGIONS}
+        with serving(longer, tmp_path) as (_, address):
+            calls = {n: replace(each, address=address).run for n, each in plain.items()}
+            expected = train_all(calls)
+        for name in REGIONS:
+            assert torch.equal(found[name], expected[name][0]), name
+
+
+def test_without_folders_ranks_do_not_wait_for_a_last_checkpoint(tmp_path: Path) -> None:
+    run = run_of("diloco", saves_at_end=True)
+    with serving(run, tmp_path) as (server, address):
+        found = train_all({name: Loop(address, name, tmp_path).run for name in REGIONS})
+        assert not [each for each in found.values() if isinstance(each, Exception)], found
+        assert server.begin_save(0, [], WAIT_S) is None
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +365,7 @@ def test_a_region_that_joins_again_loads_its_optimizer(tmp_path: Path) -> None:
 
         def wait(sync: JoinedTraining) -> None:
             while saved.is_set() and sync.steps > 50 and not server.service.waiting:
-                if server.service.averagers[0].view.generation >= 3:
+                if server.service.averagers.view.generation >= 3:
                     return
                 time.sleep(0.01)
             time.sleep(0.02)
@@ -320,8 +460,37 @@ def test_what_cannot_be_saved_is_refused_at_once(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match="state 'n': a int cannot be saved"):
             site.begin(small_model(), state={"n": 3}, checkpoints=tmp_path)
+        names = {"thing": Named({1, 2})}
+        with pytest.raises(CheckpointError, match=r"state 'thing\.names': a value of type set"):
+            site.begin(small_model(), state=names, checkpoints=tmp_path)
         with pytest.raises(RunDirectoryError, match=r"/proc/nowhere.* cannot be written"):
             site.begin(small_model(), checkpoints="/proc/nowhere")
+
+
+def test_a_state_that_becomes_impossible_to_save_ends_the_loop(tmp_path: Path) -> None:
+    """At the first save; otherwise no checkpoint would ever have this region."""
+    with serving(run_of("diloco"), tmp_path) as (server, address):
+        named = Named([])
+
+        def us() -> None:
+            model = small_model()
+            optimizer = adamw(model)
+            with (
+                join(address, region="us", credentials=tmp_path / "us.pem") as site,
+                site.training(model, state={"thing": named}, checkpoints=tmp_path) as sync,
+            ):
+                for _ in sync.batches(range(1000)):
+                    named.names = {1}
+                    if sync.steps == 1:
+                        server.begin_save(5, [], WAIT_S)
+                    optimizer.step()
+                    sync.step(rows=1)
+
+        eu = Loop(address, "eu", tmp_path, checkpoints=tmp_path)
+        found = train_all({"eu": eu.run, "us": us})
+        assert isinstance(found["us"], CheckpointError)
+        assert "'thing.names': a value of type set" in found["us"].message
+        assert found["eu"][1] == STEPS
 
 
 def test_state_needs_a_folder(tmp_path: Path) -> None:

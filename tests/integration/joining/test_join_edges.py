@@ -20,8 +20,9 @@ from torch.distributed.fsdp import fully_shard
 
 from geo_ray.codecs.registry import CODECS
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.protocol import SERVER
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, Stage
+from geo_ray.joining.service import Stage
 from geo_ray.joining.site import join
 from geo_ray.transport.config import TransportConfig
 from tests.support.join_support import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pyarrow import parquet
@@ -27,8 +29,9 @@ from geo_ray.base.errors import (
 from geo_ray.codecs.registry import CODECS
 from geo_ray.data.tasks import classification
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.protocol import SERVER, JoinTerms
 from geo_ray.joining.server import JoinServer
-from geo_ray.joining.service import SERVER, JoinTerms, Stage
+from geo_ray.joining.service import Stage
 from geo_ray.joining.site import JoinedRegion, JoinedTraining, join
 from geo_ray.runs.build import initial_parameters
 from tests.integration.joining import recorded_task
@@ -161,6 +164,22 @@ def test_diloco_has_the_bits_of_a_run_that_geo_ray_drives(
     assert torch.equal(found["us"], driven)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_diloco_of_several_pieces_is_that_of_plain_pytorch(dtype: str, tmp_path: Path) -> None:
+    """A change and its answer pass in pieces; bf16 parameters keep a vector in full precision."""
+    width = 20_013
+    run = terms(REGIONS, STEPS, strategy=DILOCO)
+    found, _ = train(run, tmp_path, width=width, dtype=dtype)
+    assert found.numel() > 3 * 2**16
+    models = {name: small_model(width=width) for name in REGIONS}
+    plain = plain_diloco(
+        models, lambda name, step: loss_of(models[name], rows_of(name, step)), STEPS
+    )
+    assert float((plain - vector_of(small_model(width=width))).abs().max()) > 0.05
+    atol = 2e-7 if dtype == "float32" else 0.1
+    torch.testing.assert_close(found, plain, rtol=0, atol=atol)
+
+
 @pytest.mark.parametrize("codec", [kind for kind in sorted(CODECS) if kind not in NOT_HERE])
 def test_codecs(codec: str, tmp_path: Path) -> None:
     """A lossy codec ends near the result without one, and all regions are equal to the bit."""
@@ -238,6 +257,80 @@ def test_evaluations_are_added_over_regions(tmp_path: Path) -> None:
         assert event["samples"] == 40
         assert event["metrics"] == {"loss": 2.0, "right": 2 / 40}
     assert sorted(event["region"] for event in found if event["region"]) == ["eu", "eu", "us", "us"]
+
+
+@pytest.mark.parametrize(
+    ("sums", "rows", "message"),
+    [
+        ({"loss": "3.0"}, 4, "'loss' is a str, not a number"),
+        ({"loss": None}, 4, "'loss' is a NoneType, not a number"),
+        ({"loss": torch.ones(2)}, 4, "'loss' is a Tensor, not a number"),
+        ({"loss": [1.0]}, 4, "'loss' is a list, not a number"),
+        ({3: 1.0}, 4, "'3' is a float, not a number"),
+        (2.5, 4, "sums is a float, not a dict"),
+        ({}, 4, "sums is empty"),
+        ({"loss": 1.0}, 4.0, r"rows is 4\.0 \(float\), not a number of rows"),
+        ({"loss": 1.0}, -1, r"rows is -1 \(int\)"),
+    ],
+)
+def test_reports_that_are_wrong(sums: Any, rows: Any, message: str, tmp_path: Path) -> None:
+    """A refused report does not count: a correct one can follow."""
+    run = terms(("eu",), 2, strategy={"kind": "sma", "interval": 1})
+
+    def evaluate(sync: JoinedTraining) -> None:
+        if sync.done:
+            with pytest.raises(LoopMisuseError, match=f"region 'eu': sync.report .* {message}"):
+                sync.report(sums, rows)
+            assert sync.evaluation_due
+            sync.report({"a": torch.tensor([6.0]), "b": np.float32(3), "c": True}, np.int64(2))
+
+    with serving(run, tmp_path) as (server, address):
+        found = train_all({"eu": partial(Loop(address, "eu", tmp_path).run, evaluate)})
+        assert not isinstance(found["eu"], Exception), found
+        (event,) = (e for e in server.news() if e["kind"] == "eval" and not e["region"])
+    assert event["metrics"] == {"a": 3.0, "b": 1.5, "c": 0.5}
+
+
+def test_reports_at_the_wrong_time(tmp_path: Path) -> None:
+    run = terms(("eu",), 4, strategy={"kind": "sma", "interval": 1}, eval_every=2)
+
+    def evaluate(sync: JoinedTraining) -> None:
+        if not sync.evaluation_due:
+            with pytest.raises(LoopMisuseError, match=f"after {sync.steps} steps: no evaluation"):
+                sync.report({"loss": 1.0}, 1)
+            return
+        sync.report({"loss": 1.0}, 1)
+        with pytest.raises(LoopMisuseError, match=f"after {sync.steps} steps: the second report"):
+            sync.report({"loss": 1.0}, 1)
+
+    with serving(run, tmp_path) as (server, address):
+        found = train_all({"eu": partial(Loop(address, "eu", tmp_path).run, evaluate)})
+        assert not isinstance(found["eu"], Exception), found
+        whole = [e for e in server.news() if e["kind"] == "eval" and not e["region"]]
+    assert [(event["step"], event["final"]) for event in whole] == [(2, False), (4, True)]
+
+
+def test_waits_are_named_with_their_limit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong address, and regions that do not come."""
+    monkeypatch.setattr("geo_ray.joining.site._NOTICE_S", 0.05)
+    write_credentials(tmp_path, ("eu", "us"))
+    with socket.socket() as taken:  # it is bound, but does not listen
+        taken.bind(("127.0.0.1", 0))
+        address = f"geo-ray://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ServerLostError, match=r"no run has answered .* wait_s = 0\.5 s"):
+            join(address, region="eu", credentials=tmp_path / "eu.pem", wait_s=0.5)
+    where = address.removeprefix("geo-ray://")
+    assert f"'eu' waits for the run at {where}, for 0.5 s at most (wait_s)" in caplog.text
+    with serving(terms(("eu", "us"), STEPS, strategy=DILOCO), tmp_path) as (_, address):
+        path = tmp_path / "eu.pem"
+        with (
+            join(address, region="eu", credentials=path, wait_s=1.0) as site,
+            pytest.raises(ServerLostError, match=r"other regions did not come .* wait_s = 1 s"),
+        ):
+            site.begin(small_model())
+    assert "waiting for the other regions, for 1 s at most (wait_s)" in caplog.text
 
 
 def test_a_server_that_was_replaced_is_noticed(tmp_path: Path) -> None:
@@ -336,9 +429,9 @@ def test_another_run_and_wrong_addresses(tmp_path: Path) -> None:
             join("10.0.0.5:7447", region="eu", credentials=pem)
         other = tmp_path / "other"
         write_credentials(other, REGIONS, "another")
-        with pytest.raises(ServerLostError, match=r"no run answers at .*PEER_REFUSED"):
+        with pytest.raises(ServerLostError, match=r"no run has answered at .*PEER_REFUSED"):
             join(address, region="eu", credentials=other / "eu.pem", wait_s=1.0)
-    with pytest.raises(ServerLostError, match=r"no run answers at 127\.0\.0\.1:1"):
+    with pytest.raises(ServerLostError, match=r"no run has answered at 127\.0\.0\.1:1"):
         join("geo-ray://127.0.0.1:1", region="eu", credentials=pem, wait_s=1.0)
 
 

@@ -56,6 +56,7 @@ def train(
     pools: dict[str, tuple[Ranks, str]],
     steps: int = STEPS,
     dtype: str = "float32",
+    width: int = 13,
     **sections: Any,
 ) -> tuple[dict[str, Tensor], Tensor, int]:
     """The parameters of each region, those of the server, and the number of slices."""
@@ -64,7 +65,7 @@ def train(
         loops = {}
         for name in REGIONS:
             pool, sharding = pools.get(name, (None, "none"))
-            loop = Loop(address, name, folder, sharding, dtype)
+            loop = Loop(address, name, folder, sharding, dtype, width=width)
             if pool is None:
                 loops[name] = loop.run
                 continue
@@ -77,7 +78,7 @@ def train(
         vectors = {name: results[0][0] for name, results in found.items()}
         for name, results in found.items():
             assert all(torch.equal(each[0], vectors[name]) for each in results), name
-        return vectors, server.service.model_P.clone(), len(server.service.slices)
+        return vectors, server.service.model_P.clone(), len(server.service.averagers.slices)
 
 
 def options(kind: str) -> dict[str, Any]:
@@ -101,6 +102,17 @@ def test_all_regions_end_with_one_model(kind: str, ranks: dict[int, Ranks], tmp_
             assert torch.equal(vector, vectors["ap"])
 
 
+@pytest.mark.parametrize("kind", ["diloco", "sma"])
+def test_slices_of_several_pieces(kind: str, ranks: dict[int, Ranks], tmp_path: Path) -> None:
+    """In place, as in `diloco`, and as whole vectors."""
+    pools = {"eu": (ranks[2], "fsdp"), "us": (ranks[3], "fsdp")}
+    vectors, served, slices = train(options(kind), tmp_path, pools, 3, width=45_003)
+    assert slices == 4 and served.numel() > 6 * 2**16
+    assert float((vectors["ap"] - vector_of(small_model(width=45_003))).abs().max()) > 0.01
+    for vector in (*vectors.values(), served):
+        assert torch.equal(vector, vectors["ap"])
+
+
 def test_a_killed_process_group_is_replaced(tmp_path: Path) -> None:
     """kill -9 of all ranks of a region: the others continue, and a new group joins again."""
     steps = 60
@@ -110,10 +122,10 @@ def test_a_killed_process_group_is_replaced(tmp_path: Path) -> None:
 
         def wait(sync: JoinedTraining) -> None:
             """Leave steps for the group that returns."""
-            view = server.service.averagers[0].view
+            view = server.service.averagers.view
             while sync.steps == steps // 2 and not server.service.waiting and view.generation < 3:
                 time.sleep(0.01)
-                view = server.service.averagers[0].view
+                view = server.service.averagers.view
 
         def replaced() -> list[Any]:
             before = Ranks(2)
@@ -239,7 +251,7 @@ def test_a_region_returns_with_other_ranks(
 
         def wait(sync: JoinedTraining) -> None:
             """Leave steps for the group that returns."""
-            while sync.steps >= 40 and server.service.averagers[0].view.generation < 3:
+            while sync.steps >= 40 and server.service.averagers.view.generation < 3:
                 if server.service.waiting:
                     return
                 time.sleep(0.01)
@@ -249,7 +261,7 @@ def test_a_region_returns_with_other_ranks(
         eu = ranks[2].results()
         everything = [found["ap"], *found["us"], *eu]
         assert not [each for each in everything if isinstance(each, Exception)], everything
-        assert len(server.service.slices) == 4
+        assert len(server.service.averagers.slices) == 4
         kinds = [event["kind"] for event in server.news()]
         assert kinds.count("region_lost") == kinds.count("region_joined") == 1
         served = server.service.model_P.clone()

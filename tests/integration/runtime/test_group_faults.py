@@ -223,8 +223,7 @@ def test_an_interrupted_run_of_groups_is_saved_and_resumed(tmp_path: Path) -> No
     with pytest.raises(InterruptedRunError):
         train(changed, tmp_path, sink=on_event, interruption=stop)
     kinds = [event.kind for event in seen]
-    assert kinds.count("checkpoint") == 1
-    assert kinds.index("stop_requested") < kinds.index("checkpoint")
+    assert "checkpoint" in kinds[kinds.index("stop_requested") :]
     assert not {"worker_lost", "region_lost", "run_finished"} & set(kinds)
     run = RunDirectory(tmp_path / "runs" / "tiny", tmp_path)
     saved_step = CheckpointStore(run.path / "checkpoints").latest().manifest.step

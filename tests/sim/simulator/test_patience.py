@@ -110,6 +110,20 @@ def test_a_metric_that_is_not_there_is_named() -> None:
     assert StoppingRule(train(patience=1, keep_best=best), is_strict=False).after(event) is None
 
 
+def test_a_loop_that_never_reports_the_metric_is_noted_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target = {"metric": "recall", "value": 0.5, "direction": "at_least"}
+    rule = StoppingRule(train(patience=1, target=target), is_strict=False)
+    for step in (1, 2):
+        assert rule.after(evaluation(step, 1.0)) is None
+    (record,) = caplog.records
+    assert (
+        "has no effect: the regions' evaluations have no 'recall', but accuracy, loss"
+        in record.message
+    )
+
+
 @pytest.mark.parametrize("regions", [["a"], ["a", "b"]])
 def test_a_run_ends_and_says_why(data_dir, regions: list[str]) -> None:
     config = experiment(

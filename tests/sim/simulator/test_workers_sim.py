@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -128,14 +128,33 @@ def test_the_buffers_of_a_model_are_those_of_a_run_from_which_nobody_was_missing
         assert torch.equal(run.result.buffers_B[name], buffers_B)
 
 
-def test_without_the_section_a_region_waits_for_each_worker(data_dir: Path) -> None:
+@pytest.mark.parametrize("what", ["lost", "drained"])
+@pytest.mark.parametrize(("region", "rank"), [("a", 1), ("c", 0)])
+def test_without_the_section_a_region_waits_for_each_worker(
+    data_dir: Path, region: str, rank: int, what: Literal["lost", "drained"]
+) -> None:
     config = experiment(**sections_of("sma"))
     quiet, run = Run(config, data_dir).go(), Run(config, data_dir)
-    run.world.workers.at(0.25, "a", 1, "lost")
-    run.world.workers.at(50.0, "a", 1, "replaced")
+    run.world.workers.at(0.25, region, rank, what)
+    run.world.workers.at(50.0, region, rank, "replaced")
     run.go()
     assert run.digests() == quiet.digests() and not run.of("active_workers")
     assert run.result.seconds > 50.0
+
+
+@pytest.mark.parametrize("least", [None, 2])
+def test_a_worker_that_leaves_with_the_last_step_is_not_awaited(
+    data_dir: Path, least: int | None
+) -> None:
+    config = experiment(**sections_of("sma", **({} if least is None else {"min_workers": least})))
+    quiet, run = Run(config, data_dir).go(), Run(config, data_dir)
+    for name, rank in (("a", 2), ("b", 1)):
+        last_s = max(e.t_s for e in quiet.of("step", name))
+        run.world.workers.at(last_s - 0.05, name, rank, "drained")
+        run.world.workers.at(50.0, name, rank, "replaced")
+    run.go()
+    assert run.digests() == quiet.digests()
+    assert run.result.seconds == quiet.result.seconds
 
 
 def test_a_region_of_too_few_stands_still_until_one_comes(data_dir: Path) -> None:

@@ -21,9 +21,10 @@ def configured(*, workers: tuple[int, ...] = (1, 1), strategy: str = "diloco", *
     )
 
 
-def test_it_has_an_effect_in_regions_with_one_worker() -> None:
+def test_it_has_an_effect_in_all_regions() -> None:
     found = configured(workers=(1, 2), state_every=7)
-    assert [found.state_every(region) for region in found.regions] == [7, 0]
+    assert [found.state_every(region) for region in found.regions] == [7, 7]
+    assert [found.elastic(region) is None for region in found.regions] == [True, False]
     servers = configured(optimizer_on="server")
     assert [servers.state_every(region) for region in servers.regions] == [0, 0]
 
@@ -33,7 +34,8 @@ def test_it_has_an_effect_in_regions_with_one_worker() -> None:
     [
         ({"strategy": "bsp"}, "does more with a gradient"),
         ({"strategy": "hfa"}, "does more with a gradient"),
-        ({"workers": (2, 3)}, "every region has several workers"),
+        ({"workers": (2,)}, "the workers of one region exchange gradients"),
+        ({"workers": (1, 2), "clip_mean_norm": 1.0}, "no mean gradient"),
         ({"mode": "async", "strategy": "asgd_ga"}, "mode async"),
         ({"elastic": {}}, "train.elastic"),
         (

@@ -361,7 +361,7 @@ class OwnList(list[int]):
         ({3}, "type set", "sorted"),
         (torch.float32, "type torch.dtype", "str(value)"),
         (len, "builtin_function_or_method", "leave it out"),
-        ((torch.ones(1),), "type torch.Tensor", "list or dict"),
+        ((nn.Parameter(torch.ones(1)),), "type torch.nn.parameter.Parameter", "plain tensors"),
         (Own(1.5), "Own", "float(value)"),
         (OwnList([1]), "OwnList", "list(value)"),
         ((OrderedDict(a=1),), "type collections.OrderedDict", "dict(value)"),
@@ -383,6 +383,28 @@ def test_a_value_of_another_type_is_refused_by_key(
     assert isinstance(failed.value.failures[0][0], CheckpointError)
 
 
+def test_tensors_in_tuples(tmp_path: Path) -> None:
+    """Planners of torch see one value, so that the number and shapes of its tensors may change."""
+    saved = ({"a": torch.arange(6).view(2, 3).t(), "n": 3}, [torch.empty(0, 2), (torch.ones(()),)])
+    state = {"t": torch.zeros(2), "inside": {"key": saved}}
+    save(state, tmp_path / "a")
+    save_with_torch(state, tmp_path / "b")
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        for read in (load, load_with_torch):
+            back: dict[str, Any] = {"t": torch.ones(2), "inside": {"key": ()}}
+            read(back, folder)
+            torch.testing.assert_close(back, state, rtol=0, atol=0)
+            assert back["inside"]["key"][0]["a"].dtype == torch.int64
+
+
+def test_damage_of_a_tensor_in_a_tuple_is_noticed(tmp_path: Path) -> None:
+    save({"key": (torch.ones(3),)}, tmp_path)
+    (path,) = tmp_path.glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointCorruptError, match=path.name):
+        load({"key": ()}, tmp_path)
+
+
 def test_a_value_that_contains_itself_is_refused() -> None:
     value: list[Any] = []
     value.append(value)
@@ -393,6 +415,7 @@ def test_a_value_that_contains_itself_is_refused() -> None:
 @pytest.mark.parametrize(
     ("tensor", "what"),
     [
+        ((torch.ones(2, dtype=torch.complex64),), "torch.complex64"),
         (torch.ones(2, dtype=torch.complex64), "torch.complex64"),
         (torch.ones(2, 2).to_sparse(), "torch.sparse_coo"),
         (torch.ones(2, device="meta"), "meta device"),

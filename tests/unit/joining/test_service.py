@@ -13,16 +13,9 @@ from torch import Tensor, nn
 
 from geo_ray.data.tasks.model_buffers import BufferEntry
 from geo_ray.joining.layout import Layout, Ranges, positions, taken
+from geo_ray.joining.protocol import Hello, Outbound, Welcome, payload_of, rank_name
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
-from geo_ray.joining.service import (
-    Hello,
-    JoinService,
-    Outbound,
-    Stage,
-    Welcome,
-    payload_of,
-    rank_name,
-)
+from geo_ray.joining.service import JoinService, Stage
 from geo_ray.training.messages import ReplyMessage
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import (
@@ -161,7 +154,7 @@ class World:
 def test_a_round_commits_when_all_ranks_have_sent_all_slices() -> None:
     world = World({"eu": [WHOLE], "us": HALVES})
     world.start()
-    assert len(world.service.slices) == 2
+    assert len(world.service.averagers.slices) == 2
     updates = {}
     for name in world.ranks:
         world.step(name, 1.0 if name.startswith("eu") else 3.0)
@@ -203,7 +196,7 @@ def test_a_repeated_update_counts_once() -> None:
     (other,) = world.step("us#0", 0.0)
     world.deliver("us#0", other)
     assert world.service.version == 1
-    assert world.service.averagers[0].samples == 2 * 4 * INTERVAL
+    assert world.service.averagers.averagers[0].samples == 2 * 4 * INTERVAL
 
 
 @pytest.mark.parametrize(("field", "value"), [("steps", 3), ("seq", 2), ("final", True)])
@@ -301,7 +294,7 @@ def test_a_slice_that_is_not_finite_commits_nowhere(bad: float) -> None:
         world.deliver("eu#0", message)
     assert world.merge("eu#0")
     assert torch.equal(world.memories["eu#0"].params_S, torch.ones(P))
-    assert world.service.averagers[0].view.members == ("eu",)
+    assert world.service.averagers.view.members == ("eu",)
 
 
 def test_messages_that_are_not_for_the_sender() -> None:
@@ -350,7 +343,7 @@ def test_an_update_with_a_damaged_slice_commits_in_no_slice(
     world.deliver("us#0", updates["us#0"][0])
     world.deliver("us#1", _change(updates["us#1"][0], **changes))
     assert world.refusals("us#1") == [code]
-    assert all(averager.last("us")[1] == 1 for averager in world.service.averagers)
+    assert all(averager.last("us")[1] == 1 for averager in world.service.averagers.averagers)
     assert world.service.version == 1
 
 
@@ -406,7 +399,7 @@ def test_a_region_lost_during_the_start() -> None:
     world.hello("us", 0)
     assert world.service.stage is Stage.STARTING
     world.service.on_lost("us", "power cut")
-    assert world.service.averagers[0].view.members == ("eu",)
+    assert world.service.averagers.view.members == ("eu",)
     world.service.on_lost("eu", "power cut")
     assert "power cut" in str(world.service.failure)
 
@@ -448,7 +441,7 @@ def test_a_region_lost_while_it_waits_to_join_does_not_join() -> None:
     world.deliver("us#1", _change(failed, attempt=2))
     assert world.service.waiting == ()
     _round(world)
-    assert world.service.averagers[0].view.members == ("eu", "in")
+    assert world.service.averagers.view.members == ("eu", "in")
     _round(world)
     assert world.service.version == 2
 
@@ -459,10 +452,10 @@ def test_a_region_that_starts_again_while_it_waits_joins_when_it_is_complete() -
     _rejoin(world)
     world.hello("us", 0, attempt=3)
     _round(world)
-    assert world.service.averagers[0].view.members == ("eu", "in")
+    assert world.service.averagers.view.members == ("eu", "in")
     world.hello("us", 1, attempt=3)
     _round(world)
-    assert world.service.averagers[0].view.joining == ("us",)
+    assert world.service.averagers.view.joining == ("us",)
 
 
 def test_a_region_whose_donor_is_lost_is_refused_and_the_others_continue() -> None:
@@ -475,7 +468,7 @@ def test_a_region_whose_donor_is_lost_is_refused_and_the_others_continue() -> No
         world.inbox.setdefault(each.peer, []).append(each.message)
     assert world.refusals("us#0") == world.refusals("us#1") == ["REGION_LOST"]
     del world.ranks[donor]
-    assert world.service.averagers[0].view.members == tuple(n[:2] for n in world.ranks)
+    assert world.service.averagers.view.members == tuple(n[:2] for n in world.ranks)
     _round(world)
     assert world.service.version == 2
 
@@ -498,7 +491,7 @@ def test_evaluations_that_will_not_be_complete_are_forgotten() -> None:
         for name in ("eu#0", "us#0") if step == 8 else ("eu#0",):
             meta, payload = stats_message(step, {"loss": np.ones(1)}, 4, final=False)
             world.deliver(name, Message("evaluation", meta, bytes(payload), "control"))
-    assert not world.service._evaluations
+    assert not world.service._evaluations.num_open
 
 
 def _evaluate(world: World, peer: str, loss: float, step: int = 2) -> None:
@@ -584,9 +577,9 @@ def test_too_few_regions_wait_for_a_lost_one(strategy: str) -> None:
     assert world.merge("in#0")
     assert world.service.check_held(0.0) == []
     for _ in range(2):  # with a delay, the barrier needs another round
-        if not world.service.averagers[0].view.joining:
+        if not world.service.averagers.view.joining:
             _round(world)
-    assert world.service.averagers[0].view.joining == ("us",)
+    assert world.service.averagers.view.joining == ("us",)
 
 
 def test_a_run_with_too_few_regions_ends() -> None:
@@ -658,7 +651,7 @@ def test_a_strategy_is_woken_at_its_time() -> None:
     world.now_s = 5.0
     world.service.on_wake()
     assert world.service.version == 1
-    assert {averager.state.version for averager in world.service.averagers} == {1}
+    assert {averager.state.version for averager in world.service.averagers.averagers} == {1}
 
 
 @pytest.mark.parametrize(
@@ -694,7 +687,7 @@ def test_an_update_without_its_model_buffers_is_refused() -> None:
     (message,) = world.step("eu#0", 0.0)
     world.deliver("eu#0", message)
     assert world.refusals("eu#0") == ["FRAME_INVALID"]
-    assert world.service.averagers[0].view.members == ("us",)
+    assert world.service.averagers.view.members == ("us",)
 
 
 @pytest.mark.parametrize(

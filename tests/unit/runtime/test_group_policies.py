@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -200,6 +202,20 @@ def regions(**group: Any) -> dict[str, Any]:
 def test_configurations_that_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         geo_ray.load_config(CONFIG | changes)
+
+
+def test_a_region_with_workers_next_to_joining_ones_can_be_a_group() -> None:
+    def started(**eu: Any) -> dict[str, Any]:
+        return CONFIG | TASK | {"regions": [{"name": "eu"} | eu, {"name": "us", "join": True}]}
+
+    with pytest.raises(ConfigError) as refused:
+        geo_ray.load_config(started(workers=3))
+    fix = re.search(r"`group: (.*?)` replaces `workers` of 'eu'", str(refused.value))
+    assert fix is not None
+    group = yaml.safe_load(fix[1])
+    experiment = geo_ray.load_config(started(group=group))
+    assert experiment.regions[0].group is not None
+    assert experiment.regions[0].group.world_size == 3
 
 
 def test_demands_of_groups() -> None:

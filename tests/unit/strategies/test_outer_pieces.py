@@ -82,3 +82,15 @@ def test_a_region_adopts_the_outer_model(size: int) -> None:
     for wrong in (size + 1, size + outer._PIECE):
         with pytest.raises((RuntimeError, ValueError)):
             local_steps.adopt(region, Reply("here", torch.ones(wrong), 1))
+
+
+@pytest.mark.parametrize("config", [OuterSgd(lr=0.7), OuterNesterov(), OuterAdam()])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_answer_may_have_the_memory_of_an_update(config: OneOuter, size: int) -> None:
+    own, reused = AveragerState(REGIONS), AveragerState(REGIONS, reuses_updates=True)
+    expected, found = rounds(config, size, own), rounds(config, size, reused)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(reused.memory[name], own.memory[name]) for name in own.memory)
+    updates = [Update(region, torch.ones(size), 1) for region in REGIONS]
+    (reply, *_) = outer_round(reused, updates, "samples", config)
+    assert reply.payload_P is updates[0].payload_P

@@ -1,0 +1,164 @@
+"""Regions with several workers that keep the optimizer, over real sockets and in threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from geo_ray.runs.data import open_readers
+from geo_ray.storage.folders import LocalFolder, directory_of
+from geo_ray.storage.parts import read_part
+from tests.support.averaged_workers import plain_diloco
+from tests.support.region_support import Gate, InProcess, eventually, experiment_of
+from tests.support.world_support import Run
+
+ADAMW = {"kind": "adamw", "lr": 0.01, "weight_decay": 0.1}
+STEPS, INTERVAL = 10, 4
+TWO = [{"name": "us-east", "workers": 2}, {"name": "eu-west", "workers": 2}]
+TASKS = Path(__file__).parents[2] / "support" / "buffer_tasks.py"
+
+
+def config_of(**changes: Any) -> Any:
+    sections: dict[str, Any] = {
+        "regions": TWO,
+        "strategy": {
+            "kind": "diloco",
+            "interval": INTERVAL,
+            "outer": {"kind": "nesterov", "lr": 0.7, "momentum": 0.9},
+        },
+        "optimizer": ADAMW,
+    }
+    train = {"steps": STEPS, "eval_every": 3, "optimizer_on": "worker"} | changes.pop("train", {})
+    return experiment_of(**sections | {"train": train} | changes)
+
+
+def simulated(config: Any, directory: Path) -> list[str]:
+    directory.mkdir()
+    found = Run(config, directory).go().digests()
+    return [found[region.name] for region in config.regions]
+
+
+def test_diloco_is_that_of_plain_pytorch(tmp_path: Path) -> None:
+    with InProcess(config_of(), tmp_path) as world:
+        world.run()
+        world.check_books()
+        ends = [torch.cat([s.params_S for s in site.shards]) for site in world.sites.values()]
+        readers = {
+            name: open_readers(world.experiment, world.manifest, name)[0].read
+            for name in world.sites
+        }
+        expected_P = plain_diloco(
+            world.task,
+            world.experiment.seed,
+            readers,
+            [8, 8],
+            steps=STEPS,
+            interval=INTERVAL,
+            outer_lr=0.7,
+            momentum=0.9,
+            lr=0.01,
+            weight_decay=0.1,
+        )
+    for params_P in ends:
+        torch.testing.assert_close(params_P, expected_P, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"shared": False},
+        {"strategy": {"kind": "sma", "interval": 3}},
+        {"train": {"clip_norm": 0.5, "accumulate": 2}},
+        {"regions": [{**each, "ps_shards": 3} for each in TWO]},
+        {"regions": [{**each, "ps_shards": 3} for each in TWO], "shared": False},
+        {"regions": [{"name": "us-east"}, {"name": "eu-west", "workers": 3}]},
+        {"regions": [{"name": "us-east", "workers": 2, "batch_sizes": [5, 2]}, TWO[1]]},
+        {"optimizer": {"kind": "muon", "lr": 0.01}},
+        {"task": {"use": f"{TASKS}:Stateful"}, "train": {"statistics_batches": 0}},
+    ],
+)
+def test_the_bits_are_those_of_the_simulator(tmp_path: Path, changes: dict[str, Any]) -> None:
+    sections = {name: value for name, value in changes.items() if name != "shared"}
+    config = config_of(**sections)
+    with InProcess(config, tmp_path) as world:
+        found = world.run(shared=changes.get("shared", True))
+        world.check_books()
+    assert found == simulated(config, tmp_path / "simulated")
+
+
+def states_of(world: InProcess, region: str) -> dict[str, torch.Tensor]:
+    """The tensors of the region's part of checkpoint 1, once it is written."""
+    site = world.sites[region]
+    events: list[dict[str, Any]] = []
+    eventually(
+        lambda: (
+            events.extend(site.event_buffer.take(1000))
+            or [e for e in events if e["kind"] in ("parts", "part_failed")]
+        ),
+        "the part is written",
+    )
+    (event,) = [e for e in events if e["kind"] == "parts"]
+    tensors, _ = read_part(LocalFolder(directory_of(world.parts, 1)), event["parts"][0])
+    return dict(tensors)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "bytes"])
+def test_a_checkpoint_waits_for_the_mean_and_has_the_optimizer_of_each_worker(
+    tmp_path: Path, shared: bool
+) -> None:
+    gate, config = Gate(steps=2), config_of()
+    with InProcess(config, tmp_path, gate=gate) as world:
+        workers = [s.start(rank, shared=shared) for s in world.sites.values() for rank in (0, 1)]
+        eventually(lambda: gate.reached == set(world.sites), "all are in their second step")
+        directory_of(world.parts, 1).mkdir(parents=True)
+        world.sites["eu-west"].primary.snapshot(1, halt=False)
+        gate.open()
+        found = states_of(world, "eu-west")
+        for worker in workers:
+            worker.result()
+        assert [s.digest for s in world.sites.values()] == simulated(config, tmp_path / "whole")
+    own, other = found["optimizer/exp_avg"], found["optimizer/workers/1/exp_avg"]
+    assert int(found["optimizer/step"]) == int(found["optimizer/workers/1/step"]) == INTERVAL
+    assert own.any() and other.any() and not torch.equal(own, other)
+
+
+def test_others_continue_without_a_lost_worker_and_its_round_is_lost(tmp_path: Path) -> None:
+    """The second worker of eu-west is lost after two steps, and replaced before the end."""
+    gate, regions = Gate(steps=3), TWO
+    with InProcess(config_of(regions=regions), tmp_path, gate=gate) as world:
+        site = world.sites["eu-west"]
+        workers = [each.start(rank) for each in world.sites.values() for rank in (0, 1)]
+        eventually(lambda: gate.reached == set(world.sites), "all are in their third step")
+        eventually(lambda: site.server.version == 2, "two steps are counted")
+        site.primary.lose(1, attempt=1)
+        assert site.server.ledger.discarded["worker_lost"] == 16
+        gate.open()
+        eventually(lambda: site.server.version >= 3, "the other one goes on")
+        last = site.start(1, attempt=2)
+        for worker in (*workers[:3], last):
+            worker.result()
+        site.server.ledger.check()
+        assert len({s.digest for s in world.sites.values()}) == 1
+
+
+def test_a_worker_that_is_asked_to_leave_is_averaged_first(tmp_path: Path) -> None:
+    gate = Gate(steps=3)
+    with InProcess(config_of(), tmp_path, gate=gate) as world:
+        site = world.sites["eu-west"]
+        workers = [each.start(rank) for each in world.sites.values() for rank in (0, 1)]
+        eventually(lambda: gate.reached == set(world.sites), "all are in their third step")
+        eventually(lambda: site.server.version == 2, "two steps are counted")
+        site.primary.drain(1)
+        gate.open()
+        assert workers[3].result() == 3
+        assert int(site.shards[0].moments(1)["step"]) == 3
+        last = site.start(1, attempt=2)
+        for worker in (*workers[:3], last):
+            worker.result()
+        site.server.ledger.check()
+        assert not site.server.ledger.discarded["worker_lost"]
+        assert len({s.digest for s in world.sites.values()}) == 1
