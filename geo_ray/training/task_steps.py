@@ -270,6 +270,8 @@ def unpack(packed_B: Tensor) -> object:
     try:
         length = int(packed_B[:_LENGTH_BYTES].clone().view(torch.int64))
         stop = _LENGTH_BYTES + length
+        if not _LENGTH_BYTES < stop <= packed_B.numel():
+            raise ValueError("it is cut off")
         header = json.loads(bytes(packed_B[_LENGTH_BYTES:stop].tolist()))
         value, _ = _read(header, packed_B, stop)
     except (ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
