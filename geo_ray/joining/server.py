@@ -198,6 +198,12 @@ class JoinServer:
         """Whether nothing continues without the standby, which may be promoted."""
         return self._log.has_standby
 
+    @property
+    def stalled_s(self) -> float:
+        """Time for which an input has waited for the standby; under `lock`."""
+        since_s = self._log.waits_since_s
+        return 0.0 if since_s is None else self.now_s() - since_s
+
     def take_snapshot(self) -> ReplicatedService | None:
         """Return the state for a standby that has connected, once; see `JoinStandby.restore`."""
         with self.lock:
