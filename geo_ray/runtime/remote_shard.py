@@ -569,17 +569,18 @@ class WorkerModel:
             own.optimizer.restore(self._links.moments())
         return self._ask({"op": "join"}, push=False)
 
-    def push(self, report: Meta, partition: int | None) -> Meta:
-        """Push a step's gradient, or report the step; return the answer.
+    def push(self, report: Meta, partition: int | None, reports: Meta) -> Meta:
+        """Push a step's gradient, or report steps; return the answer.
 
         Args:
-            report: the report.
+            report: the report on the last step.
             partition: see `ShardLinks.ask`.
+            reports: the same with those on earlier steps, of a worker that keeps the parameters.
         """
         own = self._own
         if own is None or own.optimizer is None:
             return self._links.ask(report, push=True, partition=partition)
-        answer, _ = self._links.primary.request(report, push=False)
+        answer, _ = self._links.primary.request(reports, push=False)
         while (wanted := wanted_state(answer)) is not None:
             if wanted != "model":
                 self._put_optimizer(own.optimizer)

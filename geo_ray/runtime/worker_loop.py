@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Final
 
 from geo_ray.base.threads import ThreadPoolMap
 from geo_ray.base.types import Span, StepReport
@@ -22,6 +23,12 @@ from geo_ray.training.stragglers import READING
 from geo_ray.training.wire_format import read_answer, report_meta, stats_message
 from geo_ray.training.worker import LocalStepsWorker, StepResult, StepTime, Worker, coded_step
 from geo_ray.transport.wire.fields import Meta
+
+REPORT_EVERY_S: Final = 1.0
+"""Longest time for which a worker that makes the optimizer's steps reports none, but for one step.
+
+Requests to stop, to pause, to leave, or for a checkpoint reach it with the answer to its report.
+"""
 
 
 class WorkerLoop:
@@ -83,11 +90,9 @@ class WorkerLoop:
                     self._evaluate(work)
                 if work.span is None:
                     return steps
-                result = self._compute(work, work.span, self._read(work, work.span))
-                self._pad(work, work.span, began_s)
-                took_s, steps = time.monotonic() - began_s, steps + 1
-                found = (result.refused, result.grad_sq, result.learning_rate, result.unused)
-                work = self._push(work, StepReport(work.span, result.loss, took_s, *found))
+                reports = self._steps(work, began_s)
+                steps += len(reports)
+                work = self._push(work, reports)
                 self._device.report(self._links.primary)
         finally:
             self._pool.close()
@@ -97,9 +102,32 @@ class WorkerLoop:
         """Pull the first parameters and rows."""
         return read_answer(self._rank, self._model.join())
 
-    def _push(self, work: Assignment, report: StepReport) -> Assignment:
-        """Push the gradient, or report the step; get the next rows."""
-        return read_answer(self._rank, self._model.push(report_meta(report), work.partition))
+    def _steps(self, work: Assignment, began_s: float) -> list[StepReport]:
+        """Make the steps of an assignment, or the first of them, and return their reports."""
+        reports: list[StepReport] = []
+        first_s = began_s
+        for number in range(work.steps):
+            step = work.of_run(number)
+            span = step.span
+            if span is None:
+                break
+            if number:
+                began_s = time.monotonic()
+                self._worker.on_work(step.version)
+            result = self._compute(step, span, self._read(step, span))
+            self._pad(step, span, began_s)
+            now_s = time.monotonic()
+            found = (result.refused, result.grad_sq, result.learning_rate, result.unused)
+            reports.append(StepReport(span, result.loss, now_s - began_s, *found))
+            if result.refused is not None or now_s - first_s >= REPORT_EVERY_S:
+                break
+        return reports
+
+    def _push(self, work: Assignment, reports: Sequence[StepReport]) -> Assignment:
+        """Push the gradient, or report the steps; get the next rows."""
+        *earlier, last = reports
+        meta = self._model.push(report_meta(last), work.partition, report_meta(last, earlier))
+        return read_answer(self._rank, meta)
 
     def _read(self, work: Assignment, span: Span) -> dict[Span, Columns]:
         self.doing = READING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from torch import Tensor
@@ -29,6 +29,8 @@ class Assignment:
         eval_params: evaluate the parameters known to the averager, not the live ones.
         repeats: spans whose steps a new worker must repeat first, because its predecessor had made
             them since it last sent its state.
+        steps: steps, over this and the following spans of the same size, that a worker which makes
+            the optimizer's steps may make before it reports them.
     """
 
     worker: int
@@ -40,6 +42,20 @@ class Assignment:
     parts: tuple[CodedPartition, ...] = ()
     partition: int | None = None
     repeats: tuple[Span, ...] = ()
+    steps: int = 1
+
+    def of_run(self, number: int) -> Assignment:
+        """Return the assignment of one of its steps, counted from 0."""
+        if self.span is None or not number:
+            return self
+        start = self.span.start + number * self.span.count
+        return replace(
+            self,
+            version=self.version + number,
+            span=Span(start, self.span.count),
+            evaluate=False,
+            repeats=(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
