@@ -37,6 +37,7 @@ from geo_ray.base.errors import (
 )
 from geo_ray.codecs.feedback import all_finite
 from geo_ray.joining.layout import Layout, Slice, put, slices_of
+from geo_ray.joining.pieces import PIECE, SIZE, divided, size_of
 from geo_ray.joining.protocol import (
     Hello,
     JoinTerms,
@@ -52,11 +53,11 @@ from geo_ray.joining.protocol import (
     region_of,
 )
 from geo_ray.joining.rank import RankState
-from geo_ray.joining.regions import Evaluations, RegionRanks
+from geo_ray.joining.regions import ArrivingPart, Evaluations, RegionRanks
 from geo_ray.joining.save_round import SaveRound, SaveStage
 from geo_ray.joining.slices import Answers, RestartPoint, SavedRun, SavedSlice, SliceAveragers
 from geo_ray.training.membership import MemberChange
-from geo_ray.training.messages import ReplyMessage, no_buffers
+from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.model_buffers import AVERAGER_PREFIX, REGION_PREFIX, AveragerBuffers
 from geo_ray.training.parameters import BufferLayout, digest
 from geo_ray.training.wire_format import (
@@ -73,7 +74,7 @@ from geo_ray.transport.wire.message import CONTROL, Message
 _LOGGER: Final = logging.getLogger(__name__)
 
 _BUFFERS: Final = -1  # stands for the model buffers among the numbers of slices
-_RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
+_RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice", SIZE)  # of an update's header
 
 
 class Stage(Enum):
@@ -89,6 +90,8 @@ class Stage(Enum):
     """All regions have finished; the final parameters are on their way."""
     DONE = "done"
     """The final parameters are here."""
+    STOPPED = "stopped"
+    """The run has ended at a checkpoint, from which it can continue."""
 
 
 class JoinService:
@@ -131,6 +134,7 @@ class JoinService:
         self.failure: GeoRayError | None = None
         self.save: SaveRound | None = None
         self._resumed = resumed
+        self._halted = self._ends_save = False
         self._newest_save = -1  # id of the newest checkpoint that was begun
         self._saved_steps: dict[str, int] = {}  # steps of regions at its barrier
         self._saved_buffers: tuple[dict[str, Tensor], dict[str, float]] = {}, {}
@@ -200,6 +204,8 @@ class JoinService:
                 return self._on_buffers(peer, message)
             if message.kind == "update":
                 return self._on_update(peer, message)
+            if message.kind == PIECE:
+                return self._on_piece(peer, message)
             if message.kind == "copy":
                 return self._on_copy(peer, message)
             if message.kind == "evaluation":
@@ -246,8 +252,8 @@ class JoinService:
 
     def on_lost(self, region: str, cause: str) -> list[Outbound]:
         """Continue without a region."""
-        if self.stage is Stage.DONE:
-            return []
+        if self.stage in (Stage.DONE, Stage.STOPPED):
+            return self._leave_out(region, cause)
         self._stop_joining(region)
         was_source = bool(self._regions) and region == self._source
         if self._regions.pop(region, None) is None or self.stage is Stage.GATHERING:
@@ -270,7 +276,7 @@ class JoinService:
             return []
         self._emit_completed()
         found = self._leave_out(region, cause)
-        if len(self._regions) < self._least and not self.averagers.stopping:
+        if len(self._regions) < self._least and not (self.averagers.stopping or self._halted):
             _LOGGER.warning("the run waits for region '%s'", region)
             self._held[region] = self._now_s(), cause
         else:
@@ -351,8 +357,12 @@ class JoinService:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> list[Outbound]:
+    def begin_save(
+        self, checkpoint: int, keep: Sequence[int], timeout_s: float, *, halt: bool = False
+    ) -> list[Outbound]:
         """Begin a checkpoint, if that is possible now; see `save`.
+
+        Once the run is over, regions do not meet for it.
 
         A region may have committed files of a checkpoint that the run has not: its id is not used
         again.
@@ -361,26 +371,42 @@ class JoinService:
             checkpoint: lowest id.
             keep: committed checkpoints that stay.
             timeout_s: time for the parts of ranks, from the barrier on.
+            halt: whether training ends there. Regions do not wait for lost ones any longer, and a
+                checkpoint for which they have not met yet becomes such a one.
         """
+        is_over = self.stage is Stage.DONE
+        found = self._release() if halt else []
+        if halt and self.save is not None and self.save.stage is SaveStage.MEETING:
+            self.save.halts = True
         may_begin = (
-            self.stage is Stage.TRAINING
+            (is_over or (self.stage is Stage.TRAINING and not self.averagers.stopping))
             and self.failure is None
             and self.save is None
-            and any(region.saves for region in self._regions.values())
-            and not (self.averagers.is_changing or self.averagers.stopping)
+            and self.saves
+            and not (self.averagers.is_changing or self._halted)
         )
         if not may_begin:
-            return []
+            return found
         known = [hello.saved or () for e in self._regions.values() for hello in e.hellos.values()]
         used = max((each for saved in known for each in saved), default=-1)
         self._newest_save = max(checkpoint, used + 1, self._newest_save + 1)
-        self.save = SaveRound(self._newest_save, tuple(keep), timeout_s)
-        return self._answers(self.averagers.change(MemberChange()))
+        self.save = SaveRound(self._newest_save, tuple(keep), timeout_s, halt and not is_over)
+        if is_over:
+            about = self._met()
+            names = [name for name, region in self._regions.items() if region.saves]
+            return found + self._all("save", names, about)
+        return found + self._answers(self.averagers.change(MemberChange()))
+
+    @property
+    def saves(self) -> bool:
+        """Whether a region writes parts of checkpoints."""
+        return any(region.saves for region in self._regions.values())
 
     def end_save(self) -> None:
-        """Forget the checkpoint that was being made."""
+        """Forget the checkpoint that was being made; ranks that wait for its end may leave."""
         self.save = None
         self.averagers.forget_snapshot()
+        self._ends_save = self._halted or self.stage is Stage.DONE
 
     @property
     def saved_run(self) -> SavedRun:
@@ -406,8 +432,15 @@ class JoinService:
         return {name: region.steps for name, region in self._regions.items()}
 
     def check_save(self) -> list[Outbound]:
-        """Leave out regions that are late with their parts of a checkpoint."""
+        """Leave out regions that are late with their parts of a checkpoint.
+
+        After the last checkpoint, let the ranks leave.
+        """
         save = self.save
+        if save is None and self._ends_save:
+            self._ends_save = False
+            self.stage = Stage.STOPPED if self._halted else self.stage
+            return self._all("over", list(self._regions)) + self._refuse_joining("was stopped")
         if save is None:
             return []
         if save.stage is SaveStage.MEETING and not self.averagers.is_changing:
@@ -439,7 +472,8 @@ class JoinService:
         )
         self._saved_steps, self._saved_buffers = self.steps, self._buffers.export()
         self.averagers.snapshot(save.id)
-        return {"save": save.id}
+        self._halted = save.halts
+        return {"save": save.id, **({"halts": True} if save.halts else {})}
 
     # ------------------------------------------------------------------ start
 
@@ -567,9 +601,7 @@ class JoinService:
         """Let the next waiting region join at the next barrier, if none is joining now."""
         ready = [name for name, region in self._joining.items() if region.is_complete]
         ready = [name for name in ready if name not in self._held]
-        if not ready or self.averagers.is_changing:
-            return []
-        if self.averagers.stopping:
+        if not ready or self.averagers.is_changing or self.averagers.stopping or self._halted:
             return []
         change = MemberChange(joins=(min(ready),))
         return self._answers(self.averagers.change(change))
@@ -753,7 +785,8 @@ class JoinService:
             self.stage = Stage.TRAINING
             return []
         self.stage = Stage.DONE
-        return self._all("over", list(self._regions))
+        waits = self.terms.saves_at_end and self.saves
+        return [] if waits else self._all("over", list(self._regions))
 
     # ------------------------------------------------------------------ updates
 
@@ -763,7 +796,6 @@ class JoinService:
         if region is None or self.stage not in (Stage.TRAINING, Stage.STARTING):
             raise JoinRefusedError(f"region '{name}' takes no part in the run")
         rank = rank_of(peer)
-        rows = fields.count(message.meta, "rank_rows")
         index = fields.optional_count(message.meta, "slice")
         own = {k: v for k, v in message.meta.items() if k not in _RANK_FIELDS}
         update = read_update(own, message.payload)
@@ -773,15 +805,36 @@ class JoinService:
             raise JoinRefusedError(f"region '{name}': a newer process group has joined")
         if update.attempt > region.attempt:
             raise FrameError(f"'{peer}' sent an update of a process group that has not joined")
-        has_loss = "rank_loss" in message.meta
-        loss = fields.number(message.meta, "rank_loss") if has_loss else None
+        if index is not None and index not in self.averagers.owned(name, rank):
+            raise FrameError(f"'{peer}' sent slice {index}, which is not its own")
+        size = size_of(message)
+        if size is None:
+            return self._sent(region, rank, message.meta, update)
+        if index is None or size > self.averagers.slices[index].size:
+            raise FrameError(f"'{peer}' sends {size} values of slice {index}, which has fewer")
+        region.begin_part(rank, index, ArrivingPart(update, message.meta, size))
+        return []
+
+    def _on_piece(self, peer: str, message: Message) -> list[Outbound]:
+        """Handle values of an update that was begun; after a refusal, the rest of them arrives."""
+        region, rank = self._regions.get(region_of(peer)), rank_of(peer)
+        if region is None:
+            return []
+        part = region.add_piece(rank, fields.count(message.meta, "slice"), message)
+        return [] if part is None else self._sent(region, rank, part.meta, part.update)
+
+    def _sent(
+        self, region: RegionRanks, rank: int, meta: Meta, update: UpdateMessage
+    ) -> list[Outbound]:
+        """Handle the update of a slice, or of a rank without one, which is complete."""
+        loss = fields.number(meta, "rank_loss") if "rank_loss" in meta else None
+        rows = fields.count(meta, "rank_rows")
         region.add_header(rank, update, rows, loss, self._now_s())
+        index = fields.optional_count(meta, "slice")
         if index is not None:
-            if index not in self.averagers.owned(name, rank):
-                raise FrameError(f"'{peer}' sent slice {index}, which is not its own")
             region.add_part(index, update)
         region.add_buffers(rank, update)
-        return self._take(name, region) if region.has_sent(self.averagers.slices) else []
+        return self._take(region.name, region) if region.has_sent(self.averagers.slices) else []
 
     def _take(self, name: str, region: RegionRanks) -> list[Outbound]:
         """Take in a region's update, which is complete."""
@@ -793,7 +846,8 @@ class JoinService:
         self._buffers.take(whole)
         now_s = self._now_s()
         answers = self.averagers.take(checked, now_s)
-        region.open, region.sent_bytes = first, sum(part.size_bytes for part in sent.parts)
+        region.open = replace(first, payload_P=torch.empty(0), coded=None)
+        region.sent_bytes = sum(part.size_bytes for part in sent.parts)
         region.steps += first.steps
         compute_s = first.steps * first.step_s
         before_s, region.stepped_s = region.stepped_s or now_s - compute_s, now_s
@@ -812,6 +866,7 @@ class JoinService:
     def _answers(self, replies: Answers) -> list[Outbound]:
         """Return the answers of all slices' averagers, for the ranks that own the slices."""
         found: list[Outbound] = []
+        self.averagers.forget_answers()
         first = {reply.to: reply for reply in replies[0]} if replies else {}
         with_buffers = {each.to: each for each in self._buffers.attach(list(first.values()))}
         has_buffers: set[str] = set()  # ranks whose answer has them
@@ -832,7 +887,7 @@ class JoinService:
                 own = reply if owner in has_buffers else _with(reply, with_buffers[reply.to])
                 has_buffers.add(owner)
                 meta = {**reply_meta(own), **save, "slice": index}
-                found.append(Outbound(owner, Message("reply", meta, payload_bytes(own), "reply")))
+                found += [Outbound(owner, each) for each in divided(meta, own)]
         for name, reply in first.items():
             region = self._regions.get(name)
             if region is None:
@@ -910,10 +965,16 @@ class JoinService:
             return []  # all are lost
         if not all(len(each.finished) == each.world_size for each in self._regions.values()):
             return []
+        if self._halted:
+            return []  # they wait until the checkpoint is made
         self.stage, self._missing = Stage.ENDING, self._everything()
-        found = self._all("collect", [self._source])
+        return self._all("collect", [self._source]) + self._refuse_joining("ended")
+
+    def _refuse_joining(self, what: str) -> list[Outbound]:
+        """Refuse the regions that wait to join again; ``what``: what has happened to the run."""
+        found: list[Outbound] = []
         for name in list(self._joining):
-            error = JoinRefusedError(f"run '{self.terms.name}' ended before '{name}' could join")
+            error = JoinRefusedError(f"run '{self.terms.name}' {what} before '{name}' could join")
             found += self._refuse(name, error)
             self._stop_joining(name)
         return found
@@ -923,9 +984,9 @@ class JoinService:
         """The region that sends the initial and the final parameters."""
         return min(self._regions)
 
-    def _all(self, kind: str, names: Sequence[str]) -> list[Outbound]:
-        """Return a message without content for all ranks of some regions."""
-        message = Message(kind, {}, b"", "control", CONTROL)
+    def _all(self, kind: str, names: Sequence[str], about: Meta | None = None) -> list[Outbound]:
+        """Return a message for all ranks of some regions."""
+        message = Message(kind, about or {}, b"", "control", CONTROL)
         return [Outbound(peer, message) for name in names for peer in self._regions[name].peers]
 
     def _on_failed(self, peer: str, meta: Meta) -> list[Outbound]:

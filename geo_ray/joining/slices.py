@@ -206,6 +206,11 @@ class SliceAveragers:
         for averager in self.averagers:
             averager.request_stop()
 
+    def forget_answers(self) -> None:
+        """Free the newest answers: ranks never repeat an update."""
+        for averager in self.averagers:
+            averager.forget_answers()
+
     def divide(self, layout: Layout, slices: tuple[Slice, ...], now_s: float) -> None:
         """Continue with other slices, at a barrier at which no update is under way.
 
