@@ -317,6 +317,11 @@ class JoinService:
         )
         return [each for name in self._regions for each in self._refuse(name, self.failure)]
 
+    @property
+    def awaited(self) -> dict[str, str]:
+        """The lost regions that the others wait for, with the causes."""
+        return {name: cause for name, (_, cause) in self._held.items()}
+
     def _release(self) -> list[Outbound]:
         """Continue without the lost regions that the others have waited for."""
         found: list[Outbound] = []
@@ -641,12 +646,13 @@ class JoinService:
                 idle = set(range(self._regions[name].world_size)) - owners
                 found += [Outbound(rank_name(name, rank), empty) for rank in idle]
             if all(self._copied.values()):
+                self._regions[name].steps = int(str(state.control["version"]))
                 self._emit(
                     "region_joined",
                     region=name,
                     view=self.averagers.view.generation,
                     round=self.version,
-                    step=int(str(state.control["version"])),
+                    step=self._regions[name].steps,
                     bytes=sum(self._copied.values()),
                     took_s=self._now_s() - self._barrier_s,
                 )
