@@ -570,8 +570,7 @@ class SimRegion:
         result, grad_P = found()
         partition = self.server.partition_of(rank)
         self._report_changed(self._workers[rank])
-        about = (result.refused, result.grad_sq, result.learning_rate, result.unused)
-        report = StepReport(span, result.loss, push_s, *about)
+        report = result.report(span, push_s)
         worker = self._workers[rank]
         if self._keeps_state and isinstance(worker, Worker) and worker.optimizer is not None:
             self._push_own(rank, worker, worker.optimizer, report)

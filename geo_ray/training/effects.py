@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -44,18 +44,15 @@ class Assignment:
     repeats: tuple[Span, ...] = ()
     steps: int = 1
 
-    def of_run(self, number: int) -> Assignment:
-        """Return the assignment of one of its steps, counted from 0."""
-        if self.span is None or not number:
-            return self
-        start = self.span.start + number * self.span.count
-        return replace(
-            self,
-            version=self.version + number,
-            span=Span(start, self.span.count),
-            evaluate=False,
-            repeats=(),
-        )
+    def run(self) -> Iterator[tuple[Assignment, Span]]:
+        """Yield the assignments of its steps, with their spans."""
+        if self.span is None:
+            return
+        yield self, self.span
+        for number in range(1, self.steps):
+            span = Span(self.span.start + number * self.span.count, self.span.count)
+            version = self.version + number
+            yield replace(self, version=version, span=span, evaluate=False, repeats=()), span
 
 
 @dataclass(frozen=True, slots=True)
