@@ -279,6 +279,8 @@ class JoinService:
         if len(self._regions) < self._least and not (self.averagers.stopping or self._halted):
             _LOGGER.warning("the run waits for region '%s'", region)
             self._held[region] = self._now_s(), cause
+            what = f"{len(self._regions)} regions take part, members.min is {self._least}"
+            self._emit("run_paused", cause=f"{what}; lost: {', '.join(self._held)}")
         else:
             found += self._answers(self.averagers.leave(region))
         if region == self._donor and not all(self._copied.values()):
@@ -320,9 +322,27 @@ class JoinService:
     def _release(self) -> list[Outbound]:
         """Continue without the lost regions that the others have waited for."""
         found: list[Outbound] = []
+        if self._held:
+            self._emit("run_resumed")
         for name in list(self._held):
             del self._held[name]
             found += self._answers(self.averagers.leave(name))
+        return found
+
+    def awaited(self) -> dict[str, tuple[float, str | None]]:
+        """Return the regions that all others wait for.
+
+        Returns:
+            By region, since when, and why it was lost; None: it takes part, but has not sent the
+            update that others have sent.
+        """
+        found: dict[str, tuple[float, str | None]] = dict(self._held)
+        if found or self.stage is not Stage.TRAINING or self._halted:
+            return found
+        sent = self.averagers.waiting
+        since_s = min((self._regions[n].since_s for n in sent if n in self._regions), default=None)
+        if since_s is not None:
+            found = {name: (since_s, None) for name in self._regions if name not in sent}
         return found
 
     def is_awaited(self, peer: str) -> bool:
@@ -424,7 +444,8 @@ class JoinService:
         found[0] = SavedSlice(
             first.ranges, {**first.tensors, **buffers}, {**first.control, "buffer_rows": rows}
         )
-        return SavedRun(save.id, layout, tuple(found), self._saved_steps)
+        strategy = self.terms.strategy.model_dump(mode="json")
+        return SavedRun(save.id, layout, tuple(found), self._saved_steps, strategy)
 
     @property
     def steps(self) -> dict[str, int]:
@@ -686,6 +707,7 @@ class JoinService:
 
     def _resume(self, layout: Layout, slices: tuple[Slice, ...], saved: SavedRun) -> list[Outbound]:
         """Continue from a checkpoint, at its barrier."""
+        saved.check_strategy(self.terms.strategy)
         layout.check_same(saved.layout, f"checkpoint {saved.id}", "the regions")
         members = [str(name) for name in cast(list[object], saved.slices[0].control["members"])]
         loading = [name for name in sorted(members) if self._has(name, saved.id)]
