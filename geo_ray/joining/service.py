@@ -662,12 +662,13 @@ class JoinService:
                 idle = set(range(self._regions[name].world_size)) - owners
                 found += [Outbound(rank_name(name, rank), empty) for rank in idle]
             if all(self._copied.values()):
+                self._regions[name].steps = int(str(state.control["version"]))
                 self._emit(
                     "region_joined",
                     region=name,
                     view=self.averagers.view.generation,
                     round=self.version,
-                    step=int(str(state.control["version"])),
+                    step=self._regions[name].steps,
                     bytes=sum(self._copied.values()),
                     took_s=self._now_s() - self._barrier_s,
                 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -411,7 +411,11 @@ def reach_note(address: str) -> str:
 
 
 def awaited_text(
-    awaited: Mapping[str, tuple[float, str | None]], now_s: float, unix_s: float, longest_s: float
+    awaited: Mapping[str, tuple[float, str | None]],
+    now_s: float,
+    unix_s: float,
+    longest_s: float,
+    groups: Collection[str] = (),
 ) -> str:
     """Return which regions the others wait for, since when, and what to do; "" for none.
 
@@ -420,6 +424,7 @@ def awaited_text(
         now_s: present time of the same clock.
         unix_s: present time.
         longest_s: longest wait for a lost region.
+        groups: regions whose loops geo_ray starts.
     """
     found = []
     for name, (since_s, cause) in sorted(awaited.items()):
@@ -429,7 +434,8 @@ def awaited_text(
         why, remedy = "the others have sent their updates", "see whether its loop still steps"
         if cause is not None:
             why = f"it was lost: {cause}"
-            remedy = f"start its loop again within {longest_s:g} s (members.wait_s)"
+            who = "geo_ray starts" if name in groups else "start"
+            remedy = f"{who} its loop again within {longest_s:g} s (members.wait_s)"
         found.append(f"waiting for region '{name}' since {at} ({why}): {remedy}")
     return "; ".join(found)
 
@@ -499,6 +505,12 @@ class _Serving:
             sinks = [reporting.observer.on_event, RayMetrics().feed, export.feed]
             recorder = Recorder(log, sinks, setup.lease.check)
             about: dict[str, object] = {"startup_s": startup_s}
+            if experiment.groups:
+                about["ranks"] = {
+                    region.name: region.group.world_size
+                    for region in experiment.groups
+                    if region.group is not None
+                }
             if self._task is not None and experiment.knows_task:
                 about |= RowWork.of(self._task).fields()
             if self._resumed_step is not None:
@@ -523,8 +535,10 @@ class _Serving:
         why, cause = self._setup.reporting.interruption.why, self._checkpoints.outcome
         if cause:
             return type(why)(f"{why.message}; no new checkpoint was made: {cause}")
-        fix = f"{why.fix} Then start the loops of the regions again."
-        return type(why)(f"{why.message}; its state is saved", fix=fix)
+        experiment = self._setup.experiment
+        is_joined = len(experiment.groups) < len(experiment.regions)
+        rest = " Then start the loops of the regions again." if is_joined else ""
+        return type(why)(f"{why.message}; its state is saved", fix=f"{why.fix}{rest}")
 
     def _save_last(self, recorder: Recorder, summing: Summing) -> None:
         """Save a last checkpoint, so that training can continue from the very end."""
@@ -540,7 +554,9 @@ class _Serving:
     def _await_regions(self) -> dict[str, Any]:
         """Wait until all regions are there."""
         reporting, shown, since = self._setup.reporting, "", time.strftime("%H:%M:%S")
-        remedy = f"start their loops with this address and {JOIN_FOLDER}/REGION.pem"
+        experiment = self._setup.experiment
+        all_started = len(experiment.groups) == len(experiment.regions)
+        remedy = f": start loops with this address and {JOIN_FOLDER}/REGION.pem"
         while True:
             found = self._poll()
             if found["stage"] not in (Stage.GATHERING.value, Stage.STARTING.value):
@@ -548,10 +564,13 @@ class _Serving:
                 return found
             if self._setup.reporting.interruption.is_set():
                 raise self._setup.reporting.interruption.why
-            missing = ", ".join(f"{name} ({why})" for name, why in found["missing"].items())
+            starting = self._groups.starting
+            missing = ", ".join(
+                f"{name} ({starting.get(name, why)})" for name, why in found["missing"].items()
+            )
             text = f"{self._address}: waiting for the initial parameters"
             if missing:
-                text = f"{self._address}: waiting for {missing} since {since}: {remedy}"
+                text = f"{self._address}: waiting for {missing} since {since}{'' if all_started else remedy}"
             if text != shown:
                 reporting.status(text)
                 shown = text
@@ -576,8 +595,11 @@ class _Serving:
 
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
         trains = found["stage"] == Stage.TRAINING.value
-        wait_s = self._setup.experiment.members.wait_s
-        awaited = awaited_text(found["awaited"], found["now_s"], time.time(), wait_s)
+        experiment = self._setup.experiment
+        groups = [region.name for region in experiment.groups]
+        awaited = awaited_text(
+            found["awaited"], found["now_s"], time.time(), experiment.members.wait_s, groups
+        )
         if awaited != self._shown:
             self._shown = awaited
             self._setup.reporting.status(awaited)
@@ -585,8 +607,9 @@ class _Serving:
         if halts and not self._is_interrupted:
             self._note_interruption(recorder, found)
         saved = self._checkpoints.poll(found["save"], trains=trains, halts=halts)
-        own = [{**each, "t_s": found["now_s"]} for each in [*self._groups.news(), *saved]]
-        for each in [*own, *found["events"]]:
+        self._groups.note(found["events"])
+        own = [*self._groups.news(), *saved]
+        for each in [*({**each, "t_s": found["now_s"]} for each in own), *found["events"]]:
             values = dict(each)
             if values["kind"] == "eval":
                 self._rate(values)
