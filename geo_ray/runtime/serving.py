@@ -556,7 +556,9 @@ class _Serving:
         reporting, shown, since = self._setup.reporting, "", time.strftime("%H:%M:%S")
         experiment = self._setup.experiment
         all_started = len(experiment.groups) == len(experiment.regions)
-        remedy = f": start loops with this address and {JOIN_FOLDER}/REGION.pem"
+        remedy = (
+            "" if all_started else f": start loops with this address and {JOIN_FOLDER}/REGION.pem"
+        )
         while True:
             found = self._poll()
             if found["stage"] not in (Stage.GATHERING.value, Stage.STARTING.value):
@@ -570,7 +572,7 @@ class _Serving:
             )
             text = f"{self._address}: waiting for the initial parameters"
             if missing:
-                text = f"{self._address}: waiting for {missing} since {since}{'' if all_started else remedy}"
+                text = f"{self._address}: waiting for {missing} since {since}{remedy}"
             if text != shown:
                 reporting.status(text)
                 shown = text
