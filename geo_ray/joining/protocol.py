@@ -82,6 +82,9 @@ class JoinTerms(StrictModel):
     seed: int = 0
     goal: str = ""
     eval_every: int = Field(0, ge=0, description="steps between evaluations; 0: only the last one")
+    saves_at_end: bool = Field(
+        False, description="whether ranks wait for a last checkpoint after the end of the run"
+    )
 
     def server_plan(self, region: str, attempt: int) -> ServerPlan:
         """Return the plan of a region."""

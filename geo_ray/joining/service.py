@@ -91,6 +91,8 @@ class Stage(Enum):
     """All regions have finished; the final parameters are on their way."""
     DONE = "done"
     """The final parameters are here."""
+    STOPPED = "stopped"
+    """The run has ended at a checkpoint, from which it can continue."""
 
 
 class JoinService:
@@ -133,6 +135,7 @@ class JoinService:
         self.failure: GeoRayError | None = None
         self.save: SaveRound | None = None
         self._resumed = resumed
+        self._halted = self._ends_save = False
         self._newest_save = -1  # id of the newest checkpoint that was begun
         self._saved_steps: dict[str, int] = {}  # steps of regions at its barrier
         self._saved_buffers: tuple[dict[str, Tensor], dict[str, float]] = {}, {}
@@ -251,8 +254,8 @@ class JoinService:
 
     def on_lost(self, region: str, cause: str) -> list[Outbound]:
         """Continue without a region."""
-        if self.stage is Stage.DONE:
-            return []
+        if self.stage in (Stage.DONE, Stage.STOPPED):
+            return self._leave_out(region, cause)
         self._stop_joining(region)
         was_source = bool(self._regions) and region == self._source
         if self._regions.pop(region, None) is None or self.stage is Stage.GATHERING:
@@ -275,7 +278,7 @@ class JoinService:
             return []
         self._emit_completed()
         found = self._leave_out(region, cause)
-        if len(self._regions) < self._least and not self.averagers.stopping:
+        if len(self._regions) < self._least and not (self.averagers.stopping or self._halted):
             _LOGGER.warning("the run waits for region '%s'", region)
             self._held[region] = self._now_s(), cause
         else:
@@ -315,6 +318,11 @@ class JoinService:
             f"fewer than members.min = {self._least} regions for {longest_s:g} s: {causes}"
         )
         return [each for name in self._regions for each in self._refuse(name, self.failure)]
+
+    @property
+    def awaited(self) -> dict[str, str]:
+        """The lost regions that the others wait for, with the causes."""
+        return {name: cause for name, (_, cause) in self._held.items()}
 
     def _release(self) -> list[Outbound]:
         """Continue without the lost regions that the others have waited for."""
@@ -356,8 +364,12 @@ class JoinService:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> list[Outbound]:
+    def begin_save(
+        self, checkpoint: int, keep: Sequence[int], timeout_s: float, *, halt: bool = False
+    ) -> list[Outbound]:
         """Begin a checkpoint, if that is possible now; see `save`.
+
+        Once the run is over, regions do not meet for it.
 
         A region may have committed files of a checkpoint that the run has not: its id is not used
         again.
@@ -366,26 +378,42 @@ class JoinService:
             checkpoint: lowest id.
             keep: committed checkpoints that stay.
             timeout_s: time for the parts of ranks, from the barrier on.
+            halt: whether training ends there. Regions do not wait for lost ones any longer, and a
+                checkpoint for which they have not met yet becomes such a one.
         """
+        is_over = self.stage is Stage.DONE
+        found = self._release() if halt else []
+        if halt and self.save is not None and self.save.stage is SaveStage.MEETING:
+            self.save.halts = True
         may_begin = (
-            self.stage is Stage.TRAINING
+            (is_over or (self.stage is Stage.TRAINING and not self.averagers.stopping))
             and self.failure is None
             and self.save is None
-            and any(region.saves for region in self._regions.values())
-            and not (self.averagers.is_changing or self.averagers.stopping)
+            and self.saves
+            and not (self.averagers.is_changing or self._halted)
         )
         if not may_begin:
-            return []
+            return found
         known = [hello.saved or () for e in self._regions.values() for hello in e.hellos.values()]
         used = max((each for saved in known for each in saved), default=-1)
         self._newest_save = max(checkpoint, used + 1, self._newest_save + 1)
-        self.save = SaveRound(self._newest_save, tuple(keep), timeout_s)
-        return self._answers(self.averagers.change(MemberChange()))
+        self.save = SaveRound(self._newest_save, tuple(keep), timeout_s, halt and not is_over)
+        if is_over:
+            about = self._met()
+            names = [name for name, region in self._regions.items() if region.saves]
+            return found + self._all("save", names, about)
+        return found + self._answers(self.averagers.change(MemberChange()))
+
+    @property
+    def saves(self) -> bool:
+        """Whether a region writes parts of checkpoints."""
+        return any(region.saves for region in self._regions.values())
 
     def end_save(self) -> None:
-        """Forget the checkpoint that was being made."""
+        """Forget the checkpoint that was being made; ranks that wait for its end may leave."""
         self.save = None
         self.averagers.forget_snapshot()
+        self._ends_save = self._halted or self.stage is Stage.DONE
 
     @property
     def saved_run(self) -> SavedRun:
@@ -411,8 +439,15 @@ class JoinService:
         return {name: region.steps for name, region in self._regions.items()}
 
     def check_save(self) -> list[Outbound]:
-        """Leave out regions that are late with their parts of a checkpoint."""
+        """Leave out regions that are late with their parts of a checkpoint.
+
+        After the last checkpoint, let the ranks leave.
+        """
         save = self.save
+        if save is None and self._ends_save:
+            self._ends_save = False
+            self.stage = Stage.STOPPED if self._halted else self.stage
+            return self._all("over", list(self._regions)) + self._refuse_joining("was stopped")
         if save is None:
             return []
         if save.stage is SaveStage.MEETING and not self.averagers.is_changing:
@@ -444,7 +479,8 @@ class JoinService:
         )
         self._saved_steps, self._saved_buffers = self.steps, self._buffers.export()
         self.averagers.snapshot(save.id)
-        return {"save": save.id}
+        self._halted = save.halts
+        return {"save": save.id, **({"halts": True} if save.halts else {})}
 
     # ------------------------------------------------------------------ start
 
@@ -572,9 +608,7 @@ class JoinService:
         """Let the next waiting region join at the next barrier, if none is joining now."""
         ready = [name for name, region in self._joining.items() if region.is_complete]
         ready = [name for name in ready if name not in self._held]
-        if not ready or self.averagers.is_changing:
-            return []
-        if self.averagers.stopping:
+        if not ready or self.averagers.is_changing or self.averagers.stopping or self._halted:
             return []
         change = MemberChange(joins=(min(ready),))
         return self._answers(self.averagers.change(change))
@@ -614,12 +648,13 @@ class JoinService:
                 idle = set(range(self._regions[name].world_size)) - owners
                 found += [Outbound(rank_name(name, rank), empty) for rank in idle]
             if all(self._copied.values()):
+                self._regions[name].steps = int(str(state.control["version"]))
                 self._emit(
                     "region_joined",
                     region=name,
                     view=self.averagers.view.generation,
                     round=self.version,
-                    step=int(str(state.control["version"])),
+                    step=self._regions[name].steps,
                     bytes=sum(self._copied.values()),
                     took_s=self._now_s() - self._barrier_s,
                 )
@@ -762,7 +797,8 @@ class JoinService:
             self.stage = Stage.TRAINING
             return []
         self.stage = Stage.DONE
-        return self._all("over", list(self._regions))
+        waits = self.terms.saves_at_end and self.saves
+        return [] if waits else self._all("over", list(self._regions))
 
     # ------------------------------------------------------------------ updates
 
@@ -941,12 +977,18 @@ class JoinService:
             return []  # all are lost
         if not all(len(each.finished) == each.world_size for each in self._regions.values()):
             return []
+        if self._halted:
+            return []  # they wait until the checkpoint is made
         self.stage = Stage.ENDING
         self.model_P = torch.empty(sum(each.size for each in self.averagers.slices))
         self._await_model()
-        found = self._all("collect", [self._source])
+        return self._all("collect", [self._source]) + self._refuse_joining("ended")
+
+    def _refuse_joining(self, what: str) -> list[Outbound]:
+        """Refuse the regions that wait to join again; ``what``: what has happened to the run."""
+        found: list[Outbound] = []
         for name in list(self._joining):
-            error = JoinRefusedError(f"run '{self.terms.name}' ended before '{name}' could join")
+            error = JoinRefusedError(f"run '{self.terms.name}' {what} before '{name}' could join")
             found += self._refuse(name, error)
             self._stop_joining(name)
         return found
@@ -956,9 +998,9 @@ class JoinService:
         """The region that sends the initial and the final parameters."""
         return min(self._regions)
 
-    def _all(self, kind: str, names: Sequence[str]) -> list[Outbound]:
-        """Return a message without content for all ranks of some regions."""
-        message = Message(kind, {}, b"", "control", CONTROL)
+    def _all(self, kind: str, names: Sequence[str], about: Meta | None = None) -> list[Outbound]:
+        """Return a message for all ranks of some regions."""
+        message = Message(kind, about or {}, b"", "control", CONTROL)
         return [Outbound(peer, message) for name in names for peer in self._regions[name].peers]
 
     def _on_failed(self, peer: str, meta: Meta) -> list[Outbound]:

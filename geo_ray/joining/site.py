@@ -88,7 +88,8 @@ ENDPOINTS_SUFFIX: Final = ".endpoints.json"
 _LOOK_S: Final = 0.5
 _NOTICE_S: Final = 2.0
 _CAUSE_CHARS: Final = 500
-_MARKS: Final = ("slice", "save", "cuts", SIZE)  # fields of an answer that are not the strategy's
+_MARKS: Final = ("slice", "save", "halts", "cuts", SIZE)
+"""Fields of an answer that are not the strategy's."""
 _MOST_UNUSED: Final = 1000  # batches, more than one step accumulates
 T = TypeVar("T")
 
@@ -374,7 +375,7 @@ class JoinedRegion:
                     sync.settle()
                     yield sync
                     sync.check_ended()
-                    exchanger.end(vector, own)
+                    sync.end(vector, own)
                 except BaseException as error:
                     self._tell_failed(error)  # before the saver, which may hang, is closed
                     raise
@@ -629,7 +630,11 @@ class _Cutter:
 
 
 class _Exchanger:
-    """Encodes and sends updates, and decodes their answers, in a thread of its own."""
+    """Encodes and sends updates, and decodes their answers, in a thread of its own.
+
+    Attributes:
+        halts: whether the training ends with the newest answers.
+    """
 
     def __init__(
         self,
@@ -645,6 +650,7 @@ class _Exchanger:
         self._answers: queue.SimpleQueue[list[ReplyMessage] | BaseException] = queue.SimpleQueue()
         self._ready: list[ReplyMessage] | BaseException | None = None
         self._saves: int | None = None
+        self.halts = False
         self._cuts: Mapping[int, Ranges] | None = None
         self._sent_s = 0.0
         self._closed = False
@@ -692,21 +698,17 @@ class _Exchanger:
             raise found
         return found, time.monotonic() - self._sent_s
 
-    def end(self, vector: ParameterVector, buffers: ModuleBuffers | None) -> None:
-        """Tell the server that this rank has finished; send the final parameters if it asks.
+    def send_model(self, vector: ParameterVector, buffers: ModuleBuffers | None) -> None:
+        """Send the final parameters of this rank."""
+        params_S = vector.read()
+        if self._ranks.rank == 0:
+            _send_buffers(self._link, buffers)
+        for each in self._exchange.slices:
+            _send_state(self._link, each.index, taken(params_S, each.places))
 
-        Returns when the server has the model.
-        """
-        self._link.send(Message("finished", {}, b"", "control", CONTROL))
-        while self._receive_end().kind == "collect":
-            params_S = vector.read()
-            if self._ranks.rank == 0:
-                _send_buffers(self._link, buffers)
-            for each in self._exchange.slices:
-                _send_state(self._link, each.index, taken(params_S, each.places))
-
-    def _receive_end(self) -> Message:
-        kinds, what = ("collect", "over"), "the end of the run"
+    def receive_end(self) -> Message:
+        """Wait for what the server wants of a rank that has finished."""
+        kinds, what = ("collect", "save", "over"), "the end of the run"
         return _await_message(self._mail, kinds, what, self._wait_s)
 
     def close(self) -> None:
@@ -764,6 +766,7 @@ class _Exchanger:
             has_cuts = has_cuts or "cuts" in message.meta
             if "save" in message.meta:
                 self._saves = fields.count(message.meta, "save")
+            self.halts = self.halts or "halts" in message.meta
             index = fields.optional_count(message.meta, "slice")
             reply = read_reply(own, message.payload)
             if index is not None:
@@ -869,7 +872,8 @@ class JoinedTraining:
     It is a `torch.distributed.checkpoint.stateful.Stateful` for a user's own checkpoints.
 
     Attributes:
-        done: whether the run is over.
+        done: whether the loop must end: the run is over, or was stopped.
+        stopped: whether the run was stopped at a checkpoint, from which it can be resumed.
     """
 
     def __init__(
@@ -892,8 +896,13 @@ class JoinedTraining:
 
     @property
     def done(self) -> bool:
-        """Whether the run is over."""
+        """Whether the loop must end: the run is over, or was stopped."""
         return self._exchange.is_done
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was stopped at a checkpoint, from which it can be resumed."""
+        return self._exchange.is_halted
 
     @property
     def steps(self) -> int:
@@ -993,12 +1002,29 @@ class JoinedTraining:
             if self._exchange.is_donor:
                 self._exchanger.send_copies()
             checkpoint = self._exchanger.saves()
-            if checkpoint is not None and self._saver is not None:
-                self._save(checkpoint, self._saver)
+            if checkpoint is not None:
+                self._save(checkpoint)
+            if self._exchanger.halts:
+                self._exchange.halt()
             sent = self._exchange.advance()
 
-    def _save(self, checkpoint: int, saver: RankSaver) -> None:
+    def end(self, vector: ParameterVector, buffers: ModuleBuffers | None) -> None:
+        """Tell the server that this rank has finished; send the model and save if it asks.
+
+        Returns when the server has what it needs.
+        """
+        self._exchanger.tell(Message("finished", {}, b"", "control", CONTROL))
+        while (message := self._exchanger.receive_end()).kind != "over":
+            if message.kind == "save":
+                self._save(fields.count(message.meta, "save"))
+            else:
+                self._exchanger.send_model(vector, buffers)
+
+    def _save(self, checkpoint: int) -> None:
         """Copy the state at a barrier, to be written."""
+        saver = self._saver
+        if saver is None:
+            return
         exchange = self._exchange
         ranges = [each.ranges for each in exchange.slices] or [()]
         states = exchange.copies(whole=True)
@@ -1006,14 +1032,19 @@ class JoinedTraining:
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether to evaluate now: every `train.eval_every` steps, and at the end.
+        """Whether to evaluate now: every `train.eval_every` steps, and at the end of the run.
 
         It is true in all ranks at the same steps, until `report` is called.
         """
         every = self._exchange.eval_every
-        at = (self.steps, self.done)
-        is_time = self.done or (every > 0 and self.steps > 0 and self.steps % every == 0)
+        at = (self.steps, self._is_last)
+        is_time = self._is_last or (every > 0 and self.steps > 0 and self.steps % every == 0)
         return is_time and at != self._reported
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether the run has ended, and was not stopped."""
+        return self.done and not self.stopped
 
     def report(self, sums: Mapping[str, Tensor | NDArray[np.float64] | float], rows: int) -> None:
         """Report an evaluation; the metric of the run is the sum over all ranks by all rows.
@@ -1029,7 +1060,7 @@ class JoinedTraining:
         """
         where = f"region '{self._ranks.region}': sync.report after {self.steps} steps"
         if not self.evaluation_due:
-            is_second = self._reported == (self.steps, self.done)
+            is_second = self._reported == (self.steps, self._is_last)
             raise LoopMisuseError(
                 f"{where}: {'the second report' if is_second else 'no evaluation is due'}",
                 fix="Report all sums in one call."
@@ -1037,8 +1068,8 @@ class JoinedTraining:
                 else "Evaluate and report `if sync.evaluation_due`, see `train.eval_every`.",
             )
         stats = _sums(where, cast(Mapping[object, object], sums), rows)
-        self._reported = (self.steps, self.done)
-        meta, payload = stats_message(self.steps, stats, int(rows), final=self.done)
+        self._reported = (self.steps, self._is_last)
+        meta, payload = stats_message(self.steps, stats, int(rows), final=self._is_last)
         self._exchanger.tell(Message("evaluation", meta, bytes(payload), "control"))
 
     def state_dict(self) -> dict[str, Any]:

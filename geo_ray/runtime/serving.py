@@ -77,6 +77,7 @@ _POLL_S: Final = 0.2
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
 _PIECE_BYTES: Final = 32 << 20
+_ENDS: Final = (Stage.DONE.value, Stage.STOPPED.value)
 JOIN_FOLDER: Final = "join"
 """Folder of a run's directory with the credentials of its regions."""
 ADDRESS_FILE: Final = "address"
@@ -95,6 +96,7 @@ def terms_of(experiment: Experiment) -> JoinTerms:
         rows=serve.rows or (experiment.rows if experiment.knows_task else None),
         seed=experiment.seed,
         eval_every=experiment.train.eval_every,
+        saves_at_end=experiment.checkpoint.every_s is not None,
         goal=f"steps {experiment.train.steps}",
     )
 
@@ -179,9 +181,11 @@ class AveragerActor:
 
     # -------------------------------------------------------------- checkpoints
 
-    def begin_save(self, checkpoint: int, keep: list[int], timeout_s: float) -> int | None:
+    def begin_save(
+        self, checkpoint: int, keep: list[int], timeout_s: float, halt: bool
+    ) -> int | None:
         """Begin a checkpoint, see `JoinService.begin_save`; return its id, or None if not now."""
-        return self._server.begin_save(checkpoint, keep, timeout_s)
+        return self._server.begin_save(checkpoint, keep, timeout_s, halt=halt)
 
     def saved_heads(self) -> tuple[list[SliceHead], str, dict[str, int]]:
         """Return the slices of the checkpoint, the model's layout, and the steps of regions."""
@@ -201,8 +205,7 @@ class AveragerActor:
     def end_save(self) -> None:
         """Forget the checkpoint that was being made."""
         self._slices = []
-        with self._server.lock:
-            self._server.service.end_save()
+        self._server.end_save()
 
     # -------------------------------------------------------------- training
 
@@ -218,6 +221,8 @@ class AveragerActor:
             return {
                 "stage": service.stage.value,
                 "missing": service.missing(),
+                "saves": service.saves,
+                "awaited": service.awaited,
                 "events": service.news(),
                 "now_s": self._server.now_s(),
                 "failure": service.failure,
@@ -435,7 +440,8 @@ class _Serving:
         log = setup.run.path / EVENTS_FILE
         known = read_events(log) if log.exists() else ()
         self._stopping = StoppingRule(setup.experiment.train, known, is_strict=False)
-        self._stops = False
+        self._stops = self._is_interrupted = False
+        self._awaited: Mapping[str, str] = {}  # lost regions by cause
 
     def run(self) -> Summary:
         """Poll the averager to the end of the run; write model and summary."""
@@ -462,6 +468,12 @@ class _Serving:
             sinks = [reporting.observer.on_event, RayMetrics().feed, export.feed]
             recorder = Recorder(log, sinks, setup.lease.check)
             about: dict[str, object] = {"startup_s": startup_s}
+            if experiment.groups:
+                about["ranks"] = {
+                    region.name: region.group.world_size
+                    for region in experiment.groups
+                    if region.group is not None
+                }
             if self._task is not None and experiment.knows_task:
                 about |= RowWork.of(self._task).fields()
             if self._resumed_step is not None:
@@ -470,11 +482,37 @@ class _Serving:
             started = recorder.started(experiment, run.path.name, began_s, simulated=False, **about)
             summing.feed(started)
             self._record(recorder, summing, found)
-            while found["stage"] != Stage.DONE.value:
+            while found["stage"] not in _ENDS:
                 time.sleep(_POLL_S)
                 found = self._poll()
                 self._record(recorder, summing, found)
+            if found["stage"] == Stage.STOPPED.value:
+                self._groups.finish()
+                collect({SERVER: self._actor.close.remote()}, _ANSWER_S)
+                raise self._stopped()
+            self._save_last(recorder, summing)
             return self._finish(recorder, summing, startup_s)
+
+    def _stopped(self) -> GeoRayError:
+        """Return the error of a run that was stopped, with the outcome of its checkpoint."""
+        why, cause = self._setup.reporting.interruption.why, self._checkpoints.outcome
+        if cause:
+            return type(why)(f"{why.message}; no new checkpoint was made: {cause}")
+        experiment = self._setup.experiment
+        is_joined = len(experiment.groups) < len(experiment.regions)
+        rest = " Then start the loops of the regions again." if is_joined else ""
+        return type(why)(f"{why.message}; its state is saved", fix=f"{why.fix}{rest}")
+
+    def _save_last(self, recorder: Recorder, summing: Summing) -> None:
+        """Save a last checkpoint, so that training can continue from the very end."""
+        if self._setup.experiment.checkpoint.every_s is None:
+            return
+        if self._checkpoints.begin_last():
+            self._setup.reporting.status("saving the last checkpoint")
+            while self._checkpoints.is_open and not self._setup.reporting.interruption.is_set():
+                time.sleep(_POLL_S)
+                self._record(recorder, summing, self._poll())
+        self._actor.end_save.remote()  # lets the ranks leave
 
     def _await_regions(self) -> dict[str, Any]:
         """Wait until all regions are there."""
@@ -486,7 +524,10 @@ class _Serving:
                 return found
             if self._setup.reporting.interruption.is_set():
                 raise self._setup.reporting.interruption.why
-            missing = ", ".join(f"{name} ({why})" for name, why in found["missing"].items())
+            starting = self._groups.starting
+            missing = ", ".join(
+                f"{name} ({starting.get(name, why)})" for name, why in found["missing"].items()
+            )
             text = f"{self._address}: waiting for {missing or 'the initial parameters'}"
             if text != shown:
                 reporting.status(text)
@@ -503,20 +544,22 @@ class _Serving:
         found: dict[str, Any] = collect({SERVER: call}, _ANSWER_S)[SERVER]
         if isinstance(found["failure"], GeoRayError):
             raise found["failure"]
-        if found["stage"] != Stage.DONE.value:
+        if found["stage"] not in _ENDS:
             self._groups.watch(Stage(found["stage"]))
         interruption = self._setup.reporting.interruption
         if take_stop_request(self._setup.run.path):
             interruption.set()
-        if interruption.is_set() and found["stage"] == Stage.TRAINING.value:
-            self._actor.request_stop.remote()
         return found
 
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
         trains = found["stage"] == Stage.TRAINING.value
-        saved = self._checkpoints.poll(found["save"], trains=trains)
-        own = [{**each, "t_s": found["now_s"]} for each in [*self._groups.news(), *saved]]
-        for each in [*own, *found["events"]]:
+        halts = trains and self._setup.reporting.interruption.is_set()
+        if halts and not self._is_interrupted:
+            self._note_interruption(recorder, found)
+        saved = self._checkpoints.poll(found["save"], trains=trains, halts=halts)
+        self._groups.note(found["events"])
+        own = [*self._groups.news(), *saved, *self._paused(found["awaited"])]
+        for each in [*({**each, "t_s": found["now_s"]} for each in own), *found["events"]]:
             values = dict(each)
             if values["kind"] == "eval":
                 self._rate(values)
@@ -528,6 +571,31 @@ class _Serving:
                 self._stops = True
                 self._actor.request_stop.remote()
                 recorder.emit("stop_requested", event.t_s, **stop.model_dump())
+
+    def _paused(self, awaited: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return an event if the run begins to wait for lost regions, or continues."""
+        before, self._awaited = self._awaited, awaited
+        if bool(before) == bool(awaited):
+            return []
+        if not awaited:
+            self._setup.reporting.status("")
+            return [{"kind": "run_resumed"}]
+        least = self._setup.experiment.members.min
+        text = f"waiting for {', '.join(awaited)}: fewer than members.min = {least} regions"
+        self._setup.reporting.status(f"paused: {text}")
+        return [{"kind": "run_paused", "cause": text}]
+
+    def _note_interruption(self, recorder: Recorder, found: Mapping[str, Any]) -> None:
+        """Record the request to stop; a run without checkpoints ends with its present model."""
+        self._is_interrupted, reporting = True, self._setup.reporting
+        why = reporting.interruption.why
+        recorder.emit("stop_requested", found["now_s"] + self._before_s, cause=why.message)
+        if found["saves"]:
+            what = "saving a checkpoint at the next exchange of all regions, then stopping"
+        else:
+            self._actor.request_stop.remote()
+            what = "no region saves checkpoints: finishing with the next exchange"
+        reporting.status(f"{what} (Ctrl-C again: stop at once)")
 
     def _rate(self, evaluation: dict[str, Any]) -> None:
         """Replace the means of an evaluation by the metrics of the task, if its regions have it."""
