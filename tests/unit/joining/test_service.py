@@ -110,7 +110,9 @@ class World:
         if welcome.is_source:
             for each in slices:
                 payload = payload_of(taken(memory.params_S, each.places).clone())
-                self.deliver(name, Message("state", {"slice": each.index}, payload, "transfer"))
+                self.deliver(
+                    name, Message("state", {"slice": each.index, "start": 0}, payload, "transfer")
+                )
         model.start()
         plan = self.run.server_plan(region, 1)
         self.ranks[name] = RankExchange(plan, model, slices=slices)
@@ -356,7 +358,9 @@ def _state(world: World, name: str, value: float) -> None:
     for each in world.ranks[name].slices:
         size = sum(b - a for a, b in each.places)
         payload = payload_of(torch.full((size,), value))
-        world.deliver(name, Message("state", {"slice": each.index}, payload, "transfer"))
+        world.deliver(
+            name, Message("state", {"slice": each.index, "start": 0}, payload, "transfer")
+        )
 
 
 def test_only_the_rank_that_was_asked_gives_the_final_parameters() -> None:
