@@ -10,13 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+import torch
 from torch import Tensor
 
 from geo_ray.base.errors import FrameError, RanksDisagreeError
 from geo_ray.joining.layout import Ranges, Slice
+from geo_ray.joining.pieces import Arriving
 from geo_ray.joining.protocol import Hello, rank_name
 from geo_ray.training.messages import UpdateMessage, no_buffers
 from geo_ray.training.parameters import BufferLayout
+from geo_ray.transport.wire.fields import Meta
+from geo_ray.transport.wire.message import Message
 
 
 @dataclass(slots=True)
@@ -49,6 +53,7 @@ class RegionRanks:
     headers: dict[int, tuple[UpdateMessage, int]] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     _parts: dict[int, UpdateMessage] = field(default_factory=dict)  # by slice
+    _arriving: dict[tuple[int, int], ArrivingPart] = field(default_factory=dict)
     _losses: dict[int, float] = field(default_factory=dict)  # of ranks that report one
     _buffers: dict[int, Tensor] = field(default_factory=dict)  # uint8 (E,), by rank
 
@@ -141,6 +146,24 @@ class RegionRanks:
         """Record the update of a slice."""
         self._parts[index] = replace(update, buffers_E=no_buffers())
 
+    def begin_part(self, rank: int, index: int, part: ArrivingPart) -> None:
+        """Record the header of a rank's update of a slice, whose values follow."""
+        self._arriving[rank, index] = part
+
+    def add_piece(self, rank: int, index: int, message: Message) -> ArrivingPart | None:
+        """Add values to the update of a slice; return it once they are complete.
+
+        Values that follow no header are ignored: their update was refused.
+
+        Raises:
+            FrameError: they do not fit.
+        """
+        part = self._arriving.get((rank, index))
+        if part is None:
+            return None
+        part.add(message)
+        return self._arriving.pop((rank, index)) if part.is_complete else None
+
     def add_buffers(self, rank: int, update: UpdateMessage) -> None:
         """Record the model buffers of a rank, if its update has them."""
         if update.buffers_E.numel():
@@ -191,6 +214,38 @@ class RegionRanks:
             return no_buffers()
         rows = [float(self.headers[rank][1]) for rank in ranks]
         return layout.combine(vectors, rows if any(rows) else [1.0] * len(rows))
+
+
+class ArrivingPart:
+    """An update of a slice whose values arrive in pieces.
+
+    Attributes:
+        update: the update.
+        meta: header.
+
+    Args:
+        update: the update without its values.
+        meta: header.
+        size: number of values.
+    """
+
+    def __init__(self, update: UpdateMessage, meta: Meta, size: int) -> None:
+        self.update, self.meta = replace(update, payload_P=torch.empty(size)), meta
+        self._arriving = Arriving(size)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all values have arrived."""
+        return self._arriving.is_complete
+
+    def add(self, message: Message) -> None:
+        """Add the next piece.
+
+        Raises:
+            FrameError: it does not fit.
+        """
+        start, values = self._arriving.take(message)
+        self.update.payload_P[start : start + values.numel()] = values
 
 
 @dataclass(frozen=True, slots=True)

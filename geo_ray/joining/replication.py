@@ -78,6 +78,7 @@ class BeginSave:
     checkpoint: int
     keep: tuple[int, ...]
     timeout_s: float
+    halt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +318,10 @@ class ReplicatedService:
                     return self._numbered(service.lose(region, cause))
                 case RequestStop():
                     return self._numbered(service.request_stop())
-                case BeginSave(checkpoint, keep, timeout_s):
-                    return self._numbered(service.begin_save(checkpoint, keep, timeout_s))
+                case BeginSave(checkpoint, keep, timeout_s, halt):
+                    return self._numbered(
+                        service.begin_save(checkpoint, keep, timeout_s, halt=halt)
+                    )
                 case EndSave():
                     service.end_save()
                 case Attach():

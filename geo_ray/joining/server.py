@@ -167,17 +167,27 @@ class JoinServer:
         with self.lock:
             self._offer(RequestStop())
 
-    def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> int | None:
+    def begin_save(
+        self, checkpoint: int, keep: Sequence[int], timeout_s: float, *, halt: bool = False
+    ) -> int | None:
         """Begin a checkpoint, see `JoinService.begin_save`.
 
         Returns:
-            Its id; None: not now, or not yet, if the standby must have the order first.
+            Its id; None: not now, or not yet, if the standby does not answer.
         """
         with self.lock:
-            if self.service.save is not None:
+            before = self.service.save
+            if before is not None and not halt:
                 return None
-            self._offer(BeginSave(checkpoint, tuple(keep), timeout_s))
-            return None if self.service.save is None else self.service.save.id
+            self._offer(BeginSave(checkpoint, tuple(keep), timeout_s, halt))
+            number = self._log.number
+        until_s = time.monotonic() + _CLOSE_S
+        while self._log.executed < number and time.monotonic() < until_s:
+            time.sleep(_TICK_S / 10)  # until the standby has the order
+        with self.lock:
+            save = self.service.save
+            is_begun = save is not None and (save is not before or save.halts)
+            return save.id if save is not None and is_begun else None
 
     def end_save(self) -> None:
         """Forget the checkpoint that was being made."""

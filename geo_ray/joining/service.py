@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -36,7 +37,8 @@ from geo_ray.base.errors import (
     RegionLostError,
 )
 from geo_ray.codecs.feedback import all_finite
-from geo_ray.joining.layout import Layout, Slice, put, slices_of
+from geo_ray.joining.layout import Layout, Slice, put, slices_of, within
+from geo_ray.joining.pieces import PIECE, SIZE, divided, size_of
 from geo_ray.joining.protocol import (
     Hello,
     JoinTerms,
@@ -52,11 +54,11 @@ from geo_ray.joining.protocol import (
     region_of,
 )
 from geo_ray.joining.rank import RankState
-from geo_ray.joining.regions import Evaluations, RegionRanks
+from geo_ray.joining.regions import ArrivingPart, Evaluations, RegionRanks
 from geo_ray.joining.save_round import SaveRound, SaveStage
 from geo_ray.joining.slices import Answers, RestartPoint, SavedRun, SavedSlice, SliceAveragers
 from geo_ray.training.membership import MemberChange
-from geo_ray.training.messages import ReplyMessage, no_buffers
+from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.model_buffers import AVERAGER_PREFIX, REGION_PREFIX, AveragerBuffers
 from geo_ray.training.parameters import BufferLayout, digest
 from geo_ray.training.wire_format import (
@@ -73,7 +75,7 @@ from geo_ray.transport.wire.message import CONTROL, Message
 _LOGGER: Final = logging.getLogger(__name__)
 
 _BUFFERS: Final = -1  # stands for the model buffers among the numbers of slices
-_RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
+_RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice", SIZE)  # of an update's header
 
 
 class Stage(Enum):
@@ -89,6 +91,8 @@ class Stage(Enum):
     """All regions have finished; the final parameters are on their way."""
     DONE = "done"
     """The final parameters are here."""
+    STOPPED = "stopped"
+    """The run has ended at a checkpoint, from which it can continue."""
 
 
 class JoinService:
@@ -99,9 +103,9 @@ class JoinService:
         stage: its progress.
         layout: its model; None until the first rank has described it.
         averagers: the averagers of its slices.
-        model_P: the final parameters, fp32 (P,), in stage `DONE`; the initial ones before.
+        model_P: the final parameters, fp32 (P,), in stage `DONE`; empty before `ENDING`.
         buffer_layout: its model buffers; they do not depend on slices.
-        buffers_B: the final model buffers, uint8 (B,), or the initial ones, as `model_P`.
+        buffers_B: the final model buffers, uint8 (B,), or the initial ones before `ENDING`.
         failure: the error that ends the run; None: there is none.
         save: the checkpoint that is being made; None: there is none.
 
@@ -131,12 +135,14 @@ class JoinService:
         self.failure: GeoRayError | None = None
         self.save: SaveRound | None = None
         self._resumed = resumed
+        self._halted = self._ends_save = False
         self._newest_save = -1  # id of the newest checkpoint that was begun
         self._saved_steps: dict[str, int] = {}  # steps of regions at its barrier
         self._saved_buffers: tuple[dict[str, Tensor], dict[str, float]] = {}, {}
         self._now_s = now_s
         self._buffers = AveragerBuffers()
         self._regions: dict[str, RegionRanks] = {}
+        self._values: Counter[int] = Counter()  # of the slices among `_missing` that are here
         self._missing: set[int] = set()  # slices whose parameters are on their way, or `_BUFFERS`
         self._joining: dict[str, RegionRanks] = {}  # regions that wait for the next barrier
         self._donor = ""  # whose state regions copy
@@ -200,6 +206,8 @@ class JoinService:
                 return self._on_buffers(peer, message)
             if message.kind == "update":
                 return self._on_update(peer, message)
+            if message.kind == PIECE:
+                return self._on_piece(peer, message)
             if message.kind == "copy":
                 return self._on_copy(peer, message)
             if message.kind == "evaluation":
@@ -246,8 +254,8 @@ class JoinService:
 
     def on_lost(self, region: str, cause: str) -> list[Outbound]:
         """Continue without a region."""
-        if self.stage is Stage.DONE:
-            return []
+        if self.stage in (Stage.DONE, Stage.STOPPED):
+            return self._leave_out(region, cause)
         self._stop_joining(region)
         was_source = bool(self._regions) and region == self._source
         if self._regions.pop(region, None) is None or self.stage is Stage.GATHERING:
@@ -261,7 +269,7 @@ class JoinService:
         if self.stage is Stage.ENDING:  # another region has the same parameters
             if not was_source:
                 return []
-            self._missing = self._everything()
+            self._await_model()
             return self._all("collect", [self._source])
         if self.stage is Stage.STARTING and was_source:
             self.failure = RegionLostError(
@@ -270,9 +278,11 @@ class JoinService:
             return []
         self._emit_completed()
         found = self._leave_out(region, cause)
-        if len(self._regions) < self._least and not self.averagers.stopping:
+        if len(self._regions) < self._least and not (self.averagers.stopping or self._halted):
             _LOGGER.warning("the run waits for region '%s'", region)
             self._held[region] = self._now_s(), cause
+            what = f"{len(self._regions)} regions take part, members.min is {self._least}"
+            self._emit("run_paused", cause=f"{what}; lost: {', '.join(self._held)}")
         else:
             found += self._answers(self.averagers.leave(region))
         if region == self._donor and not all(self._copied.values()):
@@ -314,9 +324,27 @@ class JoinService:
     def _release(self) -> list[Outbound]:
         """Continue without the lost regions that the others have waited for."""
         found: list[Outbound] = []
+        if self._held:
+            self._emit("run_resumed")
         for name in list(self._held):
             del self._held[name]
             found += self._answers(self.averagers.leave(name))
+        return found
+
+    def awaited(self) -> dict[str, tuple[float, str | None]]:
+        """Return the regions that all others wait for.
+
+        Returns:
+            By region, since when, and why it was lost; None: it takes part, but has not sent the
+            update that others have sent.
+        """
+        found: dict[str, tuple[float, str | None]] = dict(self._held)
+        if found or self.stage is not Stage.TRAINING or self._halted:
+            return found
+        sent = self.averagers.waiting
+        since_s = min((self._regions[n].since_s for n in sent if n in self._regions), default=None)
+        if since_s is not None:
+            found = {name: (since_s, None) for name in self._regions if name not in sent}
         return found
 
     def is_awaited(self, peer: str) -> bool:
@@ -351,8 +379,12 @@ class JoinService:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> list[Outbound]:
+    def begin_save(
+        self, checkpoint: int, keep: Sequence[int], timeout_s: float, *, halt: bool = False
+    ) -> list[Outbound]:
         """Begin a checkpoint, if that is possible now; see `save`.
+
+        Once the run is over, regions do not meet for it.
 
         A region may have committed files of a checkpoint that the run has not: its id is not used
         again.
@@ -361,26 +393,42 @@ class JoinService:
             checkpoint: lowest id.
             keep: committed checkpoints that stay.
             timeout_s: time for the parts of ranks, from the barrier on.
+            halt: whether training ends there. Regions do not wait for lost ones any longer, and a
+                checkpoint for which they have not met yet becomes such a one.
         """
+        is_over = self.stage is Stage.DONE
+        found = self._release() if halt else []
+        if halt and self.save is not None and self.save.stage is SaveStage.MEETING:
+            self.save.halts = True
         may_begin = (
-            self.stage is Stage.TRAINING
+            (is_over or (self.stage is Stage.TRAINING and not self.averagers.stopping))
             and self.failure is None
             and self.save is None
-            and any(region.saves for region in self._regions.values())
-            and not (self.averagers.is_changing or self.averagers.stopping)
+            and self.saves
+            and not (self.averagers.is_changing or self._halted)
         )
         if not may_begin:
-            return []
+            return found
         known = [hello.saved or () for e in self._regions.values() for hello in e.hellos.values()]
         used = max((each for saved in known for each in saved), default=-1)
         self._newest_save = max(checkpoint, used + 1, self._newest_save + 1)
-        self.save = SaveRound(self._newest_save, tuple(keep), timeout_s)
-        return self._answers(self.averagers.change(MemberChange()))
+        self.save = SaveRound(self._newest_save, tuple(keep), timeout_s, halt and not is_over)
+        if is_over:
+            about = self._met()
+            names = [name for name, region in self._regions.items() if region.saves]
+            return found + self._all("save", names, about)
+        return found + self._answers(self.averagers.change(MemberChange()))
+
+    @property
+    def saves(self) -> bool:
+        """Whether a region writes parts of checkpoints."""
+        return any(region.saves for region in self._regions.values())
 
     def end_save(self) -> None:
-        """Forget the checkpoint that was being made."""
+        """Forget the checkpoint that was being made; ranks that wait for its end may leave."""
         self.save = None
         self.averagers.forget_snapshot()
+        self._ends_save = self._halted or self.stage is Stage.DONE
 
     @property
     def saved_run(self) -> SavedRun:
@@ -398,7 +446,8 @@ class JoinService:
         found[0] = SavedSlice(
             first.ranges, {**first.tensors, **buffers}, {**first.control, "buffer_rows": rows}
         )
-        return SavedRun(save.id, layout, tuple(found), self._saved_steps)
+        strategy = self.terms.strategy.model_dump(mode="json")
+        return SavedRun(save.id, layout, tuple(found), self._saved_steps, strategy)
 
     @property
     def steps(self) -> dict[str, int]:
@@ -406,8 +455,15 @@ class JoinService:
         return {name: region.steps for name, region in self._regions.items()}
 
     def check_save(self) -> list[Outbound]:
-        """Leave out regions that are late with their parts of a checkpoint."""
+        """Leave out regions that are late with their parts of a checkpoint.
+
+        After the last checkpoint, let the ranks leave.
+        """
         save = self.save
+        if save is None and self._ends_save:
+            self._ends_save = False
+            self.stage = Stage.STOPPED if self._halted else self.stage
+            return self._all("over", list(self._regions)) + self._refuse_joining("was stopped")
         if save is None:
             return []
         if save.stage is SaveStage.MEETING and not self.averagers.is_changing:
@@ -439,7 +495,8 @@ class JoinService:
         )
         self._saved_steps, self._saved_buffers = self.steps, self._buffers.export()
         self.averagers.snapshot(save.id)
-        return {"save": save.id}
+        self._halted = save.halts
+        return {"save": save.id, **({"halts": True} if save.halts else {})}
 
     # ------------------------------------------------------------------ start
 
@@ -567,9 +624,7 @@ class JoinService:
         """Let the next waiting region join at the next barrier, if none is joining now."""
         ready = [name for name, region in self._joining.items() if region.is_complete]
         ready = [name for name in ready if name not in self._held]
-        if not ready or self.averagers.is_changing:
-            return []
-        if self.averagers.stopping:
+        if not ready or self.averagers.is_changing or self.averagers.stopping or self._halted:
             return []
         change = MemberChange(joins=(min(ready),))
         return self._answers(self.averagers.change(change))
@@ -609,12 +664,13 @@ class JoinService:
                 idle = set(range(self._regions[name].world_size)) - owners
                 found += [Outbound(rank_name(name, rank), empty) for rank in idle]
             if all(self._copied.values()):
+                self._regions[name].steps = int(str(state.control["version"]))
                 self._emit(
                     "region_joined",
                     region=name,
                     view=self.averagers.view.generation,
                     round=self.version,
-                    step=int(str(state.control["version"])),
+                    step=self._regions[name].steps,
                     bytes=sum(self._copied.values()),
                     took_s=self._now_s() - self._barrier_s,
                 )
@@ -623,7 +679,6 @@ class JoinService:
     def _start(self, layout: Layout) -> list[Outbound]:
         shares = {name: region.shares for name, region in self._regions.items()}
         slices = slices_of(layout, shares)
-        self.model_P = torch.empty(layout.size)
         if self._resumed is not None:
             try:
                 return self._resume(layout, slices, self._resumed)
@@ -631,7 +686,8 @@ class JoinService:
                 self.failure = error
                 return [each for name in self._regions for each in self._refuse(name, error)]
         self.averagers.begin(layout, slices)
-        self.stage, self._missing = Stage.STARTING, self._everything()
+        self.stage = Stage.STARTING
+        self._await_model()
         welcome = Welcome(self.terms, {})
         return [
             each
@@ -654,6 +710,7 @@ class JoinService:
 
     def _resume(self, layout: Layout, slices: tuple[Slice, ...], saved: SavedRun) -> list[Outbound]:
         """Continue from a checkpoint, at its barrier."""
+        saved.check_strategy(self.terms.strategy)
         layout.check_same(saved.layout, f"checkpoint {saved.id}", "the regions")
         members = [str(name) for name in cast(list[object], saved.slices[0].control["members"])]
         loading = [name for name in sorted(members) if self._has(name, saved.id)]
@@ -703,21 +760,24 @@ class JoinService:
         each = self.averagers.slices[index]
         if peer != rank_name(source, each.owners[source]):
             raise FrameError(f"'{peer}' sent parameters that it was not asked for")
-        params_Q = as_tensor(memoryview(message.payload), each.size)
-        if not all_finite(params_Q):
+        values = as_tensor(memoryview(message.payload))
+        start = fields.count(message.meta, "start")
+        stop = start + values.numel()
+        if start != self._values[index] or not start < stop <= each.size:
+            raise FrameError(f"'{peer}' sent values {start} to {stop} of slice {index}")
+        if not all_finite(values):
             raise NonFiniteError(f"the parameters of '{peer}' are not finite")
-        put(self.model_P, each.ranges, params_Q)
-        if self.stage is Stage.ENDING:
-            return self._arrived(index)
-        self._arrived(index)
-        return [
-            Outbound(
-                rank_name(name, rank),
-                Message("state", {"slice": index}, payload_of(params_Q), "transfer"),
-            )
-            for name, rank in each.owners.items()
-            if name != source
-        ]
+        self._values[index] = stop
+        is_ending = self.stage is Stage.ENDING
+        found = []
+        if is_ending:
+            put(self.model_P, within(each.ranges, start, stop), values)
+        else:
+            meta: Meta = {"slice": index, "start": start}
+            passed = Message("state", meta, payload_of(values), "transfer")
+            owners = {name: rank for name, rank in each.owners.items() if name != source}
+            found = [Outbound(rank_name(*owner), passed) for owner in owners.items()]
+        return found + (self._arrived(index) if stop == each.size else [])
 
     def _on_buffers(self, peer: str, message: Message) -> list[Outbound]:
         """Handle the model buffers that come with the initial or the final parameters."""
@@ -739,10 +799,11 @@ class JoinService:
         ranks = (rank_name(n, r) for n, each in self._regions.items() for r in each.hellos)
         return [Outbound(rank, shared) for rank in ranks if rank != first]
 
-    def _everything(self) -> set[int]:
-        """Return the parts of the model that the source must send."""
+    def _await_model(self) -> None:
+        """Wait for the parts of the model that the source sends."""
         buffers = [_BUFFERS] if self.buffer_layout.entries else []
-        return {*range(len(self.averagers.slices)), *buffers}
+        self._missing = {*range(len(self.averagers.slices)), *buffers}
+        self._values.clear()
 
     def _arrived(self, part: int) -> list[Outbound]:
         """Note a part of the model; the run continues, or ends, once all of them are here."""
@@ -753,7 +814,8 @@ class JoinService:
             self.stage = Stage.TRAINING
             return []
         self.stage = Stage.DONE
-        return self._all("over", list(self._regions))
+        waits = self.terms.saves_at_end and self.saves
+        return [] if waits else self._all("over", list(self._regions))
 
     # ------------------------------------------------------------------ updates
 
@@ -763,7 +825,6 @@ class JoinService:
         if region is None or self.stage not in (Stage.TRAINING, Stage.STARTING):
             raise JoinRefusedError(f"region '{name}' takes no part in the run")
         rank = rank_of(peer)
-        rows = fields.count(message.meta, "rank_rows")
         index = fields.optional_count(message.meta, "slice")
         own = {k: v for k, v in message.meta.items() if k not in _RANK_FIELDS}
         update = read_update(own, message.payload)
@@ -773,15 +834,36 @@ class JoinService:
             raise JoinRefusedError(f"region '{name}': a newer process group has joined")
         if update.attempt > region.attempt:
             raise FrameError(f"'{peer}' sent an update of a process group that has not joined")
-        has_loss = "rank_loss" in message.meta
-        loss = fields.number(message.meta, "rank_loss") if has_loss else None
+        if index is not None and index not in self.averagers.owned(name, rank):
+            raise FrameError(f"'{peer}' sent slice {index}, which is not its own")
+        size = size_of(message)
+        if size is None:
+            return self._sent(region, rank, message.meta, update)
+        if index is None or size > self.averagers.slices[index].size:
+            raise FrameError(f"'{peer}' sends {size} values of slice {index}, which has fewer")
+        region.begin_part(rank, index, ArrivingPart(update, message.meta, size))
+        return []
+
+    def _on_piece(self, peer: str, message: Message) -> list[Outbound]:
+        """Handle values of an update that was begun; after a refusal, the rest of them arrives."""
+        region, rank = self._regions.get(region_of(peer)), rank_of(peer)
+        if region is None:
+            return []
+        part = region.add_piece(rank, fields.count(message.meta, "slice"), message)
+        return [] if part is None else self._sent(region, rank, part.meta, part.update)
+
+    def _sent(
+        self, region: RegionRanks, rank: int, meta: Meta, update: UpdateMessage
+    ) -> list[Outbound]:
+        """Handle the update of a slice, or of a rank without one, which is complete."""
+        loss = fields.number(meta, "rank_loss") if "rank_loss" in meta else None
+        rows = fields.count(meta, "rank_rows")
         region.add_header(rank, update, rows, loss, self._now_s())
+        index = fields.optional_count(meta, "slice")
         if index is not None:
-            if index not in self.averagers.owned(name, rank):
-                raise FrameError(f"'{peer}' sent slice {index}, which is not its own")
             region.add_part(index, update)
         region.add_buffers(rank, update)
-        return self._take(name, region) if region.has_sent(self.averagers.slices) else []
+        return self._take(region.name, region) if region.has_sent(self.averagers.slices) else []
 
     def _take(self, name: str, region: RegionRanks) -> list[Outbound]:
         """Take in a region's update, which is complete."""
@@ -793,7 +875,8 @@ class JoinService:
         self._buffers.take(whole)
         now_s = self._now_s()
         answers = self.averagers.take(checked, now_s)
-        region.open, region.sent_bytes = first, sum(part.size_bytes for part in sent.parts)
+        region.open = replace(first, payload_P=torch.empty(0), coded=None)
+        region.sent_bytes = sum(part.size_bytes for part in sent.parts)
         region.steps += first.steps
         compute_s = first.steps * first.step_s
         before_s, region.stepped_s = region.stepped_s or now_s - compute_s, now_s
@@ -812,6 +895,7 @@ class JoinService:
     def _answers(self, replies: Answers) -> list[Outbound]:
         """Return the answers of all slices' averagers, for the ranks that own the slices."""
         found: list[Outbound] = []
+        self.averagers.forget_answers()
         first = {reply.to: reply for reply in replies[0]} if replies else {}
         with_buffers = {each.to: each for each in self._buffers.attach(list(first.values()))}
         has_buffers: set[str] = set()  # ranks whose answer has them
@@ -832,7 +916,7 @@ class JoinService:
                 own = reply if owner in has_buffers else _with(reply, with_buffers[reply.to])
                 has_buffers.add(owner)
                 meta = {**reply_meta(own), **save, "slice": index}
-                found.append(Outbound(owner, Message("reply", meta, payload_bytes(own), "reply")))
+                found += [Outbound(owner, each) for each in divided(meta, own)]
         for name, reply in first.items():
             region = self._regions.get(name)
             if region is None:
@@ -910,10 +994,18 @@ class JoinService:
             return []  # all are lost
         if not all(len(each.finished) == each.world_size for each in self._regions.values()):
             return []
-        self.stage, self._missing = Stage.ENDING, self._everything()
-        found = self._all("collect", [self._source])
+        if self._halted:
+            return []  # they wait until the checkpoint is made
+        self.stage = Stage.ENDING
+        self.model_P = torch.empty(sum(each.size for each in self.averagers.slices))
+        self._await_model()
+        return self._all("collect", [self._source]) + self._refuse_joining("ended")
+
+    def _refuse_joining(self, what: str) -> list[Outbound]:
+        """Refuse the regions that wait to join again; ``what``: what has happened to the run."""
+        found: list[Outbound] = []
         for name in list(self._joining):
-            error = JoinRefusedError(f"run '{self.terms.name}' ended before '{name}' could join")
+            error = JoinRefusedError(f"run '{self.terms.name}' {what} before '{name}' could join")
             found += self._refuse(name, error)
             self._stop_joining(name)
         return found
@@ -923,9 +1015,9 @@ class JoinService:
         """The region that sends the initial and the final parameters."""
         return min(self._regions)
 
-    def _all(self, kind: str, names: Sequence[str]) -> list[Outbound]:
-        """Return a message without content for all ranks of some regions."""
-        message = Message(kind, {}, b"", "control", CONTROL)
+    def _all(self, kind: str, names: Sequence[str], about: Meta | None = None) -> list[Outbound]:
+        """Return a message for all ranks of some regions."""
+        message = Message(kind, about or {}, b"", "control", CONTROL)
         return [Outbound(peer, message) for name in names for peer in self._regions[name].peers]
 
     def _on_failed(self, peer: str, meta: Meta) -> list[Outbound]:

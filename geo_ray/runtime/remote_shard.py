@@ -19,15 +19,17 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import InvariantError, LinkDownError
+from geo_ray.base.types import StepReport
 from geo_ray.storage.manifest import PartInfo
 from geo_ray.strategies.state import Outgoing, Wait
 from geo_ray.training.checkpoint_parts import HeldShard
 from geo_ray.training.config import answer_s
+from geo_ray.training.lazy_copy import StoredTensor
 from geo_ray.training.messages import ReplyMessage
 from geo_ray.training.optimizers import InnerOptimizer
 from geo_ray.training.parameters import split_sizes
 from geo_ray.training.shard import Change, Concurrently, Contribution, Pull, Shard
-from geo_ray.training.task_steps import OptimizerSteps
+from geo_ray.training.task_steps import OptimizerSteps, Stored, in_memory
 from geo_ray.training.wire_format import (
     as_bytes,
     as_tensor,
@@ -37,6 +39,7 @@ from geo_ray.training.wire_format import (
     read_pull,
     read_reply,
     reply_meta,
+    report_meta,
     wanted_state,
 )
 from geo_ray.training.worker import LocalStepsWorker, Worker
@@ -242,9 +245,9 @@ class Moment:
     is_whole: bool = False
 
     @classmethod
-    def of(cls, name: str, tensor: Tensor) -> Moment:
+    def of(cls, name: str, tensor: Stored) -> Moment:
         """Describe a tensor of an optimizer."""
-        if tensor.dim():
+        if isinstance(tensor, StoredTensor) or tensor.dim():
             return cls(name, tensor.numel())
         return cls(name, 0, float(tensor), not tensor.is_floating_point())
 
@@ -271,7 +274,7 @@ def handle_moment(shard: Shard, conn: LanConnection, meta: Meta, payload: Payloa
         value = pushed_gradient(conn, payload, count) if count else moment.number
         shard.put_moment(worker, moment.name, value)
         return {}, None
-    value = shard.moments(worker)[fields.text(meta, "moment")]
+    value = in_memory(shard.moments(worker)[fields.text(meta, "moment")])
     if conn.shared is None:
         return {}, as_bytes(value.clone())
     shared_gradient(conn.shared, value.numel()).copy_(value)
@@ -568,17 +571,18 @@ class WorkerModel:
             own.optimizer.restore(self._links.moments())
         return self._ask({"op": "join"}, push=False)
 
-    def push(self, report: Meta, partition: int | None) -> Meta:
-        """Push a step's gradient, or report the step; return the answer.
+    def push(self, reports: Sequence[StepReport], partition: int | None) -> Meta:
+        """Push a step's gradient, or report steps; return the answer.
 
         Args:
-            report: the report.
+            reports: of the step; a worker that keeps the parameters may have made several.
             partition: see `ShardLinks.ask`.
         """
-        own = self._own
+        own, report = self._own, report_meta(reports[-1])
         if own is None or own.optimizer is None:
             return self._links.ask(report, push=True, partition=partition)
-        answer, _ = self._links.primary.request(report, push=False)
+        meta = report_meta(reports[-1], reports[:-1])
+        answer, _ = self._links.primary.request(meta, push=False)
         while (wanted := wanted_state(answer)) is not None:
             if wanted != "model":
                 self._put_optimizer(own.optimizer)

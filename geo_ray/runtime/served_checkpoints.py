@@ -31,7 +31,7 @@ from geo_ray.joining.protocol import SERVER
 from geo_ray.joining.save_round import SaveStage
 from geo_ray.joining.slices import SavedRun, SavedSlice
 from geo_ray.ray_cluster.calls import Handle, collect
-from geo_ray.runs.resume import codecs_of
+from geo_ray.runs.resume import STRATEGY, check_strategy_kind, codecs_of
 from geo_ray.storage.checkpoint import Checkpoint, CheckpointStore
 from geo_ray.storage.manifest import AVERAGER_PART, CheckpointManifest
 from geo_ray.storage.parts import DTYPES, write_part
@@ -96,13 +96,18 @@ def pieces_of(tensor: Tensor) -> Iterator[tuple[int, int]]:
         yield start, min(size, start + _PIECE_BYTES)
 
 
-def read_saved(found: Checkpoint) -> SavedRun:
+def read_saved(found: Checkpoint, experiment: Experiment) -> SavedRun:
     """Read the server's part of a checkpoint.
+
+    The configuration's options of the strategy replace those of the checkpoint: the user has
+    allowed each change.
 
     Raises:
         CheckpointError: it cannot be read, or belongs to a run whose regions do not join.
+        ConfigChangedError: the strategy is another one.
     """
     manifest = found.manifest
+    check_strategy_kind(manifest, experiment)
     layout, steps = manifest.extra.get(LAYOUT), manifest.extra.get(STEPS)
     names = [part.name for part in manifest.parts if part.name.startswith(AVERAGER_PART)]
     if not isinstance(layout, str) or not isinstance(steps, dict) or not names:
@@ -117,7 +122,8 @@ def read_saved(found: Checkpoint) -> SavedRun:
         ranges = tuple((int(a), int(b)) for a, b in body["ranges"])
         slices.append(SavedSlice(ranges, tensors, body["control"]))
     counts = {name: int(str(count)) for name, count in steps.items()}
-    return SavedRun(manifest.id, Layout.from_json(layout), tuple(slices), counts)
+    strategy = experiment.strategy.model_dump(mode="json")
+    return SavedRun(manifest.id, Layout.from_json(layout), tuple(slices), counts, strategy)
 
 
 def send_saved(actor: Handle, saved: SavedRun) -> None:
@@ -128,7 +134,7 @@ def send_saved(actor: Handle, saved: SavedRun) -> None:
             for start, stop in pieces_of(tensor):
                 data = bytes_of(tensor, start, stop)
                 collect({SERVER: actor.add_piece.remote(index, name, start, data)}, _ANSWER_S)
-    about = (saved.id, saved.layout.to_json(), dict(saved.steps))
+    about = (saved.id, saved.layout.to_json(), dict(saved.steps), dict(saved.strategy))
     collect({SERVER: actor.resume.remote(*about)}, _ANSWER_S)
 
 
@@ -148,6 +154,9 @@ class ServerCalls(Protocol):
 class ServedCheckpoints:
     """Makes the checkpoints of a served run, one at a time.
 
+    Attributes:
+        outcome: why the newest checkpoint has failed, or "" if it was made; None before the first.
+
     Args:
         store: where they are.
         experiment: the run.
@@ -162,7 +171,10 @@ class ServedCheckpoints:
         self._lease_token = lease_token
         self._next_s = time.monotonic() + (experiment.checkpoint.every_s or 0.0)
         self._next_round = experiment.checkpoint.every_rounds or 0
+        self.outcome: str | None = None
         self._open: int | None = None
+        self._halts = False  # whether training ends at the open checkpoint
+        self._counted = -1  # checkpoint from whose round the next one is counted
         self._retry_s = 0.0
         self._closed = -1  # newest checkpoint that has ended
         self._left_out: dict[str, str] = {}
@@ -170,7 +182,12 @@ class ServedCheckpoints:
         self._commit: Future[CheckpointManifest] | None = None
 
     def poll(
-        self, save: Mapping[str, Any] | None, rounds: int, *, trains: bool
+        self,
+        save: Mapping[str, Any] | None,
+        rounds: int,
+        *,
+        trains: bool,
+        halts: bool = False,
     ) -> list[dict[str, Any]]:
         """Continue the open checkpoint, or begin one when it is time.
 
@@ -178,6 +195,7 @@ class ServedCheckpoints:
             save: the averager's checkpoint in progress, as its actor reports it.
             rounds: commits of the averager.
             trains: whether the run may begin a checkpoint.
+            halts: whether training must end at the next checkpoint, which then begins at once.
 
         Returns:
             Events: ``checkpoint`` and ``checkpoint_failed``.
@@ -185,8 +203,9 @@ class ServedCheckpoints:
         if self._commit is not None:
             return self._committed(self._commit)
         if save is not None and self._open is None and save["id"] > self._closed:
-            self._open, self._left_out = save["id"], {}
-            self._next_s = time.monotonic() + self._every_s
+            self._open, self._left_out = save["id"], {}  # begun by a call whose answer was lost
+        if save is not None and save["id"] != self._counted:
+            self._counted = save["id"]
             at = rounds + (save["stage"] == SaveStage.MEETING.value)
             self._next_round = at + (self._experiment.checkpoint.every_rounds or 0)
         if self._open is not None:
@@ -198,6 +217,10 @@ class ServedCheckpoints:
                 return self._failed("no region has saved its part")
             if stage is SaveStage.READY:
                 self._commit = self._writer.submit(self._write, self._open, tuple(save["saved"]))
+            elif stage is SaveStage.MEETING and halts and not self._halts:
+                self._begin(halt=True)
+        elif trains and halts and not self._halts:
+            self._begin(halt=True)
         elif trains and self._is_due(rounds):
             self._begin()
         return []
@@ -209,6 +232,16 @@ class ServedCheckpoints:
             return rounds + 1 >= self._next_round and now_s >= self._retry_s
         return bool(config.every_s) and now_s >= self._next_s
 
+    def begin_last(self) -> bool:
+        """Begin the checkpoint after the end of the run; return whether that is possible."""
+        self._begin()
+        return self._open is not None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a checkpoint is being made."""
+        return self._open is not None
+
     def close(self) -> None:
         """Give up the open checkpoint."""
         if self._commit is not None:
@@ -218,12 +251,17 @@ class ServedCheckpoints:
             self._failed("the run has ended")
         self._writer.shutdown()
 
-    def _begin(self) -> None:
+    def _begin(self, *, halt: bool = False) -> None:
         lowest, keep = self._store.next_id(), self._store.ids()  # until the run has removed them
         timeout_s = self._experiment.checkpoint.part_timeout_s
-        self._server.ask("begin_save", lowest, keep, timeout_s)  # the next `poll` finds it
-        self._next_s = time.monotonic() + min(_RETRY_S, self._every_s)
+        checkpoint = self._server.ask("begin_save", lowest, keep, timeout_s, halt)
+        self._halts = halt and checkpoint is not None
         self._retry_s = time.monotonic() + _AGAIN_S
+        if checkpoint is None:
+            self._next_s = time.monotonic() + min(_RETRY_S, self._every_s)
+            return
+        self._open, self._left_out = checkpoint, {}
+        self._next_s = time.monotonic() + self._every_s
 
     @property
     def _every_s(self) -> float:
@@ -249,6 +287,7 @@ class ServedCheckpoints:
             "attempt": 1,
             "lease_token": self._lease_token,
             "codecs": codecs_of(self._experiment),
+            STRATEGY: self._experiment.strategy.kind,
             "regions": list(saved),
             LAYOUT: layout,
             STEPS: dict(steps),
@@ -276,7 +315,7 @@ class ServedCheckpoints:
         if error is not None:
             cause = error.message if isinstance(error, GeoRayError) else error_summary(error)
             return self._failed(cause)
-        manifest, self._open = commit.result(), None
+        manifest, self._open, self.outcome = commit.result(), None, ""
         self._closed = manifest.id
         self._server.actor.end_save.remote()
         for region, cause in self._left_out.items():
@@ -288,7 +327,7 @@ class ServedCheckpoints:
         ]
 
     def _failed(self, cause: str) -> list[dict[str, Any]]:
-        checkpoint, self._open = self._open, None
+        checkpoint, self._open, self._halts, self.outcome = self._open, None, False, cause
         self._closed = max(self._closed, -1 if checkpoint is None else checkpoint)
         self._server.actor.end_save.remote()
         if checkpoint is not None and not self._store.is_committed(checkpoint):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,6 +79,8 @@ _ANSWER_S: Final = 60.0
 _PIECE_BYTES: Final = 32 << 20
 _LOOK_S: Final = 0.05
 _SAVING_S: Final = 0.05
+_LATE_S: Final = 30.0  # a region that others wait for so long is shown
+_ENDS: Final = (Stage.DONE.value, Stage.STOPPED.value)
 JOIN_FOLDER: Final = "join"
 """Folder of a run's directory with the credentials of its regions."""
 
@@ -95,6 +97,7 @@ def terms_of(experiment: Experiment) -> JoinTerms:
         rows=serve.rows or (experiment.rows if experiment.knows_task else None),
         seed=experiment.seed,
         eval_every=experiment.train.eval_every,
+        saves_at_end=experiment.checkpoint.every_s is not None,
         goal=f"steps {experiment.train.steps}",
     )
 
@@ -159,10 +162,16 @@ class AveragerActor:
         """Set some bytes of a tensor of a slice."""
         set_bytes(self._slices[index].tensors[name], start, data)
 
-    def resume(self, checkpoint: int, layout: str, steps: Mapping[str, int]) -> None:
+    def resume(
+        self,
+        checkpoint: int,
+        layout: str,
+        steps: Mapping[str, int],
+        strategy: Mapping[str, object],
+    ) -> None:
         """Continue from a checkpoint, all slices of which are here."""
-        slices = tuple(self._slices)
-        self._resumed = SavedRun(checkpoint, Layout.from_json(layout), slices, steps)
+        slices, whole = tuple(self._slices), Layout.from_json(layout)
+        self._resumed = SavedRun(checkpoint, whole, slices, steps, strategy)
 
     def listen(
         self,
@@ -274,9 +283,11 @@ class AveragerActor:
 
     # -------------------------------------------------------------- checkpoints
 
-    def begin_save(self, checkpoint: int, keep: list[int], timeout_s: float) -> int | None:
+    def begin_save(
+        self, checkpoint: int, keep: list[int], timeout_s: float, halt: bool
+    ) -> int | None:
         """Begin a checkpoint, see `JoinService.begin_save`; return its id, or None if not now."""
-        return self._server.begin_save(checkpoint, keep, timeout_s)
+        return self._server.begin_save(checkpoint, keep, timeout_s, halt=halt)
 
     def saved_heads(self) -> tuple[list[SliceHead], str, dict[str, int]]:
         """Return the slices of the checkpoint, the model's layout, and the steps of regions."""
@@ -320,6 +331,8 @@ class AveragerActor:
             return {
                 "stage": service.stage.value,
                 "missing": service.missing(),
+                "saves": service.saves,
+                "awaited": service.awaited(),
                 "events": events,
                 "seen": seen,
                 "now_s": self._server.now_s(),
@@ -408,7 +421,7 @@ def _serve_once(setup: RunSetup, store: CheckpointStore, resume: Resumption | No
     experiment, run, launcher = setup.experiment, setup.run, setup.launcher
     folder = run.path / JOIN_FOLDER
     found = None if resume is None else find_checkpoint(store, resume, setup.reporting)
-    saved = None if found is None else read_saved(found)
+    saved = None if found is None else read_saved(found, experiment)
     run_id = write_credentials(experiment, folder)
     launcher.attach(setup.lease.token)
     launcher.begin(run_id, experiment.region_names, experiment.transport)
@@ -469,6 +482,36 @@ def reach_note(address: str) -> str:
     )
 
 
+def awaited_text(
+    awaited: Mapping[str, tuple[float, str | None]],
+    now_s: float,
+    unix_s: float,
+    longest_s: float,
+    groups: Collection[str] = (),
+) -> str:
+    """Return which regions the others wait for, since when, and what to do; "" for none.
+
+    Args:
+        awaited: see `JoinService.awaited`.
+        now_s: present time of the same clock.
+        unix_s: present time.
+        longest_s: longest wait for a lost region.
+        groups: regions whose loops geo_ray starts.
+    """
+    found = []
+    for name, (since_s, cause) in sorted(awaited.items()):
+        if cause is None and now_s - since_s < _LATE_S:
+            continue
+        at = time.strftime("%H:%M:%S", time.localtime(unix_s - (now_s - since_s)))
+        why, remedy = "the others have sent their updates", "see whether its loop still steps"
+        if cause is not None:
+            why = f"it was lost: {cause}"
+            who = "geo_ray starts" if name in groups else "start"
+            remedy = f"{who} its loop again within {longest_s:g} s (members.wait_s)"
+        found.append(f"waiting for region '{name}' since {at} ({why}): {remedy}")
+    return "; ".join(found)
+
+
 class _Serving:
     """The loop of a served run."""
 
@@ -489,7 +532,8 @@ class _Serving:
         log = setup.run.path / EVENTS_FILE
         known = read_events(log) if log.exists() else ()
         self._stopping = StoppingRule(setup.experiment.train, known, is_strict=False)
-        self._stops = False
+        self._stops = self._is_interrupted = False
+        self._shown = ""  # what is awaited
 
     def run(self) -> Summary:
         """Poll the averager to the end of the run; write model and summary."""
@@ -516,6 +560,12 @@ class _Serving:
             sinks = [reporting.observer.on_event, RayMetrics().feed, export.feed]
             recorder = Recorder(log, sinks, setup.lease.check)
             about: dict[str, object] = {"startup_s": startup_s}
+            if experiment.groups:
+                about["ranks"] = {
+                    region.name: region.group.world_size
+                    for region in experiment.groups
+                    if region.group is not None
+                }
             if self._task is not None and experiment.knows_task:
                 about |= RowWork.of(self._task).fields()
             if self._resumed_step is not None:
@@ -524,15 +574,46 @@ class _Serving:
             started = recorder.started(experiment, run.path.name, began_s, simulated=False, **about)
             summing.feed(started)
             self._record(recorder, summing, found)
-            while found["stage"] != Stage.DONE.value:
+            while found["stage"] not in _ENDS:
                 time.sleep(_POLL_S if found["save"] is None else _SAVING_S)
                 found = self._poll()
                 self._record(recorder, summing, found)
+            if found["stage"] == Stage.STOPPED.value:
+                self._groups.finish()
+                self._averagers.ask("close")
+                raise self._stopped()
+            self._save_last(recorder, summing)
             return self._finish(recorder, summing, startup_s)
+
+    def _stopped(self) -> GeoRayError:
+        """Return the error of a run that was stopped, with the outcome of its checkpoint."""
+        why, cause = self._setup.reporting.interruption.why, self._checkpoints.outcome
+        if cause:
+            return type(why)(f"{why.message}; no new checkpoint was made: {cause}")
+        experiment = self._setup.experiment
+        is_joined = len(experiment.groups) < len(experiment.regions)
+        rest = " Then start the loops of the regions again." if is_joined else ""
+        return type(why)(f"{why.message}; its state is saved", fix=f"{why.fix}{rest}")
+
+    def _save_last(self, recorder: Recorder, summing: Summing) -> None:
+        """Save a last checkpoint, so that training can continue from the very end."""
+        if self._setup.experiment.checkpoint.every_s is None:
+            return
+        if self._checkpoints.begin_last():
+            self._setup.reporting.status("saving the last checkpoint")
+            while self._checkpoints.is_open and not self._setup.reporting.interruption.is_set():
+                time.sleep(_POLL_S)
+                self._record(recorder, summing, self._poll())
+        self._averagers.actor.end_save.remote()  # lets the ranks leave
 
     def _await_regions(self) -> dict[str, Any]:
         """Wait until all regions are there."""
-        reporting, shown = self._setup.reporting, ""
+        reporting, shown, since = self._setup.reporting, "", time.strftime("%H:%M:%S")
+        experiment = self._setup.experiment
+        all_started = len(experiment.groups) == len(experiment.regions)
+        remedy = (
+            "" if all_started else f": start loops with this address and {JOIN_FOLDER}/REGION.pem"
+        )
         while True:
             found = self._poll()
             if found["stage"] not in (Stage.GATHERING.value, Stage.STARTING.value):
@@ -540,8 +621,13 @@ class _Serving:
                 return found
             if self._setup.reporting.interruption.is_set():
                 raise self._setup.reporting.interruption.why
-            missing = ", ".join(f"{name} ({why})" for name, why in found["missing"].items())
-            text = f"{self._averagers.address}: waiting for {missing or 'the initial parameters'}"
+            starting = self._groups.starting
+            missing = ", ".join(
+                f"{name} ({starting.get(name, why)})" for name, why in found["missing"].items()
+            )
+            text = f"{self._averagers.address}: waiting for the initial parameters"
+            if missing:
+                text = f"{self._averagers.address}: waiting for {missing} since {since}{remedy}"
             if text != shown:
                 reporting.status(text)
                 shown = text
@@ -558,20 +644,32 @@ class _Serving:
         self._averagers.watch(found["stalled_s"])
         if isinstance(found["failure"], GeoRayError):
             raise found["failure"]
-        if found["stage"] != Stage.DONE.value:
+        if found["stage"] not in _ENDS:
             self._groups.watch(Stage(found["stage"]))
         interruption = self._setup.reporting.interruption
         if take_stop_request(self._setup.run.path):
             interruption.set()
-        if (interruption.is_set() or self._stops) and found["stage"] == Stage.TRAINING.value:
+        if self._stops and found["stage"] == Stage.TRAINING.value:
             self._averagers.actor.request_stop.remote()  # again: the server may be lost
         return found
 
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
         trains = found["stage"] == Stage.TRAINING.value
-        saved = self._checkpoints.poll(found["save"], found["rounds"], trains=trains)
-        own = [{**each, "t_s": found["now_s"]} for each in self._own_news(saved)]
-        for each in [*own, *found["events"]]:
+        experiment = self._setup.experiment
+        groups = [region.name for region in experiment.groups]
+        awaited = awaited_text(
+            found["awaited"], found["now_s"], time.time(), experiment.members.wait_s, groups
+        )
+        if awaited != self._shown:
+            self._shown = awaited
+            self._setup.reporting.status(awaited)
+        halts = trains and self._setup.reporting.interruption.is_set()
+        if halts and not self._is_interrupted:
+            self._note_interruption(recorder, found)
+        saved = self._checkpoints.poll(found["save"], found["rounds"], trains=trains, halts=halts)
+        self._groups.note(found["events"])
+        own = [*self._averagers.news(), *self._groups.news(), *saved]
+        for each in [*({**each, "t_s": found["now_s"]} for each in own), *found["events"]]:
             values = dict(each)
             if values["kind"] == "eval":
                 self._rate(values)
@@ -583,8 +681,17 @@ class _Serving:
                 self._stops = True
                 recorder.emit("stop_requested", event.t_s, **stop.model_dump())
 
-    def _own_news(self, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [*self._averagers.news(), *self._groups.news(), *saved]
+    def _note_interruption(self, recorder: Recorder, found: Mapping[str, Any]) -> None:
+        """Record the request to stop; a run without checkpoints ends with its present model."""
+        self._is_interrupted, reporting = True, self._setup.reporting
+        why = reporting.interruption.why
+        recorder.emit("stop_requested", found["now_s"] + self._before_s, cause=why.message)
+        if found["saves"]:
+            what = "saving a checkpoint at the next exchange of all regions, then stopping"
+        else:
+            self._stops = True  # the next `_poll` says so
+            what = "no region saves checkpoints: finishing with the next exchange"
+        reporting.status(f"{what} (Ctrl-C again: stop at once)")
 
     def _rate(self, evaluation: dict[str, Any]) -> None:
         """Replace the means of an evaluation by the metrics of the task, if its regions have it."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from torch import Tensor
 
 from geo_ray.base.types import CodedPartition, Span, StepReport
-from geo_ray.training.lazy_copy import LazyCopy
+from geo_ray.training.lazy_copy import Copied
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.noise import NoiseReading
 
@@ -29,6 +29,8 @@ class Assignment:
         eval_params: evaluate the parameters known to the averager, not the live ones.
         repeats: spans whose steps a new worker must repeat first, because its predecessor had made
             them since it last sent its state.
+        steps: steps, over this and the following spans of the same size, that a worker which makes
+            the optimizer's steps may make before it reports them.
     """
 
     worker: int
@@ -40,6 +42,17 @@ class Assignment:
     parts: tuple[CodedPartition, ...] = ()
     partition: int | None = None
     repeats: tuple[Span, ...] = ()
+    steps: int = 1
+
+    def run(self) -> Iterator[tuple[Assignment, Span]]:
+        """Yield the assignments of its steps, with their spans."""
+        if self.span is None:
+            return
+        yield self, self.span
+        for number in range(1, self.steps):
+            span = Span(self.span.start + number * self.span.count, self.span.count)
+            version = self.version + number
+            yield replace(self, version=version, span=span, evaluate=False, repeats=()), span
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +161,7 @@ class Snapshot:
     id: int
     control: dict[str, object]
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    lazy: Mapping[str, LazyCopy] = field(default_factory=dict)
+    lazy: Mapping[str, Copied] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
