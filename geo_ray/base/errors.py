@@ -1452,6 +1452,17 @@ class JoinRefusedError(JoinError):
     advice = "Compare the region's name with the `regions` of the served configuration."
 
 
+class EndpointListError(JoinError):
+    """A list of the addresses at which a run is served cannot be used."""
+
+    code = "ENDPOINTS_REFUSED"
+    causes = (
+        "A list that is not signed by the run's authority, is of another run, or is older than "
+        "one that is known: a server that was replaced, or a damaged file next to the credentials."
+    )
+    advice = "Remove the file `REGION.endpoints.json` next to the region's credentials."
+
+
 class ServerLostError(JoinError):
     """The process that serves the run cannot be reached."""
 

@@ -58,6 +58,7 @@ from geo_ray.joining.checkpoint_manifest import (
     read_manifest,
 )
 from geo_ray.joining.layout import Ranges, persistent_buffers
+from geo_ray.joining.link import ServerLink
 from geo_ray.joining.rank import RankState
 from geo_ray.joining.save_round import commit_order, read_checkpoint, unsaved_message
 from geo_ray.joining.vector import ModuleBuffers
@@ -65,7 +66,6 @@ from geo_ray.storage.folders import Root
 from geo_ray.storage.parts import DTYPES
 from geo_ray.storage.places import CheckpointPlaces
 from geo_ray.storage.uri import is_s3, join
-from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.message import CONTROL, Message
 
@@ -444,8 +444,7 @@ class RankSaver:
     """Writes the parts of one rank in a thread, and commits those of the region on rank 0.
 
     Args:
-        endpoint: connection to the server.
-        server: name of the server's endpoint.
+        link: connection to the server.
         root: where the region's checkpoints are; see `root_of`.
         rank: this rank.
         world_size: ranks of the region.
@@ -454,15 +453,13 @@ class RankSaver:
 
     def __init__(
         self,
-        endpoint: Endpoint,
-        server: str,
+        link: ServerLink,
         root: Root,
         rank: int,
         world_size: int,
         attempt: int,
     ) -> None:
-        self._endpoint, self._server = endpoint, server
-        self._root = root
+        self._link, self._root = link, root
         self._rank, self._world_size, self._attempt = rank, world_size, attempt
         self._orders: queue.SimpleQueue[_Write | Message | None] = queue.SimpleQueue()
         self._writing: int | None = None
@@ -521,7 +518,7 @@ class RankSaver:
 
     def _tell(self, message: Message) -> None:
         with suppress(GeoRayError):  # a server that is lost
-            self._endpoint.send(self._server, message)
+            self._link.send(message)
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:

@@ -1,8 +1,13 @@
-"""Serves a `JoinService` over the network: one listening endpoint, no Ray.
+"""Serves a `JoinService` over the network, and follows such a server as its standby; no Ray.
 
 Messages of ranks are handled one at a time, in receiving threads. One thread per rank sends the
 answers: a receiving thread must not wait for space in an outbox, nor one rank for another that is
 slow. A further thread continues without lost regions, and wakes strategies that asked for it.
+
+A `JoinStandby` dials the server and follows its log (`geo_ray.joining.replication`). `promote`
+makes a server of it. The lost server may still live, but cannot continue: it executes nothing
+without its standby, ranks refuse its term, and it ends when it hears of the promotion or has been
+without its standby for too long.
 """
 
 from __future__ import annotations
@@ -12,20 +17,41 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
-from geo_ray.base.errors import GeoRayError
+from geo_ray.base.errors import GeoRayError, InvariantError
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.endpoints import SignedEndpoints
+from geo_ray.joining.link import RESUME
 from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, region_of
-from geo_ray.joining.service import JoinService, Stage
+from geo_ray.joining.replication import (
+    BeginSave,
+    EndSave,
+    LoseRegion,
+    Op,
+    Received,
+    ReplicatedService,
+    RequestStop,
+    ServiceEntry,
+    Tick,
+)
+from geo_ray.joining.service import Stage
 from geo_ray.joining.slices import SavedRun
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint import Endpoint
-from geo_ray.transport.wire.message import EndpointIdentity, Message, PeerStats
+from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.fields import Meta
+from geo_ray.transport.wire.message import CONTROL, EndpointIdentity, Message, PeerStats
 from geo_ray.transport.wire.sockets import Address
 
 log = logging.getLogger(__name__)
 
+STANDBY: Final = "geo-ray-standby"
+"""Name of the endpoint of a standby."""
+_FOLLOW: Final = "follow"
+_ACK: Final = "ack"
+_FENCE: Final = "fence"
 _CLOSE_S: Final = 5.0
 _TICK_S: Final = 0.1
 
@@ -37,6 +63,7 @@ class JoinServer:
         service: the run's state machine; use it under `lock`.
         lock: guards the service.
         address: where it listens.
+        is_fenced: whether a standby has replaced it, or may have.
 
     Args:
         terms: the run.
@@ -48,6 +75,9 @@ class JoinServer:
         resumed: the checkpoint from which the run continues; None: it begins.
         least: with fewer regions, the others wait for one that was lost to join again.
         wait_s: longest such wait, and longest time between updates of the ranks of a region.
+        term: number of this server in the run; ranks refuse servers of lower ones. None: the time.
+        has_standby: whether a standby may follow.
+        promoted: state of the standby that becomes the server; None: the run begins or is resumed.
     """
 
     def __init__(
@@ -61,20 +91,35 @@ class JoinServer:
         resumed: SavedRun | None = None,
         least: int = 1,
         wait_s: float = 600.0,
+        term: int | None = None,
+        has_standby: bool = False,
+        promoted: ReplicatedService | None = None,
     ) -> None:
-        self._origin_s = time.monotonic()
-        self.service = JoinService(terms, self.now_s, resumed, least)
+        if promoted is None:
+            promoted = ReplicatedService.new(terms, resumed, least, keeps=has_standby)
+        self._origin_s = time.monotonic() - promoted.t_s
+        self._log, self.service = promoted, promoted.service
         self.lock = threading.Lock()
+        self.is_fenced = False
+        self._signed: SignedEndpoints | None = None
+        self._reported = self._seen = promoted.reported
+        self._snapshot: ReplicatedService | None = None  # for a standby that has connected
+        self._ticked = 0  # number of the newest `Tick`
         self._lost_after_s, self._wait_s = lost_after_s, wait_s
         self._away_s: dict[str, float] = {}
         self._senders: dict[str, _Sender] = {}
         self._closing = threading.Event()
-        identity = EndpointIdentity(
-            credentials.run_id, SERVER, time.time_ns() // 1_000_000, credentials.key
-        )
+        attempt = time.time_ns() // 1_000_000 if term is None else term
+        identity = EndpointIdentity(credentials.run_id, SERVER, attempt, credentials.key)
         self._endpoint = Endpoint(
-            identity, self._on_message, transport, certificate=credentials.certificate
+            identity,
+            self._on_message,
+            transport,
+            on_peer=self._on_peer,
+            certificate=credentials.certificate,
         )
+        for peer in promoted.peers:  # which are lost if they do not return
+            self._endpoint.expect(peer)
         self.address: Address = self._endpoint.listen(host, port)
         self._ticker = threading.Thread(target=self._tick_all, name="join-tick", daemon=True)
         self._ticker.start()
@@ -93,18 +138,21 @@ class JoinServer:
     def _tick(self) -> None:
         """Wake strategies; continue without regions that have been away, or hung, for too long."""
         with self.lock:
-            self._post(self.service.on_wake())
-            self._post(self.service.check_late(self._wait_s))
-            self._post(self.service.check_held(self._wait_s))
-            self._post(self.service.check_save())
+            if self._log.executed >= self._ticked:  # not while the standby is slow
+                self._offer(Tick(self._wait_s, self._reported))
+                self._ticked = self._log.number
         stats, now_s = self._endpoint.stats(), time.monotonic()
         with self.lock:
             awaited = {peer for peer in stats if self.service.is_awaited(peer)}
+            awaited |= {STANDBY} if self._log.has_standby else set()
         for peer, each in stats.items():
             if each["connected"] or peer not in awaited:
                 self._away_s.pop(peer, None)
             elif now_s - self._away_s.setdefault(peer, now_s) > self._lost_after_s:
                 self._away_s.pop(peer)
+                if peer == STANDBY:
+                    self._fence("its standby cannot be reached")
+                    return
                 self.lose(
                     region_of(peer), f"rank '{peer}' has been away for {self._lost_after_s} s"
                 )
@@ -112,20 +160,54 @@ class JoinServer:
     def lose(self, region: str, cause: str) -> None:
         """Continue without a region."""
         with self.lock:
-            self._post(self.service.lose(region, cause))
+            self._offer(LoseRegion(region, cause))
 
     def request_stop(self) -> None:
         """Ask every region to finish."""
         with self.lock:
-            self._post(self.service.request_stop())
+            self._offer(RequestStop())
 
     def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> int | None:
-        """Begin a checkpoint, see `JoinService.begin_save`; return its id, or None if not now."""
+        """Begin a checkpoint, see `JoinService.begin_save`.
+
+        Returns:
+            Its id; None: not now, or not yet, if the standby must have the order first.
+        """
         with self.lock:
             if self.service.save is not None:
                 return None
-            self._post(self.service.begin_save(checkpoint, keep, timeout_s))
+            self._offer(BeginSave(checkpoint, tuple(keep), timeout_s))
             return None if self.service.save is None else self.service.save.id
+
+    def end_save(self) -> None:
+        """Forget the checkpoint that was being made."""
+        with self.lock:
+            self._offer(EndSave())
+
+    def publish(self, signed: SignedEndpoints) -> None:
+        """Send a list of the run's addresses to all ranks, and to those that connect later."""
+        with self.lock:
+            self._signed = signed
+        for peer, each in self._endpoint.stats().items():
+            if each["connected"] and peer != STANDBY:
+                with self.lock:
+                    self._post([Outbound(peer, signed.message())])
+
+    @property
+    def has_standby(self) -> bool:
+        """Whether nothing continues without the standby, which may be promoted."""
+        return self._log.has_standby
+
+    def take_snapshot(self) -> ReplicatedService | None:
+        """Return the state for a standby that has connected, once; see `JoinStandby.restore`."""
+        with self.lock:
+            found, self._snapshot = self._snapshot, None
+            return found
+
+    def release_standby(self) -> None:
+        """Continue without the standby, which must never be promoted now."""
+        with self.lock:
+            self._post(self._log.release())
 
     def links(self) -> dict[str, PeerStats]:
         """Return the counters of all connections, by rank."""
@@ -134,7 +216,17 @@ class JoinServer:
     def news(self) -> list[dict[str, Any]]:
         """Return the events since the last call."""
         with self.lock:
-            return self.service.news()
+            self._seen, found = self.events(self._seen)
+            return found
+
+    def events(self, start: int) -> tuple[int, list[dict[str, Any]]]:
+        """Return the number of the next event, and the events from a number on; under `lock`.
+
+        The caller has the events before that number: they are dropped.
+        """
+        self._reported = max(self._reported, start)
+        found = self._log.events(start)
+        return start + len(found), found
 
     @property
     def stage(self) -> Stage:
@@ -154,9 +246,46 @@ class JoinServer:
             each.join(max(0.0, until_s - time.monotonic()))
         self._endpoint.close(_CLOSE_S)
 
+    def _on_peer(self, peer: str, _: int, connected: bool) -> None:
+        with self.lock:
+            if connected and peer != STANDBY and self._signed is not None:
+                self._post([Outbound(peer, self._signed.message())])
+
     def _on_message(self, peer: str, message: Message) -> None:
         with self.lock:
-            self._post(self.service.on_message(peer, message))
+            if self.is_fenced:
+                return
+            if peer == STANDBY:
+                self._on_standby(message)
+            elif message.kind == RESUME:
+                self._post(self._log.resume(peer, message))
+            else:
+                self._offer(Received(peer, message))
+
+    def _on_standby(self, message: Message) -> None:
+        """Handle a message of the standby; under `lock`."""
+        if message.kind == _FENCE:
+            self._fence("its standby was promoted")
+        elif message.kind == _FOLLOW:
+            self._snapshot = self._log.begin_snapshot()
+        else:
+            self._advance(self._log.on_ack(fields.count(message.meta, "entry")))
+
+    def _fence(self, cause: str) -> None:
+        """Stop for good: another server may have taken over."""
+        log.warning("this server ends: %s", cause)
+        self.is_fenced = True
+        threading.Thread(target=self._endpoint.close, args=(0.0,), daemon=True).start()
+
+    def _offer(self, op: Op) -> None:
+        """Append an input to the log; under `lock`."""
+        if not self.is_fenced:
+            self._advance(self._log.offer(op, self.now_s()))
+
+    def _advance(self, found: tuple[Sequence[ServiceEntry], Sequence[Outbound]]) -> None:
+        entries, outbound = found
+        self._post([Outbound(STANDBY, each.to_message()) for each in entries])
+        self._post(outbound)
 
     def _post(self, found: Sequence[Outbound]) -> None:
         """Queue messages in their order; under `lock`."""
@@ -188,3 +317,91 @@ class _Sender(threading.Thread):
             except GeoRayError as error:
                 log.warning("'%s' was not sent to '%s': %s", message.kind, self._peer, error)
             del message  # not held while the next one is awaited: its payload may be a whole model
+
+
+class JoinStandby:
+    """Follows the log of a server; see the module.
+
+    Args:
+        credentials: those of `STANDBY`.
+        server: address of the server.
+        transport: settings of the connection.
+    """
+
+    def __init__(
+        self,
+        credentials: JoinCredentials,
+        server: Address,
+        transport: TransportConfig | None = None,
+    ) -> None:
+        self._entries: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._replica: ReplicatedService | None = None
+        self._newest = 0  # entry that has arrived
+        self._is_restored = threading.Event()
+        self.failure: Exception | None = None
+        attempt = time.time_ns() // 1_000_000
+        identity = EndpointIdentity(credentials.run_id, STANDBY, attempt, credentials.key)
+        self._endpoint = Endpoint(
+            identity, self._on_message, transport, certificate=credentials.certificate
+        )
+        self._thread = threading.Thread(target=self._follow, name="join-standby", daemon=True)
+        self._thread.start()
+        self._endpoint.connect(SERVER, server)
+        self._endpoint.send(SERVER, Message(_FOLLOW, {}, b"", "control", CONTROL))
+
+    def restore(self, snapshot: ReplicatedService) -> None:
+        """Begin with the state that the server has copied for it."""
+        self._replica = snapshot
+        self._is_restored.set()
+        self._confirm(max(self._newest, snapshot.number))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has everything that the server has executed, and may replace it."""
+        replica = self._replica
+        return self.failure is None and replica is not None and replica.is_attached
+
+    def promote(self) -> ReplicatedService:
+        """Stop following, and return the state from which a server continues.
+
+        Raises:
+            InvariantError: it is not ready, or has failed.
+        """
+        with suppress(GeoRayError):
+            self._endpoint.send(SERVER, Message(_FENCE, {}, b"", "control", CONTROL), 0.0)
+            if self._endpoint.stats()[SERVER]["connected"]:
+                self._endpoint.flush(SERVER, _TICK_S)
+        self.close()  # after what has been confirmed
+        if self._replica is None or not self.is_ready:
+            raise InvariantError(f"the standby cannot continue the run: {self.failure}")
+        self._replica.become_server()
+        return self._replica
+
+    def close(self) -> None:
+        """Stop following."""
+        self._endpoint.close(0.0)
+        self._is_restored.set()
+        self._entries.put(None)
+        self._thread.join()
+
+    def _on_message(self, _: str, message: Message) -> None:
+        """Confirm what has arrived, at once; it is executed in another thread."""
+        self._newest = fields.count(message.meta, "entry")
+        self._entries.put(message)
+        if self._is_restored.is_set() and self.failure is None:
+            self._confirm(self._newest)
+
+    def _confirm(self, entry: int) -> None:
+        about: Meta = {"entry": entry}
+        self._endpoint.send(SERVER, Message(_ACK, about, b"", "control", CONTROL), 0.0)
+
+    def _follow(self) -> None:
+        self._is_restored.wait()
+        while (message := self._entries.get()) is not None:
+            try:
+                if self._replica is not None:
+                    self._replica.follow(ServiceEntry.read(message))
+            except Exception as error:  # it must not be promoted
+                log.exception("the standby has failed")
+                self.failure = error
+                return

@@ -36,9 +36,10 @@ from geo_ray.base.errors import (
 )
 from geo_ray.data.tasks.model_buffers import BufferRule
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.endpoints import EndpointBook
 from geo_ray.joining.layout import Layout, Ranges, positions, put, taken
+from geo_ray.joining.link import REPLACED, ServerLink
 from geo_ray.joining.protocol import (
-    SERVER,
     Hello,
     JoinTerms,
     Welcome,
@@ -73,15 +74,16 @@ from geo_ray.training.wire_format import (
     update_meta,
 )
 from geo_ray.transport.config import TransportConfig
-from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta
-from geo_ray.transport.wire.message import CONTROL, EndpointIdentity, Message
+from geo_ray.transport.wire.message import CONTROL, Message
 from geo_ray.transport.wire.sockets import Address
 
 log = logging.getLogger(__name__)
 
 SCHEME: Final = "geo-ray://"
+ENDPOINTS_SUFFIX: Final = ".endpoints.json"
+"""Ending of the file next to a region's credentials that has the run's endpoint list."""
 _LOOK_S: Final = 0.5
 _NOTICE_S: Final = 2.0
 _CAUSE_CHARS: Final = 500
@@ -150,7 +152,11 @@ def join(
         dist.broadcast_object_list(shared, src=dist.get_global_rank(group, 0), group=group)
         attempt = int(shared[0])
     ranks = _Ranks(region, rank, world_size, attempt, group)
-    return JoinedRegion(parse_address(address), ranks, own, transport or TransportConfig(), wait_s)
+    path = None
+    if not isinstance(credentials, JoinCredentials):
+        path = Path(credentials).with_suffix(ENDPOINTS_SUFFIX)
+    book = EndpointBook(own.run_id, own.certificate.ca_pem, parse_address(address), path)
+    return JoinedRegion(book, ranks, own, transport or TransportConfig(), wait_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +199,7 @@ class JoinedRegion:
 
     def __init__(
         self,
-        address: Address,
+        book: EndpointBook,
         ranks: _Ranks,
         credentials: JoinCredentials,
         transport: TransportConfig,
@@ -202,34 +208,26 @@ class JoinedRegion:
         self._ranks, self._wait_s = ranks, wait_s
         self._mail: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._is_training = False
-        self._server_attempt: int | None = None
         self._run_id = credentials.run_id
         self._attempt, self._trainings = ranks.attempt, 0
         self._saver: RankSaver | None = None  # while it trains
         self._open = ExitStack()  # the training between `begin` and `finish`
-        identity = EndpointIdentity(credentials.run_id, ranks.name, ranks.attempt, credentials.key)
-        self._endpoint = Endpoint(
-            identity,
-            self._on_message,
-            transport,
-            on_peer=self._on_server,
-            certificate=credentials.certificate,
-            reuse=False,  # between exchanges, the loop may need the memory
+        self._link = ServerLink(
+            ranks.name, ranks.attempt, credentials, book, self._on_message, transport
         )
         try:
-            self._endpoint.connect(SERVER, address)
-            self._await_server(address, wait_s)
+            self._await_server(book, wait_s)
         except LinkDownError as error:
-            self._endpoint.close(0.0)
+            self._link.close(0.0)
             raise ServerLostError(
-                f"region '{ranks.region}': no run has answered at {address[0]}:{address[1]} within "
+                f"region '{ranks.region}': no run has answered at {book.shown} within "
                 f"wait_s = {wait_s:g} s: {error.message}"
             ) from None
         except BaseException:
-            self._endpoint.close(0.0)
+            self._link.close(0.0)
             raise
 
-    def _await_server(self, address: Address, wait_s: float) -> None:
+    def _await_server(self, book: EndpointBook, wait_s: float) -> None:
         """Wait for the connection; report a wait that is not short.
 
         Raises:
@@ -237,25 +235,18 @@ class JoinedRegion:
         """
         first_s = min(_NOTICE_S, wait_s)
         try:
-            self._endpoint.wait_connected([SERVER], first_s)
+            self._link.connect(first_s)
         except LinkDownError as error:
             if first_s == wait_s:
                 raise
             log.warning(
-                "region '%s' waits for the run at %s:%s, for %g s at most (wait_s): %s",
+                "region '%s' waits for the run at %s, for %g s at most (wait_s): %s",
                 self.region,
-                *address,
+                book.shown,
                 wait_s,
                 error.message,
             )
-            self._endpoint.wait_connected([SERVER], wait_s - first_s)
-
-    def _on_server(self, _: str, attempt: int, connected: bool) -> None:
-        """Notice that another process serves the run now, which does not know this region."""
-        if self._server_attempt is None:
-            self._server_attempt = attempt
-        elif attempt != self._server_attempt:
-            self._mail.put(Message("restarted", {}, b"", "control", CONTROL))
+            self._link.connect(wait_s - first_s)
 
     @property
     def region(self) -> str:
@@ -264,7 +255,7 @@ class JoinedRegion:
 
     def close(self) -> None:
         """Close the connection."""
-        self._endpoint.close(2.0)
+        self._link.close(2.0)
 
     def __enter__(self) -> JoinedRegion:
         return self
@@ -374,7 +365,7 @@ class JoinedRegion:
                         self._saver = stack.enter_context(closing(self._new_saver(root)))
                     exchange, cutter = self._start(layout, vector, own, loop, root)
                     ranks, wait_s = self._ranks, self._wait_s
-                    exchanger = _Exchanger(self._endpoint, self._mail, exchange, ranks, wait_s)
+                    exchanger = _Exchanger(self._link, self._mail, exchange, ranks, wait_s)
                     stack.enter_context(closing(exchanger))
                     sync = JoinedTraining(
                         exchange, exchanger, ranks, loop, self._saver, cutter, self._run_id
@@ -391,9 +382,9 @@ class JoinedRegion:
 
     def _new_saver(self, root: Root) -> RankSaver:
         ranks = self._ranks
-        return RankSaver(self._endpoint, SERVER, root, ranks.rank, ranks.world_size, self._attempt)
+        return RankSaver(self._link, root, ranks.rank, ranks.world_size, self._attempt)
 
-    def _on_message(self, _: str, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         saver = self._saver
         if message.kind == "refused" and message.meta.get("attempt") not in (0, self._attempt):
             return  # of an earlier training
@@ -408,8 +399,8 @@ class JoinedRegion:
         meta: Meta = {"cause": cause, "attempt": self._attempt}
         failed = Message("failed", meta, b"", "control", CONTROL)
         with suppress(GeoRayError):
-            self._endpoint.send(SERVER, failed, 0.0)
-            self._endpoint.flush(SERVER, _LOOK_S)
+            self._link.send(failed, 0.0)
+            self._link.flush(_LOOK_S)
 
     def _start(
         self,
@@ -431,7 +422,7 @@ class JoinedRegion:
             None if root is None else tuple(n for n, whole in root.ids().items() if whole),
             () if buffers is None else buffers.entries,
         )
-        self._endpoint.send(SERVER, hello.message())
+        self._link.send(hello.message())
         while (message := self._receive(None, "the other regions")).kind != "welcome":
             pass  # left over from an earlier training
         welcome = Welcome.read(message)
@@ -468,7 +459,7 @@ class JoinedRegion:
             exchange.restore(self._copies(slices, buffers))
         exchange.requests.view = max(exchange.requests.view, welcome.view)
         if welcome.is_donor:
-            _send_copies(self._endpoint, exchange)
+            _send_copies(self._link, exchange)
         return exchange, cutter
 
     def _load_own(self, loop: LoopState, root: Root, checkpoint: int) -> None:
@@ -506,11 +497,11 @@ class JoinedRegion:
         awaits_buffers = buffers is not None
         if is_source:
             if self._ranks.rank == 0:
-                _send_buffers(self._endpoint, buffers)
+                _send_buffers(self._link, buffers)
                 awaits_buffers = False
             for each in slices:
-                _send_state(self._endpoint, each.index, taken(params_S, each.places))
-            self._endpoint.flush(SERVER, self._wait_s)
+                _send_state(self._link, each.index, taken(params_S, each.places))
+            self._link.flush(self._wait_s)
         places = {} if is_source else {each.index: each.places for each in slices}
         while places or awaits_buffers:
             message = self._receive(("state", "buffers"), "the initial parameters")
@@ -525,12 +516,11 @@ class JoinedRegion:
 
     def _receive(self, kinds: tuple[str, ...] | None, what: str) -> Message:
         """Wait for a message of the start; ``kinds``: None: of any kind."""
-        return _await_message(self._mail, self._endpoint, kinds, what, self._wait_s)
+        return _await_message(self._mail, kinds, what, self._wait_s)
 
 
 def _await_message(
     mail: queue.SimpleQueue[Message],
-    endpoint: Endpoint,
     kinds: tuple[str, ...] | None,
     what: str,
     wait_s: float,
@@ -572,10 +562,10 @@ def _check_refused(message: Message) -> None:
     """Raise the error that a message of the server stands for, if any.
 
     Raises:
-        ServerLostError: the server was restarted, and does not know this region.
+        ServerLostError: another server runs, and does not know this region.
         GeoRayError: the server refused the region.
     """
-    if message.kind == "restarted":
+    if message.kind == REPLACED:
         raise ServerLostError(
             "the process that served the run was replaced; what it knew of this region is lost",
             fix="Start the run and its regions again.",
@@ -585,26 +575,26 @@ def _check_refused(message: Message) -> None:
         raise read_refusal(meta)[1]
 
 
-def _send_state(endpoint: Endpoint, index: int, params_Q: Tensor) -> None:
+def _send_state(link: ServerLink, index: int, params_Q: Tensor) -> None:
     """Send the parameters of a slice, fp32 (Q,)."""
     copied = params_Q.clone()
-    endpoint.send(SERVER, Message("state", {"slice": index}, payload_of(copied), "transfer"))
+    link.send(Message("state", {"slice": index}, payload_of(copied), "transfer"))
 
 
-def _send_buffers(endpoint: Endpoint, buffers: ModuleBuffers | None) -> None:
+def _send_buffers(link: ServerLink, buffers: ModuleBuffers | None) -> None:
     """Send the present model buffers, uint8 (B,)."""
     if buffers is not None:
         values_B = buffers.layout.read(buffers.module)
-        endpoint.send(SERVER, Message("buffers", {}, as_bytes(values_B), "transfer"))
+        link.send(Message("buffers", {}, as_bytes(values_B), "transfer"))
 
 
-def _send_copies(endpoint: Endpoint, exchange: RankExchange) -> None:
+def _send_copies(link: ServerLink, exchange: RankExchange) -> None:
     """Send the state of a rank, from which other regions begin."""
     found = {} if exchange.model_buffers is None else exchange.model_buffers.tensors()
     buffers = {name: values_B.view(torch.float32) for name, values_B in found.items()}
     for each, state in zip(exchange.slices, exchange.copies(), strict=False):
         whole = replace(state, tensors={**state.tensors, **buffers})
-        endpoint.send(SERVER, copy_message(each.index, whole))
+        link.send(copy_message(each.index, whole))
 
 
 @dataclass(frozen=True, slots=True)
@@ -637,13 +627,13 @@ class _Exchanger:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        link: ServerLink,
         mail: queue.SimpleQueue[Message],
         exchange: RankExchange,
         ranks: _Ranks,
         wait_s: float,
     ) -> None:
-        self._endpoint, self._mail, self._exchange = endpoint, mail, exchange
+        self._link, self._mail, self._exchange = link, mail, exchange
         self._ranks, self._wait_s = ranks, wait_s
         self._orders: queue.SimpleQueue[UpdateMessage | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[list[ReplyMessage] | BaseException] = queue.SimpleQueue()
@@ -662,7 +652,7 @@ class _Exchanger:
 
     def send_copies(self) -> None:
         """Send the state of this rank, from which a joining region begins."""
-        _send_copies(self._endpoint, self._exchange)
+        _send_copies(self._link, self._exchange)
 
     def cuts(self) -> Mapping[int, Ranges] | None:
         """Return the slices of this rank after the newest answers, once; None: as before."""
@@ -676,7 +666,7 @@ class _Exchanger:
 
     def tell(self, message: Message) -> None:
         """Send a message that has no answer."""
-        self._endpoint.send(SERVER, message)
+        self._link.send(message)
 
     def arrived(self) -> bool:
         """Return whether the answers have arrived, or the exchange has failed."""
@@ -701,17 +691,17 @@ class _Exchanger:
 
         Returns when the server has the model.
         """
-        self._endpoint.send(SERVER, Message("finished", {}, b"", "control", CONTROL))
+        self._link.send(Message("finished", {}, b"", "control", CONTROL))
         while self._receive_end().kind == "collect":
             params_S = vector.read()
             if self._ranks.rank == 0:
-                _send_buffers(self._endpoint, buffers)
+                _send_buffers(self._link, buffers)
             for each in self._exchange.slices:
-                _send_state(self._endpoint, each.index, taken(params_S, each.places))
+                _send_state(self._link, each.index, taken(params_S, each.places))
 
     def _receive_end(self) -> Message:
         kinds, what = ("collect", "over"), "the end of the run"
-        return _await_message(self._mail, self._endpoint, kinds, what, self._wait_s)
+        return _await_message(self._mail, kinds, what, self._wait_s)
 
     def close(self) -> None:
         """End the thread."""
@@ -745,11 +735,11 @@ class _Exchanger:
         parts = self._exchange.encoded(update)
         for each, part in zip(slices, parts, strict=True):
             meta = {**update_meta(part), **common, "slice": each.index}
-            self._endpoint.send(SERVER, Message("update", meta, payload_bytes(part), "update"))
+            self._link.send(Message("update", meta, payload_bytes(part), "update"))
         if not slices:
             nothing = replace(update, payload_P=torch.empty(0))
             meta = {**update_meta(nothing), **common, "slice": None}
-            self._endpoint.send(SERVER, Message("update", meta, b"", "update"))
+            self._link.send(Message("update", meta, b"", "update"))
         self._exchange.forget_sent()
         return True
 
@@ -784,7 +774,7 @@ class _Exchanger:
                 message = self._mail.get(timeout=_LOOK_S)
             except queue.Empty:
                 now_s = time.monotonic()
-                if self._endpoint.stats()[SERVER]["connected"]:
+                if self._link.is_connected:
                     reached_s = now_s
                 elif now_s - reached_s > self._wait_s:
                     raise ServerLostError(

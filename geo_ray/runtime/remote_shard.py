@@ -23,11 +23,12 @@ from geo_ray.storage.manifest import PartInfo
 from geo_ray.strategies.state import Outgoing, Wait
 from geo_ray.training.checkpoint_parts import HeldShard
 from geo_ray.training.config import answer_s
+from geo_ray.training.lazy_copy import StoredTensor
 from geo_ray.training.messages import ReplyMessage
 from geo_ray.training.optimizers import InnerOptimizer
 from geo_ray.training.parameters import split_sizes
 from geo_ray.training.shard import Change, Concurrently, Contribution, Pull, Shard
-from geo_ray.training.task_steps import OptimizerSteps
+from geo_ray.training.task_steps import OptimizerSteps, Stored, in_memory
 from geo_ray.training.wire_format import (
     as_bytes,
     as_tensor,
@@ -242,9 +243,9 @@ class Moment:
     is_whole: bool = False
 
     @classmethod
-    def of(cls, name: str, tensor: Tensor) -> Moment:
+    def of(cls, name: str, tensor: Stored) -> Moment:
         """Describe a tensor of an optimizer."""
-        if tensor.dim():
+        if isinstance(tensor, StoredTensor) or tensor.dim():
             return cls(name, tensor.numel())
         return cls(name, 0, float(tensor), not tensor.is_floating_point())
 
@@ -271,7 +272,7 @@ def handle_moment(shard: Shard, conn: LanConnection, meta: Meta, payload: Payloa
         value = pushed_gradient(conn, payload, count) if count else moment.number
         shard.put_moment(worker, moment.name, value)
         return {}, None
-    value = shard.moments(worker)[fields.text(meta, "moment")]
+    value = in_memory(shard.moments(worker)[fields.text(meta, "moment")])
     if conn.shared is None:
         return {}, as_bytes(value.clone())
     shared_gradient(conn.shared, value.numel()).copy_(value)

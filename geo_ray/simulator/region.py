@@ -41,7 +41,7 @@ from geo_ray.training.membership import ShardState, region_state, shard_state
 from geo_ray.training.messages import ReplyMessage, no_buffers
 from geo_ray.training.parameters import split_sizes, square_norm
 from geo_ray.training.state_guard import StateChange
-from geo_ray.training.task_steps import OptimizerSteps
+from geo_ray.training.task_steps import OptimizerSteps, in_memory
 from geo_ray.training.worker import LocalStepsWorker, StepResult, Worker, coded_step
 
 MANY: Final = 16
@@ -484,10 +484,10 @@ class SimRegion:
         if self._keeps_state and answer.worker in self._new:
             self._new.discard(answer.worker)
             parts = [shard.moments(answer.worker) for shard in self._shards]
-            moments = {
-                name: torch.cat([part[name] for part in parts]) if value.dim() else value.clone()
-                for name, value in parts[0].items()
-            }
+            moments = {}
+            for name in parts[0]:
+                values = [in_memory(part[name]) for part in parts]
+                moments[name] = torch.cat(values) if values[0].dim() else values[0].clone()
             sent = _Sent(live, judged, moments)
         life = self._lives[answer.worker]
         self._scheduler.after(self._lan_s, partial(self._work, answer, life, sent))

@@ -26,7 +26,7 @@ from geo_ray.storage.parts import InPieces, write_part
 from geo_ray.storage.places import PartPlaces
 from geo_ray.strategies.state import Update
 from geo_ray.training.effects import FIRST_TRANSFER, Snapshot
-from geo_ray.training.lazy_copy import LazyCopy
+from geo_ray.training.lazy_copy import Copied, LazyCopy
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.shard import Shard
 
@@ -146,7 +146,7 @@ class AveragerSnapshot:
     """The averager's part of a checkpoint, as it was when that began."""
 
     id: int
-    copies: dict[str, LazyCopy]
+    copies: dict[str, Copied]
     control: dict[str, object]
 
     @property

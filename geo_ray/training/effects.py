@@ -9,7 +9,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from geo_ray.base.types import CodedPartition, Span, StepReport
-from geo_ray.training.lazy_copy import LazyCopy
+from geo_ray.training.lazy_copy import Copied
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.noise import NoiseReading
 
@@ -148,7 +148,7 @@ class Snapshot:
     id: int
     control: dict[str, object]
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    lazy: Mapping[str, LazyCopy] = field(default_factory=dict)
+    lazy: Mapping[str, Copied] = field(default_factory=dict)
 
     @property
     def step(self) -> int:

@@ -4,10 +4,14 @@ A checkpoint takes its state at one moment and writes it over a long time. A com
 double the memory, and training would wait for it. Instead, the writer reads the live tensor piece
 by piece from the beginning, and the thread that is about to change the tensor copies the unread
 pieces from the end. Both work at the same time until they meet.
+
+A `StoredTensor` is the other case: a copy that is read seldom, and is in a temporary file.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -15,6 +19,8 @@ from typing import Final
 
 import torch
 from torch import Tensor
+
+from geo_ray.base.errors import RunDirectoryError
 
 _PIECE: Final = 1 << 20  # elements that are read or copied at a time, with the tensor held
 
@@ -85,6 +91,68 @@ class LazyCopy:
         return (self._saved if self._changes else self._live).reshape(self.shape)
 
 
+class StoredTensor:
+    """A copy of a tensor in a temporary file, which several threads may read at a time.
+
+    Args:
+        value: tensor on the CPU.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+
+    def __init__(self, value: Tensor) -> None:
+        self.shape, self.dtype = value.shape, value.dtype
+        # Open as long as this object lives.
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        rest = memoryview(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        try:
+            while rest.nbytes:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self._file.close()
+            raise RunDirectoryError(
+                f"a state of an optimizer cannot be written to {tempfile.gettempdir()}: "
+                f"{error.strerror}",
+                fix="Make room there, or set TMPDIR to another directory on the nodes.",
+            ) from error
+
+    def numel(self) -> int:
+        """Elements of the tensor."""
+        return self.shape.numel()
+
+    def element_size(self) -> int:
+        """Bytes per element."""
+        return self.dtype.itemsize
+
+    def pieces(self) -> Iterator[Tensor]:
+        """Yield the flat content in order; a piece is valid until the next is requested."""
+        buffer = torch.empty(min(_PIECE, self.numel()), dtype=self.dtype)
+        for start in range(0, self.numel(), _PIECE):
+            piece = buffer[: min(_PIECE, self.numel() - start)]
+            self._read(start, piece)
+            yield piece
+
+    def whole(self) -> Tensor:
+        """Return the content at once."""
+        found = torch.empty(self.numel(), dtype=self.dtype)
+        for start in range(0, self.numel(), _PIECE):
+            self._read(start, found[start : start + _PIECE])
+        return found.reshape(self.shape)
+
+    def _read(self, start: int, into: Tensor) -> None:
+        rest, at = memoryview(into.view(torch.uint8).numpy().data), start * self.element_size()
+        while rest.nbytes:
+            count = os.preadv(self._file.fileno(), [rest], at)
+            if not count:
+                raise RunDirectoryError(f"{tempfile.gettempdir()}: a temporary file was cut off")
+            rest, at = rest[count:], at + count
+
+
+Copied = LazyCopy | StoredTensor
+"""What a writer of a checkpoint reads in pieces."""
+
+
 class Unread:
     """Lazy copies of one owner's tensors which may not be read yet; one thread at a time."""
 
@@ -92,8 +160,10 @@ class Unread:
         self._copies: list[weakref.ref[LazyCopy]] = []  # in the order in which they are read
 
     def copy(
-        self, changing: Mapping[str, Tensor], fixed: Mapping[str, Tensor] | None = None
-    ) -> dict[str, LazyCopy]:
+        self,
+        changing: Mapping[str, Tensor],
+        fixed: Mapping[str, Tensor | StoredTensor] | None = None,
+    ) -> dict[str, Copied]:
         """Return lazy copies by the same names; a released copy costs nothing more.
 
         Args:
@@ -102,8 +172,11 @@ class Unread:
         """
         found = {name: LazyCopy(live) for name, live in changing.items()}
         self._copies += [weakref.ref(found[name]) for name in sorted(found)]
-        constant = {k: LazyCopy(v, changes=False) for k, v in (fixed or {}).items()}
-        return found | constant
+        constant = {
+            name: value if isinstance(value, StoredTensor) else LazyCopy(value, changes=False)
+            for name, value in (fixed or {}).items()
+        }
+        return {**found, **constant}
 
     def secure(self) -> None:
         """Prepare for a change of the owner's tensors."""

@@ -24,7 +24,7 @@ from geo_ray.base.threads import in_turn
 from geo_ray.data.tasks.groups import GroupRun
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.state import Outgoing, RegionState, Wait
-from geo_ray.training.lazy_copy import LazyCopy, Unread
+from geo_ray.training.lazy_copy import Copied, Unread
 from geo_ray.training.messages import ReplyMessage
 from geo_ray.training.optimizers import STEPS_TAKEN, InnerOptimizer, OneOptimizer
 from geo_ray.training.parameters import (
@@ -35,7 +35,7 @@ from geo_ray.training.parameters import (
     split_sizes,
     square_norm,
 )
-from geo_ray.training.task_steps import HeldStates, first_workers
+from geo_ray.training.task_steps import HeldStates, Stored, first_workers, in_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Shard:
         self._grads: dict[int, Tensor] = {}
         self._mean_S = torch.empty(0)
         self._ready_S: Tensor | None = None
-        self._snapshots: dict[int, tuple[dict[str, LazyCopy], dict[str, float]]] = {}
+        self._snapshots: dict[int, tuple[dict[str, Copied], dict[str, float]]] = {}
         # Apart: an answer is merged without a step of the optimizer, whose tensors the writer of a
         # checkpoint then has until the next step to read.
         self._unread, self._unread_moments = Unread(), Unread()
@@ -277,13 +277,15 @@ class Shard:
         """
         self._held.put(worker, name, value)
 
-    def moments(self, worker: int) -> dict[str, Tensor]:
+    def moments(self, worker: int) -> dict[str, Stored]:
         """Return the optimizer's tensors by name, for a worker that makes its steps; read-only.
 
         A new one of several workers continues the schedule at the region's step.
         """
         found = self._held.of(worker)
-        return found | ({STEPS_TAKEN: torch.tensor(self.state.step)} if self._averages else {})
+        if self._averages:
+            found[STEPS_TAKEN] = torch.tensor(self.state.step)
+        return found
 
     def take_state(self, worker: int) -> None:
         """Take over the parameters that a worker has `put`, and its `put_moment` tensors."""
@@ -458,19 +460,22 @@ class Shard:
         tensors, numbers = self.release_snapshot(checkpoint)
         return {name: copy.whole() for name, copy in tensors.items()}, numbers
 
-    def release_snapshot(self, checkpoint: int) -> tuple[dict[str, LazyCopy], dict[str, float]]:
+    def release_snapshot(self, checkpoint: int) -> tuple[dict[str, Copied], dict[str, float]]:
         """Return a retained state to its writer while the shard continues."""
         return self._snapshots.pop(checkpoint)
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Return copies for a checkpoint: tensors by name, numbers by name."""
         changing, fixed, numbers = self._live()
-        return fixed | {name: value.clone() for name, value in changing.items()}, numbers
+        found = {name: value.clone() for name, value in changing.items()}
+        for name, value in fixed.items():
+            found[name] = in_memory(value)
+        return found, numbers
 
-    def _live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
+    def _live(self) -> tuple[dict[str, Tensor], dict[str, Stored], dict[str, float]]:
         """Tensors that will change, tensors that will not, and numbers."""
         own, retained = self._optimizer.live()
-        fixed = {_MOMENTS + k: v for k, v in retained.items()}
+        fixed: dict[str, Stored] = {_MOMENTS + k: v for k, v in retained.items()}
         changing = {"params": self.params_S}
         changing |= {_MOMENTS + k: v for k, v in own.items()}
         changing |= {f"memory/{k}": v for k, v in self.state.memory.items()}

@@ -11,6 +11,8 @@ With `optimizer.kind: task` the only worker of a region keeps the parameters (as
 The state of these objects goes to the parameter server like the moments of other optimizers, in
 vectors as long as the parameters: JSON, then the bytes of all tensors. Nothing is pickled.
 
+`HeldStates` is where shards store the states of workers' optimizers, of these and of others.
+
 Shape legend: P = parameters of the model, S = of one shard's slice; B = bytes.
 """
 
@@ -28,10 +30,12 @@ from torch import Tensor, nn
 from geo_ray.base.errors import CheckpointCorruptError, InvariantError, TaskStateError
 from geo_ray.data.tasks.base import Batch, Task
 from geo_ray.data.tasks.checked_calls import blamed, checked_training_loss
+from geo_ray.training.lazy_copy import StoredTensor
 from geo_ray.training.optimizers import InnerOptimizer
 
 _NAME: Final = "task/{:06}"
 _WORKERS: Final = "workers/"  # states of workers other than the first
+_STORED_FROM: Final = 2**18  # elements from which on a tensor is in a file
 _LENGTH_BYTES: Final = 8
 _ALIGNED_BYTES: Final = 8
 _FLOAT_BYTES: Final = 4
@@ -160,10 +164,19 @@ class TaskOptimizer:
                 ) from error
 
 
+Stored = Tensor | StoredTensor
+
+
+def in_memory(value: Stored) -> Tensor:
+    """Return a tensor; of one in a file, a copy."""
+    return value.whole() if isinstance(value, StoredTensor) else value
+
+
 class HeldStates:
     """The newest states of the optimizers of a region's workers, at a shard.
 
-    The shard stores them for checkpoints and for new workers. It makes no steps.
+    The shard stores them for checkpoints and for new workers, vectors of many elements in temporary
+    files. It makes no steps.
 
     Attributes:
         lr: always None.
@@ -175,8 +188,8 @@ class HeldStates:
 
     def __init__(self, size: int | None) -> None:
         self._size = size
-        self._states: dict[int, dict[str, Tensor]] = {}
-        self._sent: dict[int, dict[str, Tensor]] = {}
+        self._states: dict[int, dict[str, Stored]] = {}
+        self._sent: dict[int, dict[str, Stored]] = {}
         self.lr: float | None = None
         self.rate = 1.0
 
@@ -186,22 +199,22 @@ class HeldStates:
 
     def put(self, worker: int, name: str, value: Tensor) -> None:
         """Copy a tensor of a worker's next state."""
-        self._sent.setdefault(worker, {})[name] = value.clone()
+        self._sent.setdefault(worker, {})[name] = _stored(value)
 
     def take(self, worker: int) -> None:
         """Let a worker's state be the one that it has `put`."""
         self._states[worker] = self._sent.pop(worker, {})
 
-    def of(self, worker: int) -> dict[str, Tensor]:
+    def of(self, worker: int) -> dict[str, Stored]:
         """Return the newest state of a worker, else that of the first one; read-only."""
         return dict(self._states.get(worker) or self._states.get(0, {}))
 
-    def live(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def live(self) -> tuple[dict[str, Tensor], dict[str, Stored]]:
         """Return no tensors that change, and those that do not.
 
         The first worker's have the names that a shard with an optimizer uses.
         """
-        found: dict[str, Tensor] = {}
+        found: dict[str, Stored] = {}
         for worker, state in self._states.items():
             prefix = f"{_WORKERS}{worker}/" if worker else ""
             found |= {prefix + name: value for name, value in state.items()}
@@ -228,7 +241,13 @@ class HeldStates:
                     f"optimizer state '{name}' has shape {tuple(value.shape)}, the shard has "
                     f"{(self._size,)}"
                 )
-            self._states.setdefault(worker, {})[own] = value if given else value.clone()
+            self._states.setdefault(worker, {})[own] = _stored(value, given=given)
+
+
+def _stored(value: Tensor, *, given: bool = False) -> Stored:
+    if value.dim() and value.numel() >= _STORED_FROM:
+        return StoredTensor(value)
+    return value if given else value.clone()
 
 
 def first_workers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -270,6 +289,8 @@ def unpack(packed_B: Tensor) -> object:
     try:
         length = int(packed_B[:_LENGTH_BYTES].clone().view(torch.int64))
         stop = _LENGTH_BYTES + length
+        if not _LENGTH_BYTES < stop <= packed_B.numel():
+            raise ValueError("it is cut off")
         header = json.loads(bytes(packed_B[_LENGTH_BYTES:stop].tolist()))
         value, _ = _read(header, packed_B, stop)
     except (ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:

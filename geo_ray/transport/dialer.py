@@ -278,6 +278,7 @@ class Dialer:
         session: returns the session with a region and makes it if need be; raises LinkDownError
             once closed.
         address: returns where a dialed region listens now.
+        skip: called with a region and the address of a failed dial; another one may be next.
     """
 
     def __init__(
@@ -288,6 +289,7 @@ class Dialer:
         workers: Workers,
         session: Callable[[str], Session],
         address: Callable[[str], Address],
+        skip: Callable[[str, Address], None],
     ) -> None:
         self._connector = connector
         self._config = config
@@ -295,6 +297,7 @@ class Dialer:
         self._workers = workers
         self._session = session
         self._address = address
+        self._skip = skip
         self._quiet = RateLimitedLog(_LOGGER)
         self._closed = threading.Event()
         self._lock = threading.Lock()  # guards the two below
@@ -394,12 +397,13 @@ class Dialer:
     def _dial_again_and_again(self, session: Session, keeper: object) -> None:
         config, failures = self._config, 0
         while session.wait_disconnected() and self._keepers.get(session.peer) is keeper:
-            begun_s = self._clock.now_s()
+            begun_s, address = self._clock.now_s(), self._address(session.peer)
             try:
-                control = self._connector.dial(session, self._address(session.peer), 0, "")
+                control = self._connector.dial(session, address, 0, "")
                 session.run(self._adopt(session, control, dialed=True))
             except Exception as error:
                 failures += 1
+                self._skip(session.peer, address)
                 session.note_error(error)
                 if failures >= _FAILURES_TO_LOG:
                     message = f"cannot connect to {session.peer}: {error}; trying again"

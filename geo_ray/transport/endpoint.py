@@ -102,7 +102,7 @@ class Endpoint:
         )
         self._changed = threading.Condition()  # guards the attributes below
         self._sessions: dict[str, Session] = {}
-        self._addresses: dict[str, Address] = {}
+        self._addresses: dict[str, tuple[Address, ...]] = {}
         self._listener: socket.socket | None = None
         self._closing = False
         self._closed = False
@@ -110,7 +110,13 @@ class Endpoint:
         self._held = HeldBytes(self._config.max_held_bytes)
         self._workers = Workers()
         self._dialer = Dialer(
-            self._connector, self._config, self._clock, self._workers, self._session, self._address
+            self._connector,
+            self._config,
+            self._clock,
+            self._workers,
+            self._session,
+            self.dialed,
+            self._skip,
         )
 
     # ------------------------------------------------------------------ links
@@ -158,10 +164,15 @@ class Endpoint:
             )
         return host, port
 
-    def connect(self, peer: str, address: Address) -> None:
-        """Maintain a connection to a region from now on; a second call changes the address.
+    def connect(self, peer: str, *addresses: Address, least_attempt: int = 0) -> None:
+        """Maintain a connection to a region from now on; a second call changes the addresses.
 
-        Returns at once; `wait_connected` waits.
+        Returns at once; `wait_connected` waits. After a failed attempt, the next address is tried.
+
+        Args:
+            peer: the region.
+            addresses: where it may listen, in order.
+            least_attempt: earlier starts of the region are refused.
 
         Raises:
             LinkDownError: the endpoint is closed.
@@ -170,10 +181,22 @@ class Endpoint:
         if peer == self.identity.region:
             raise TransportError(f"region {peer} cannot connect to itself")
         session = self._session(peer)
+        session.require(least_attempt)
         with self._changed:
-            self._addresses[peer] = address
+            self._addresses[peer] = addresses
             if not self._closed:
                 self._dialer.keep(session)
+
+    def dialed(self, peer: str) -> Address:
+        """Return the address at which a region is connected, or is tried next.
+
+        Raises:
+            LinkDownError: the region is not dialed.
+        """
+        with self._changed:
+            if peer not in self._addresses:
+                raise LinkDownError(f"region {peer} is not dialed")
+            return self._addresses[peer][0]
 
     def expect(self, peer: str) -> None:
         """Queue messages for a region that will connect, from now on.
@@ -339,9 +362,12 @@ class Endpoint:
 
     # ------------------------------------------------------------------ sessions
 
-    def _address(self, peer: str) -> Address:
+    def _skip(self, peer: str, address: Address) -> None:
+        """Try the next address of a region, unless its addresses were changed."""
         with self._changed:
-            return self._addresses[peer]
+            first, *others = self._addresses[peer]
+            if first == address:
+                self._addresses[peer] = (*others, first)
 
     def _find(self, peer: str) -> Session | None:
         with self._changed:

@@ -440,10 +440,12 @@ class Incarnation:
 
     Attributes:
         attempt: the attempt of that start; -1 before the first.
+        least: starts of lower attempts are refused.
     """
 
     def __init__(self, peer: str) -> None:
         self.attempt = -1
+        self.least = 0
         self._peer = peer
         self._instance = ""
 
@@ -456,6 +458,10 @@ class Incarnation:
             FrameError: the hello is malformed.
         """
         attempt, instance = count(hello, "attempt"), text(hello, "instance")
+        if attempt < self.least:
+            raise PeerRefusedError(
+                f"region {self._peer} comes with attempt {attempt}; attempt {self.least} is known"
+            )
         if attempt < self.attempt:
             raise PeerRefusedError(
                 f"region {self._peer} comes with attempt {attempt}, but its attempt {self.attempt} "
@@ -579,6 +585,11 @@ class Session:
     def _is_flushed(self) -> bool:
         connection = self._connection
         return self._closed or not (self._outbox or (connection is not None and connection.owes))
+
+    def require(self, attempt: int) -> None:
+        """Refuse connections of earlier starts of the peer from now on."""
+        with self._changed:
+            self._incarnation.least = max(self._incarnation.least, attempt)
 
     def forget(self) -> None:
         """Forget the peer; unacknowledged messages wait in case it returns."""

@@ -11,10 +11,11 @@ import datetime as dt
 import ipaddress
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -79,6 +80,10 @@ class Authority:
     def crl(self, serials: Iterable[int], now: dt.datetime | None = None) -> bytes:
         """Return a revocation list that names these serial numbers, as PEM text."""
         return make_crl(self.cert, self._key, serials, now or dt.datetime.now(dt.UTC))
+
+    def signature(self, data: bytes) -> bytes:
+        """Sign data with the CA's key; `is_signed_by` checks it."""
+        return self._key.sign(data, ec.ECDSA(hashes.SHA256()))
 
     @property
     def key_pem(self) -> bytes:
@@ -289,6 +294,23 @@ def is_issued_by(cert: x509.Certificate, ca: x509.Certificate) -> bool:
     except Exception:  # a broken certificate may raise errors of several kinds
         return False
     return True
+
+
+def is_signed_by(data: bytes, signature: bytes, ca_pem: bytes) -> bool:
+    """Return whether one of some CAs has signed data.
+
+    Args:
+        data: the data.
+        signature: result of `Authority.signature`.
+        ca_pem: certificates of the CAs as PEM text.
+    """
+    for ca in x509.load_pem_x509_certificates(ca_pem):
+        key = ca.public_key()
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            with suppress(InvalidSignature):
+                key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
+                return True
+    return False
 
 
 def _ca_certificate(

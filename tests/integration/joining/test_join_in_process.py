@@ -413,9 +413,9 @@ def test_another_run_and_wrong_addresses(tmp_path: Path) -> None:
             join("10.0.0.5:7447", region="eu", credentials=pem)
         other = tmp_path / "other"
         write_credentials(other, REGIONS, "another")
-        with pytest.raises(ServerLostError, match=r"no run answers at .*PEER_REFUSED"):
+        with pytest.raises(ServerLostError, match=r"no run has answered at .*PEER_REFUSED"):
             join(address, region="eu", credentials=other / "eu.pem", wait_s=1.0)
-    with pytest.raises(ServerLostError, match=r"no run answers at 127\.0\.0\.1:1"):
+    with pytest.raises(ServerLostError, match=r"no run has answered at 127\.0\.0\.1:1"):
         join("geo-ray://127.0.0.1:1", region="eu", credentials=pem, wait_s=1.0)
 
 

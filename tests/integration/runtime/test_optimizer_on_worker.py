@@ -11,11 +11,19 @@ import torch
 from geo_ray.runtime.remote_shard import ShardLink
 from geo_ray.storage.folders import LocalFolder, directory_of
 from geo_ray.storage.parts import read_part
+from geo_ray.training import task_steps
+from geo_ray.training.lazy_copy import StoredTensor
 from geo_ray.training.shard import Shard
 from tests.support.region_support import Gate, InProcess, Site, eventually, experiment_of
 
 TASKS = Path(__file__).parents[2] / "support" / "buffer_tasks.py"
 ADAMW = {"kind": "adamw", "lr": 0.01, "schedule": {"kind": "cosine", "warmup_steps": 2}}
+
+
+@pytest.fixture(autouse=True)
+def states_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers store optimizers of small models as those of large ones."""
+    monkeypatch.setattr(task_steps, "_STORED_FROM", 1)
 
 
 def config_of(on: str, **changes: Any) -> Any:
@@ -85,6 +93,12 @@ def test_a_step_without_an_exchange_moves_no_parameters(
         world.run()
     assert moved.count("state") == 4  # two rounds of two regions
     assert moved.count("pull") == 6  # those, and the start
+    for site in world.sites.values():
+        moments = site.shards[0].moments(0)
+        assert {name for name, each in moments.items() if isinstance(each, StoredTensor)} == {
+            "exp_avg",
+            "exp_avg_sq",
+        }
 
 
 @pytest.mark.parametrize("shards", [1, 3])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -281,6 +281,7 @@ def test_a_state_is_read_as_it_was_written(tree: Any, padding: int) -> None:
     assert same(unpack(packed_B), tree)
 
 
+@example(tree=-10, cut=6)  # whose header, cut off, is another number
 @given(tree=TREES, cut=st.integers(1, 60))
 def test_a_state_that_is_cut_off_is_refused_or_whole(tree: Any, cut: int) -> None:
     packed_B = pack(tree, "T")

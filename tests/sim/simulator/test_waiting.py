@@ -75,7 +75,7 @@ def schedules(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(
-    max_examples=25,
+    max_examples=10,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import gc
 import threading
+from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from geo_ray.training.lazy_copy import LazyCopy, Unread
+from geo_ray.base.errors import RunDirectoryError
+from geo_ray.training import lazy_copy
+from geo_ray.training.lazy_copy import LazyCopy, StoredTensor, Unread
 
 SIZE = 3 * (1 << 20) + 5  # three pieces and a rest
 
@@ -111,3 +116,25 @@ def test_who_lets_go_costs_the_owner_nothing() -> None:
     assert [each() for each in unread._copies] == [None]
     unread.secure()
     assert not unread._copies
+
+
+@given(st.integers(0, 40), st.sampled_from([torch.float32, torch.int64, torch.bfloat16]))
+def test_a_stored_tensor_is_what_it_was(size: int, dtype: torch.dtype) -> None:
+    value = torch.arange(size, dtype=torch.float32).to(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lazy_copy, "_PIECE", 7)
+        stored, expected = StoredTensor(value), value.clone()
+        value.zero_()
+        for _ in range(2):  # it may be read again
+            assert torch.equal(stored.whole(), expected)
+            pieces = [piece.clone() for piece in stored.pieces()]
+            assert torch.equal(torch.cat([expected[:0], *pieces]), expected)
+            assert max((piece.numel() for piece in pieces), default=0) <= 7
+
+
+def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = partial(open, "/dev/full", "w+b")
+    monkeypatch.setattr(lazy_copy.tempfile, "TemporaryFile", full)
+    with pytest.raises(RunDirectoryError, match="No space left") as caught:
+        StoredTensor(torch.zeros(1))
+    assert "TMPDIR" in caught.value.fix

@@ -1,0 +1,188 @@
+"""A rank's connection to the server of its run, which may be replaced by its standby.
+
+The link dials the addresses of the run's endpoint list in order. When another server process
+answers, the link tells it which messages it has received, and sends the messages again that the
+earlier one had not confirmed: a standby continues where the lost server was. A server that does not
+know the rank has begun again from a checkpoint; the rank's training ends then.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from geo_ray.base.errors import DeadlineExceededError, GeoRayError, LinkDownError
+from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.endpoints import ENDPOINTS, EndpointBook
+from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, UnconfirmedMessages
+from geo_ray.joining.protocol import SERVER
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.fields import Meta, Scalar
+from geo_ray.transport.wire.message import CONTROL, EndpointIdentity, Message
+
+log = logging.getLogger(__name__)
+
+RESUME: Final = "resume"
+"""Message of a rank to another server process: what each side has of the other's messages."""
+RECEIVED: Final = "received"
+"""Answer of the server to a message: messages of each lane that it has."""
+REPLACED: Final = "replaced"
+"""Answer to `RESUME`: the server does not know the rank."""
+
+
+class ServerLink:
+    """See the module.
+
+    Args:
+        name: name of the rank's endpoint.
+        incarnation: start of the rank's process; grows with every start.
+        credentials: of the region.
+        book: where the run is served.
+        on_message: called with each message of the server, in a receiving thread; with a message
+            `REPLACED` if a server answers that does not know this rank.
+        transport: settings of the connection.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        credentials: JoinCredentials,
+        book: EndpointBook,
+        on_message: Callable[[Message], None],
+        transport: TransportConfig,
+    ) -> None:
+        self._incarnation, self._book, self._on_message = incarnation, book, on_message
+        self._lock = threading.Condition()  # guards the two below
+        self._sent, self._received = UnconfirmedMessages(), ReceivedCounts()
+        self._order = threading.Lock()  # of numbers and of messages in the endpoint
+        self._server_attempt: int | None = None
+        self._resumes: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        identity = EndpointIdentity(credentials.run_id, name, incarnation, credentials.key)
+        self._endpoint = Endpoint(
+            identity,
+            self._receive,
+            transport,
+            on_peer=self._on_server,
+            certificate=credentials.certificate,
+            reuse=False,  # between exchanges, the loop may need the memory
+        )
+        self._thread = threading.Thread(target=self._resume_all, name="geo-ray-link", daemon=True)
+        self._thread.start()
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect to the server.
+
+        Raises:
+            LinkDownError: no server answers in time.
+        """
+        self._dial()
+        self._endpoint.wait_connected([SERVER], timeout_s)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server is connected."""
+        found = self._endpoint.stats().get(SERVER)
+        return found is not None and found["connected"]
+
+    def send(self, message: Message, deadline_s: float | None = None) -> None:
+        """Queue a message; see `Endpoint.send`. It is kept until a server has confirmed it."""
+        with self._order:
+            with self._lock:
+                have: list[Scalar] = [*self._received.counts]
+                own: Meta = {INCARNATION: self._incarnation, HAVE: have}
+                meta: Meta = {**message.meta, **own}
+                numbered = self._sent.add(replace(message, meta=meta))
+            try:
+                self._endpoint.send(SERVER, numbered, deadline_s)
+            except DeadlineExceededError:
+                with self._lock:
+                    self._sent.withdraw(numbered)
+                raise
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until the server has handled every message.
+
+        Raises:
+            DeadlineExceededError: it has not in time.
+        """
+        with self._lock:
+            if not self._lock.wait_for(self._is_flushed, timeout_s):
+                raise DeadlineExceededError(
+                    f"the server has not confirmed everything within {timeout_s:g} s"
+                )
+
+    def _is_flushed(self) -> bool:
+        return not self._sent.unconfirmed
+
+    def close(self, drain_s: float) -> None:
+        """Send what is queued, and close the connection."""
+        self._resumes.put(None)
+        self._thread.join(drain_s)
+        self._endpoint.close(drain_s)
+
+    def _dial(self) -> None:
+        now = [self._endpoint.dialed(SERVER)] if self.is_connected else []
+        addresses = self._book.addresses(now)
+        self._endpoint.connect(SERVER, *addresses, least_attempt=self._book.term)
+
+    def _receive(self, _: str, message: Message) -> None:
+        if message.kind == ENDPOINTS:
+            self._learn(bytes(message.payload))
+            return
+        if message.meta.get(INCARNATION) != self._incarnation:
+            return  # for an earlier process
+        if message.kind == RECEIVED:
+            with self._lock:
+                self._sent.confirm(fields.counts(message.meta, HAVE))
+                self._lock.notify_all()
+            return
+        if message.kind == REPLACED:
+            with self._lock:  # that server counts from the beginning
+                self._sent, self._received = UnconfirmedMessages(), ReceivedCounts()
+                self._lock.notify_all()
+            self._on_message(message)
+            return
+        with self._lock:
+            taken = self._received.take(message)
+        if taken is not None:
+            self._on_message(taken)
+
+    def _learn(self, data: bytes) -> None:
+        """Keep a list of the server; refuse servers of earlier terms."""
+        try:
+            if self._book.take(data):
+                self._dial()
+        except GeoRayError as error:
+            log.warning("%s", error.message)
+
+    def _on_server(self, _: str, attempt: int, connected: bool) -> None:
+        if connected and attempt != self._server_attempt:
+            if self._server_attempt is not None:
+                self._resumes.put(attempt)
+            self._server_attempt = attempt
+
+    def _resume_all(self) -> None:
+        """Continue with every new server process; a receiving thread must not wait."""
+        while (attempt := self._resumes.get()) is not None:
+            log.warning("another process serves the run now (term %d)", attempt)
+            with suppress(LinkDownError):  # closed
+                self._resume()
+
+    def _resume(self) -> None:
+        """Tell a new server what each side has, and send again what it may lack."""
+        with self._order:
+            with self._lock:
+                again = self._sent.unconfirmed
+                meta: Meta = {INCARNATION: self._incarnation}
+                meta |= {HAVE: [*self._received.counts], "sent": [*self._sent.confirmed]}
+            self._endpoint.send(SERVER, Message(RESUME, meta, b"", "control", CONTROL))
+            for message in again:
+                self._endpoint.send(SERVER, message)
