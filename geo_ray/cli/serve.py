@@ -21,8 +21,8 @@ from geo_ray.cli.paths import check_config, config_file, loading
 def serve(config: Path, overrides: tuple[str, ...], detach: bool, plain: bool) -> None:
     """Serve the run of CONFIG to regions that join it from their own training loops.
 
-    Prints the address of the run, and writes a file with credentials for each region. Ctrl-C lets
-    all regions finish with their next exchange.
+    Prints the address of the run, and writes a file with credentials for each region. Ctrl-C saves
+    a checkpoint at the next exchange of all regions, and stops.
     """
     check_config(config, overrides)
     loading("torch", "ray", "geo_ray.api.train")

@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Final
 
 from geo_ray.base.errors import FrameError, GeoRayError
+from geo_ray.joining.pieces import PIECE, SIZE, divided, size_of
 from geo_ray.joining.protocol import (
     ADDRESSEE,
     SERVER,
@@ -41,7 +42,8 @@ from geo_ray.joining.slices import (
     order_json,
     read_order,
 )
-from geo_ray.training.wire_format import payload_bytes, read_update, refusal_meta, reply_meta
+from geo_ray.training.messages import UpdateMessage
+from geo_ray.training.wire_format import read_update, refusal_meta, reply_meta
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.message import CONTROL, Message
@@ -49,7 +51,7 @@ from geo_ray.transport.wire.sockets import Address
 
 log = logging.getLogger(__name__)
 
-RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")
+RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice", SIZE)
 """Fields of an update's message that describe its rank."""
 _NUMBER: Final = "order"
 
@@ -264,8 +266,8 @@ class SliceHolder:
             for reply in of_slice:
                 rank = self.averagers.slices[index].owners[reply.to]
                 meta = {**reply_meta(reply), "slice": index}
-                message = Message("reply", meta, payload_bytes(reply), "reply")
-                found.append(Outbound(rank_name(reply.to, rank), message))
+                owner = rank_name(reply.to, rank)
+                found += [Outbound(owner, each) for each in divided(meta, reply)]
         return self._addressed(found)
 
     def _addressed(self, found: Sequence[Outbound]) -> list[Outbound]:
@@ -288,29 +290,42 @@ class SliceHolder:
             index = fields.count(meta, "slice")
             own = {k: v for k, v in meta.items() if k not in RANK_FIELDS}
             update = read_update(own, message.payload)
-            self.averagers.stage(peer, index, update)
-            part = StagedPart.of(update)
-            about: Meta = {
-                "region": update.region,
-                "attempt": update.attempt,
-                "slice": index,
-                "size": part.size_bytes,
-            }
-            decided = json.dumps(dict(part.decided)).encode()
-            return [Outbound(SERVER, _control("staged", about, decided))]
+            size = size_of(message)
+            if size is None:
+                return [self._staged(peer, index, update)]
+            self.averagers.begin_part(peer, index, update, meta, size)
+            return []
+        if message.kind == PIECE:
+            arrived = self.averagers.add_piece(peer, message)
+            if arrived is None:
+                return []
+            return [self._staged(peer, fields.count(arrived.meta, "slice"), arrived.update)]
         if message.kind == "state":
             found = self.averagers.on_state(peer, message)
             if found is None:
                 return []
             index, shared = found
-            arrived = Outbound(SERVER, _control("arrived", {"slice": index}))
-            return [*self._addressed(shared), arrived]
+            here = Outbound(SERVER, _control("arrived", {"slice": index}))
+            return [*self._addressed(shared), here]
         if message.kind == "copy":
             relayed = self.averagers.on_copy(peer, message)
             if relayed is None:
                 return []
             version = int(str(relayed.state.control["version"]))
-            about = {"slice": relayed.index, "size": relayed.size_bytes, "version": version}
+            about: Meta = {"slice": relayed.index, "size": relayed.size_bytes, "version": version}
             copied = Outbound(SERVER, _control("copied", about))
             return [*self._addressed(relayed.messages), copied]
         raise FrameError(f"unknown message '{message.kind}'")
+
+    def _staged(self, peer: str, index: int, update: UpdateMessage) -> Outbound:
+        """Stage the update of a slice, and report it."""
+        self.averagers.stage(peer, index, update)
+        part = StagedPart.of(update)
+        about: Meta = {
+            "region": update.region,
+            "attempt": update.attempt,
+            "slice": index,
+            "size": part.size_bytes,
+        }
+        decided = json.dumps(dict(part.decided)).encode()
+        return Outbound(SERVER, _control("staged", about, decided))

@@ -16,19 +16,21 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 from math import prod
-from typing import Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from geo_ray.base.errors import CheckpointMismatchError, ModelMismatchError, TaskOutputError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Ascending, disjoint ranges ``(start, stop)`` of the vector of all parameters."""
@@ -190,9 +192,19 @@ def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
+def is_dtensor(value: object) -> TypeGuard[DTensor]:
+    """Return whether a value is a `DTensor`.
+
+    Processes without any do not load the module, which takes 60 MB.
+    """
+    loaded = sys.modules.get("torch.distributed.tensor")
+    kind: type | None = getattr(loaded, "DTensor", None)
+    return kind is not None and isinstance(value, kind)
+
+
 def local_part(param: Tensor) -> Tensor:
     """Return what this process holds of a parameter, for reading and writing in place."""
-    local = param.to_local() if isinstance(param, DTensor) else param
+    local = param.to_local() if is_dtensor(param) else param
     return local.detach()
 
 
@@ -208,13 +220,15 @@ def held_ranges(param: Tensor, start: int) -> Ranges:
     Raises:
         TaskOutputError: the parameter is sharded in a way that is not supported.
     """
-    if not isinstance(param, DTensor):
+    if not is_dtensor(param):
         return ((start, start + param.numel()),) if param.numel() else ()
     if any(placement.is_partial() for placement in param.placements):
         raise TaskOutputError(
             f"a parameter has the placement {param.placements}",
             fix="Parameters may be sharded or replicated, not partial.",
         )
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     shape, offset = compute_local_shape_and_global_offset(
         param.shape, param.device_mesh, param.placements
     )
@@ -257,7 +271,7 @@ def replicas_of(param: Tensor, rank: int, world_size: int) -> tuple[int, int]:
     A plain parameter is replicated on all ranks, as under DistributedDataParallel. A `DTensor` is
     replicated over the dimensions of its mesh with the placement `Replicate`.
     """
-    if not isinstance(param, DTensor):
+    if not is_dtensor(param):
         return rank, world_size
     index, count = 0, 1
     coordinate = param.device_mesh.get_coordinate() or [0] * param.device_mesh.ndim

@@ -91,6 +91,9 @@ class JoinTerms(StrictModel):
     goal: str = ""
     eval_every: int = Field(0, ge=0, description="steps between evaluations; 0: only the last one")
     holders: int = Field(1, ge=1, description="processes that hold the averagers")
+    saves_at_end: bool = Field(
+        False, description="whether ranks wait for a last checkpoint after the end of the run"
+    )
 
     def server_plan(self, region: str, attempt: int) -> ServerPlan:
         """Return the plan of a region."""
@@ -127,6 +130,14 @@ class JoinTerms(StrictModel):
             bounds=self.bounds_in(ranges, layout.size),
         )
 
+    @property
+    def in_pieces(self) -> bool:
+        """Whether a rank sends a change, and merges its answer, piece by piece."""
+        traits, plan = self.strategy.traits, self.wire_plan()
+        return (
+            traits.in_rounds and traits.region.in_pieces and plan.up is None and plan.down is None
+        )
+
     def bounds_in(self, ranges: Ranges, size: int) -> tuple[tuple[int, int], ...]:
         """Return the positions of the model's fragments in a vector that has some ranges of it.
 
@@ -154,7 +165,8 @@ class JoinTerms(StrictModel):
         traits = self.strategy.traits
         enough = self.rows if traits.region.ends_by_total_rows else None
         wire = AveragerWire(self.wire_plan(layout, part.ranges))
-        state = AveragerState(tuple(sorted(self.regions if members is None else members)))
+        names = self.regions if members is None else members
+        state = AveragerState(tuple(sorted(names)), reuses_updates=True)
         return Averager(self.strategy, part.size, state, wire=wire, enough=enough, goal=self.goal)
 
 

@@ -326,6 +326,7 @@ class RankExchange(RegionExchange):
     local_steps: int = 1
     eval_every: int = 0
     is_donor: bool = False  # a joining region begins with a copy of this rank's state
+    is_halted: bool = False
     _local: int = 0  # steps of the loop since the last step of the strategy
     _rows: int = 0
     _seconds: float = 0.0
@@ -343,6 +344,10 @@ class RankExchange(RegionExchange):
     def waits(self) -> bool:
         """Whether the loop must wait for an answer before it continues."""
         return self.phase in ("waiting", "must_send", "finishing")
+
+    def halt(self) -> None:
+        """End the training at a barrier; a resumed run continues there."""
+        self.phase, self.is_halted = "done", True
 
     def advance(self) -> list[SendUpdate]:
         """Return what is due after answers were merged, or before the first step.
@@ -429,6 +434,7 @@ class RankExchange(RegionExchange):
             "counts": [state.step, state.since_send, state.samples, state.budget],
             "requests": self.requests.export(),
             "completion": self._completion.export(),
+            "done": self.is_done,
         }
         found = []
         for each in self.slices:
@@ -462,7 +468,10 @@ class RankExchange(RegionExchange):
         self.averager_version = int(str(first["averager_version"]))
         self.requests.restore(cast(Mapping[str, object], first["requests"]), self.version)
         completion = cast(Mapping[str, object], first["completion"])
-        self._completion.restore(completion, self.version, done=False)
+        done = bool(first.get("done", False))
+        self._completion.restore(completion, self.version, done=done)
+        if done and not self._completion.has_more(self.version):
+            self.phase = "done"  # the run has no other goal than before
         state.vector.write(params_S)
         self.model.start()
 

@@ -86,6 +86,7 @@ class BeginSave:
     checkpoint: int
     keep: tuple[int, ...]
     timeout_s: float
+    halt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +323,10 @@ class ReplicatedService:
                     return self._numbered(service.lose(region, cause))
                 case RequestStop():
                     return self._numbered(service.request_stop())
-                case BeginSave(checkpoint, keep, timeout_s):
-                    return self._numbered(service.begin_save(checkpoint, keep, timeout_s))
+                case BeginSave(checkpoint, keep, timeout_s, halt):
+                    return self._numbered(
+                        service.begin_save(checkpoint, keep, timeout_s, halt=halt)
+                    )
                 case LoseHolder(holder, cause):
                     return self._numbered(service.on_holder_lost(holder, cause))
                 case EndSave():

@@ -11,6 +11,9 @@ A pure state machine: messages of ranks in, messages to ranks out.
 4. When all regions have committed, the checkpoint is *ready*: the run loop writes the averagers'
    state and a manifest, which commits the whole.
 
+A run that is stopped ends at the barrier: its ranks train no further, and wait until the checkpoint
+is made. After the last step of a run, regions need not meet: they have the final model.
+
 A region that fails or misses the deadline is left out. In a run that is resumed from the
 checkpoint, it begins with a copy of another region's state.
 """
@@ -92,6 +95,7 @@ class SaveRound:
         id: of the checkpoint.
         keep: committed checkpoints that stay.
         deadline_s: time of the run's clock at which regions that are late are left out.
+        halts: whether training ends at the barrier.
         stage: progress.
         failed: why regions were left out, by region.
     """
@@ -99,6 +103,7 @@ class SaveRound:
     id: int
     keep: tuple[int, ...]
     deadline_s: float
+    halts: bool = False
     stage: SaveStage = SaveStage.MEETING
     failed: dict[str, str] = field(default_factory=dict)
     _regions: dict[str, _Parts] = field(default_factory=dict)
@@ -108,6 +113,7 @@ class SaveRound:
         return {
             "id": self.id,
             "stage": self.stage.value,
+            "halts": self.halts,
             "failed": dict(self.failed),
             "saved": list(self.saved),
         }

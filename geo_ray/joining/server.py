@@ -175,17 +175,22 @@ class JoinServer:
         with self.lock:
             self._offer(RequestStop())
 
-    def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> int | None:
+    def begin_save(
+        self, checkpoint: int, keep: Sequence[int], timeout_s: float, *, halt: bool = False
+    ) -> int | None:
         """Begin a checkpoint, see `JoinService.begin_save`.
 
         Returns:
             Its id; None: not now, or not yet, if the standby must have the order first.
         """
         with self.lock:
-            if self.service.save is not None:
+            before = self.service.save
+            if before is not None and not halt:
                 return None
-            self._offer(BeginSave(checkpoint, tuple(keep), timeout_s))
-            return None if self.service.save is None else self.service.save.id
+            self._offer(BeginSave(checkpoint, tuple(keep), timeout_s, halt))
+            save = self.service.save
+            is_begun = save is not None and (save is not before or save.halts)
+            return save.id if save is not None and is_begun else None
 
     def end_save(self) -> None:
         """Forget the checkpoint that was being made."""

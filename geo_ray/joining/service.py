@@ -39,8 +39,9 @@ from geo_ray.base.errors import (
     RegionLostError,
     ServerLostError,
 )
-from geo_ray.joining.holder import Holders, read_sizes, read_staged, reply_bytes
+from geo_ray.joining.holder import RANK_FIELDS, Holders, read_sizes, read_staged, reply_bytes
 from geo_ray.joining.layout import Layout, holder_starts, slices_of
+from geo_ray.joining.pieces import PIECE, divided, size_of
 from geo_ray.joining.protocol import (
     SERVER,
     Hello,
@@ -78,7 +79,7 @@ from geo_ray.joining.slices import (
     Take,
     Wake,
 )
-from geo_ray.training.messages import ReplyMessage, no_buffers
+from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.model_buffers import AVERAGER_PREFIX, REGION_PREFIX, AveragerBuffers
 from geo_ray.training.parameters import BufferLayout
 from geo_ray.training.wire_format import (
@@ -95,7 +96,6 @@ from geo_ray.transport.wire.message import CONTROL, Message
 _LOGGER: Final = logging.getLogger(__name__)
 
 _BUFFERS: Final = -1  # stands for the model buffers among the numbers of slices
-_RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice")  # of an update's header
 
 
 class Stage(Enum):
@@ -111,6 +111,8 @@ class Stage(Enum):
     """All regions have finished; the final parameters are on their way."""
     DONE = "done"
     """The final parameters are here."""
+    STOPPED = "stopped"
+    """The run has ended at a checkpoint, from which it can continue."""
 
 
 class JoinService:
@@ -153,6 +155,7 @@ class JoinService:
         self.failure: GeoRayError | None = None
         self.save: SaveRound | None = None
         self._resumed = resumed
+        self._halted = self._ends_save = False
         self._newest_save = -1  # id of the newest checkpoint that was begun
         self._saved_steps: dict[str, int] = {}  # steps of regions at its barrier
         self._saved_buffers: tuple[dict[str, Tensor], dict[str, float]] = {}, {}
@@ -245,6 +248,8 @@ class JoinService:
                 return self._on_buffers(peer, message)
             if message.kind == "update":
                 return self._on_update(peer, message)
+            if message.kind == PIECE:
+                return self._on_piece(peer, message)
             if message.kind == "copy":
                 return self._on_copy(peer, message)
             if message.kind == "evaluation":
@@ -294,8 +299,8 @@ class JoinService:
         return self._gated(self._on_lost(region, cause))
 
     def _on_lost(self, region: str, cause: str) -> list[Outbound]:
-        if self.stage is Stage.DONE:
-            return []
+        if self.stage in (Stage.DONE, Stage.STOPPED):
+            return self._leave_out(region, cause)
         self._stop_joining(region)
         was_source = bool(self._regions) and region == self._source
         if self._regions.pop(region, None) is None or self.stage is Stage.GATHERING:
@@ -317,7 +322,7 @@ class JoinService:
             return []
         self._emit_completed()
         found = self._leave_out(region, cause)
-        if len(self._regions) < self._least and not self.averagers.stopping:
+        if len(self._regions) < self._least and not (self.averagers.stopping or self._halted):
             _LOGGER.warning("the run waits for region '%s'", region)
             self._held[region] = self._now_s(), cause
         else:
@@ -480,8 +485,12 @@ class JoinService:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def begin_save(self, checkpoint: int, keep: Sequence[int], timeout_s: float) -> list[Outbound]:
+    def begin_save(
+        self, checkpoint: int, keep: Sequence[int], timeout_s: float, *, halt: bool = False
+    ) -> list[Outbound]:
         """Begin a checkpoint, if that is possible now; see `save`.
+
+        Once the run is over, regions do not meet for it.
 
         A region may have committed files of a checkpoint that the run has not: its id is not used
         again.
@@ -490,30 +499,43 @@ class JoinService:
             checkpoint: lowest id.
             keep: committed checkpoints that stay.
             timeout_s: time for the parts of ranks, from the barrier on.
+            halt: whether training ends there. Regions do not wait for lost ones any longer, and a
+                checkpoint for which they have not met yet becomes such a one.
         """
+        is_over = self.stage is Stage.DONE
+        found = self._release() if halt else []
+        if halt and self.save is not None and self.save.stage is SaveStage.MEETING:
+            self.save.halts = True
         may_begin = (
-            self.stage is Stage.TRAINING
+            (is_over or (self.stage is Stage.TRAINING and not self.averagers.stopping))
             and self.failure is None
             and self.save is None
-            and any(region.saves for region in self._regions.values())
-            and not (self.averagers.is_changing or self.averagers.stopping)
+            and self.saves
+            and not (self.averagers.is_changing or self._halted)
         )
         if not may_begin:
-            return []
+            return self._gated(found)
         known = [hello.saved or () for e in self._regions.values() for hello in e.hellos.values()]
         used = max((each for saved in known for each in saved), default=-1)
         self._newest_save = max(checkpoint, used + 1, self._newest_save + 1)
-        self.save = SaveRound(self._newest_save, tuple(keep), timeout_s)
-        return self._gated(self._answers(self._execute(Change())))
+        self.save = SaveRound(self._newest_save, tuple(keep), timeout_s, halt and not is_over)
+        if is_over:
+            about = self._met()
+            names = [name for name, region in self._regions.items() if region.saves]
+            return self._gated(found + self._all("save", names, about))
+        return self._gated(found + self._answers(self._execute(Change())))
+
+    @property
+    def saves(self) -> bool:
+        """Whether a region writes parts of checkpoints."""
+        return any(region.saves for region in self._regions.values())
 
     def end_save(self) -> list[Outbound]:
-        """Forget the checkpoint that was being made."""
-        return self._gated(self._end_save())
-
-    def _end_save(self) -> list[Outbound]:
+        """Forget the checkpoint that was being made; ranks that wait for its end may leave."""
         self.save = None
         self._execute(Forget())
-        return []
+        self._ends_save = self._halted or self.stage is Stage.DONE
+        return self._gated([])
 
     @property
     def saved_run(self) -> SavedRun:
@@ -539,8 +561,16 @@ class JoinService:
         return {name: region.steps for name, region in self._regions.items()}
 
     def check_save(self) -> list[Outbound]:
-        """Leave out regions that are late with their parts of a checkpoint."""
+        """Leave out regions that are late with their parts of a checkpoint.
+
+        After the last checkpoint, let the ranks leave.
+        """
         save = self.save
+        if save is None and self._ends_save:
+            self._ends_save = False
+            self.stage = Stage.STOPPED if self._halted else self.stage
+            over = self._all("over", list(self._regions))
+            return self._gated(over + self._refuse_joining("was stopped"))
         if save is None:
             return []
         if save.stage is SaveStage.MEETING and not self.averagers.is_changing:
@@ -571,7 +601,8 @@ class JoinService:
         )
         self._saved_steps, self._saved_buffers = self.steps, self._buffers.export()
         self._execute(Snapshot(checkpoint=save.id))
-        return {"save": save.id}
+        self._halted = save.halts
+        return {"save": save.id, **({"halts": True} if save.halts else {})}
 
     # ------------------------------------------------------------------ start
 
@@ -703,9 +734,7 @@ class JoinService:
         """Let the next waiting region join at the next barrier, if none is joining now."""
         ready = [name for name, region in self._joining.items() if region.is_complete]
         ready = [name for name in ready if name not in self._held]
-        if not ready or self.averagers.is_changing:
-            return []
-        if self.averagers.stopping:
+        if not ready or self.averagers.is_changing or self.averagers.stopping or self._halted:
             return []
         return self._answers(self._execute(Change(joins=(min(ready),))))
 
@@ -902,7 +931,8 @@ class JoinService:
             self.stage = Stage.TRAINING
             return []
         self.stage = Stage.DONE
-        return self._all("over", list(self._regions))
+        waits = self.terms.saves_at_end and self.saves
+        return [] if waits else self._all("over", list(self._regions))
 
     # ------------------------------------------------------------------ updates
 
@@ -912,9 +942,8 @@ class JoinService:
         if region is None or self.stage not in (Stage.TRAINING, Stage.STARTING):
             raise JoinRefusedError(f"region '{name}' takes no part in the run")
         rank = rank_of(peer)
-        rows = fields.count(message.meta, "rank_rows")
         index = fields.optional_count(message.meta, "slice")
-        own = {k: v for k, v in message.meta.items() if k not in _RANK_FIELDS}
+        own = {k: v for k, v in message.meta.items() if k not in RANK_FIELDS}
         update = read_update(own, message.payload)
         if update.region != name:
             raise FrameError(f"'{peer}' sent an update of region '{update.region}'")
@@ -922,14 +951,33 @@ class JoinService:
             raise JoinRefusedError(f"region '{name}': a newer process group has joined")
         if update.attempt > region.attempt:
             raise FrameError(f"'{peer}' sent an update of a process group that has not joined")
-        has_loss = "rank_loss" in message.meta
-        loss = fields.number(message.meta, "rank_loss") if has_loss else None
+        size = size_of(message)
+        if size is None:
+            return self._sent(region, rank, message.meta, update)
+        self.averagers.begin_part(peer, index, update, message.meta, size)
+        return []
+
+    def _on_piece(self, peer: str, message: Message) -> list[Outbound]:
+        """Handle values of an update that was begun; after a refusal, the rest of them arrives."""
+        region, rank = self._regions.get(region_of(peer)), rank_of(peer)
+        if region is None:
+            return []
+        part = self.averagers.add_piece(peer, message)
+        return [] if part is None else self._sent(region, rank, part.meta, part.update)
+
+    def _sent(
+        self, region: RegionRanks, rank: int, meta: Meta, update: UpdateMessage
+    ) -> list[Outbound]:
+        """Handle the update of a slice, or of a rank without one, which is complete."""
+        loss = fields.number(meta, "rank_loss") if "rank_loss" in meta else None
+        rows = fields.count(meta, "rank_rows")
         region.add_header(rank, update, rows, loss, self._now_s())
+        index = fields.optional_count(meta, "slice")
         if index is not None:
-            self.averagers.stage(peer, index, update)
+            self.averagers.stage(rank_name(region.name, rank), index, update)
             region.add_part(index, StagedPart.of(update))
         region.add_buffers(rank, update)
-        return self._take(name, region) if region.has_sent(self.averagers.slices) else []
+        return self._take(region.name, region) if region.has_sent(self.averagers.slices) else []
 
     def _take(self, name: str, region: RegionRanks) -> list[Outbound]:
         """Take in a region's update, which is complete."""
@@ -991,7 +1039,7 @@ class JoinService:
                 own = reply if owner in has_buffers else _with(reply, with_buffers[reply.to])
                 has_buffers.add(owner)
                 meta = {**reply_meta(own), **save, "slice": index}
-                found.append(Outbound(owner, Message("reply", meta, payload_bytes(own), "reply")))
+                found += [Outbound(owner, each) for each in divided(meta, own)]
         for name, reply in first.items():
             region = self._regions.get(name)
             if region is None:
@@ -1075,10 +1123,16 @@ class JoinService:
             return []  # all are lost
         if not all(len(each.finished) == each.world_size for each in self._regions.values()):
             return []
+        if self._halted:
+            return []  # they wait until the checkpoint is made
         self.stage = Stage.ENDING
-        found = self._collect()
+        return self._collect() + self._refuse_joining("ended")
+
+    def _refuse_joining(self, what: str) -> list[Outbound]:
+        """Refuse the regions that wait to join again; ``what``: what has happened to the run."""
+        found: list[Outbound] = []
         for name in list(self._joining):
-            error = JoinRefusedError(f"run '{self.terms.name}' ended before '{name}' could join")
+            error = JoinRefusedError(f"run '{self.terms.name}' {what} before '{name}' could join")
             found += self._refuse(name, error)
             self._stop_joining(name)
         return found
@@ -1094,9 +1148,9 @@ class JoinService:
         """The region that sends the initial and the final parameters."""
         return min(self._regions)
 
-    def _all(self, kind: str, names: Sequence[str]) -> list[Outbound]:
-        """Return a message without content for all ranks of some regions."""
-        message = Message(kind, {}, b"", "control", CONTROL)
+    def _all(self, kind: str, names: Sequence[str], about: Meta | None = None) -> list[Outbound]:
+        """Return a message for all ranks of some regions."""
+        message = Message(kind, about or {}, b"", "control", CONTROL)
         return [Outbound(peer, message) for name in names for peer in self._regions[name].peers]
 
     def _on_failed(self, peer: str, meta: Meta) -> list[Outbound]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -39,6 +40,7 @@ from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import EndpointBook
 from geo_ray.joining.layout import Layout, Ranges, positions, put, taken
 from geo_ray.joining.link import REPLACED, ServerLink
+from geo_ray.joining.pieces import PIECE, SIZE, Arriving, divided, size_of
 from geo_ray.joining.protocol import (
     Hello,
     JoinTerms,
@@ -67,7 +69,6 @@ from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import (
     as_bytes,
     as_tensor,
-    payload_bytes,
     read_refusal,
     read_reply,
     stats_message,
@@ -87,7 +88,8 @@ ENDPOINTS_SUFFIX: Final = ".endpoints.json"
 _LOOK_S: Final = 0.5
 _NOTICE_S: Final = 2.0
 _CAUSE_CHARS: Final = 500
-_MARKS: Final = ("slice", "save", "cuts")  # fields of an answer that are not the strategy's
+_MARKS: Final = ("slice", "save", "halts", "cuts", SIZE)
+"""Fields of an answer that are not the strategy's."""
 _MOST_UNUSED: Final = 1000  # batches, more than one step accumulates
 T = TypeVar("T")
 
@@ -373,7 +375,7 @@ class JoinedRegion:
                     sync.settle()
                     yield sync
                     sync.check_ended()
-                    exchanger.end(vector, own)
+                    sync.end(vector, own)
                 except BaseException as error:
                     self._tell_failed(error)  # before the saver, which may hang, is closed
                     raise
@@ -431,7 +433,7 @@ class JoinedRegion:
         bounds = terms.bounds_in(vector.share, layout.size)
         cutter = _Cutter(terms, layout, vector.share, ranks.region)
         slices = cutter.slices(welcome.slices)
-        model = JoinedModel(terms.strategy, vector, bounds)
+        model = JoinedModel(terms.strategy, vector, bounds, in_pieces=terms.in_pieces)
         begins = not welcome.copies and welcome.checkpoint is None
         if begins:
             self._load(slices, vector, buffers, is_source=welcome.is_source)
@@ -623,7 +625,11 @@ class _Cutter:
 
 
 class _Exchanger:
-    """Encodes and sends updates, and decodes their answers, in a thread of its own."""
+    """Encodes and sends updates, and decodes their answers, in a thread of its own.
+
+    Attributes:
+        halts: whether the training ends with the newest answers.
+    """
 
     def __init__(
         self,
@@ -639,6 +645,7 @@ class _Exchanger:
         self._answers: queue.SimpleQueue[list[ReplyMessage] | BaseException] = queue.SimpleQueue()
         self._ready: list[ReplyMessage] | BaseException | None = None
         self._saves: int | None = None
+        self.halts = False
         self._cuts: Mapping[int, Ranges] | None = None
         self._sent_s = 0.0
         self._closed = False
@@ -686,21 +693,17 @@ class _Exchanger:
             raise found
         return found, time.monotonic() - self._sent_s
 
-    def end(self, vector: ParameterVector, buffers: ModuleBuffers | None) -> None:
-        """Tell the server that this rank has finished; send the final parameters if it asks.
+    def send_model(self, vector: ParameterVector, buffers: ModuleBuffers | None) -> None:
+        """Send the final parameters of this rank."""
+        params_S = vector.read()
+        if self._ranks.rank == 0:
+            _send_buffers(self._link, buffers)
+        for each in self._exchange.slices:
+            _send_state(self._link, each.index, taken(params_S, each.places))
 
-        Returns when the server has the model.
-        """
-        self._link.send(Message("finished", {}, b"", "control", CONTROL))
-        while self._receive_end().kind == "collect":
-            params_S = vector.read()
-            if self._ranks.rank == 0:
-                _send_buffers(self._link, buffers)
-            for each in self._exchange.slices:
-                _send_state(self._link, each.index, taken(params_S, each.places))
-
-    def _receive_end(self) -> Message:
-        kinds, what = ("collect", "over"), "the end of the run"
+    def receive_end(self) -> Message:
+        """Wait for what the server wants of a rank that has finished."""
+        kinds, what = ("collect", "save", "over"), "the end of the run"
         return _await_message(self._mail, kinds, what, self._wait_s)
 
     def close(self) -> None:
@@ -735,7 +738,10 @@ class _Exchanger:
         parts = self._exchange.encoded(update)
         for each, part in zip(slices, parts, strict=True):
             meta = {**update_meta(part), **common, "slice": each.index}
-            self._link.send(Message("update", meta, payload_bytes(part), "update"))
+            values = partial(self._exchange.values, each, part.payload_P)
+            for message in divided(meta, part, values):
+                self._check_open()
+                self._link.send(message)
         if not slices:
             nothing = replace(update, payload_P=torch.empty(0))
             meta = {**update_meta(nothing), **common, "slice": None}
@@ -746,6 +752,7 @@ class _Exchanger:
     def _receive_answers(self) -> list[ReplyMessage]:
         """Wait for the answers of all slices; return them decoded."""
         slices = self._exchange.slices
+        numbered = {each.index: each for each in slices}
         replies: dict[int | None, ReplyMessage] = {}
         has_cuts = False
         while len(replies) < max(1, len(slices)):
@@ -754,7 +761,12 @@ class _Exchanger:
             has_cuts = has_cuts or "cuts" in message.meta
             if "save" in message.meta:
                 self._saves = fields.count(message.meta, "save")
-            replies[fields.optional_count(message.meta, "slice")] = read_reply(own, message.payload)
+            self.halts = self.halts or "halts" in message.meta
+            index = fields.optional_count(message.meta, "slice")
+            reply = read_reply(own, message.payload)
+            if index is not None:
+                reply = self._with_values(numbered[index], reply, size_of(message))
+            replies[index] = reply
         if has_cuts:
             body = json.loads(bytes(self._next("slices").payload))
             self._cuts = {
@@ -764,12 +776,39 @@ class _Exchanger:
             return list(replies.values())
         return [each.wire.decode(replies[each.index]) for each in slices]
 
+    def _with_values(self, each: SliceWire, reply: ReplyMessage, size: int | None) -> ReplyMessage:
+        """Return an answer with the values that follow it, or merge these as they arrive.
+
+        Args:
+            each: the slice.
+            reply: the answer.
+            size: elements that follow it; None: it has its payload itself.
+        """
+        merges = self._exchange.model.in_pieces
+        if size is None and not merges:
+            return reply
+        if size is None:
+            self._exchange.merge_piece(each, 0, reply.payload_P)
+            return replace(reply, payload_P=reply.payload_P.to("meta"))
+        payload_Q = torch.empty(size, device="meta" if merges else None)
+        arriving = Arriving(size)
+        while not arriving.is_complete:
+            start, values = arriving.take(self._next(PIECE))
+            if merges:
+                self._exchange.merge_piece(each, start, values)
+            else:
+                payload_Q[start : start + values.numel()] = values
+        return replace(reply, payload_P=payload_Q)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LinkDownError("the training is over")
+
     def _next(self, kind: str) -> Message:
         """Wait for the next message of the server while it is connected."""
         reached_s = time.monotonic()
         while True:
-            if self._closed:
-                raise LinkDownError("the training is over")
+            self._check_open()
             try:
                 message = self._mail.get(timeout=_LOOK_S)
             except queue.Empty:
@@ -828,7 +867,8 @@ class JoinedTraining:
     It is a `torch.distributed.checkpoint.stateful.Stateful` for a user's own checkpoints.
 
     Attributes:
-        done: whether the run is over.
+        done: whether the loop must end: the run is over, or was stopped.
+        stopped: whether the run was stopped at a checkpoint, from which it can be resumed.
     """
 
     def __init__(
@@ -851,8 +891,13 @@ class JoinedTraining:
 
     @property
     def done(self) -> bool:
-        """Whether the run is over."""
+        """Whether the loop must end: the run is over, or was stopped."""
         return self._exchange.is_done
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was stopped at a checkpoint, from which it can be resumed."""
+        return self._exchange.is_halted
 
     @property
     def steps(self) -> int:
@@ -952,12 +997,29 @@ class JoinedTraining:
             if self._exchange.is_donor:
                 self._exchanger.send_copies()
             checkpoint = self._exchanger.saves()
-            if checkpoint is not None and self._saver is not None:
-                self._save(checkpoint, self._saver)
+            if checkpoint is not None:
+                self._save(checkpoint)
+            if self._exchanger.halts:
+                self._exchange.halt()
             sent = self._exchange.advance()
 
-    def _save(self, checkpoint: int, saver: RankSaver) -> None:
+    def end(self, vector: ParameterVector, buffers: ModuleBuffers | None) -> None:
+        """Tell the server that this rank has finished; send the model and save if it asks.
+
+        Returns when the server has what it needs.
+        """
+        self._exchanger.tell(Message("finished", {}, b"", "control", CONTROL))
+        while (message := self._exchanger.receive_end()).kind != "over":
+            if message.kind == "save":
+                self._save(fields.count(message.meta, "save"))
+            else:
+                self._exchanger.send_model(vector, buffers)
+
+    def _save(self, checkpoint: int) -> None:
         """Copy the state at a barrier, to be written."""
+        saver = self._saver
+        if saver is None:
+            return
         exchange = self._exchange
         ranges = [each.ranges for each in exchange.slices] or [()]
         states = exchange.copies(whole=True)
@@ -965,14 +1027,19 @@ class JoinedTraining:
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether to evaluate now: every `train.eval_every` steps, and at the end.
+        """Whether to evaluate now: every `train.eval_every` steps, and at the end of the run.
 
         It is true in all ranks at the same steps, until `report` is called.
         """
         every = self._exchange.eval_every
-        at = (self.steps, self.done)
-        is_time = self.done or (every > 0 and self.steps > 0 and self.steps % every == 0)
+        at = (self.steps, self._is_last)
+        is_time = self._is_last or (every > 0 and self.steps > 0 and self.steps % every == 0)
         return is_time and at != self._reported
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether the run has ended, and was not stopped."""
+        return self.done and not self.stopped
 
     def report(self, sums: Mapping[str, Tensor | NDArray[np.float64] | float], rows: int) -> None:
         """Report an evaluation; the metric of the run is the sum over all ranks by all rows.
@@ -988,7 +1055,7 @@ class JoinedTraining:
         """
         where = f"region '{self._ranks.region}': sync.report after {self.steps} steps"
         if not self.evaluation_due:
-            is_second = self._reported == (self.steps, self.done)
+            is_second = self._reported == (self.steps, self._is_last)
             raise LoopMisuseError(
                 f"{where}: {'the second report' if is_second else 'no evaluation is due'}",
                 fix="Report all sums in one call."
@@ -996,8 +1063,8 @@ class JoinedTraining:
                 else "Evaluate and report `if sync.evaluation_due`, see `train.eval_every`.",
             )
         stats = _sums(where, cast(Mapping[object, object], sums), rows)
-        self._reported = (self.steps, self.done)
-        meta, payload = stats_message(self.steps, stats, int(rows), final=self.done)
+        self._reported = (self.steps, self._is_last)
+        meta, payload = stats_message(self.steps, stats, int(rows), final=self._is_last)
         self._exchanger.tell(Message("evaluation", meta, bytes(payload), "control"))
 
     def state_dict(self) -> dict[str, Any]:

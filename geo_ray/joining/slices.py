@@ -35,6 +35,7 @@ from geo_ray.joining.layout import (
     put,
     slices_of,
 )
+from geo_ray.joining.pieces import ArrivingPart
 from geo_ray.joining.protocol import (
     JoinTerms,
     Outbound,
@@ -51,6 +52,7 @@ from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.parameters import fragment_bounds
 from geo_ray.training.wire_format import as_tensor
 from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.message import Message
 
 _OF_FRAGMENT: Final = re.compile(r"outer(\d+)/")  # state of the outer optimizer of a fragment
@@ -307,6 +309,7 @@ class SliceAveragers:
         self._layout = Layout(())
         self._starts: tuple[int, ...] = (0,)
         self._staged: dict[tuple[str, int], UpdateMessage] = {}  # by region and slice
+        self._arriving: dict[tuple[str, int], ArrivingPart] = {}  # by rank and slice
         self._collect: Collect | None = None
         self._arrived: set[int] = set()  # slices of which it has the parameters
         self._copy = Copy(donor="", attempts={})
@@ -357,6 +360,12 @@ class SliceAveragers:
             ConfigChangedError: the checkpoint was saved with other codecs.
             GeoRayError: an averager has failed.
         """
+        answers = self._execute(order)
+        for averager in self.averagers.values():
+            averager.forget_answers()  # ranks never repeat an update
+        return answers
+
+    def _execute(self, order: Order) -> Answers:
         match order:
             case Begin():
                 self._divide(order.layout, order.shares)
@@ -375,6 +384,9 @@ class SliceAveragers:
             case Leave():
                 for key in [key for key in self._staged if key[0] == order.region]:
                     del self._staged[key]
+                for peer, index in list(self._arriving):
+                    if region_of(peer) == order.region:
+                        del self._arriving[peer, index]
                 return {i: each.leave(order.region) for i, each in self.averagers.items()}
             case Change():
                 change = MemberChange(joins=order.joins)
@@ -470,6 +482,34 @@ class SliceAveragers:
 
     # ------------------------------------------------------------------ messages of ranks
 
+    def begin_part(
+        self, peer: str, index: int | None, update: UpdateMessage, meta: Meta, size: int
+    ) -> None:
+        """Record the header of a rank's update of a slice, whose values follow.
+
+        Raises:
+            FrameError: the slice is not one of the rank, or has fewer values.
+        """
+        self._check_owned(peer, update.region, index)
+        if index is None or size > self.slices[index].size:
+            raise FrameError(f"'{peer}' sends {size} values of slice {index}, which has fewer")
+        self._arriving[peer, index] = ArrivingPart(update, meta, size)
+
+    def add_piece(self, peer: str, message: Message) -> ArrivingPart | None:
+        """Add values to the update of a slice; return it once they are complete.
+
+        Values that follow no header are ignored: their update was refused.
+
+        Raises:
+            FrameError: they do not fit.
+        """
+        key = peer, fields.count(message.meta, "slice")
+        part = self._arriving.get(key)
+        if part is None:
+            return None
+        part.add(message)
+        return self._arriving.pop(key) if part.is_complete else None
+
     def stage(self, peer: str, index: int, update: UpdateMessage) -> None:
         """Check a part of an update, and keep it until `Take`.
 
@@ -482,19 +522,19 @@ class SliceAveragers:
             FrameError: the slice is not one of the rank, or its previous update is open.
             GeoRayError: the averager would refuse the part.
         """
-        each = self._owned(peer, update.region, index)
+        self._check_owned(peer, update.region, index)
         known = self._staged.get((update.region, index))
         if known is not None and known.attempt == update.attempt and known.seq != update.seq:
             raise FrameError(f"'{peer}' sent update {update.seq} before {known.seq} was taken in")
-        checked = self.averagers[each].checked(replace(update, buffers_E=no_buffers()))
+        checked = self.averagers[index].checked(replace(update, buffers_E=no_buffers()))
         self._staged[update.region, index] = checked
 
-    def _owned(self, peer: str, region: str, index: int) -> int:
+    def _check_owned(self, peer: str, region: str, index: int | None) -> None:
         """Refuse a slice that is not here, or not one of the rank."""
-        is_here = index in self.averagers
-        if not is_here or peer != rank_name(region, self.slices[index].owners.get(region, -1)):
+        if index not in self.averagers or peer != rank_name(
+            region, self.slices[index].owners.get(region, -1)
+        ):
             raise FrameError(f"'{peer}' sent slice {index}, which is not its own")
-        return index
 
     def on_state(self, peer: str, message: Message) -> tuple[int, list[Outbound]] | None:
         """Take in the parameters of a slice, see `Collect`.

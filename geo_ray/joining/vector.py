@@ -12,7 +12,6 @@ from typing import Final, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from geo_ray.base.errors import TaskOutputError, TaskStateError
@@ -22,6 +21,7 @@ from geo_ray.joining.layout import (
     Ranges,
     divided,
     held_ranges,
+    is_dtensor,
     local_part,
     plain_name,
     positions,
@@ -175,7 +175,7 @@ class ParameterVector:
                 yield piece, local_part(piece.param).reshape(-1)[piece.start : piece.stop]
 
     def _replica_group(self, param: nn.Parameter) -> dist.ProcessGroup | None:
-        if not isinstance(param, DTensor):
+        if not is_dtensor(param):
             return self._group
         dims = [d for d, placement in enumerate(param.placements) if placement.is_replicate()]
         dims = [d for d in dims if param.device_mesh.size(d) > 1]
@@ -216,7 +216,7 @@ class ModuleBuffers(RegionBuffers):
             return None
         tensors = state_of(module)
         for each in layout.entries:
-            if isinstance(tensors[each.name], DTensor):
+            if is_dtensor(tensors[each.name]):
                 raise TaskStateError(
                     f"buffers: '{each.name}' is sharded",
                     fix="Name only whole tensors, or use the rule scratch.",

@@ -85,7 +85,8 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
+    """Return the tensors that have values."""
+    return [each for each in tree_leaves(tree) if isinstance(each, Tensor) and not each.is_meta]
 
 
 _ROWS, _COLUMNS = 128, 128
@@ -134,7 +135,7 @@ class _Probe:
     def __init__(self, terms: JoinTerms, *, keeps_vector: bool) -> None:
         layout = Layout((Parameter("weight", (_ROWS, _COLUMNS), "float32"),))
         self._size, self._counted, names = layout.size, _Allocations(), terms.regions
-        self._keeps_vector = keeps_vector
+        self._keeps_vector, self._in_pieces = keeps_vector, terms.in_pieces
         self._fragments = terms.strategy.traits.exchange.fragments
         self._most_steps = 4 * terms.steps
         ranges = ((0, layout.size),)
@@ -145,7 +146,9 @@ class _Probe:
         for name in names:
             with self._counted.of(name):
                 bounds = terms.bounds_in(ranges, layout.size)
-                model = JoinedModel(terms.strategy, self._vectors[name], bounds)
+                model = JoinedModel(
+                    terms.strategy, self._vectors[name], bounds, in_pieces=terms.in_pieces
+                )
                 model.start()
                 wire = RegionWire(terms.wire_plan(layout, ranges), name, layout.size)
                 plan = terms.server_plan(name, 1)
@@ -166,13 +169,13 @@ class _Probe:
             while sent:
                 replies = self._average(sent, float(number))
                 sent.clear()
-                if is_warm:
-                    rest[_SERVER].append(self._counted.live[_SERVER])
-                else:
+                if not is_warm:
                     self._counted.restart()
                 for to in {reply.to for reply in replies}:
                     answered[to] += 1
                 sent += self._merge(replies)
+                if is_warm and not sent:
+                    rest[_SERVER].append(self._counted.live[_SERVER])
             if number > self._most_steps:
                 raise InvariantError("a strategy does not come to an end")
         peak = self._counted.peak
@@ -189,17 +192,31 @@ class _Probe:
             if not rank.waits and not rank.is_done:
                 with self._counted.of(name):
                     for each in rank.step(1, 1.0):
-                        sent += rank.encoded(each.update)
+                        sent += self._encoded(rank, each.update)
                     rank.forget_sent()
         return sent
+
+    def _encoded(self, rank: RankExchange, update: UpdateMessage) -> list[UpdateMessage]:
+        """Return an update as it is sent; values that are sent in pieces are the server's."""
+        found = []
+        for each, part in zip(rank.slices, rank.encoded(update), strict=True):
+            if part.payload_P.is_meta:
+                with self._counted.of(_SERVER):
+                    whole_P = torch.empty(part.payload_P.numel())
+                for start, stop in _queued(whole_P.numel()):
+                    whole_P[start:stop] = rank.values(each, part.payload_P, start, stop)
+                part = replace(part, payload_P=whole_P)
+            found.append(part)
+        return found
 
     def _average(self, sent: Sequence[UpdateMessage], now_s: float) -> list[ReplyMessage]:
         replies: list[ReplyMessage] = []
         with self._counted.of(_SERVER):
             for each in sent:
-                part = self._averager.checked(_received(each))
+                part = self._averager.checked(each if self._in_pieces else _received(each))
                 self._averager.at(now_s)
                 replies += self._averager.on_update(part)
+            self._averager.forget_answers()
         return replies
 
     def _merge(self, replies: list[ReplyMessage]) -> list[UpdateMessage]:
@@ -208,12 +225,24 @@ class _Probe:
             reply = replies.pop()
             rank = self._ranks[reply.to]
             with self._counted.of(reply.to):
-                decoded = rank.slices[0].wire.decode(_received(reply))
+                if self._in_pieces:
+                    for start, stop in _queued(self._size):
+                        piece = reply.payload_P[start:stop].clone()
+                        rank.merge_piece(rank.slices[0], start, piece)
+                        del piece
+                    reply = replace(reply, payload_P=reply.payload_P.to("meta"))
+                decoded = rank.slices[0].wire.decode(reply if self._in_pieces else _received(reply))
                 rank.on_replies([decoded], 1.0)
                 for each in rank.advance():
-                    sent += rank.encoded(each.update)
+                    sent += self._encoded(rank, each.update)
                 rank.forget_sent()
         return sent
+
+
+def _queued(size: int) -> Iterator[tuple[int, int]]:
+    """Return quarters of a payload: an endpoint queues so much of it at a time."""
+    step = -(-size // 4)
+    return ((start, min(size, start + step)) for start in range(0, size, step))
 
 
 _M = TypeVar("_M", UpdateMessage, ReplyMessage)

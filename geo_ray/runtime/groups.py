@@ -152,7 +152,7 @@ class GroupPolicy:
             now_s: time of any clock.
         """
         rank, failure = root_cause(failures)
-        if stage in (Stage.ENDING, Stage.DONE):
+        if stage in (Stage.ENDING, Stage.DONE, Stage.STOPPED):
             return GiveUp(rank, rank_error(region, rank, failure), ends_run=False)
         trains = stage is Stage.TRAINING
         was_raised = failure.kind in (FailureKind.RAISED, FailureKind.BUG)

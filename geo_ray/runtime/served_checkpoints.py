@@ -134,6 +134,9 @@ def send_saved(actor: Handle, saved: SavedRun) -> None:
 class ServedCheckpoints:
     """Makes the checkpoints of a served run, one at a time.
 
+    Attributes:
+        outcome: why the newest checkpoint has failed, or "" if it was made; None before the first.
+
     Args:
         store: where they are.
         experiment: the run.
@@ -147,17 +150,22 @@ class ServedCheckpoints:
         self._store, self._experiment, self._actor = store, experiment, actor
         self._lease_token = lease_token
         self._next_s = time.monotonic() + (experiment.checkpoint.every_s or 0.0)
+        self.outcome: str | None = None
         self._open: int | None = None
+        self._halts = False  # whether training ends at the open checkpoint
         self._left_out: dict[str, str] = {}
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._commit: Future[CheckpointManifest] | None = None
 
-    def poll(self, save: Mapping[str, Any] | None, *, trains: bool) -> list[dict[str, Any]]:
+    def poll(
+        self, save: Mapping[str, Any] | None, *, trains: bool, halts: bool = False
+    ) -> list[dict[str, Any]]:
         """Continue the open checkpoint, or begin one when it is time.
 
         Args:
             save: the averager's checkpoint in progress, as its actor reports it.
             trains: whether the run may begin a checkpoint.
+            halts: whether training must end at the next checkpoint, which then begins at once.
 
         Returns:
             Events: ``checkpoint`` and ``checkpoint_failed``.
@@ -173,9 +181,23 @@ class ServedCheckpoints:
                 return self._failed("no region has saved its part")
             if stage is SaveStage.READY:
                 self._commit = self._writer.submit(self._write, self._open, tuple(save["saved"]))
+            elif stage is SaveStage.MEETING and halts and not self._halts:
+                self._begin(halt=True)
+        elif trains and halts and not self._halts:
+            self._begin(halt=True)
         elif trains and self._experiment.checkpoint.every_s and time.monotonic() >= self._next_s:
             self._begin()
         return []
+
+    def begin_last(self) -> bool:
+        """Begin the checkpoint after the end of the run; return whether that is possible."""
+        self._begin()
+        return self._open is not None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a checkpoint is being made."""
+        return self._open is not None
 
     def close(self) -> None:
         """Give up the open checkpoint."""
@@ -186,11 +208,12 @@ class ServedCheckpoints:
             self._failed("the run has ended")
         self._writer.shutdown()
 
-    def _begin(self) -> None:
+    def _begin(self, *, halt: bool = False) -> None:
         lowest, keep = self._store.next_id(), self._store.ids()  # until the run has removed them
         timeout_s = self._experiment.checkpoint.part_timeout_s
-        call = self._actor.begin_save.remote(lowest, keep, timeout_s)
+        call = self._actor.begin_save.remote(lowest, keep, timeout_s, halt)
         checkpoint = collect({SERVER: call}, _ANSWER_S)[SERVER]
+        self._halts = halt and checkpoint is not None
         if checkpoint is None:
             self._next_s = time.monotonic() + min(_RETRY_S, self._every_s)
             return
@@ -248,7 +271,7 @@ class ServedCheckpoints:
         if error is not None:
             cause = error.message if isinstance(error, GeoRayError) else error_summary(error)
             return self._failed(cause)
-        manifest, self._open = commit.result(), None
+        manifest, self._open, self.outcome = commit.result(), None, ""
         self._actor.end_save.remote()
         for region, cause in self._left_out.items():
             log.warning("checkpoint %d has no part of '%s': %s", manifest.id, region, cause)
@@ -259,7 +282,7 @@ class ServedCheckpoints:
         ]
 
     def _failed(self, cause: str) -> list[dict[str, Any]]:
-        checkpoint, self._open = self._open, None
+        checkpoint, self._open, self._halts, self.outcome = self._open, None, False, cause
         self._actor.end_save.remote()
         if checkpoint is not None and not self._store.is_committed(checkpoint):
             try:

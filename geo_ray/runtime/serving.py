@@ -77,6 +77,7 @@ _POLL_S: Final = 0.2
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
 _PIECE_BYTES: Final = 32 << 20
+_ENDS: Final = (Stage.DONE.value, Stage.STOPPED.value)
 JOIN_FOLDER: Final = "join"
 """Folder of a run's directory with the credentials of its regions."""
 ADDRESS_FILE: Final = "address"
@@ -95,6 +96,7 @@ def terms_of(experiment: Experiment) -> JoinTerms:
         rows=serve.rows or (experiment.rows if experiment.knows_task else None),
         seed=experiment.seed,
         eval_every=experiment.train.eval_every,
+        saves_at_end=experiment.checkpoint.every_s is not None,
         goal=f"steps {experiment.train.steps}",
     )
 
@@ -179,9 +181,11 @@ class AveragerActor:
 
     # -------------------------------------------------------------- checkpoints
 
-    def begin_save(self, checkpoint: int, keep: list[int], timeout_s: float) -> int | None:
+    def begin_save(
+        self, checkpoint: int, keep: list[int], timeout_s: float, halt: bool
+    ) -> int | None:
         """Begin a checkpoint, see `JoinService.begin_save`; return its id, or None if not now."""
-        return self._server.begin_save(checkpoint, keep, timeout_s)
+        return self._server.begin_save(checkpoint, keep, timeout_s, halt=halt)
 
     def saved_heads(self) -> tuple[list[SliceHead], str, dict[str, int]]:
         """Return the slices of the checkpoint, the model's layout, and the steps of regions."""
@@ -217,6 +221,7 @@ class AveragerActor:
             return {
                 "stage": service.stage.value,
                 "missing": service.missing(),
+                "saves": service.saves,
                 "events": service.news(),
                 "now_s": self._server.now_s(),
                 "failure": service.failure,
@@ -435,7 +440,7 @@ class _Serving:
         log = setup.run.path / EVENTS_FILE
         known = read_events(log) if log.exists() else ()
         self._stopping = StoppingRule(setup.experiment.train, known, is_strict=False)
-        self._stops = False
+        self._stops = self._is_interrupted = False
 
     def run(self) -> Summary:
         """Poll the averager to the end of the run; write model and summary."""
@@ -470,11 +475,35 @@ class _Serving:
             started = recorder.started(experiment, run.path.name, began_s, simulated=False, **about)
             summing.feed(started)
             self._record(recorder, summing, found)
-            while found["stage"] != Stage.DONE.value:
+            while found["stage"] not in _ENDS:
                 time.sleep(_POLL_S)
                 found = self._poll()
                 self._record(recorder, summing, found)
+            if found["stage"] == Stage.STOPPED.value:
+                self._groups.finish()
+                collect({SERVER: self._actor.close.remote()}, _ANSWER_S)
+                raise self._stopped()
+            self._save_last(recorder, summing)
             return self._finish(recorder, summing, startup_s)
+
+    def _stopped(self) -> GeoRayError:
+        """Return the error of a run that was stopped, with the outcome of its checkpoint."""
+        why, cause = self._setup.reporting.interruption.why, self._checkpoints.outcome
+        if cause:
+            return type(why)(f"{why.message}; no new checkpoint was made: {cause}")
+        fix = f"{why.fix} Then start the loops of the regions again."
+        return type(why)(f"{why.message}; its state is saved", fix=fix)
+
+    def _save_last(self, recorder: Recorder, summing: Summing) -> None:
+        """Save a last checkpoint, so that training can continue from the very end."""
+        if self._setup.experiment.checkpoint.every_s is None:
+            return
+        if self._checkpoints.begin_last():
+            self._setup.reporting.status("saving the last checkpoint")
+            while self._checkpoints.is_open and not self._setup.reporting.interruption.is_set():
+                time.sleep(_POLL_S)
+                self._record(recorder, summing, self._poll())
+        self._actor.end_save.remote()  # lets the ranks leave
 
     def _await_regions(self) -> dict[str, Any]:
         """Wait until all regions are there."""
@@ -503,18 +532,19 @@ class _Serving:
         found: dict[str, Any] = collect({SERVER: call}, _ANSWER_S)[SERVER]
         if isinstance(found["failure"], GeoRayError):
             raise found["failure"]
-        if found["stage"] != Stage.DONE.value:
+        if found["stage"] not in _ENDS:
             self._groups.watch(Stage(found["stage"]))
         interruption = self._setup.reporting.interruption
         if take_stop_request(self._setup.run.path):
             interruption.set()
-        if interruption.is_set() and found["stage"] == Stage.TRAINING.value:
-            self._actor.request_stop.remote()
         return found
 
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
         trains = found["stage"] == Stage.TRAINING.value
-        saved = self._checkpoints.poll(found["save"], trains=trains)
+        halts = trains and self._setup.reporting.interruption.is_set()
+        if halts and not self._is_interrupted:
+            self._note_interruption(recorder, found)
+        saved = self._checkpoints.poll(found["save"], trains=trains, halts=halts)
         own = [{**each, "t_s": found["now_s"]} for each in [*self._groups.news(), *saved]]
         for each in [*own, *found["events"]]:
             values = dict(each)
@@ -528,6 +558,18 @@ class _Serving:
                 self._stops = True
                 self._actor.request_stop.remote()
                 recorder.emit("stop_requested", event.t_s, **stop.model_dump())
+
+    def _note_interruption(self, recorder: Recorder, found: Mapping[str, Any]) -> None:
+        """Record the request to stop; a run without checkpoints ends with its present model."""
+        self._is_interrupted, reporting = True, self._setup.reporting
+        why = reporting.interruption.why
+        recorder.emit("stop_requested", found["now_s"] + self._before_s, cause=why.message)
+        if found["saves"]:
+            what = "saving a checkpoint at the next exchange of all regions, then stopping"
+        else:
+            self._actor.request_stop.remote()
+            what = "no region saves checkpoints: finishing with the next exchange"
+        reporting.status(f"{what} (Ctrl-C again: stop at once)")
 
     def _rate(self, evaluation: dict[str, Any]) -> None:
         """Replace the means of an evaluation by the metrics of the task, if its regions have it."""

@@ -78,12 +78,12 @@ def serving(
         server.close()
 
 
-def small_model(seed: int = 0) -> nn.Module:
+def small_model(seed: int = 0, width: int = 13) -> nn.Module:
     """A model whose parameters do not divide evenly among ranks."""
     with SEEDING:
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5), nn.LayerNorm(5), nn.Linear(5, 3)
+            nn.Linear(7, width), nn.Tanh(), nn.Linear(width, 5), nn.LayerNorm(5), nn.Linear(5, 3)
         )
 
 
@@ -128,9 +128,10 @@ class Loop:
     dtype: str = "float32"
     wait_s: float = WAIT_S
     checkpoints: Path | None = None
+    width: int = 13
 
     def model(self, world_size: int) -> nn.Module:
-        model = small_model().to(getattr(torch, self.dtype))
+        model = small_model(width=self.width).to(getattr(torch, self.dtype))
         if self.sharding == "ddp":
             return DistributedDataParallel(model)
         if self.sharding in ("fsdp", "hsdp"):

@@ -42,6 +42,7 @@ from tests.support.join_support import (
     terms,
     train_all,
 )
+from tests.support.train_support import eventually
 
 REGIONS = ("eu", "us")
 STEPS = 12
@@ -142,10 +143,11 @@ def trained(
     loops: Mapping[str, Loop],
     resumed: SavedRun | None = None,
     pools: Pools | None = None,
+    firsts: dict[str, int] | None = None,
 ) -> dict[str, Tensor]:
-    """Train to the end; return the parameters of each region."""
+    """Train to the end; return the parameters of each region, and in `firsts` its first step."""
+    firsts = {} if firsts is None else firsts
     with serving(run, folder, resumed=resumed) as (server, address):
-        firsts: dict[str, int] = {}
         here = started(loops, address, pools or {})
 
         def note(sync: JoinedTraining, name: str) -> None:
@@ -175,6 +177,128 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(kind: str, tmp_path: Path) -
         for name, vector in expected.items():
             assert torch.equal(found[name], vector), name
     torch.testing.assert_close(found["eu"], found["us"], rtol=0, atol=1e-6)
+
+
+def stopped(
+    run: JoinTerms, folder: Path, loops: Mapping[str, Loop]
+) -> tuple[SavedRun, dict[str, int]]:
+    """Train until the run is stopped at a checkpoint; return the server's part, and the steps."""
+    with serving(run, folder) as (server, address):
+        ended: list[bool] = []
+        begun: list[int | None] = []
+
+        def each(sync: JoinedTraining) -> None:
+            """Ask for the stop; then wait in each step for a while, until the regions meet."""
+            if sync.steps == SAVE_AT and not begun:
+                begun.append(server.begin_save(5, [], WAIT_S, halt=True))
+            until_s = time.monotonic() + 1.0
+            while begun and not sync.done and time.monotonic() < until_s:
+                with server.lock:
+                    save = server.service.save
+                    if save is not None and save.stage is not SaveStage.MEETING:
+                        break
+                time.sleep(0.01)
+            if sync.done:
+                ended.append(sync.stopped)
+                assert not sync.evaluation_due
+
+        def watch() -> SavedRun:
+            eventually(
+                lambda: server.service.save and server.service.save.stage is SaveStage.READY,
+                "all regions have saved",
+            )
+            with server.lock:
+                saved = server.service.saved_run
+                assert server.stage is Stage.TRAINING  # all wait until the run has it
+                server.service.end_save()
+            return saved
+
+        runs = {n: partial(replace(e, address=address).run, each) for n, e in loops.items()}
+        found = train_all({**runs, "watch": watch})
+        assert not [one for one in found.values() if isinstance(one, Exception)], found
+        assert ended == [True] * len(loops)
+        assert server.stage is Stage.STOPPED
+        return found["watch"], {name: found[name][1] for name in loops}
+
+
+@pytest.mark.parametrize("kind", ["sma", "diloco", "hfa", "diloco_streaming", "async_local_sgd"])
+def test_a_stopped_run_saves_and_continues(kind: str, tmp_path: Path) -> None:
+    """No step is repeated, and none is lost."""
+    run = run_of(kind)
+    plain = {name: Loop("", name, tmp_path) for name in REGIONS}
+    saving = {name: Loop("", name, tmp_path, checkpoints=tmp_path / name) for name in REGIONS}
+    expected = trained(run, tmp_path, plain) if kind in EXACT else None
+    saved, steps = stopped(run, tmp_path, saving)
+    assert max(steps.values()) >= SAVE_AT and min(steps.values()) < STEPS
+    firsts: dict[str, int] = {}
+    found = trained(run, tmp_path, saving, saved, firsts=firsts)
+    is_whole = run.strategy.traits.region.worker_steps <= 1  # a step of the loop is one of the run
+    assert firsts == {name: step + is_whole for name, step in steps.items()}
+    if expected is not None:
+        for name, vector in expected.items():
+            assert torch.equal(found[name], vector), name
+    torch.testing.assert_close(found["eu"], found["us"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["diloco", "one_step_delay"])
+def test_a_run_continues_from_its_very_end(kind: str, tmp_path: Path) -> None:
+    """The last checkpoint follows the last step; a resumed run with more steps begins there."""
+    run = run_of(kind, saves_at_end=True, goal=f"steps {STEPS}")
+    longer = run.model_copy(update={"steps": 2 * STEPS, "goal": f"steps {2 * STEPS}"})
+    loops = {name: Loop("", name, tmp_path, checkpoints=tmp_path / name) for name in REGIONS}
+
+    def ends(run: JoinTerms, resumed: SavedRun | None) -> tuple[dict[str, Any], SavedRun]:
+        firsts: dict[str, int] = {}
+        with serving(run, tmp_path, resumed=resumed) as (server, address):
+
+            def watch() -> SavedRun:
+                eventually(lambda: server.stage is Stage.DONE, "the model is here")
+                keep = [] if resumed is None else [resumed.id]
+                assert server.begin_save(0, keep, WAIT_S) is not None
+                eventually(
+                    lambda: server.service.save and server.service.save.stage is SaveStage.READY,
+                    "all regions have saved",
+                )
+                with server.lock:
+                    saved = server.service.saved_run
+                    server.service.end_save()
+                return saved
+
+            def note(sync: JoinedTraining, name: str) -> None:
+                firsts.setdefault(name, sync.steps)
+
+            runs = {
+                name: partial(replace(loop, address=address).run, partial(note, name=name))
+                for name, loop in loops.items()
+            }
+            found = train_all({**runs, "watch": watch})
+            assert not [each for each in found.values() if isinstance(each, Exception)], found
+            assert server.service.steps == dict.fromkeys(REGIONS, run.steps)
+            first = 1 if resumed is None else max(resumed.steps.values()) + 1
+            assert set(firsts.values()) == ({first} if first <= run.steps else set())
+            return {name: found[name][0] for name in REGIONS}, found["watch"]
+
+    at_end, saved = ends(run, None)
+    assert saved.steps == dict.fromkeys(REGIONS, STEPS)
+    again, _ = ends(run, saved)  # with the same goal, nothing is left to do
+    found, _ = ends(longer, saved)
+    for name in REGIONS:
+        assert torch.equal(again[name], at_end[name])
+    if kind == "diloco":  # others send what is left at the end of a run
+        plain = {name: Loop("", name, tmp_path) for name in REGIONS}
+        with serving(longer, tmp_path) as (_, address):
+            calls = {n: replace(each, address=address).run for n, each in plain.items()}
+            expected = train_all(calls)
+        for name in REGIONS:
+            assert torch.equal(found[name], expected[name][0]), name
+
+
+def test_without_folders_ranks_do_not_wait_for_a_last_checkpoint(tmp_path: Path) -> None:
+    run = run_of("diloco", saves_at_end=True)
+    with serving(run, tmp_path) as (server, address):
+        found = train_all({name: Loop(address, name, tmp_path).run for name in REGIONS})
+        assert not [each for each in found.values() if isinstance(each, Exception)], found
+        assert server.begin_save(0, [], WAIT_S) is None
 
 
 @pytest.fixture(scope="module")

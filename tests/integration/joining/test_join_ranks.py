@@ -56,6 +56,7 @@ def train(
     pools: dict[str, tuple[Ranks, str]],
     steps: int = STEPS,
     dtype: str = "float32",
+    width: int = 13,
     **sections: Any,
 ) -> tuple[dict[str, Tensor], Tensor, int]:
     """The parameters of each region, those of the server, and the number of slices."""
@@ -64,7 +65,7 @@ def train(
         loops = {}
         for name in REGIONS:
             pool, sharding = pools.get(name, (None, "none"))
-            loop = Loop(address, name, folder, sharding, dtype)
+            loop = Loop(address, name, folder, sharding, dtype, width=width)
             if pool is None:
                 loops[name] = loop.run
                 continue
@@ -99,6 +100,17 @@ def test_all_regions_end_with_one_model(kind: str, ranks: dict[int, Ranks], tmp_
             torch.testing.assert_close(vector, vectors["ap"], rtol=0, atol=1e-6)
         else:
             assert torch.equal(vector, vectors["ap"])
+
+
+@pytest.mark.parametrize("kind", ["diloco", "sma"])
+def test_slices_of_several_pieces(kind: str, ranks: dict[int, Ranks], tmp_path: Path) -> None:
+    """In place, as in `diloco`, and as whole vectors."""
+    pools = {"eu": (ranks[2], "fsdp"), "us": (ranks[3], "fsdp")}
+    vectors, served, slices = train(options(kind), tmp_path, pools, 3, width=45_003)
+    assert slices == 4 and served.numel() > 6 * 2**16
+    assert float((vectors["ap"] - vector_of(small_model(width=45_003))).abs().max()) > 0.01
+    for vector in (*vectors.values(), served):
+        assert torch.equal(vector, vectors["ap"])
 
 
 def test_a_killed_process_group_is_replaced(tmp_path: Path) -> None:

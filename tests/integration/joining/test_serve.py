@@ -21,10 +21,12 @@ from safetensors.torch import load_file
 
 import geo_ray
 from geo_ray.base.errors import ConfigError, ServerLostError
+from geo_ray.joining.site import JoinedTraining
 from geo_ray.runtime.serving import reach_note
 from geo_ray.telemetry.event_log import read_events
 from tests.support.join_support import Loop, small_model, terms, train_all
 from tests.support.join_support import serving as in_process
+from tests.support.train_support import eventually
 
 START_S = 180.0
 LONG = 200  # steps of a run that is killed, which are slow until then
@@ -187,6 +189,57 @@ def test_a_run_is_resumed_after_everything_was_killed(tmp_path: Path) -> None:
     assert not [each for each in found.values() if isinstance(each, Exception)], found
     assert torch.equal(found["eu"], found["us"])
     assert geo_ray.open_run(run_path).summary.steps == LONG
+
+
+@pytest.mark.slow  # starts two clusters
+def test_ctrl_c_saves_and_the_run_is_resumed(tmp_path: Path) -> None:
+    """Both loops end without an error at the same step, and continue there when started again."""
+    run_path = tmp_path / "runs" / "served"
+    changes = {"train": {"steps": LONG}, "checkpoint": {"every_s": 3600.0}}
+    names = ("eu", "us")
+    ends: dict[str, list[tuple[int, bool]]] = {name: [] for name in names}
+
+    def loop_of(name: str, address: str, pause_s: float) -> Any:
+        loop = Loop(address, name, run_path / "join", checkpoints=tmp_path / "saved" / name)
+
+        def each(sync: JoinedTraining) -> None:
+            time.sleep(pause_s)
+            if sync.done:
+                ends[name].append((sync.steps, sync.stopped))
+
+        return lambda: loop.run(each)
+
+    with serving(tmp_path, changes) as (process, address):
+
+        def stop() -> None:
+            path = run_path / "events.jsonl"
+            eventually(
+                lambda: path.exists() and any(e.kind == "exchange" for e in read_events(path)),
+                "the run trains",
+            )
+            process.send_signal(signal.SIGINT)
+
+        found = train_all({**{n: loop_of(n, address, 0.3) for n in names}, "stop": stop})
+        output, _ = process.communicate(timeout=START_S)
+    assert not [each for each in found.values() if isinstance(each, Exception)], found
+    assert process.returncode == 130, output
+    assert "its state is saved" in output and "Traceback" not in output
+    (at, stopped) = ends["eu"][0]
+    assert ends == {name: [(at, True)] for name in names}
+    assert stopped and 0 < at < LONG and at % 4 == 0
+    kinds = [event.kind for event in read_events(run_path / "events.jsonl")]
+    assert kinds.count("checkpoint") == 1 and "run_failed" in kinds
+    with serving(tmp_path, changes, resume=True) as (process, again):
+        found = train_all({n: loop_of(n, again, 0.0) for n in names})
+        output, _ = process.communicate(timeout=START_S)
+    assert not [each for each in found.values() if isinstance(each, Exception)], found
+    assert process.returncode == 0, output
+    assert ends == {name: [(at, True), (LONG, False)] for name in names}
+    assert torch.equal(found["eu"][0], found["us"][0])
+    events = list(read_events(run_path / "events.jsonl"))
+    steps = [each["step"] for each in events if each.kind == "step" and each["region"] == "eu"]
+    assert steps == list(range(4, LONG + 1, 4))  # each once
+    assert [each.kind for each in events].count("checkpoint") == 2  # one at the end
 
 
 @pytest.mark.slow  # starts a cluster only to end it
