@@ -364,6 +364,11 @@ class JoinService:
         refused = [each for name in self._regions for each in self._refuse(name, self.failure)]
         return self._gated(refused)
 
+    @property
+    def awaited(self) -> dict[str, str]:
+        """The lost regions that the others wait for, with the causes."""
+        return {name: cause for name, (_, cause) in self._held.items()}
+
     def _release(self) -> list[Outbound]:
         """Continue without the lost regions that the others have waited for."""
         found: list[Outbound] = []
@@ -789,6 +794,7 @@ class JoinService:
             return
         for name in self._copiers:
             if name in self._regions:
+                self._regions[name].steps = version
                 self._emit(
                     "region_joined",
                     region=name,

@@ -222,6 +222,7 @@ class AveragerActor:
                 "stage": service.stage.value,
                 "missing": service.missing(),
                 "saves": service.saves,
+                "awaited": service.awaited,
                 "events": service.news(),
                 "now_s": self._server.now_s(),
                 "failure": service.failure,
@@ -441,6 +442,7 @@ class _Serving:
         known = read_events(log) if log.exists() else ()
         self._stopping = StoppingRule(setup.experiment.train, known, is_strict=False)
         self._stops = self._is_interrupted = False
+        self._awaited: Mapping[str, str] = {}  # lost regions by cause
 
     def run(self) -> Summary:
         """Poll the averager to the end of the run; write model and summary."""
@@ -467,6 +469,12 @@ class _Serving:
             sinks = [reporting.observer.on_event, RayMetrics().feed, export.feed]
             recorder = Recorder(log, sinks, setup.lease.check)
             about: dict[str, object] = {"startup_s": startup_s}
+            if experiment.groups:
+                about["ranks"] = {
+                    region.name: region.group.world_size
+                    for region in experiment.groups
+                    if region.group is not None
+                }
             if self._task is not None and experiment.knows_task:
                 about |= RowWork.of(self._task).fields()
             if self._resumed_step is not None:
@@ -491,8 +499,10 @@ class _Serving:
         why, cause = self._setup.reporting.interruption.why, self._checkpoints.outcome
         if cause:
             return type(why)(f"{why.message}; no new checkpoint was made: {cause}")
-        fix = f"{why.fix} Then start the loops of the regions again."
-        return type(why)(f"{why.message}; its state is saved", fix=fix)
+        experiment = self._setup.experiment
+        is_joined = len(experiment.groups) < len(experiment.regions)
+        rest = " Then start the loops of the regions again." if is_joined else ""
+        return type(why)(f"{why.message}; its state is saved", fix=f"{why.fix}{rest}")
 
     def _save_last(self, recorder: Recorder, summing: Summing) -> None:
         """Save a last checkpoint, so that training can continue from the very end."""
@@ -515,7 +525,10 @@ class _Serving:
                 return found
             if self._setup.reporting.interruption.is_set():
                 raise self._setup.reporting.interruption.why
-            missing = ", ".join(f"{name} ({why})" for name, why in found["missing"].items())
+            starting = self._groups.starting
+            missing = ", ".join(
+                f"{name} ({starting.get(name, why)})" for name, why in found["missing"].items()
+            )
             text = f"{self._address}: waiting for {missing or 'the initial parameters'}"
             if text != shown:
                 reporting.status(text)
@@ -545,8 +558,9 @@ class _Serving:
         if halts and not self._is_interrupted:
             self._note_interruption(recorder, found)
         saved = self._checkpoints.poll(found["save"], trains=trains, halts=halts)
-        own = [{**each, "t_s": found["now_s"]} for each in [*self._groups.news(), *saved]]
-        for each in [*own, *found["events"]]:
+        self._groups.note(found["events"])
+        own = [*self._groups.news(), *saved, *self._paused(found["awaited"])]
+        for each in [*({**each, "t_s": found["now_s"]} for each in own), *found["events"]]:
             values = dict(each)
             if values["kind"] == "eval":
                 self._rate(values)
@@ -558,6 +572,19 @@ class _Serving:
                 self._stops = True
                 self._actor.request_stop.remote()
                 recorder.emit("stop_requested", event.t_s, **stop.model_dump())
+
+    def _paused(self, awaited: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return an event if the run begins to wait for lost regions, or continues."""
+        before, self._awaited = self._awaited, awaited
+        if bool(before) == bool(awaited):
+            return []
+        if not awaited:
+            self._setup.reporting.status("")
+            return [{"kind": "run_resumed"}]
+        least = self._setup.experiment.members.min
+        text = f"waiting for {', '.join(awaited)}: fewer than members.min = {least} regions"
+        self._setup.reporting.status(f"paused: {text}")
+        return [{"kind": "run_paused", "cause": text}]
 
     def _note_interruption(self, recorder: Recorder, found: Mapping[str, Any]) -> None:
         """Record the request to stop; a run without checkpoints ends with its present model."""
