@@ -60,24 +60,24 @@ from geo_ray.joining.regions import Evaluations, RegionRanks, StagedPart
 from geo_ray.joining.save_round import SaveRound, SaveStage
 from geo_ray.joining.slices import (
     Answers,
-    Begin,
-    Change,
-    Collect,
-    Copy,
-    Divide,
-    Finish,
-    Forget,
-    Leave,
+    BeginOrder,
+    ChangeOrder,
+    CollectOrder,
+    CopyOrder,
+    DivideOrder,
+    FinishOrder,
+    ForgetOrder,
+    LeaveOrder,
     Order,
     Relayed,
-    Resume,
+    ResumeOrder,
     SavedRun,
     SavedSlice,
     Shares,
     SliceAveragers,
-    Snapshot,
-    Take,
-    Wake,
+    SnapshotOrder,
+    TakeOrder,
+    WakeOrder,
 )
 from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.model_buffers import AVERAGER_PREFIX, REGION_PREFIX, AveragerBuffers
@@ -292,7 +292,7 @@ class JoinService:
         wakes_s, now_s = self.averagers.wakes_s, self._now_s()
         if wakes_s is None or now_s < wakes_s:
             return []
-        return self._gated(self._answers(self._execute(Wake(now_s=now_s))))
+        return self._gated(self._answers(self._execute(WakeOrder(now_s=now_s))))
 
     def on_lost(self, region: str, cause: str) -> list[Outbound]:
         """Continue without a region."""
@@ -326,7 +326,7 @@ class JoinService:
             _LOGGER.warning("the run waits for region '%s'", region)
             self._held[region] = self._now_s(), cause
         else:
-            found += self._answers(self._execute(Leave(region=region)))
+            found += self._answers(self._execute(LeaveOrder(region=region)))
         if region == self._donor and not all(self._copied.values()):
             for name in [name for name in self._copiers if name != region]:
                 error = RegionLostError(
@@ -339,7 +339,9 @@ class JoinService:
     def _stop_joining(self, region: str) -> None:
         """Forget that a region waits for the next barrier."""
         if self._joining.pop(region, None) is not None:
-            self._execute(Leave(region=region))  # it is no member yet, so that nothing is answered
+            self._execute(
+                LeaveOrder(region=region)
+            )  # it is no member yet, so that nothing is answered
 
     def lose(self, region: str, cause: str) -> list[Outbound]:
         """Continue without a region, and tell its ranks, which may be connected again."""
@@ -374,7 +376,7 @@ class JoinService:
         found: list[Outbound] = []
         for name in list(self._held):
             del self._held[name]
-            found += self._answers(self._execute(Leave(region=name)))
+            found += self._answers(self._execute(LeaveOrder(region=name)))
         return found
 
     def is_awaited(self, peer: str) -> bool:
@@ -405,7 +407,7 @@ class JoinService:
 
     def request_stop(self) -> list[Outbound]:
         """Ask every region to finish with its next answer."""
-        self._execute(Finish())
+        self._execute(FinishOrder())
         return self._gated(self._release())
 
     # ------------------------------------------------------------------ holders
@@ -528,7 +530,7 @@ class JoinService:
             about = self._met()
             names = [name for name, region in self._regions.items() if region.saves]
             return self._gated(found + self._all("save", names, about))
-        return self._gated(found + self._answers(self._execute(Change())))
+        return self._gated(found + self._answers(self._execute(ChangeOrder())))
 
     @property
     def saves(self) -> bool:
@@ -538,7 +540,7 @@ class JoinService:
     def end_save(self) -> list[Outbound]:
         """Forget the checkpoint that was being made; ranks that wait for its end may leave."""
         self.save = None
-        self._execute(Forget())
+        self._execute(ForgetOrder())
         self._ends_save = self._halted or self.stage is Stage.DONE
         return self._gated([])
 
@@ -605,7 +607,7 @@ class JoinService:
             {n: (each.attempt, each.world_size) for n, each in self._regions.items() if each.saves}
         )
         self._saved_steps, self._saved_buffers = self.steps, self._buffers.export()
-        self._execute(Snapshot(checkpoint=save.id))
+        self._execute(SnapshotOrder(checkpoint=save.id))
         self._halted = save.halts
         return {"save": save.id, **({"halts": True} if save.halts else {})}
 
@@ -721,7 +723,7 @@ class JoinService:
         layout, joined = self.layout, [n for n in self._copiers if n in self._regions]
         if layout is None or all(self._regions[n].fits(self.averagers.slices) for n in joined):
             return []
-        self._execute(Divide(shares=self._shares, now_s=self._now_s()))
+        self._execute(DivideOrder(shares=self._shares, now_s=self._now_s()))
         self._copied = dict.fromkeys(range(len(self.averagers.slices)), 0)
         found = []
         for name, region in self._regions.items():
@@ -741,7 +743,7 @@ class JoinService:
         ready = [name for name in ready if name not in self._held]
         if not ready or self.averagers.is_changing or self.averagers.stopping or self._halted:
             return []
-        return self._answers(self._execute(Change(joins=(min(ready),))))
+        return self._answers(self._execute(ChangeOrder(joins=(min(ready),))))
 
     def _at_barrier(self, replies: Sequence[ReplyMessage]) -> None:
         """Make the joining regions members."""
@@ -758,7 +760,7 @@ class JoinService:
             self._buffers.join(name, self._donor)
         if view.joining:
             attempts = {n: self._regions[n].attempt for n in view.joining if n in self._regions}
-            self._execute(Copy(donor=self._donor, attempts=attempts))
+            self._execute(CopyOrder(donor=self._donor, attempts=attempts))
 
     def _on_copy(self, peer: str, message: Message) -> list[Outbound]:
         """Pass a donor's state on to the ranks that begin with it."""
@@ -814,9 +816,9 @@ class JoinService:
             except GeoRayError as error:  # no region could continue
                 self.failure = error
                 return [each for name in self._regions for each in self._refuse(name, error)]
-        self._execute(Begin(layout=layout.to_json(), shares=shares, attempts=self._attempts))
+        self._execute(BeginOrder(layout=layout.to_json(), shares=shares, attempts=self._attempts))
         self.stage, self._missing = Stage.STARTING, self._everything()
-        self._execute(Collect(source=self._source, shares=True))
+        self._execute(CollectOrder(source=self._source, shares=True))
         welcome = Welcome(self.terms, {})
         return [
             each
@@ -858,7 +860,7 @@ class JoinService:
                 "another checkpoint.",
             )
         copying = tuple(sorted(self._regions.keys() - set(loading)))
-        restart = Resume(
+        restart = ResumeOrder(
             layout=layout.to_json(),
             shares=self._shares,
             attempts=self._attempts,
@@ -992,7 +994,7 @@ class JoinService:
         self._buffers.check(first)
         self._buffers.take(first)
         now_s = self._now_s()
-        order = Take(
+        order = TakeOrder(
             region=name,
             attempt=first.attempt,
             seq=first.seq,
@@ -1146,7 +1148,7 @@ class JoinService:
     def _collect(self) -> list[Outbound]:
         """Ask a region for the final parameters."""
         self._missing = self._everything()
-        self._execute(Collect(source=self._source, shares=False))
+        self._execute(CollectOrder(source=self._source, shares=False))
         return self._all("collect", [self._source])
 
     @property

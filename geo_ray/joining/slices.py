@@ -101,7 +101,7 @@ Shares: TypeAlias = dict[str, list[Ranges]]
 """Ranges that each rank exchanges, by region."""
 
 
-class Begin(StrictModel):
+class BeginOrder(StrictModel):
     """Begin a run: each slice gets an averager."""
 
     kind: Literal["begin"] = "begin"
@@ -110,7 +110,7 @@ class Begin(StrictModel):
     attempts: dict[str, int]
 
 
-class Resume(StrictModel):
+class ResumeOrder(StrictModel):
     """Continue from a checkpoint, at its barrier.
 
     Attributes:
@@ -138,7 +138,7 @@ class Resume(StrictModel):
         return tuple(sorted(set(self.members) - set(self.loading)))
 
 
-class Take(StrictModel):
+class TakeOrder(StrictModel):
     """Take in the update of a region, of which all parts are staged.
 
     Attributes:
@@ -158,28 +158,28 @@ class Take(StrictModel):
     now_s: float
 
 
-class Wake(StrictModel):
+class WakeOrder(StrictModel):
     """Let the averagers answer: the time has come that the strategy asked for."""
 
     kind: Literal["wake"] = "wake"
     now_s: float
 
 
-class Leave(StrictModel):
+class LeaveOrder(StrictModel):
     """Continue without a region."""
 
     kind: Literal["leave"] = "leave"
     region: str
 
 
-class Change(StrictModel):
+class ChangeOrder(StrictModel):
     """Change the members at the next barrier."""
 
     kind: Literal["change"] = "change"
     joins: tuple[str, ...] = ()
 
 
-class Copy(StrictModel):
+class CopyOrder(StrictModel):
     """Pass the state of a region on to those that joined at this barrier.
 
     Attributes:
@@ -192,13 +192,13 @@ class Copy(StrictModel):
     attempts: dict[str, int]
 
 
-class Finish(StrictModel):
+class FinishOrder(StrictModel):
     """Ask every region to finish with its next answer."""
 
     kind: Literal["finish"] = "finish"
 
 
-class Divide(StrictModel):
+class DivideOrder(StrictModel):
     """Continue with other slices, at a barrier at which no update is under way."""
 
     kind: Literal["divide"] = "divide"
@@ -206,7 +206,7 @@ class Divide(StrictModel):
     now_s: float
 
 
-class Collect(StrictModel):
+class CollectOrder(StrictModel):
     """Expect the parameters of a region.
 
     Attributes:
@@ -219,32 +219,32 @@ class Collect(StrictModel):
     shares: bool
 
 
-class Snapshot(StrictModel):
+class SnapshotOrder(StrictModel):
     """Copy the state for a checkpoint, at its barrier."""
 
     kind: Literal["snapshot"] = "snapshot"
     checkpoint: int
 
 
-class Forget(StrictModel):
+class ForgetOrder(StrictModel):
     """Drop the newest copy of the state."""
 
     kind: Literal["forget"] = "forget"
 
 
 Order: TypeAlias = (
-    Begin
-    | Resume
-    | Take
-    | Wake
-    | Leave
-    | Change
-    | Copy
-    | Finish
-    | Divide
-    | Collect
-    | Snapshot
-    | Forget
+    BeginOrder
+    | ResumeOrder
+    | TakeOrder
+    | WakeOrder
+    | LeaveOrder
+    | ChangeOrder
+    | CopyOrder
+    | FinishOrder
+    | DivideOrder
+    | CollectOrder
+    | SnapshotOrder
+    | ForgetOrder
 )
 _ORDERS: Final[TypeAdapter[Order]] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
 
@@ -284,7 +284,7 @@ class Relayed:
 
 
 class SliceAveragers:
-    """See the module. There are no averagers before `Begin` or `Resume`.
+    """See the module. There are no averagers before `BeginOrder` or `ResumeOrder`.
 
     Attributes:
         slices: all slices of the run.
@@ -297,7 +297,7 @@ class SliceAveragers:
     Args:
         terms: the run.
         holder: number of this process.
-        saved: slices of a checkpoint for `Resume`, with everything in the range of this process.
+        saved: slices of a checkpoint for `ResumeOrder`, with everything in this process's range.
     """
 
     def __init__(self, terms: JoinTerms, holder: int = 0, saved: Sequence[SavedSlice] = ()) -> None:
@@ -310,9 +310,9 @@ class SliceAveragers:
         self._starts: tuple[int, ...] = (0,)
         self._staged: dict[tuple[str, int], UpdateMessage] = {}  # by region and slice
         self._arriving: dict[tuple[str, int], ArrivingPart] = {}  # by rank and slice
-        self._collect: Collect | None = None
+        self._collect: CollectOrder | None = None
         self._arrived: set[int] = set()  # slices of which it has the parameters
-        self._copy = Copy(donor="", attempts={})
+        self._copy = CopyOrder(donor="", attempts={})
         self._snapshots: list[tuple[Slice, AveragerSnapshot]] = []  # of the newest checkpoint
 
     # ------------------------------------------------------------------ state
@@ -367,46 +367,46 @@ class SliceAveragers:
 
     def _execute(self, order: Order) -> Answers:
         match order:
-            case Begin():
+            case BeginOrder():
                 self._divide(order.layout, order.shares)
                 self.attempts = dict(order.attempts)
                 self.averagers = {i: self._averager(i) for i in self._own}
-            case Resume():
+            case ResumeOrder():
                 self._divide(order.layout, order.shares)
                 self.attempts = dict(order.attempts)
                 self._resume(order)
-            case Take():
+            case TakeOrder():
                 return self._take(order)
-            case Wake():
+            case WakeOrder():
                 for averager in self.averagers.values():
                     averager.at(order.now_s)
                 return {i: averager.on_wake() for i, averager in self.averagers.items()}
-            case Leave():
+            case LeaveOrder():
                 for key in [key for key in self._staged if key[0] == order.region]:
                     del self._staged[key]
                 for peer, index in list(self._arriving):
                     if region_of(peer) == order.region:
                         del self._arriving[peer, index]
                 return {i: each.leave(order.region) for i, each in self.averagers.items()}
-            case Change():
+            case ChangeOrder():
                 change = MemberChange(joins=order.joins)
                 return {i: each.change(change) for i, each in self.averagers.items()}
-            case Copy():
+            case CopyOrder():
                 self._copy = order
                 self.attempts |= order.attempts
-            case Finish():
+            case FinishOrder():
                 for averager in self.averagers.values():
                     averager.request_stop()
-            case Divide():
+            case DivideOrder():
                 self._divide_again(order)
-            case Collect():
+            case CollectOrder():
                 self._collect, self._arrived = order, set()
-            case Snapshot():
+            case SnapshotOrder():
                 self._snapshots = []
                 for i, averager in self.averagers.items():
                     averager.begin_checkpoint(order.checkpoint, halt=False)
                     self._snapshots.append((self.slices[i], averager.snapshots.pop()))
-            case Forget():
+            case ForgetOrder():
                 self._snapshots = []
         return {}
 
@@ -426,7 +426,7 @@ class SliceAveragers:
         self.start = self._starts[self._holder]
         self.model_H = torch.empty(stops[self._holder] - self.start)
 
-    def _resume(self, order: Resume) -> None:
+    def _resume(self, order: ResumeOrder) -> None:
         stop, found = self.start + self.model_H.numel(), {}
         saved = [each for each in self._saved_slices if each.is_within(self.start, stop)]
         self._saved_slices = ()
@@ -441,9 +441,9 @@ class SliceAveragers:
             found[index] = averager
         self.averagers = found
         attempts = {name: order.attempts[name] for name in order.copying}
-        self._copy = Copy(donor=order.donor, attempts=attempts)
+        self._copy = CopyOrder(donor=order.donor, attempts=attempts)
 
-    def _take(self, order: Take) -> Answers:
+    def _take(self, order: TakeOrder) -> Answers:
         found = {}
         for index, averager in self.averagers.items():
             part = self._staged.pop((order.region, index))
@@ -459,7 +459,7 @@ class SliceAveragers:
             found[index] = averager.on_update(part)
         return found
 
-    def _divide_again(self, order: Divide) -> None:
+    def _divide_again(self, order: DivideOrder) -> None:
         """Divide the range of this process again.
 
         References and coding errors are kept for slices that stay the same, and dropped for others.
@@ -511,7 +511,7 @@ class SliceAveragers:
         return self._arriving.pop(key) if part.is_complete else None
 
     def stage(self, peer: str, index: int, update: UpdateMessage) -> None:
-        """Check a part of an update, and keep it until `Take`.
+        """Check a part of an update, and keep it until `TakeOrder`.
 
         Args:
             peer: the rank that has sent it.
@@ -537,7 +537,7 @@ class SliceAveragers:
             raise FrameError(f"'{peer}' sent slice {index}, which is not its own")
 
     def on_state(self, peer: str, message: Message) -> tuple[int, list[Outbound]] | None:
-        """Take in the parameters of a slice, see `Collect`.
+        """Take in the parameters of a slice, see `CollectOrder`.
 
         Returns:
             Number of the slice, and messages to the ranks that begin with them; None if the slice
@@ -565,7 +565,7 @@ class SliceAveragers:
         ]
 
     def on_copy(self, peer: str, message: Message) -> Relayed | None:
-        """Pass a donor's state on to the ranks that begin with it, see `Copy`.
+        """Pass a donor's state on to the ranks that begin with it, see `CopyOrder`.
 
         Returns:
             The part; None if its slice is not here.
@@ -586,7 +586,7 @@ class SliceAveragers:
     # ------------------------------------------------------------------ checkpoints
 
     def saved(self) -> list[SavedSlice]:
-        """Return what `Snapshot` has copied.
+        """Return what `SnapshotOrder` has copied.
 
         Raises:
             InvariantError: nothing.

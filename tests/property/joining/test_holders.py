@@ -34,7 +34,7 @@ from geo_ray.joining.protocol import (
 )
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
 from geo_ray.joining.service import JoinService, Stage
-from geo_ray.joining.slices import Finish, Leave, Wake, order_json, read_order
+from geo_ray.joining.slices import FinishOrder, LeaveOrder, WakeOrder, order_json, read_order
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import (
     as_tensor,
@@ -358,7 +358,7 @@ def test_a_bad_slice_ends_only_its_region() -> None:
 
 def test_a_holder_that_breaks_ends_the_run() -> None:
     net = Net()
-    order = Message("order", {"order": 7}, order_json(Finish()), "control", CONTROL)
+    order = Message("order", {"order": 7}, order_json(FinishOrder()), "control", CONTROL)
     net.send(SERVER, [Outbound(holder_name(1), order)])
     while ready := net.ready:
         net.deliver(ready[0])
@@ -366,7 +366,7 @@ def test_a_holder_that_breaks_ends_the_run() -> None:
 
 
 def test_orders_and_reports_are_in_turn() -> None:
-    for order in (Finish(), Wake(now_s=0.5), Leave(region="eu")):
+    for order in (FinishOrder(), WakeOrder(now_s=0.5), LeaveOrder(region="eu")):
         assert read_order(order_json(order)) == order
     with pytest.raises(FrameError, match="cannot be read"):
         read_order(b'{"kind": "nonsense"}')
@@ -375,7 +375,7 @@ def test_orders_and_reports_are_in_turn() -> None:
     assert not holders.add(1, ("10.0.0.1", 7448))
     with pytest.raises(FrameError, match="no holder 2"):
         holders.add(2, ("10.0.0.1", 7449))
-    holders.order(Finish())
+    holders.order(FinishOrder())
     with pytest.raises(FrameError, match="out of turn"):
         holders.on_executed(1, 2)
 
