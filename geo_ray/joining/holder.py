@@ -304,9 +304,9 @@ class SliceHolder:
             found = self.averagers.on_state(peer, message)
             if found is None:
                 return []
-            index, shared = found
-            here = Outbound(SERVER, _control("arrived", {"slice": index}))
-            return [*self._addressed(shared), here]
+            index, shared, is_complete = found
+            here = [Outbound(SERVER, _control("arrived", {"slice": index}))]
+            return self._addressed(shared) + (here if is_complete else [])
         if message.kind == "copy":
             relayed = self.averagers.on_copy(peer, message)
             if relayed is None:

@@ -124,7 +124,7 @@ class JoinService:
         layout: its model; None until the first rank has described it.
         averagers: the averagers of the slices that this process holds.
         buffer_layout: its model buffers; they do not depend on slices.
-        buffers_B: the final model buffers, uint8 (B,), or the initial ones, as parameters.
+        buffers_B: the final model buffers, uint8 (B,), or the initial ones before `ENDING`.
         failure: the error that ends the run; None: there is none.
         save: the checkpoint that is being made; None: there is none.
 
@@ -183,7 +183,7 @@ class JoinService:
 
     @property
     def model_P(self) -> Tensor:
-        """The final parameters, fp32 (P,), in stage `DONE`; the initial ones before.
+        """The final parameters, fp32 (P,), in stage `DONE`; empty before `ENDING`.
 
         With other holders, those of the range that this process holds.
         """
@@ -325,6 +325,8 @@ class JoinService:
         if len(self._regions) < self._least and not (self.averagers.stopping or self._halted):
             _LOGGER.warning("the run waits for region '%s'", region)
             self._held[region] = self._now_s(), cause
+            what = f"{len(self._regions)} regions take part, members.min is {self._least}"
+            self._emit("run_paused", cause=f"{what}; lost: {', '.join(self._held)}")
         else:
             found += self._answers(self._execute(LeaveOrder(region=region)))
         if region == self._donor and not all(self._copied.values()):
@@ -366,17 +368,30 @@ class JoinService:
         refused = [each for name in self._regions for each in self._refuse(name, self.failure)]
         return self._gated(refused)
 
-    @property
-    def awaited(self) -> dict[str, str]:
-        """The lost regions that the others wait for, with the causes."""
-        return {name: cause for name, (_, cause) in self._held.items()}
-
     def _release(self) -> list[Outbound]:
         """Continue without the lost regions that the others have waited for."""
         found: list[Outbound] = []
+        if self._held:
+            self._emit("run_resumed")
         for name in list(self._held):
             del self._held[name]
             found += self._answers(self._execute(LeaveOrder(region=name)))
+        return found
+
+    def awaited(self) -> dict[str, tuple[float, str | None]]:
+        """Return the regions that all others wait for.
+
+        Returns:
+            By region, since when, and why it was lost; None: it takes part, but has not sent the
+            update that others have sent.
+        """
+        found: dict[str, tuple[float, str | None]] = dict(self._held)
+        if found or self.stage is not Stage.TRAINING or self._halted:
+            return found
+        sent = self.averagers.waiting
+        since_s = min((self._regions[n].since_s for n in sent if n in self._regions), default=None)
+        if since_s is not None:
+            found = {name: (since_s, None) for name in self._regions if name not in sent}
         return found
 
     def is_awaited(self, peer: str) -> bool:
@@ -560,7 +575,8 @@ class JoinService:
         found[0] = SavedSlice(
             first.ranges, {**first.tensors, **buffers}, {**first.control, "buffer_rows": rows}
         )
-        return SavedRun(save.id, layout, tuple(found), self._saved_steps)
+        strategy = self.terms.strategy.model_dump(mode="json")
+        return SavedRun(save.id, layout, tuple(found), self._saved_steps, strategy)
 
     @property
     def steps(self) -> dict[str, int]:
@@ -850,6 +866,7 @@ class JoinService:
 
     def _resume(self, layout: Layout, saved: SavedRun) -> list[Outbound]:
         """Continue from a checkpoint, at its barrier."""
+        saved.check_strategy(self.terms.strategy)
         layout.check_same(saved.layout, f"checkpoint {saved.id}", "the regions")
         members = [str(name) for name in cast(list[object], saved.slices[0].control["members"])]
         loading = [name for name in sorted(members) if self._has(name, saved.id)]
@@ -902,8 +919,8 @@ class JoinService:
         found = self.averagers.on_state(peer, message)
         if found is None:
             return []
-        index, shared = found
-        return shared + self._arrived(index)
+        index, shared, is_complete = found
+        return shared + (self._arrived(index) if is_complete else [])
 
     def _on_buffers(self, peer: str, message: Message) -> list[Outbound]:
         """Handle the model buffers that come with the initial or the final parameters."""

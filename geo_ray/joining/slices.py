@@ -19,6 +19,7 @@ from torch import Tensor
 
 from geo_ray.base.errors import (
     CheckpointMismatchError,
+    ConfigChangedError,
     FrameError,
     InvariantError,
     NonFiniteError,
@@ -34,6 +35,7 @@ from geo_ray.joining.layout import (
     holder_starts,
     put,
     slices_of,
+    within,
 )
 from geo_ray.joining.pieces import ArrivingPart
 from geo_ray.joining.protocol import (
@@ -45,6 +47,7 @@ from geo_ray.joining.protocol import (
     region_of,
 )
 from geo_ray.joining.rank import RankState
+from geo_ray.strategies.base import Strategy
 from geo_ray.training.averager import AVERAGER_WIRE, OPEN, Averager
 from geo_ray.training.checkpoint_parts import AveragerSnapshot
 from geo_ray.training.membership import MemberChange, View
@@ -86,12 +89,31 @@ class SavedRun:
         layout: the model.
         slices: state of the averagers.
         steps: steps of each region.
+        strategy: the strategy, as plain values.
     """
 
     id: int
     layout: Layout
     slices: tuple[SavedSlice, ...]
     steps: Mapping[str, int]
+    strategy: Mapping[str, object]
+
+    def check_strategy(self, strategy: Strategy) -> None:
+        """Refuse another strategy than that of the checkpoint, or other options of it.
+
+        Raises:
+            ConfigChangedError: names the difference.
+        """
+        now = strategy.model_dump(mode="json")
+        keys = [key for key in {**self.strategy, **now} if self.strategy.get(key) != now.get(key)]
+        if not keys:
+            return
+        key = "kind" if "kind" in keys else keys[0]
+        raise ConfigChangedError(
+            f"strategy.{key} is {now.get(key)}, but that of checkpoint {self.id} is "
+            f"{self.strategy.get(key)}",
+            fix="Resume with the strategy of the checkpoint, or start a new run.",
+        )
 
 
 Answers: TypeAlias = dict[int, list[ReplyMessage]]
@@ -290,8 +312,8 @@ class SliceAveragers:
         slices: all slices of the run.
         averagers: averagers of those that this process holds, by number.
         attempts: attempt of each region that takes part.
-        model_H: parameters of the range that this process holds, fp32 (H,): the initial ones, later
-            the final ones.
+        model_H: final parameters of the range that this process holds, fp32 (H,); empty before the
+            end of the run.
         start: first position of that range.
 
     Args:
@@ -305,13 +327,13 @@ class SliceAveragers:
         self.slices: tuple[Slice, ...] = ()
         self.averagers: dict[int, Averager] = {}
         self.attempts: dict[str, int] = {}
-        self.model_H, self.start = torch.empty(0), 0
+        self.model_H, self.start, self._stop = torch.empty(0), 0, 0
         self._layout = Layout(())
         self._starts: tuple[int, ...] = (0,)
         self._staged: dict[tuple[str, int], UpdateMessage] = {}  # by region and slice
         self._arriving: dict[tuple[str, int], ArrivingPart] = {}  # by rank and slice
         self._collect: CollectOrder | None = None
-        self._arrived: set[int] = set()  # slices of which it has the parameters
+        self._values: dict[int, int] = {}  # parameters of each slice that have arrived
         self._copy = CopyOrder(donor="", attempts={})
         self._snapshots: list[tuple[Slice, AveragerSnapshot]] = []  # of the newest checkpoint
 
@@ -345,6 +367,11 @@ class SliceAveragers:
     def stopping(self) -> bool:
         """Whether regions are asked to finish."""
         return any(each.stopping for each in self.averagers.values())
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The regions whose updates wait for those of the others."""
+        return tuple(self._first.state.waiting) if self.averagers else ()
 
     def owned(self, region: str, rank: int) -> dict[int, Ranges]:
         """Return the ranges of the slices that a rank exchanges, by number."""
@@ -400,7 +427,9 @@ class SliceAveragers:
             case DivideOrder():
                 self._divide_again(order)
             case CollectOrder():
-                self._collect, self._arrived = order, set()
+                self._collect, self._values = order, dict.fromkeys(self.averagers, 0)
+                if not order.shares:
+                    self.model_H = torch.empty(self._stop - self.start)
             case SnapshotOrder():
                 self._snapshots = []
                 for i, averager in self.averagers.items():
@@ -423,12 +452,11 @@ class SliceAveragers:
         self._starts = holder_starts(self._layout, self._terms.holders)
         self.slices = slices_of(self._layout, shares, self._starts)
         stops = (*self._starts[1:], self._layout.size)
-        self.start = self._starts[self._holder]
-        self.model_H = torch.empty(stops[self._holder] - self.start)
+        self.start, self._stop = self._starts[self._holder], stops[self._holder]
 
     def _resume(self, order: ResumeOrder) -> None:
-        stop, found = self.start + self.model_H.numel(), {}
-        saved = [each for each in self._saved_slices if each.is_within(self.start, stop)]
+        found = {}
+        saved = [each for each in self._saved_slices if each.is_within(self.start, self._stop)]
         self._saved_slices = ()
         for index in self._own:
             averager = self._averager(index, order.members)
@@ -536,33 +564,43 @@ class SliceAveragers:
         ):
             raise FrameError(f"'{peer}' sent slice {index}, which is not its own")
 
-    def on_state(self, peer: str, message: Message) -> tuple[int, list[Outbound]] | None:
-        """Take in the parameters of a slice, see `CollectOrder`.
+    def on_state(self, peer: str, message: Message) -> tuple[int, list[Outbound], bool] | None:
+        """Take in parameters of a slice, see `CollectOrder`.
 
         Returns:
-            Number of the slice, and messages to the ranks that begin with them; None if the slice
-            is here already.
+            Number of the slice, messages to the ranks that begin with them, and whether the slice
+            is complete; None if it was before.
 
         Raises:
             FrameError: the rank was not asked for them.
             NonFiniteError: they are not finite.
         """
         index, collect = fields.count(message.meta, "slice"), self._collect
-        if collect is None or index in self._arrived or index not in self.averagers:
+        known = self._values.get(index)
+        if collect is None or known is None or known == self.slices[index].size:
             return None
         each = self.slices[index]
         if peer != rank_name(collect.source, each.owners.get(collect.source, -1)):
             raise FrameError(f"'{peer}' sent parameters that it was not asked for")
-        params_Q = as_tensor(memoryview(message.payload), each.size)
-        if not all_finite(params_Q):
+        values = as_tensor(memoryview(message.payload))
+        start = fields.count(message.meta, "start")
+        stop = start + values.numel()
+        if start != known or not start < stop <= each.size:
+            raise FrameError(f"'{peer}' sent values {start} to {stop} of slice {index}")
+        if not all_finite(values):
             raise NonFiniteError(f"the parameters of '{peer}' are not finite")
-        put(self.model_H, tuple((a - self.start, b - self.start) for a, b in each.ranges), params_Q)
-        self._arrived.add(index)
-        others = [(name, rank) for name, rank in each.owners.items() if name != collect.source]
-        shared = Message("state", {"slice": index}, payload_of(params_Q), "transfer")
-        return index, [
-            Outbound(rank_name(name, rank), shared) for name, rank in others if collect.shares
-        ]
+        self._values[index] = stop
+        found: list[Outbound] = []
+        if collect.shares:
+            passed = Message(
+                "state", {"slice": index, "start": start}, payload_of(values), "transfer"
+            )
+            owners = {name: rank for name, rank in each.owners.items() if name != collect.source}
+            found = [Outbound(rank_name(*owner), passed) for owner in owners.items()]
+        else:
+            places = within(each.ranges, start, stop)
+            put(self.model_H, tuple((a - self.start, b - self.start) for a, b in places), values)
+        return index, found, stop == each.size
 
     def on_copy(self, peer: str, message: Message) -> Relayed | None:
         """Pass a donor's state on to the ranks that begin with it, see `CopyOrder`.

@@ -136,7 +136,7 @@ class Rank:
                 self.holder_of(each.ranges),
                 Message(
                     "state",
-                    {"slice": each.index},
+                    {"slice": each.index, "start": 0},
                     payload_of(taken(self.vector.read(), each.places).clone()),
                     "transfer",
                 ),
