@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -36,7 +37,7 @@ from geo_ray.base.errors import (
     RegionLostError,
 )
 from geo_ray.codecs.feedback import all_finite
-from geo_ray.joining.layout import Layout, Slice, put, slices_of
+from geo_ray.joining.layout import Layout, Slice, put, slices_of, within
 from geo_ray.joining.pieces import PIECE, SIZE, divided, size_of
 from geo_ray.joining.protocol import (
     Hello,
@@ -102,9 +103,9 @@ class JoinService:
         stage: its progress.
         layout: its model; None until the first rank has described it.
         averagers: the averagers of its slices.
-        model_P: the final parameters, fp32 (P,), in stage `DONE`; the initial ones before.
+        model_P: the final parameters, fp32 (P,), in stage `DONE`; empty before `ENDING`.
         buffer_layout: its model buffers; they do not depend on slices.
-        buffers_B: the final model buffers, uint8 (B,), or the initial ones, as `model_P`.
+        buffers_B: the final model buffers, uint8 (B,), or the initial ones before `ENDING`.
         failure: the error that ends the run; None: there is none.
         save: the checkpoint that is being made; None: there is none.
 
@@ -141,6 +142,7 @@ class JoinService:
         self._now_s = now_s
         self._buffers = AveragerBuffers()
         self._regions: dict[str, RegionRanks] = {}
+        self._values: Counter[int] = Counter()  # of the slices among `_missing` that are here
         self._missing: set[int] = set()  # slices whose parameters are on their way, or `_BUFFERS`
         self._joining: dict[str, RegionRanks] = {}  # regions that wait for the next barrier
         self._donor = ""  # whose state regions copy
@@ -267,7 +269,7 @@ class JoinService:
         if self.stage is Stage.ENDING:  # another region has the same parameters
             if not was_source:
                 return []
-            self._missing = self._everything()
+            self._await_model()
             return self._all("collect", [self._source])
         if self.stage is Stage.STARTING and was_source:
             self.failure = RegionLostError(
@@ -279,6 +281,8 @@ class JoinService:
         if len(self._regions) < self._least and not (self.averagers.stopping or self._halted):
             _LOGGER.warning("the run waits for region '%s'", region)
             self._held[region] = self._now_s(), cause
+            what = f"{len(self._regions)} regions take part, members.min is {self._least}"
+            self._emit("run_paused", cause=f"{what}; lost: {', '.join(self._held)}")
         else:
             found += self._answers(self.averagers.leave(region))
         if region == self._donor and not all(self._copied.values()):
@@ -320,9 +324,27 @@ class JoinService:
     def _release(self) -> list[Outbound]:
         """Continue without the lost regions that the others have waited for."""
         found: list[Outbound] = []
+        if self._held:
+            self._emit("run_resumed")
         for name in list(self._held):
             del self._held[name]
             found += self._answers(self.averagers.leave(name))
+        return found
+
+    def awaited(self) -> dict[str, tuple[float, str | None]]:
+        """Return the regions that all others wait for.
+
+        Returns:
+            By region, since when, and why it was lost; None: it takes part, but has not sent the
+            update that others have sent.
+        """
+        found: dict[str, tuple[float, str | None]] = dict(self._held)
+        if found or self.stage is not Stage.TRAINING or self._halted:
+            return found
+        sent = self.averagers.waiting
+        since_s = min((self._regions[n].since_s for n in sent if n in self._regions), default=None)
+        if since_s is not None:
+            found = {name: (since_s, None) for name in self._regions if name not in sent}
         return found
 
     def is_awaited(self, peer: str) -> bool:
@@ -424,7 +446,8 @@ class JoinService:
         found[0] = SavedSlice(
             first.ranges, {**first.tensors, **buffers}, {**first.control, "buffer_rows": rows}
         )
-        return SavedRun(save.id, layout, tuple(found), self._saved_steps)
+        strategy = self.terms.strategy.model_dump(mode="json")
+        return SavedRun(save.id, layout, tuple(found), self._saved_steps, strategy)
 
     @property
     def steps(self) -> dict[str, int]:
@@ -641,12 +664,13 @@ class JoinService:
                 idle = set(range(self._regions[name].world_size)) - owners
                 found += [Outbound(rank_name(name, rank), empty) for rank in idle]
             if all(self._copied.values()):
+                self._regions[name].steps = int(str(state.control["version"]))
                 self._emit(
                     "region_joined",
                     region=name,
                     view=self.averagers.view.generation,
                     round=self.version,
-                    step=int(str(state.control["version"])),
+                    step=self._regions[name].steps,
                     bytes=sum(self._copied.values()),
                     took_s=self._now_s() - self._barrier_s,
                 )
@@ -655,7 +679,6 @@ class JoinService:
     def _start(self, layout: Layout) -> list[Outbound]:
         shares = {name: region.shares for name, region in self._regions.items()}
         slices = slices_of(layout, shares)
-        self.model_P = torch.empty(layout.size)
         if self._resumed is not None:
             try:
                 return self._resume(layout, slices, self._resumed)
@@ -663,7 +686,8 @@ class JoinService:
                 self.failure = error
                 return [each for name in self._regions for each in self._refuse(name, error)]
         self.averagers.begin(layout, slices)
-        self.stage, self._missing = Stage.STARTING, self._everything()
+        self.stage = Stage.STARTING
+        self._await_model()
         welcome = Welcome(self.terms, {})
         return [
             each
@@ -686,6 +710,7 @@ class JoinService:
 
     def _resume(self, layout: Layout, slices: tuple[Slice, ...], saved: SavedRun) -> list[Outbound]:
         """Continue from a checkpoint, at its barrier."""
+        saved.check_strategy(self.terms.strategy)
         layout.check_same(saved.layout, f"checkpoint {saved.id}", "the regions")
         members = [str(name) for name in cast(list[object], saved.slices[0].control["members"])]
         loading = [name for name in sorted(members) if self._has(name, saved.id)]
@@ -735,21 +760,24 @@ class JoinService:
         each = self.averagers.slices[index]
         if peer != rank_name(source, each.owners[source]):
             raise FrameError(f"'{peer}' sent parameters that it was not asked for")
-        params_Q = as_tensor(memoryview(message.payload), each.size)
-        if not all_finite(params_Q):
+        values = as_tensor(memoryview(message.payload))
+        start = fields.count(message.meta, "start")
+        stop = start + values.numel()
+        if start != self._values[index] or not start < stop <= each.size:
+            raise FrameError(f"'{peer}' sent values {start} to {stop} of slice {index}")
+        if not all_finite(values):
             raise NonFiniteError(f"the parameters of '{peer}' are not finite")
-        put(self.model_P, each.ranges, params_Q)
-        if self.stage is Stage.ENDING:
-            return self._arrived(index)
-        self._arrived(index)
-        return [
-            Outbound(
-                rank_name(name, rank),
-                Message("state", {"slice": index}, payload_of(params_Q), "transfer"),
-            )
-            for name, rank in each.owners.items()
-            if name != source
-        ]
+        self._values[index] = stop
+        is_ending = self.stage is Stage.ENDING
+        found = []
+        if is_ending:
+            put(self.model_P, within(each.ranges, start, stop), values)
+        else:
+            meta: Meta = {"slice": index, "start": start}
+            passed = Message("state", meta, payload_of(values), "transfer")
+            owners = {name: rank for name, rank in each.owners.items() if name != source}
+            found = [Outbound(rank_name(*owner), passed) for owner in owners.items()]
+        return found + (self._arrived(index) if stop == each.size else [])
 
     def _on_buffers(self, peer: str, message: Message) -> list[Outbound]:
         """Handle the model buffers that come with the initial or the final parameters."""
@@ -771,10 +799,11 @@ class JoinService:
         ranks = (rank_name(n, r) for n, each in self._regions.items() for r in each.hellos)
         return [Outbound(rank, shared) for rank in ranks if rank != first]
 
-    def _everything(self) -> set[int]:
-        """Return the parts of the model that the source must send."""
+    def _await_model(self) -> None:
+        """Wait for the parts of the model that the source sends."""
         buffers = [_BUFFERS] if self.buffer_layout.entries else []
-        return {*range(len(self.averagers.slices)), *buffers}
+        self._missing = {*range(len(self.averagers.slices)), *buffers}
+        self._values.clear()
 
     def _arrived(self, part: int) -> list[Outbound]:
         """Note a part of the model; the run continues, or ends, once all of them are here."""
@@ -967,7 +996,9 @@ class JoinService:
             return []
         if self._halted:
             return []  # they wait until the checkpoint is made
-        self.stage, self._missing = Stage.ENDING, self._everything()
+        self.stage = Stage.ENDING
+        self.model_P = torch.empty(sum(each.size for each in self.averagers.slices))
+        self._await_model()
         return self._all("collect", [self._source]) + self._refuse_joining("ended")
 
     def _refuse_joining(self, what: str) -> list[Outbound]:

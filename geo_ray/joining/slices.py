@@ -13,9 +13,10 @@ from typing import Final, TypeAlias
 
 from torch import Tensor
 
-from geo_ray.base.errors import CheckpointMismatchError, InvariantError
+from geo_ray.base.errors import CheckpointMismatchError, ConfigChangedError, InvariantError
 from geo_ray.joining.layout import Layout, Ranges, Slice, common, gathered
 from geo_ray.joining.protocol import JoinTerms
+from geo_ray.strategies.base import Strategy
 from geo_ray.training.averager import AVERAGER_WIRE, OPEN, Averager
 from geo_ray.training.checkpoint_parts import AveragerSnapshot
 from geo_ray.training.membership import MemberChange, View
@@ -49,12 +50,31 @@ class SavedRun:
         layout: the model.
         slices: state of the averagers.
         steps: steps of each region.
+        strategy: the strategy, as plain values.
     """
 
     id: int
     layout: Layout
     slices: tuple[SavedSlice, ...]
     steps: Mapping[str, int]
+    strategy: Mapping[str, object]
+
+    def check_strategy(self, strategy: Strategy) -> None:
+        """Refuse another strategy than that of the checkpoint, or other options of it.
+
+        Raises:
+            ConfigChangedError: names the difference.
+        """
+        now = strategy.model_dump(mode="json")
+        keys = [key for key in {**self.strategy, **now} if self.strategy.get(key) != now.get(key)]
+        if not keys:
+            return
+        key = "kind" if "kind" in keys else keys[0]
+        raise ConfigChangedError(
+            f"strategy.{key} is {now.get(key)}, but that of checkpoint {self.id} is "
+            f"{self.strategy.get(key)}",
+            fix="Resume with the strategy of the checkpoint, or start a new run.",
+        )
 
 
 Answers: TypeAlias = list[list[ReplyMessage]]
@@ -160,6 +180,11 @@ class SliceAveragers:
     def stopping(self) -> bool:
         """Whether regions are asked to finish."""
         return any(each.stopping for each in self.averagers)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The regions whose updates wait for those of the others."""
+        return tuple(self.averagers[0].state.waiting) if self.averagers else ()
 
     def owned(self, region: str, rank: int) -> dict[int, Ranges]:
         """Return the ranges of the slices that a rank exchanges, by number."""

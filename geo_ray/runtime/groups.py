@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from geo_ray.base.errors import (
     ServerLostError,
 )
 from geo_ray.base.restarts import Restarts
+from geo_ray.base.text import counted
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.experiment.regions import GroupConfig, RegionConfig
 from geo_ray.joining.credentials import JoinCredentials
@@ -179,6 +180,7 @@ class _Group:
         failures: failures by rank.
         failed_s: time of the first one.
         began_s: time of its start.
+        away: whether the run continues without it until it has joined again.
         over: whether all ranks have ended, or it is given up.
     """
 
@@ -192,6 +194,7 @@ class _Group:
     failures: dict[int, RayFailure] = field(default_factory=dict)
     failed_s: float = 0.0
     began_s: float = 0.0
+    away: bool = False
     over: bool = False
 
     @property
@@ -237,10 +240,19 @@ class Groups:
             self._start(group)
 
     @property
-    def starting(self) -> tuple[str, ...]:
-        """Regions whose processes are being started."""
+    def starting(self) -> dict[str, str]:
+        """Descriptions of the regions whose processes are being started."""
         waits = [group for group in self._groups if not group.over and not group.calls]
-        return tuple(group.region.name for group in waits)
+        return {
+            each.region.name: f"{counted(each.config.world_size, 'rank')} starting"
+            for each in waits
+        }
+
+    def note(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take note of events of the run: groups join again."""
+        joined = {each["region"] for each in events if each["kind"] == "region_joined"}
+        for group in self._groups:
+            group.away = group.away and group.region.name not in joined
 
     def news(self) -> list[dict[str, Any]]:
         """Return the events since the last call, without times."""
@@ -282,11 +294,11 @@ class Groups:
                     self._on_lost(group, stage)
 
     def finish(self) -> None:
-        """Wait for the rest of the loops after the end of the run."""
+        """Wait for the rest of the loops after the end of the run; others are ended at once."""
         until_s = time.monotonic() + _ENDS_S
         for group in self._groups:
             calls = list(group.calls.values())
-            if calls and not group.over:
+            if calls and not group.over and not group.away:
                 _, late = ray.wait(
                     calls, num_returns=len(calls), timeout=max(0.0, until_s - time.monotonic())
                 )
@@ -406,6 +418,7 @@ class Groups:
         self._lose(name, error.message)
         if isinstance(decision, Restart):
             self._events.append({"kind": "region_joining", "region": name})
+            group.away = stage is not Stage.GATHERING
             self._start(group)
         else:
             self._events.append({"kind": "join_failed", "region": name, "cause": error.message})

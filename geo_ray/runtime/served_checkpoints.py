@@ -31,7 +31,7 @@ from geo_ray.joining.protocol import SERVER
 from geo_ray.joining.save_round import SaveStage
 from geo_ray.joining.slices import SavedRun, SavedSlice
 from geo_ray.ray_cluster.calls import Handle, collect
-from geo_ray.runs.resume import codecs_of
+from geo_ray.runs.resume import STRATEGY, check_strategy_kind, codecs_of
 from geo_ray.storage.checkpoint import Checkpoint, CheckpointStore
 from geo_ray.storage.manifest import AVERAGER_PART, CheckpointManifest
 from geo_ray.storage.parts import DTYPES, write_part
@@ -95,13 +95,18 @@ def pieces_of(tensor: Tensor) -> Iterator[tuple[int, int]]:
         yield start, min(size, start + _PIECE_BYTES)
 
 
-def read_saved(found: Checkpoint) -> SavedRun:
+def read_saved(found: Checkpoint, experiment: Experiment) -> SavedRun:
     """Read the server's part of a checkpoint.
+
+    The configuration's options of the strategy replace those of the checkpoint: the user has
+    allowed each change.
 
     Raises:
         CheckpointError: it cannot be read, or belongs to a run whose regions do not join.
+        ConfigChangedError: the strategy is another one.
     """
     manifest = found.manifest
+    check_strategy_kind(manifest, experiment)
     layout, steps = manifest.extra.get(LAYOUT), manifest.extra.get(STEPS)
     names = [part.name for part in manifest.parts if part.name.startswith(AVERAGER_PART)]
     if not isinstance(layout, str) or not isinstance(steps, dict) or not names:
@@ -116,7 +121,8 @@ def read_saved(found: Checkpoint) -> SavedRun:
         ranges = tuple((int(a), int(b)) for a, b in body["ranges"])
         slices.append(SavedSlice(ranges, tensors, body["control"]))
     counts = {name: int(str(count)) for name, count in steps.items()}
-    return SavedRun(manifest.id, Layout.from_json(layout), tuple(slices), counts)
+    strategy = experiment.strategy.model_dump(mode="json")
+    return SavedRun(manifest.id, Layout.from_json(layout), tuple(slices), counts, strategy)
 
 
 def send_saved(actor: Handle, saved: SavedRun) -> None:
@@ -127,7 +133,7 @@ def send_saved(actor: Handle, saved: SavedRun) -> None:
             for start, stop in pieces_of(tensor):
                 data = bytes_of(tensor, start, stop)
                 collect({SERVER: actor.add_piece.remote(index, name, start, data)}, _ANSWER_S)
-    about = (saved.id, saved.layout.to_json(), dict(saved.steps))
+    about = (saved.id, saved.layout.to_json(), dict(saved.steps), dict(saved.strategy))
     collect({SERVER: actor.resume.remote(*about)}, _ANSWER_S)
 
 
@@ -244,6 +250,7 @@ class ServedCheckpoints:
             "attempt": 1,
             "lease_token": self._lease_token,
             "codecs": codecs_of(self._experiment),
+            STRATEGY: self._experiment.strategy.kind,
             "regions": list(saved),
             LAYOUT: layout,
             STEPS: dict(steps),

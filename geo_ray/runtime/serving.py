@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,6 +77,7 @@ _POLL_S: Final = 0.2
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
 _PIECE_BYTES: Final = 32 << 20
+_LATE_S: Final = 30.0  # a region that others wait for so long is shown
 _ENDS: Final = (Stage.DONE.value, Stage.STOPPED.value)
 JOIN_FOLDER: Final = "join"
 """Folder of a run's directory with the credentials of its regions."""
@@ -152,10 +153,16 @@ class AveragerActor:
         """Set some bytes of a tensor of a slice."""
         set_bytes(self._slices[index].tensors[name], start, data)
 
-    def resume(self, checkpoint: int, layout: str, steps: Mapping[str, int]) -> None:
+    def resume(
+        self,
+        checkpoint: int,
+        layout: str,
+        steps: Mapping[str, int],
+        strategy: Mapping[str, object],
+    ) -> None:
         """Continue from a checkpoint, all slices of which are here."""
-        slices = tuple(self._slices)
-        self._resumed = SavedRun(checkpoint, Layout.from_json(layout), slices, steps)
+        slices, whole = tuple(self._slices), Layout.from_json(layout)
+        self._resumed = SavedRun(checkpoint, whole, slices, steps, strategy)
 
     def listen(self, credentials: bytes) -> int:
         """Start to listen with its credentials, sealed for this process; return the port."""
@@ -222,6 +229,7 @@ class AveragerActor:
                 "stage": service.stage.value,
                 "missing": service.missing(),
                 "saves": service.saves,
+                "awaited": service.awaited(),
                 "events": service.news(),
                 "now_s": self._server.now_s(),
                 "failure": service.failure,
@@ -306,7 +314,7 @@ def _serve_once(setup: RunSetup, store: CheckpointStore, resume: Resumption | No
     server = experiment.served_at
     folder = run.path / JOIN_FOLDER
     found = None if resume is None else find_checkpoint(store, resume, setup.reporting)
-    saved = None if found is None else read_saved(found)
+    saved = None if found is None else read_saved(found, experiment)
     run_id = write_credentials(experiment, folder)
     launcher.attach(setup.lease.token)
     launcher.begin(run_id, experiment.region_names, experiment.transport)
@@ -402,6 +410,36 @@ def reach_note(address: str) -> str:
     )
 
 
+def awaited_text(
+    awaited: Mapping[str, tuple[float, str | None]],
+    now_s: float,
+    unix_s: float,
+    longest_s: float,
+    groups: Collection[str] = (),
+) -> str:
+    """Return which regions the others wait for, since when, and what to do; "" for none.
+
+    Args:
+        awaited: see `JoinService.awaited`.
+        now_s: present time of the same clock.
+        unix_s: present time.
+        longest_s: longest wait for a lost region.
+        groups: regions whose loops geo_ray starts.
+    """
+    found = []
+    for name, (since_s, cause) in sorted(awaited.items()):
+        if cause is None and now_s - since_s < _LATE_S:
+            continue
+        at = time.strftime("%H:%M:%S", time.localtime(unix_s - (now_s - since_s)))
+        why, remedy = "the others have sent their updates", "see whether its loop still steps"
+        if cause is not None:
+            why = f"it was lost: {cause}"
+            who = "geo_ray starts" if name in groups else "start"
+            remedy = f"{who} its loop again within {longest_s:g} s (members.wait_s)"
+        found.append(f"waiting for region '{name}' since {at} ({why}): {remedy}")
+    return "; ".join(found)
+
+
 def write_credentials(experiment: Experiment, folder: Path) -> str:
     """Write the credentials of the server and of all regions, unless they exist.
 
@@ -440,6 +478,7 @@ class _Serving:
         known = read_events(log) if log.exists() else ()
         self._stopping = StoppingRule(setup.experiment.train, known, is_strict=False)
         self._stops = self._is_interrupted = False
+        self._shown = ""  # what is awaited
 
     def run(self) -> Summary:
         """Poll the averager to the end of the run; write model and summary."""
@@ -466,6 +505,12 @@ class _Serving:
             sinks = [reporting.observer.on_event, RayMetrics().feed, export.feed]
             recorder = Recorder(log, sinks, setup.lease.check)
             about: dict[str, object] = {"startup_s": startup_s}
+            if experiment.groups:
+                about["ranks"] = {
+                    region.name: region.group.world_size
+                    for region in experiment.groups
+                    if region.group is not None
+                }
             if self._task is not None and experiment.knows_task:
                 about |= RowWork.of(self._task).fields()
             if self._resumed_step is not None:
@@ -490,8 +535,10 @@ class _Serving:
         why, cause = self._setup.reporting.interruption.why, self._checkpoints.outcome
         if cause:
             return type(why)(f"{why.message}; no new checkpoint was made: {cause}")
-        fix = f"{why.fix} Then start the loops of the regions again."
-        return type(why)(f"{why.message}; its state is saved", fix=fix)
+        experiment = self._setup.experiment
+        is_joined = len(experiment.groups) < len(experiment.regions)
+        rest = " Then start the loops of the regions again." if is_joined else ""
+        return type(why)(f"{why.message}; its state is saved", fix=f"{why.fix}{rest}")
 
     def _save_last(self, recorder: Recorder, summing: Summing) -> None:
         """Save a last checkpoint, so that training can continue from the very end."""
@@ -506,7 +553,12 @@ class _Serving:
 
     def _await_regions(self) -> dict[str, Any]:
         """Wait until all regions are there."""
-        reporting, shown = self._setup.reporting, ""
+        reporting, shown, since = self._setup.reporting, "", time.strftime("%H:%M:%S")
+        experiment = self._setup.experiment
+        all_started = len(experiment.groups) == len(experiment.regions)
+        remedy = (
+            "" if all_started else f": start loops with this address and {JOIN_FOLDER}/REGION.pem"
+        )
         while True:
             found = self._poll()
             if found["stage"] not in (Stage.GATHERING.value, Stage.STARTING.value):
@@ -514,8 +566,13 @@ class _Serving:
                 return found
             if self._setup.reporting.interruption.is_set():
                 raise self._setup.reporting.interruption.why
-            missing = ", ".join(f"{name} ({why})" for name, why in found["missing"].items())
-            text = f"{self._address}: waiting for {missing or 'the initial parameters'}"
+            starting = self._groups.starting
+            missing = ", ".join(
+                f"{name} ({starting.get(name, why)})" for name, why in found["missing"].items()
+            )
+            text = f"{self._address}: waiting for the initial parameters"
+            if missing:
+                text = f"{self._address}: waiting for {missing} since {since}{remedy}"
             if text != shown:
                 reporting.status(text)
                 shown = text
@@ -540,12 +597,21 @@ class _Serving:
 
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
         trains = found["stage"] == Stage.TRAINING.value
+        experiment = self._setup.experiment
+        groups = [region.name for region in experiment.groups]
+        awaited = awaited_text(
+            found["awaited"], found["now_s"], time.time(), experiment.members.wait_s, groups
+        )
+        if awaited != self._shown:
+            self._shown = awaited
+            self._setup.reporting.status(awaited)
         halts = trains and self._setup.reporting.interruption.is_set()
         if halts and not self._is_interrupted:
             self._note_interruption(recorder, found)
         saved = self._checkpoints.poll(found["save"], trains=trains, halts=halts)
-        own = [{**each, "t_s": found["now_s"]} for each in [*self._groups.news(), *saved]]
-        for each in [*own, *found["events"]]:
+        self._groups.note(found["events"])
+        own = [*self._groups.news(), *saved]
+        for each in [*({**each, "t_s": found["now_s"]} for each in own), *found["events"]]:
             values = dict(each)
             if values["kind"] == "eval":
                 self._rate(values)

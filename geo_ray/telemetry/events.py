@@ -292,6 +292,7 @@ OPTIONAL_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "tokens_per_row": _number,
         "flops_per_row": _number,
         "flops_estimated": _flag,
+        "ranks": _table(_whole),
     },
     "step": {"learning_rate": _number},  # of the inner optimizer; null: it made no step
     "exchange": {"bytes_before": _or_null(_whole), "held_s": _number},

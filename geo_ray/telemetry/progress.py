@@ -120,6 +120,7 @@ class Progress:
         self._begun_t_s = self._newest_t_s = 0.0
         self._joined_t_s: dict[str, float] = {}
         self._is_real = False
+        self._groups: frozenset[str] = frozenset()  # regions that are process groups
         self._ended_s: float | None = None  # duration in the summary
         self._said_at_s = self._begun_at_s
         self._closed = threading.Event()
@@ -196,6 +197,7 @@ class Progress:
                 self._begun_t_s = self._newest_t_s = event.t_s
                 self._joined_t_s.clear()
                 self._is_real = not event["simulated"]
+                self._groups = frozenset(event.fields.get("ranks", ()))
                 self._ended_s = None
                 self._printed_at_s = now_s
                 self._first_steps.clear()
@@ -351,11 +353,13 @@ class Progress:
 
     def _describe(self, event: Event) -> None:
         """Print notable events as permanent lines."""
-        who = escape(f"{event.fields.get('region', '')} worker {event.fields.get('worker', '')}")
+        region = event.fields.get("region", "")
+        what = "rank" if region in self._groups else "worker"
+        who = escape(f"{region} {what} {event.fields.get('worker', '')}")
         cause = escape(str(event.fields.get("cause", "")))
         match event.kind:
             case "worker_lost":
-                self._say(f"[yellow]worker lost[/]: {who}: {cause}")
+                self._say(f"[yellow]{what} lost[/]: {who}: {cause}")
             case "worker_replaced":
                 self._say(f"[green]worker replaced[/]: {who}, attempt {event['attempt']}")
             case "bridge_replaced":

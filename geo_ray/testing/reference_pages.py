@@ -78,6 +78,7 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "tokens_per_row": "tokens of a row, if the task states them",
             "flops_per_row": "floating-point operations of forward and backward pass over a row",
             "flops_estimated": "true if `flops_per_row` is estimated from the parameters",
+            "ranks": "processes of each region that is a process group",
         },
     ),
     "step": (

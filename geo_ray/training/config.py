@@ -491,6 +491,12 @@ def why_fixed(overlay: str, codec: CodecConfig, *, has_transfers: bool) -> str |
 UNREACHABLE_S: Final = 300.0
 """Seconds for which a region may be unreachable before requests to it fail."""
 
+REPORT_EVERY_S: Final = 1.0
+"""Seconds after which a worker reports several steps, or one step that takes longer.
+
+Requests to stop, to pause, to leave, or for a checkpoint reach it with the answer to its report.
+"""
+
 _SLACK_S: Final = 5.0
 _LEAST_S: Final = 300.0
 _SLOWEST_MBPS: Final = 4.0
