@@ -392,9 +392,8 @@ class Experiment(StrictModel):
     def state_every(self, region: RegionConfig) -> int:
         """Return after how many steps a worker sends its state; 0: its server makes the steps."""
         is_task = self.optimizer.kind == "task"
-        is_own = is_task or self.train.optimizer_on == "worker"
-        is_own &= region.workers == 1 or len(self.regions) > 1
-        return self.train.state_every if is_own else 0
+        is_own = self.train.workers_own_steps(self.strategy, len(self.regions), region.workers)
+        return self.train.state_every if is_task or is_own else 0
 
     def elastic(self, region: RegionConfig) -> ElasticConfig | None:
         """Return how a region continues without some of its workers; None: it waits for them."""

@@ -24,10 +24,11 @@ from geo_ray.base.errors import GeoRayError, InvariantError
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import SignedEndpoints
 from geo_ray.joining.link import RESUME
-from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, region_of
+from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, rank_of, region_of
 from geo_ray.joining.replication import (
     BeginSave,
     EndSave,
+    LoseHolder,
     LoseRegion,
     Op,
     Received,
@@ -153,14 +154,21 @@ class JoinServer:
                 if peer == STANDBY:
                     self._fence("its standby cannot be reached")
                     return
-                self.lose(
-                    region_of(peer), f"rank '{peer}' has been away for {self._lost_after_s} s"
-                )
+                cause = f"'{peer}' has been away for {self._lost_after_s} s"
+                if region_of(peer) == SERVER:
+                    self.lose_holder(rank_of(peer), cause)
+                else:
+                    self.lose(region_of(peer), f"rank {cause}")
 
     def lose(self, region: str, cause: str) -> None:
         """Continue without a region."""
         with self.lock:
             self._offer(LoseRegion(region, cause))
+
+    def lose_holder(self, holder: int, cause: str) -> None:
+        """End the run, because a process with a part of the averagers' state is lost."""
+        with self.lock:
+            self._offer(LoseHolder(holder, cause))
 
     def request_stop(self) -> None:
         """Ask every region to finish."""
@@ -199,7 +207,7 @@ class JoinServer:
         with self.lock:
             self._signed = signed
         for peer, each in self._endpoint.stats().items():
-            if each["connected"] and peer != STANDBY:
+            if each["connected"] and _is_rank(peer):
                 with self.lock:
                     self._post([Outbound(peer, signed.message())])
 
@@ -264,7 +272,7 @@ class JoinServer:
 
     def _on_peer(self, peer: str, _: int, connected: bool) -> None:
         with self.lock:
-            if connected and peer != STANDBY and self._signed is not None:
+            if connected and _is_rank(peer) and self._signed is not None:
                 self._post([Outbound(peer, self._signed.message())])
 
     def _on_message(self, peer: str, message: Message) -> None:
@@ -311,6 +319,11 @@ class JoinServer:
                 sender = self._senders[each.peer] = _Sender(self._endpoint, each.peer)
                 sender.start()
             sender.outbox.put(each.message)
+
+
+def _is_rank(peer: str) -> bool:
+    """Return whether an endpoint is the rank of a region."""
+    return peer != STANDBY and region_of(peer) != SERVER
 
 
 class _Sender(threading.Thread):

@@ -68,7 +68,7 @@ from geo_ray.telemetry.event_log import (
 from geo_ray.telemetry.export.base import ExportOrder
 from geo_ray.telemetry.export.exporters import exporting
 from geo_ray.telemetry.summary import Summary, Summing, save_summary
-from geo_ray.training.parameters import BufferLayout
+from geo_ray.training.parameters import BufferLayout, digest
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.process_keys import SecretReceiver
 from geo_ray.transport.wire.sockets import Address, reserve
@@ -364,7 +364,8 @@ class AveragerActor:
     def model(self) -> tuple[str, str]:
         """Return the layout of the model as text, and the digest of its final parameters."""
         layout = self._server.service.layout
-        return "[]" if layout is None else layout.to_json(), self._server.service.digest
+        params_P = self._server.service.model_P
+        return "[]" if layout is None else layout.to_json(), digest(params_P)
 
     def buffers(self) -> tuple[tuple[BufferEntry, ...], bytes]:
         """Return the description of the model buffers, and their final values, (B,)."""
