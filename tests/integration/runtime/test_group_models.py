@@ -158,9 +158,7 @@ def plain(task: Task, experiment: Experiment, manifest: str) -> nn.Module:
     pairs = {name: open_readers(experiment, load_manifest(manifest), name)[0] for name in RANKS}
     models = {name: [task.model(0) for _ in range(count)] for name, count in RANKS.items()}
     masters = {
-        name: [
-            p.detach().float().requires_grad_() for p in own[0].parameters() if p.requires_grad
-        ]
+        name: [p.detach().float().requires_grad_() for p in own[0].parameters() if p.requires_grad]
         for name, own in models.items()
     }
     optimizers = {name: torch.optim.AdamW(each, lr=LR) for name, each in masters.items()}
