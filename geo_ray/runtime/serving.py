@@ -727,7 +727,7 @@ class _Serving:
         summary = summing.summary(startup_s=startup_s, digest=digest)
         if self._task is not None:
             about = about_model(experiment, summary.steps, summary.eval)
-            save_trained(self._task, experiment.seed, params_P, run.model, about)
+            save_trained(self._task, experiment.seed, params_P, run.model, about, buffers_B)
         else:
             root = module_of(layout, params_P)
             if buffers_B is not None:
