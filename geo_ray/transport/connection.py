@@ -492,13 +492,12 @@ class Stream:
 
     def _receive(self, space: memoryview) -> int:
         """Receive into a buffer; from TLS, which gives one record at a time, until it is full."""
-        sock = self.sock
-        if not isinstance(sock, ssl.SSLSocket):
-            return sock.recv_into(space)
-        total = sock.read(space.nbytes, space)
+        total = self.sock.recv_into(space)
+        if not self._is_tls:
+            return total
         with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
             while total < space.nbytes:
-                count = sock.read(space.nbytes - total, space[total:])
+                count = self.sock.recv_into(space[total:])
                 if not count:
                     break  # the end, which the next call will return as well
                 total += count
