@@ -97,6 +97,38 @@ class Arriving:
         return start, values
 
 
+class ArrivingPart:
+    """An update of a slice whose values arrive in pieces.
+
+    Attributes:
+        update: the update.
+        meta: header.
+
+    Args:
+        update: the update without its values.
+        meta: header.
+        size: number of values.
+    """
+
+    def __init__(self, update: UpdateMessage, meta: Meta, size: int) -> None:
+        self.update, self.meta = replace(update, payload_P=torch.empty(size)), meta
+        self._arriving = Arriving(size)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all values have arrived."""
+        return self._arriving.is_complete
+
+    def add(self, message: Message) -> None:
+        """Add the next piece.
+
+        Raises:
+            FrameError: it does not fit.
+        """
+        start, values = self._arriving.take(message)
+        self.update.payload_P[start : start + values.numel()] = values
+
+
 def size_of(message: Message) -> int | None:
     """Return the elements that follow a header; None if it has its payload itself."""
     return fields.count(message.meta, SIZE) if SIZE in message.meta else None

@@ -38,9 +38,9 @@ from geo_ray.base.errors import (
 from geo_ray.data.tasks.model_buffers import BufferRule
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import EndpointBook
-from geo_ray.joining.layout import Layout, Ranges, positions, put, taken
+from geo_ray.joining.layout import Layout, Ranges, positions, put, taken, within
 from geo_ray.joining.link import REPLACED, ServerLink
-from geo_ray.joining.pieces import PIECE, SIZE, Arriving, divided, size_of
+from geo_ray.joining.pieces import PIECE, SIZE, Arriving, divided, piece_ranges, size_of
 from geo_ray.joining.protocol import (
     Hello,
     JoinTerms,
@@ -505,11 +505,15 @@ class JoinedRegion:
                 _send_state(self._link, each.index, taken(params_S, each.places))
             self._link.flush(self._wait_s)
         places = {} if is_source else {each.index: each.places for each in slices}
-        while places or awaits_buffers:
+        missing = sum(stop - start for each in places.values() for start, stop in each)
+        while missing or awaits_buffers:
             message = self._receive(("state", "buffers"), "the initial parameters")
             if message.kind == "state":
-                own = places.pop(fields.count(message.meta, "slice"))
-                put(params_S, own, as_tensor(memoryview(message.payload)))
+                values = as_tensor(memoryview(message.payload))
+                start = fields.count(message.meta, "start")
+                own = places[fields.count(message.meta, "slice")]
+                put(params_S, within(own, start, start + values.numel()), values)
+                missing -= values.numel()
             elif buffers is not None:
                 buffers.start(torch.frombuffer(bytearray(message.payload), dtype=torch.uint8))
                 awaits_buffers = False
@@ -578,9 +582,10 @@ def _check_refused(message: Message) -> None:
 
 
 def _send_state(link: ServerLink, index: int, params_Q: Tensor) -> None:
-    """Send the parameters of a slice, fp32 (Q,)."""
-    copied = params_Q.clone()
-    link.send(Message("state", {"slice": index}, payload_of(copied), "transfer"))
+    """Send the parameters of a slice, fp32 (Q,), which must stay unchanged until they are there."""
+    for start, stop in piece_ranges(params_Q.numel()):
+        meta: Meta = {"slice": index, "start": start}
+        link.send(Message("state", meta, payload_of(params_Q[start:stop]), "transfer"))
 
 
 def _send_buffers(link: ServerLink, buffers: ModuleBuffers | None) -> None:

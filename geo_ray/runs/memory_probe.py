@@ -179,8 +179,8 @@ class _Probe:
             if number > self._most_steps:
                 raise InvariantError("a strategy does not come to an end")
         peak = self._counted.peak
-        # At the end a rank reads its parameters, and copies them for the server.
-        vectors = 1 if self._keeps_vector else 2
+        # At the end a rank reads its parameters, and sends them from there.
+        vectors = 0 if self._keeps_vector else 1
         at_end = self._counted.live[first] + vectors * _FP32_BYTES * self._size
         found = (min(rest[first]), peak[first], min(rest[_SERVER]), peak[_SERVER], at_end)
         return ExchangeMemory(*(count / self._size for count in found))

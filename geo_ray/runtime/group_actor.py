@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import ray
 import torch
@@ -27,9 +27,11 @@ from geo_ray.base.errors import (
 from geo_ray.base.user_code import UserClass, error_summary, find_function, innermost_line
 from geo_ray.experiment.regions import GroupConfig
 from geo_ray.joining.credentials import JoinCredentials
-from geo_ray.runtime.group_task import GroupRank, train_task
 from geo_ray.runtime.spec import RunSpec
 from geo_ray.transport.security.process_keys import SecretReceiver
+
+if TYPE_CHECKING:
+    from geo_ray.runtime.group_task import GroupRank
 
 JOIN_KEY: Final = "join"
 """Purpose of sealed credentials."""
@@ -138,6 +140,9 @@ class GroupRankActor:
             LoopFailedError: the user's loop raised an exception.
             GeoRayError: the rank cannot take part in the run.
         """
+        # Takes seconds to import, which processes that are no rank need not wait for.
+        from geo_ray.runtime.group_task import GroupRank, train_task
+
         opened = self._receiver.open(credentials, JOIN_KEY).decode()
         own = JoinCredentials.parse(opened, f"the credentials of region '{self._region}'")
         experiment, group = self._spec.experiment, self._group

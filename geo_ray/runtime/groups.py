@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,12 +26,14 @@ from geo_ray.base.errors import (
     ServerLostError,
 )
 from geo_ray.base.restarts import Restarts
+from geo_ray.base.text import counted
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.experiment.regions import GroupConfig, RegionConfig
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.service import Stage
 from geo_ray.ray_cluster.calls import FailureKind, Handle, RayFailure, Ref, failure_of, kill
 from geo_ray.ray_cluster.placement import PlacedRegion
+from geo_ray.runtime.averagers import AveragerProcesses
 from geo_ray.runtime.group_actor import JOIN_KEY, RankHost, places_of
 from geo_ray.runtime.launcher import ProcessLauncher, ProcessSpec
 from geo_ray.runtime.spec import RunSpec
@@ -179,6 +181,7 @@ class _Group:
         failures: failures by rank.
         failed_s: time of the first one.
         began_s: time of its start.
+        away: whether the run continues without it until it has joined again.
         over: whether all ranks have ended, or it is given up.
     """
 
@@ -192,6 +195,7 @@ class _Group:
     failures: dict[int, RayFailure] = field(default_factory=dict)
     failed_s: float = 0.0
     began_s: float = 0.0
+    away: bool = False
     over: bool = False
 
     @property
@@ -210,10 +214,9 @@ class Groups:
         spec: the run, for its processes.
         launcher: starts them.
         placed: their places.
-        where: address of the run, and folder of the checkpoints of ranks; see
-            `GroupRank.checkpoints`.
+        averagers: where the run is served.
+        checkpoints: folder of the checkpoints of ranks; see `GroupRank.checkpoints`.
         credentials: credentials by region.
-        lose: lets the run continue without a region, given the cause.
     """
 
     def __init__(
@@ -222,14 +225,14 @@ class Groups:
         spec: RunSpec,
         launcher: ProcessLauncher,
         placed: Mapping[str, PlacedRegion],
-        where: tuple[str, str],
+        averagers: AveragerProcesses,
+        checkpoints: str,
         credentials: Mapping[str, JoinCredentials],
-        lose: Callable[[str, str], None],
     ) -> None:
         train = experiment.train
         self._policy = GroupPolicy(Restarts(train.max_worker_restarts, train.restart_window_s))
         self._spec, self._launcher, self._placed = spec, launcher, placed
-        self._where, self._credentials, self._lose = where, credentials, lose
+        self._averagers, self._checkpoints, self._credentials = averagers, checkpoints, credentials
         self._groups = [_Group(region) for region in experiment.groups]
         self._events: list[dict[str, Any]] = []
         self._cause: GeoRayError | None = None
@@ -237,10 +240,19 @@ class Groups:
             self._start(group)
 
     @property
-    def starting(self) -> tuple[str, ...]:
-        """Regions whose processes are being started."""
+    def starting(self) -> dict[str, str]:
+        """Descriptions of the regions whose processes are being started."""
         waits = [group for group in self._groups if not group.over and not group.calls]
-        return tuple(group.region.name for group in waits)
+        return {
+            each.region.name: f"{counted(each.config.world_size, 'rank')} starting"
+            for each in waits
+        }
+
+    def note(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take note of events of the run: groups join again."""
+        joined = {each["region"] for each in events if each["kind"] == "region_joined"}
+        for group in self._groups:
+            group.away = group.away and group.region.name not in joined
 
     def news(self) -> list[dict[str, Any]]:
         """Return the events since the last call, without times."""
@@ -282,11 +294,11 @@ class Groups:
                     self._on_lost(group, stage)
 
     def finish(self) -> None:
-        """Wait for the rest of the loops after the end of the run."""
+        """Wait for the rest of the loops after the end of the run; others are ended at once."""
         until_s = time.monotonic() + _ENDS_S
         for group in self._groups:
             calls = list(group.calls.values())
-            if calls and not group.over:
+            if calls and not group.over and not group.away:
                 _, late = ray.wait(
                     calls, num_returns=len(calls), timeout=max(0.0, until_s - time.monotonic())
                 )
@@ -315,7 +327,7 @@ class Groups:
         specs = [
             ProcessSpec(
                 "rank",
-                (self._spec, name, rank, *self._where),
+                (self._spec, name, rank, self._averagers.address, self._checkpoints),
                 config.cpus_per_rank,
                 gpus,
                 self._placed[name].strategy("worker", rank),
@@ -403,9 +415,10 @@ class Groups:
             _log.warning("region '%s' is not started again: %s", name, error.message)
             if decision.ends_run:
                 raise error
-        self._lose(name, error.message)
+        self._averagers.lose(name, error.message)
         if isinstance(decision, Restart):
             self._events.append({"kind": "region_joining", "region": name})
+            group.away = stage is not Stage.GATHERING
             self._start(group)
         else:
             self._events.append({"kind": "join_failed", "region": name, "cause": error.message})

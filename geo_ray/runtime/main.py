@@ -33,7 +33,6 @@ from geo_ray.runtime.run_context import BrokenError, Reporting, RunSetup, Traini
 from geo_ray.runtime.run_finish import Retrying, finish
 from geo_ray.runtime.run_order import Resumption
 from geo_ray.runtime.run_start import started
-from geo_ray.runtime.serving import serve
 from geo_ray.telemetry.event_log import note_failure
 from geo_ray.telemetry.summary import Summary
 
@@ -64,6 +63,8 @@ def run(
         reporting = reporting.noted_in(lease)
         setup = RunSetup(experiment, directory, reporting, launcher, lease)
         if experiment.is_served:
+            from geo_ray.runtime.serving import serve  # imports DTensor, which takes seconds
+
             return serve(setup, resume)
         attaches = resume is not None and resume.checkpoint is None
         while True:

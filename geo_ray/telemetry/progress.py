@@ -40,6 +40,9 @@ _TOLD = (
     "region_drained",
     "averager_moved",
     "standby_ready",
+    "server_replaced",
+    "server_standby_ready",
+    "server_standby_lost",
     "run_resumed",
     "stop_requested",
     "checkpoint",
@@ -120,6 +123,7 @@ class Progress:
         self._begun_t_s = self._newest_t_s = 0.0
         self._joined_t_s: dict[str, float] = {}
         self._is_real = False
+        self._groups: frozenset[str] = frozenset()  # regions that are process groups
         self._ended_s: float | None = None  # duration in the summary
         self._said_at_s = self._begun_at_s
         self._closed = threading.Event()
@@ -196,6 +200,7 @@ class Progress:
                 self._begun_t_s = self._newest_t_s = event.t_s
                 self._joined_t_s.clear()
                 self._is_real = not event["simulated"]
+                self._groups = frozenset(event.fields.get("ranks", ()))
                 self._ended_s = None
                 self._printed_at_s = now_s
                 self._first_steps.clear()
@@ -351,11 +356,13 @@ class Progress:
 
     def _describe(self, event: Event) -> None:
         """Print notable events as permanent lines."""
-        who = escape(f"{event.fields.get('region', '')} worker {event.fields.get('worker', '')}")
+        region = event.fields.get("region", "")
+        what = "rank" if region in self._groups else "worker"
+        who = escape(f"{region} {what} {event.fields.get('worker', '')}")
         cause = escape(str(event.fields.get("cause", "")))
         match event.kind:
             case "worker_lost":
-                self._say(f"[yellow]worker lost[/]: {who}: {cause}")
+                self._say(f"[yellow]{what} lost[/]: {who}: {cause}")
             case "worker_replaced":
                 self._say(f"[green]worker replaced[/]: {who}, attempt {event['attempt']}")
             case "bridge_replaced":
@@ -393,6 +400,12 @@ class Progress:
                 self._say(f"[yellow]the averager moved[/] to {escape(event['region'])}")
             case "standby_ready":
                 self._say(f"{escape(event['name'])} is the averager's standby")
+            case "server_replaced":
+                self._say(f"[yellow]the standby serves the run[/] at {escape(event['address'])}")
+            case "server_standby_ready":
+                self._say(f"a standby is ready at {escape(event['address'])}")
+            case "server_standby_lost":
+                self._say(f"[yellow]the standby is lost[/]: {cause}")
             case "run_resumed":
                 self._say("[green]going on[/]")
             case "stop_requested":

@@ -87,7 +87,11 @@ class RegionStatus(StrictModel):
         default=None, description="largest memory of a worker on its GPU; null without a GPU"
     )
     device_total_bytes: int | None = Field(default=None, description="memory of that GPU")
-    workers_lost: int = Field(description="number of worker deaths")
+    ranks: int | None = Field(
+        default=None, description="processes of its process group; null for other regions"
+    )
+    restarts: int = Field(default=0, description="times that its process group was started again")
+    workers_lost: int = Field(description="number of worker deaths; of lost ranks, for a group")
 
     @property
     def has_speed(self) -> bool:
@@ -377,8 +381,11 @@ class RunNow:
                 self.newest_eval = event
             case "wan":
                 new = self._wan.feed(event["src"], event["dst"], event["bytes_by_class"])
-                self._region(event["src"]).rates.sent.add(event.t_s, sum(new.values()))
-                self._region(event["dst"]).rates.received.add(event.t_s, sum(new.values()))
+                src, dst = self.regions.get(event["src"]), self.regions.get(event["dst"])
+                if src is not None:  # otherwise it is the server of a run that regions join
+                    src.rates.sent.add(event.t_s, sum(new.values()))
+                if dst is not None:
+                    dst.rates.received.add(event.t_s, sum(new.values()))
             case "region_drained":
                 self._region(event["region"]).gone = "drained"
             case "region_joined":
@@ -420,6 +427,7 @@ class StatusFold:
         self.averager: str | None = None
         self.saved_s: dict[object, float] = {}  # checkpoint -> time
         self._reached_s: float | None = None
+        self._restarts: dict[str, int] = {}
 
     def feed(self, event: Event) -> None:
         """Take the next event."""
@@ -436,6 +444,8 @@ class StatusFold:
                 self._lost[event["region"]] = event["cause"], event.t_s
             case "region_joining":
                 self.totals.region(event["region"])
+            case "region_started":
+                self._restarts[event["region"]] = self._restarts.get(event["region"], 0) + 1
             case "region_joined":
                 self.totals.region(event["region"])
                 self._lost.pop(event["region"], None)
@@ -506,7 +516,8 @@ class StatusFold:
         loss = totals.steps.end_loss(_NEWEST)
         samples_per_s = now.rates.samples.per_s(now_s) if is_there else 0.0
         throughput = self.totals.throughput
-        memory = throughput.memory(name)
+        memory, started = throughput.memory(name), self.totals.started
+        ranks = None if started is None else started.fields.get("ranks", {}).get(name)
         return RegionStatus(
             name=name,
             state=state if cause is None else "lost",
@@ -521,6 +532,8 @@ class StatusFold:
             mfu=throughput.mfu({name: samples_per_s}) if is_there else None,
             device_bytes=None if memory is None else memory[0],
             device_total_bytes=None if memory is None else memory[1],
+            ranks=ranks,
+            restarts=0 if ranks is None else self._restarts.get(name, 0),
             workers_lost=totals.faults["worker_lost"],
         )
 
@@ -626,14 +639,19 @@ def _region(region: RegionStatus) -> str:
     steps = f"step {region.step:,}"
     if region.steps is not None:
         steps += f" of {region.steps:,}"
-    parts = [steps, counted(region.exchanges, "exchange"), f"loss {number_text(region.loss)}"]
+    ranks = [] if region.ranks is None else [counted(region.ranks, "rank")]
+    loss = f"loss {number_text(region.loss)}"
+    parts = [*ranks, steps, counted(region.exchanges, "exchange"), loss]
     if region.has_speed:
         parts.append(f"{number_text(region.samples_per_s)} samples/s")
         parts += speed_texts(region.tokens_per_s, region.mfu)
     if region.memory is not None:
         parts.append(f"GPU memory {memory_text(region.memory)}")
     if region.workers_lost:
-        parts.append(f"{counted(region.workers_lost, 'worker')} lost")
+        what = "worker" if region.ranks is None else "rank"
+        parts.append(f"{counted(region.workers_lost, what)} lost")
+    if region.restarts:
+        parts.append(counted(region.restarts, "restart"))
     return f"{region.name}: {', '.join(parts)}, {region.state}"
 
 

@@ -78,6 +78,7 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "tokens_per_row": "tokens of a row, if the task states them",
             "flops_per_row": "floating-point operations of forward and backward pass over a row",
             "flops_estimated": "true if `flops_per_row` is estimated from the parameters",
+            "ranks": "processes of each region that is a process group",
         },
     ),
     "step": (
@@ -264,6 +265,22 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "standby_ready": (
         "The averager has a hot standby again.",
         {"region": "the averager's region", "name": "the standby's region", "term": "leader term"},
+    ),
+    "server_replaced": (
+        "The standby serves the run that regions join; the process that did was lost.",
+        {
+            "address": "where the run is served now",
+            "term": "number of the server",
+            "took_s": "seconds from the loss being noticed",
+        },
+    ),
+    "server_standby_ready": (
+        "The process that serves a run has a standby, which has its state.",
+        {"address": "where the standby would serve the run", "term": "number of the server"},
+    ),
+    "server_standby_lost": (
+        "The standby was lost or could not keep up. The run continues, and starts another one.",
+        {"address": "where it would have served the run"},
     ),
     "stop_requested": (
         "The run was asked to stop: by a user, a signal or an evaluation.",

@@ -273,6 +273,7 @@ def _regions(regions: Sequence[RegionStatus]) -> str:
     has_tokens = any(each.tokens_per_s is not None for each in regions)
     has_mfu = any(each.mfu is not None for each in regions)
     has_memory = any(each.memory is not None for each in regions)
+    has_ranks = any(each.ranks is not None for each in regions)
     rows = [
         [
             escape(each.name),
@@ -285,12 +286,14 @@ def _regions(regions: Sequence[RegionStatus]) -> str:
             *([mfu_text(each.mfu)] * has_mfu),
             *([memory_text(each.memory)] * has_memory),
             f"{each.workers_lost:,}",
+            *(["-" if each.ranks is None else f"{each.ranks:,}", f"{each.restarts:,}"] * has_ranks),
         ]
         for each in regions
     ]
     headings = ["region", "state", "step", "exchanges", "loss", "samples/s"]
     headings += ["tokens/s"] * has_tokens + ["MFU"] * has_mfu + ["GPU memory"] * has_memory
-    return section("Regions", table([*headings, "workers lost"], rows, left=2))
+    headings += ["workers lost"] + ["ranks", "restarts"] * has_ranks
+    return section("Regions", table(headings, rows, left=2))
 
 
 def _notes(notes: Sequence[tuple[float, str]]) -> str:

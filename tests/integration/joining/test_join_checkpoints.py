@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -413,6 +414,31 @@ def test_all_regions_learn_at_once_that_a_run_cannot_be_resumed(
         found = train_all({name: loop.run for name, loop in loops.items()})
         assert {type(each) for each in found.values()} == {error}, found
         assert isinstance(server.service.failure, error)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (
+            {"kind": "sma", "interval": 3},
+            "strategy.kind is sma, but that of checkpoint 5 is diloco",
+        ),
+        ({"interval": 4}, "strategy.interval is 4, but that of checkpoint 5 is 3"),
+        ({"outer": {"kind": "sgd"}}, "strategy.outer is .*sgd.*, but that .* is .*nesterov"),
+    ],
+)
+def test_another_strategy_is_refused(
+    strategy: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    saving = {name: Loop("", name, tmp_path, checkpoints=tmp_path / name) for name in REGIONS}
+    saved = interrupted(run_of("diloco"), tmp_path, saving)
+    before = {"kind": "diloco", **OPTIONS["diloco"]}
+    other = strategy if "kind" in strategy else before | strategy
+    with serving(run_of("diloco", strategy=other), tmp_path, resumed=saved) as (server, address):
+        found = train_all({n: replace(e, address=address).run for n, e in saving.items()})
+        assert {type(each) for each in found.values()} == {ConfigChangedError}, found
+        assert isinstance(server.service.failure, ConfigChangedError)
+        assert re.search(message, server.service.failure.message)
 
 
 def test_a_rank_that_hangs_does_not_block_a_checkpoint(

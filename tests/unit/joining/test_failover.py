@@ -141,7 +141,7 @@ class Rank:
     def send_params(self, slices: Any) -> None:
         for each in slices:
             payload = payload_of(taken(self.memory.params_S, each.places).clone())
-            self.send(Message("state", {"slice": each.index}, payload, "transfer"))
+            self.send(Message("state", {"slice": each.index, "start": 0}, payload, "transfer"))
 
 
 class World:

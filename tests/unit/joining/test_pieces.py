@@ -16,12 +16,15 @@ from torch.utils._pytree import tree_leaves
 from geo_ray.joining.layout import Layout, Ranges, positions, taken, within
 from geo_ray.joining.numbering import ReceivedCounts, UnconfirmedMessages
 from geo_ray.joining.pieces import Arriving, divided, piece_ranges, size_of
+from geo_ray.joining.protocol import Hello, payload_of, rank_name
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
 from geo_ray.joining.replication import needs_receipt
+from geo_ray.joining.service import JoinService, Stage
 from geo_ray.joining.vector import ParameterVector
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
 from geo_ray.training.payload_encoding import RegionWire
-from geo_ray.training.wire_format import read_update, update_meta
+from geo_ray.training.wire_format import as_tensor, read_update, update_meta
+from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.message import Message
 from tests.support.join_support import terms
 
@@ -195,6 +198,27 @@ def test_an_exchange_makes_no_tensor_larger_than_a_piece() -> None:
         largest[in_pieces] = found.elements
     assert largest[False] >= size
     assert largest[True] <= 1 << 16
+
+
+def test_the_server_holds_no_model_while_the_initial_one_passes() -> None:
+    layout = Layout.of(network())
+    service = JoinService(terms(["eu", "us"], 8, strategy={"kind": "diloco"}), lambda: 0.0)
+    for name in ("eu", "us"):
+        hello = Hello(name, 0, 1, 1, layout, ((0, layout.size),), None, ())
+        welcomes = service.on_message(rank_name(name, 0), hello.message())
+    assert [each.message.kind for each in welcomes] == ["welcome", "welcome"]
+    params_P, passed_P = torch.arange(float(layout.size)), torch.zeros(layout.size)
+    with LargestNew([params_P, passed_P]) as found:
+        for start, stop in piece_ranges(layout.size):
+            assert service.stage is Stage.STARTING
+            meta: Meta = {"slice": 0, "start": start}
+            payload = payload_of(params_P[start:stop])
+            message = Message("state", meta, payload, "transfer")
+            (passed,) = service.on_message(rank_name("eu", 0), message)
+            assert passed.peer == rank_name("us", 0) and passed.message.meta == meta
+            passed_P[start:stop] = as_tensor(memoryview(passed.message.payload))
+    assert service.stage is Stage.TRAINING and torch.equal(passed_P, params_P)
+    assert 0 < found.elements <= 1 << 16
 
 
 @given(

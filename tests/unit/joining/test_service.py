@@ -110,7 +110,9 @@ class World:
         if welcome.is_source:
             for each in slices:
                 payload = payload_of(taken(memory.params_S, each.places).clone())
-                self.deliver(name, Message("state", {"slice": each.index}, payload, "transfer"))
+                self.deliver(
+                    name, Message("state", {"slice": each.index, "start": 0}, payload, "transfer")
+                )
         model.start()
         plan = self.run.server_plan(region, 1)
         self.ranks[name] = RankExchange(plan, model, slices=slices)
@@ -343,7 +345,9 @@ def test_an_update_with_a_damaged_slice_commits_in_no_slice(
     world.deliver("us#0", updates["us#0"][0])
     world.deliver("us#1", _change(updates["us#1"][0], **changes))
     assert world.refusals("us#1") == [code]
-    assert all(averager.last("us")[1] == 1 for averager in world.service.averagers.averagers)
+    assert all(
+        averager.last("us")[1] == 1 for averager in world.service.averagers.averagers.values()
+    )
     assert world.service.version == 1
 
 
@@ -356,7 +360,9 @@ def _state(world: World, name: str, value: float) -> None:
     for each in world.ranks[name].slices:
         size = sum(b - a for a, b in each.places)
         payload = payload_of(torch.full((size,), value))
-        world.deliver(name, Message("state", {"slice": each.index}, payload, "transfer"))
+        world.deliver(
+            name, Message("state", {"slice": each.index, "start": 0}, payload, "transfer")
+        )
 
 
 def test_only_the_rank_that_was_asked_gives_the_final_parameters() -> None:
@@ -582,6 +588,29 @@ def test_too_few_regions_wait_for_a_lost_one(strategy: str) -> None:
     assert world.service.averagers.view.joining == ("us",)
 
 
+def test_regions_that_others_wait_for_are_known() -> None:
+    world = World(SHARES, least=3)
+    world.start()
+    assert world.service.awaited() == {}
+    sent = _updates(world)
+    world.now_s = 7.0
+    for message in sent["eu#0"]:
+        world.deliver("eu#0", message)
+    world.now_s = 9.0
+    assert world.service.awaited() == {"us": (7.0, None), "in": (7.0, None)}
+    for message in sent["in#0"]:
+        world.deliver("in#0", message)
+    assert world.service.awaited() == {"us": (7.0, None)}
+    world.service.on_lost("us", "power cut")
+    assert world.service.awaited() == {"us": (9.0, "power cut")}
+    paused = [each for each in world.service.news() if each["kind"] == "run_paused"]
+    assert [each["cause"] for each in paused] == ["2 regions take part, members.min is 3; lost: us"]
+    for rank in (0, 1):
+        world.hello("us", rank, 2)
+    assert world.service.awaited() == {}
+    assert [e["kind"] for e in world.service.news()].count("run_resumed") == 1
+
+
 def test_a_run_with_too_few_regions_ends() -> None:
     world = World({"eu": [WHOLE], "us": [WHOLE]}, least=2)
     world.start()
@@ -651,7 +680,9 @@ def test_a_strategy_is_woken_at_its_time() -> None:
     world.now_s = 5.0
     world.service.on_wake()
     assert world.service.version == 1
-    assert {averager.state.version for averager in world.service.averagers.averagers} == {1}
+    assert {averager.state.version for averager in world.service.averagers.averagers.values()} == {
+        1
+    }
 
 
 @pytest.mark.parametrize(

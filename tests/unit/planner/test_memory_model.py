@@ -121,10 +121,14 @@ def test_an_outline_has_tied_parameters_once_and_layers_as_units() -> None:
     assert len(sizes_of(nn.Sequential(*(nn.Linear(9, 9) for _ in range(10)))).units) == 10
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_the_peak_is_that_of_pytorchs_own_tool(ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "sizes"),
+    [(2, ((1024, 12, 8192), (256, 2, 50_000))), (8, ((512, 6, 20_000),))],
+)
+def test_the_peak_is_that_of_pytorchs_own_tool(
+    ranks: int, sizes: tuple[tuple[int, int, int], ...]
+) -> None:
     """Never below it, and at most 17 % above it."""
-    sizes = ((512, 6, 1000), (512, 6, 20_000), (1024, 12, 8192), (256, 2, 50_000))
     cases = [
         {
             "width": width,
@@ -180,8 +184,8 @@ def test_diloco_holds_what_its_rule_says(regions: int) -> None:
 
 def test_without_pinned_memory_the_parameters_are_read_again() -> None:
     found = exchange_of("diloco", interval=3, keeps_vector=False)
-    # At the end: the anchor, the parameters, and the copy that is sent.
-    assert (found.rank_rest / 4, found.rank_end / 4) == (1, 3)
+    # At the end: the anchor, and the parameters, which are sent from there.
+    assert (found.rank_rest / 4, found.rank_end / 4) == (1, 2)
 
 
 def test_an_overlap_holds_a_snapshot_and_the_update_in_flight() -> None:

@@ -25,7 +25,15 @@ from geo_ray.base.restarts import Restarts
 from geo_ray.joining.service import Stage
 from geo_ray.ray_cluster.calls import FailureKind, RayFailure
 from geo_ray.runtime.group_actor import RankHost, memory_named, places_of
-from geo_ray.runtime.groups import GiveUp, GroupPolicy, Restart, rank_error, root_cause
+from geo_ray.runtime.groups import (
+    GiveUp,
+    GroupPolicy,
+    Groups,
+    Restart,
+    _Group,
+    rank_error,
+    root_cause,
+)
 from geo_ray.runtime.spec import demand_of, demands_of
 
 KILLED = RayFailure(FailureKind.PROCESS_DIED, "killed by signal 9")
@@ -124,6 +132,31 @@ def test_exhausted_memory_is_named(error: Exception) -> None:
     is_memory = not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError)
     with pytest.raises(RankOutOfMemoryError if is_memory else LoopFailedError), memory_named():
         raise LoopFailedError("loop.py:train raised") from error
+
+
+def test_the_end_does_not_wait_for_a_group_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[list[str]] = []
+    ended: list[str] = []
+
+    def wait(calls: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        waits.append(calls)
+        return [], calls[:0]
+
+    monkeypatch.setattr("geo_ray.runtime.groups.ray.wait", wait)
+    monkeypatch.setattr("geo_ray.runtime.groups.kill", ended.append)
+    names = ("eu", "us", "asia")
+    regions = [{"name": name, "group": {"loop": "a.py:train"}} for name in names]
+    groups = Groups.__new__(Groups)
+    groups._groups = [
+        _Group(region, actors=[f"actor of {region.name}"], calls={0: f"call of {region.name}"})
+        for region in geo_ray.load_config(CONFIG | {"regions": regions}).groups
+    ]
+    for group in groups._groups[1:]:
+        group.away = True
+    groups.note([{"kind": "step", "region": "us"}, {"kind": "region_joined", "region": "asia"}])
+    groups.finish()
+    assert waits == [["call of eu"], ["call of asia"]]
+    assert sorted(ended) == ["actor of asia", "actor of eu", "actor of us"]
 
 
 # ------------------------------------------------------------------ configuration

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from geo_ray.telemetry.events import Event, conform
-from geo_ray.telemetry.status import MembersFold
+from geo_ray.telemetry.live.page import _regions
+from geo_ray.telemetry.status import (
+    MembersFold,
+    RunNow,
+    RunStatus,
+    SpentStatus,
+    StatusFold,
+    status_lines,
+)
+from tests.support import observe_support as rows
 
 JOINED = {"view": 2, "round": 1, "step": 3, "bytes": 1, "took_s": 1.0}
 
@@ -105,3 +114,41 @@ def test_a_second_request_does_not_call_the_first_one_off() -> None:
         asked("members_refused", "drain", "us", "8", cause="it is leaving already"),
     )
     assert states(found, "us") == [("leaving", 0)]
+
+
+def test_a_process_group_shows_its_ranks_and_restarts() -> None:
+    status = StatusFold()
+    told = [
+        rows.started(ranks={"east": 2}),
+        rows.step("east", 4, 1.0),
+        rows.step("west", 4, 1.0),
+        ("worker_lost", 2.0, {"region": "east", "worker": 1, "cause": "killed"}),
+        ("region_lost", 2.0, {"region": "east", "cause": "killed"}),
+        ("region_joining", 2.0, {"region": "east"}),
+        ("region_started", 3.0, {"region": "east", "took_s": 1.0}),
+    ]
+    for event in rows.events(told):
+        status.feed(event)
+    east, west = status.regions(is_going=True)
+    assert (east.ranks, east.workers_lost, east.restarts, east.state) == (2, 1, 1, "joining")
+    assert (west.ranks, west.restarts) == (None, 0)
+    spent = SpentStatus(seconds=1.0, wan_bytes=0, usd=None)
+    shown = RunStatus(run="r", phase="training", is_going=True, regions=(east, west), spent=spent)
+    text = "\n".join(status_lines(shown))
+    assert "east: 2 ranks, step 4, " in text
+    assert "1 rank lost, 1 restart, joining" in text
+    page = _regions([east, west])
+    assert "ranks" in page
+    assert "restarts" in page
+    assert "ranks" not in _regions([west])
+
+
+def test_the_server_of_a_run_is_no_region() -> None:
+    now = RunNow(("east", "west"))
+    traffic = {"src": "geo-ray-server", "dst": "east", "bytes_by_class": {"update": 100}}
+    back = {"src": "west", "dst": "geo-ray-server", "bytes_by_class": {"update": 50}}
+    for event in rows.events([rows.started(), ("wan", 1.0, traffic), ("wan", 1.0, back)]):
+        now.feed(event)
+    assert list(now.regions) == ["east", "west"]
+    assert now.regions["east"].rates.received.per_s(1.0) > 0
+    assert now.regions["west"].rates.sent.per_s(1.0) > 0

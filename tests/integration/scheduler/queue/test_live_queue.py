@@ -67,7 +67,7 @@ JOB: dict[str, Any] = {
     "optimizer": {"kind": "momentum", "lr": 0.05},
     "train": {"steps": 100_000, "eval_every": 0},
     "members": {"min": 1},
-    "emulate": {"step_s": 0.02},
+    "emulate": {"step_s": 0.2},
     "checkpoint": {"every_s": 60.0},
 }
 
