@@ -264,6 +264,11 @@ class ReplicatedService:
         self.has_standby, self._begins = False, None
         return self._execute_until(self._pending[-1]) if self._pending else []
 
+    @property
+    def waits_since_s(self) -> float | None:
+        """Time of the oldest entry that is not executed; None: there is none."""
+        return self._pending[0].t_s if self._pending else None
+
     def events(self, start: int) -> list[dict[str, Any]]:
         """Return the events from a number on; see `Tick.reported`."""
         return list(self._events)[max(0, start - self.reported) :]

@@ -182,13 +182,18 @@ class JoinServer:
         """Begin a checkpoint, see `JoinService.begin_save`.
 
         Returns:
-            Its id; None: not now, or not yet, if the standby must have the order first.
+            Its id; None: not now, or not yet, if the standby does not answer.
         """
         with self.lock:
             before = self.service.save
             if before is not None and not halt:
                 return None
             self._offer(BeginSave(checkpoint, tuple(keep), timeout_s, halt))
+            number = self._log.number
+        until_s = time.monotonic() + _CLOSE_S
+        while self._log.executed < number and time.monotonic() < until_s:
+            time.sleep(_TICK_S / 10)  # until the standby has the order
+        with self.lock:
             save = self.service.save
             is_begun = save is not None and (save is not before or save.halts)
             return save.id if save is not None and is_begun else None
@@ -211,6 +216,12 @@ class JoinServer:
     def has_standby(self) -> bool:
         """Whether nothing continues without the standby, which may be promoted."""
         return self._log.has_standby
+
+    @property
+    def stalled_s(self) -> float:
+        """Time for which an input has waited for the standby; under `lock`."""
+        since_s = self._log.waits_since_s
+        return 0.0 if since_s is None else self.now_s() - since_s
 
     def take_snapshot(self) -> ReplicatedService | None:
         """Return the state for a standby that has connected, once; see `JoinStandby.restore`."""
