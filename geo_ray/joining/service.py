@@ -225,6 +225,8 @@ class JoinService:
 
     def _refused(self, peer: str, message: Message, error: GeoRayError) -> list[Outbound]:
         """Handle a message that is refused: its sender may ignore that, so its region is lost."""
+        if self.averagers.failure is not None:
+            return self._fail(self.averagers.failure)
         name, attempt = region_of(peer), message.meta.get("attempt")
         region = self._joining.get(name) or self._regions.get(name)
         if region is None or attempt not in (None, region.attempt):  # of another process group
@@ -234,6 +236,13 @@ class JoinService:
         if ends and 0 <= number_of(peer) < region.world_size:
             found += self.on_lost(name, error.message)
         return found
+
+    def _fail(self, error: GeoRayError) -> list[Outbound]:
+        """End the run, which no region can continue."""
+        if self.failure is not None:
+            return []
+        self.failure = error
+        return [each for name in self._regions for each in self._refuse(name, error)]
 
     def _check_peer(self, peer: str) -> None:
         """Refuse ranks that the region does not have.
@@ -250,12 +259,19 @@ class JoinService:
         wakes_s, now_s = self.averagers.wakes_s, self._now_s()
         if wakes_s is None or now_s < wakes_s:
             return []
-        return self._answers(self.averagers.on_wake(now_s))
+        try:
+            return self._answers(self.averagers.on_wake(now_s))
+        except GeoRayError as error:
+            if self.averagers.failure is None:
+                raise
+            return self._fail(error)
 
     def on_lost(self, region: str, cause: str) -> list[Outbound]:
         """Continue without a region."""
         if self.stage in (Stage.DONE, Stage.STOPPED):
             return self._leave_out(region, cause)
+        if self.averagers.failure is not None:
+            return []
         self._stop_joining(region)
         was_source = bool(self._regions) and region == self._source
         if self._regions.pop(region, None) is None or self.stage is Stage.GATHERING:

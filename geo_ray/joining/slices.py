@@ -13,7 +13,12 @@ from typing import Final, TypeAlias
 
 from torch import Tensor
 
-from geo_ray.base.errors import CheckpointMismatchError, ConfigChangedError, InvariantError
+from geo_ray.base.errors import (
+    CheckpointMismatchError,
+    ConfigChangedError,
+    GeoRayError,
+    InvariantError,
+)
 from geo_ray.joining.layout import Layout, Ranges, Slice, common, gathered
 from geo_ray.joining.protocol import JoinTerms
 from geo_ray.strategies.base import Strategy
@@ -180,6 +185,11 @@ class SliceAveragers:
     def stopping(self) -> bool:
         """Whether regions are asked to finish."""
         return any(each.stopping for each in self.averagers)
+
+    @property
+    def failure(self) -> GeoRayError | None:
+        """The error after which no averager continues; None: there is none."""
+        return next((each.failure for each in self.averagers if each.failure is not None), None)
 
     @property
     def waiting(self) -> tuple[str, ...]:
