@@ -155,6 +155,27 @@ class Server(RegionExchange):
             or not self.model.is_quiet()
         )
 
+    def run_length(self, worker: int) -> int:
+        """Return how many steps a worker may make before it reports them.
+
+        Nothing but the last of them can need its state, an evaluation or an exchange. The caller
+        handles `stop` and `drain` no earlier than the last report.
+
+        Args:
+            worker: it is about to get its assignment.
+        """
+        plan, completion, work = self.plan, self._completion, self.work
+        is_apart = plan.state_every and not plan.averages and self.phase == "training"
+        if not is_apart or self.link_busy or completion.stopped:
+            return 1
+        if worker in work.workers.leaving or work.ledger.returned:
+            return 1
+        limits = [plan.state_every - len(self.ahead), completion.total_steps - self.version]
+        until = work.evals.steps_left(self.version)
+        limits += [] if until is None else [until]
+        most = max(1, int(min(limits)))
+        return next((n for n in range(1, most) if not self.model.is_quiet(n)), most)
+
     def lacks_state(self, worker: int) -> bool:
         """Tell whether one of several workers must send its parameters after its push."""
         is_open = self.plan.averages and worker in self.work.pushes and worker not in self._sent
