@@ -59,11 +59,13 @@ class RegionDemand:
         region: name of the region, or of the site within one.
         bundles: one per process; their order is the order of the bundle indices.
         label: region of the nodes, if it has another name.
+        apart: whether each process has a separate machine if there are enough.
     """
 
     region: str
     bundles: tuple[Bundle, ...]
     label: str = ""
+    apart: bool = False
 
     def __post_init__(self) -> None:
         check_region_name(self.region)

@@ -270,7 +270,14 @@ _NOTED: Final = (
     *FAULT_KINDS,
     *("worker_left", "checkpoint_failed", "stop_requested", "run_failed", "run_paused"),
     *("run_resumed", "region_drained", "region_joined", "join_failed", "members_refused"),
-    *("averager_moved", "replanned", "interval_changed", "averager_moves", "best_failed"),
+    *(
+        "averager_moved",
+        "server_replaced",
+        "replanned",
+        "interval_changed",
+        "averager_moves",
+        "best_failed",
+    ),
 )
 
 

@@ -345,7 +345,9 @@ def test_an_update_with_a_damaged_slice_commits_in_no_slice(
     world.deliver("us#0", updates["us#0"][0])
     world.deliver("us#1", _change(updates["us#1"][0], **changes))
     assert world.refusals("us#1") == [code]
-    assert all(averager.last("us")[1] == 1 for averager in world.service.averagers.averagers)
+    assert all(
+        averager.last("us")[1] == 1 for averager in world.service.averagers.averagers.values()
+    )
     assert world.service.version == 1
 
 
@@ -678,7 +680,9 @@ def test_a_strategy_is_woken_at_its_time() -> None:
     world.now_s = 5.0
     world.service.on_wake()
     assert world.service.version == 1
-    assert {averager.state.version for averager in world.service.averagers.averagers} == {1}
+    assert {averager.state.version for averager in world.service.averagers.averagers.values()} == {
+        1
+    }
 
 
 @pytest.mark.parametrize(
