@@ -230,10 +230,6 @@ class SliceHolder:
             attempt = message.meta.get("attempt")
             return [_refusal(peer, attempt if isinstance(attempt, int) else 0, error)]
 
-    def lost(self, peer: str, cause: GeoRayError) -> Outbound:
-        """Return the message that a rank has been away for too long."""
-        return _refusal(peer, 0, cause)
-
     def _on_service(self, message: Message) -> list[Outbound]:
         if self._is_broken:
             return []

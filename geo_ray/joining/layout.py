@@ -347,6 +347,11 @@ def holder_starts(layout: Layout, count: int) -> tuple[int, ...]:
     return tuple(starts)
 
 
+def holder_of(starts: Sequence[int], ranges: Ranges) -> int:
+    """Return the number of the process that holds a slice; ``starts``: see `holder_starts`."""
+    return bisect_right(starts, ranges[0][0]) - 1 if ranges else 0
+
+
 def slices_of(
     layout: Layout, shares: Mapping[str, Sequence[Ranges]], starts: Sequence[int] = (0,)
 ) -> tuple[Slice, ...]:

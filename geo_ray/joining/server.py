@@ -23,8 +23,9 @@ from typing import Any, Final
 from geo_ray.base.errors import GeoRayError, InvariantError
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import SignedEndpoints
+from geo_ray.joining.holder import SliceHolder
 from geo_ray.joining.link import RESUME
-from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, rank_of, region_of
+from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, holder_name, rank_of, region_of
 from geo_ray.joining.replication import (
     BeginSave,
     EndSave,
@@ -38,7 +39,7 @@ from geo_ray.joining.replication import (
     Tick,
 )
 from geo_ray.joining.service import Stage
-from geo_ray.joining.slices import SavedRun
+from geo_ray.joining.slices import SavedRun, SavedSlice
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields
@@ -346,6 +347,74 @@ class _Sender(threading.Thread):
             except GeoRayError as error:
                 log.warning("'%s' was not sent to '%s': %s", message.kind, self._peer, error)
             del message  # not held while the next one is awaited: its payload may be a whole model
+
+
+class HolderServer:
+    """A listening `SliceHolder`, which dials the server of its run.
+
+    Attributes:
+        holder: the state machine; use it under `lock`.
+        lock: guards it.
+        address: where it listens.
+
+    Args:
+        terms: the run.
+        number: number of the holder, from 1.
+        credentials: those of `SERVER`.
+        server: address of the server.
+        host: where to listen.
+        port: where to listen; 0 takes a free one.
+        advertised: host for ranks; None: ``host``.
+        transport: settings of connections.
+        saved: slices of a checkpoint that the run continues from; see `SliceHolder`.
+    """
+
+    def __init__(
+        self,
+        terms: JoinTerms,
+        number: int,
+        credentials: JoinCredentials,
+        server: Address,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertised: str | None = None,
+        transport: TransportConfig | None = None,
+        saved: Sequence[SavedSlice] = (),
+    ) -> None:
+        self.holder = SliceHolder(terms, number, saved)
+        self.lock = threading.Lock()
+        self._senders: dict[str, _Sender] = {}
+        attempt, name = time.time_ns() // 1_000_000, holder_name(number)
+        identity = EndpointIdentity(credentials.run_id, name, attempt, credentials.key)
+        self._endpoint = Endpoint(
+            identity, self._on_message, transport, certificate=credentials.certificate
+        )
+        self.address: Address = self._endpoint.listen(host, port)
+        self._endpoint.connect(SERVER, server)
+        about: Meta = {"host": advertised or host, "port": self.address[1]}
+        self._endpoint.send(SERVER, Message("holder", about, b"", "control", CONTROL))
+
+    def links(self) -> dict[str, PeerStats]:
+        """Return the counters of the connections to ranks."""
+        return {peer: each for peer, each in self._endpoint.stats().items() if peer != SERVER}
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self.lock:
+            senders = list(self._senders.values())
+        for each in senders:
+            each.outbox.put(None)
+        self._endpoint.close(0.0)
+
+    def _on_message(self, peer: str, message: Message) -> None:
+        with self.lock:
+            for each in self.holder.on_message(peer, message):
+                sender = self._senders.get(each.peer)
+                if sender is None:
+                    self._endpoint.expect(each.peer)  # a rank may not have connected yet
+                    sender = self._senders[each.peer] = _Sender(self._endpoint, each.peer)
+                    sender.start()
+                sender.outbox.put(each.message)
 
 
 class JoinStandby:

@@ -477,6 +477,53 @@ def memory_model(
     )
 
 
+def check_group_memory(
+    experiment: Experiment,
+    size: ModelSize,
+    here: Instance,
+    chosen: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Refuse groups whose task does not fit into their machines, before any is rented.
+
+    A region may have several types of machines, of which one must fit. Without a local cluster and
+    a section `plan`, the machines are unknown, and nothing is checked.
+
+    Args:
+        experiment: the run.
+        size: size of its model.
+        here: this machine, which a local cluster uses.
+        chosen: types of machines by region; None: all types of `plan.regions`.
+
+    Raises:
+        ModelTooLargeError: names the region and what its ranks need.
+    """
+    up, offers = experiment.codec.up, {} if experiment.plan is None else experiment.plan.regions
+    exchange = group_exchange(experiment, None if up is None else up.kind)
+    for region in experiment.task_regions:
+        if region.group is None:
+            continue
+        found: dict[str, Instance] = {}
+        offer = offers.get(region.name)
+        if experiment.cluster.kind == "local":
+            found["this machine"] = here
+        elif offer is not None:
+            types = None if chosen is None else chosen.get(region.name, ())
+            found = {
+                machine.type: _facts(offer, machine)
+                for machine in offer.machines
+                if types is None or machine.type in types
+            }
+        needs = memory_model(experiment, region.group, size, exchange)
+        errors = []
+        for name, has in found.items():
+            try:
+                needs.check(f"region '{region.name}', {name}", has.accelerator_gb, has.host_gb)
+            except ModelTooLargeError as error:
+                errors.append((has.accelerator_gb or 0.0, has.host_gb or 0.0, error))
+        if errors and len(errors) == len(found):
+            raise max(errors, key=lambda each: each[:2])[2]
+
+
 def with_memory(plan: Plan, experiment: Experiment, size: ModelSize) -> Plan:
     """Return a plan with the memory of its groups, for the plan's codec."""
     if not experiment.groups:

@@ -12,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import geo_ray
+from geo_ray.api import check
+from geo_ray.api.clusters import up_offer
 from geo_ray.api.plan import PlanInputs
 from geo_ray.base.errors import ConfigError, ModelTooLargeError, PlanInfeasibleError
 from geo_ray.cli.plan import memory_lines
 from geo_ray.planner.fleet import Offer, RegionFleet
 from geo_ray.planner.plan import Plan
 from geo_ray.planner.search import RentalPool
+from geo_ray.prices.price_book import Instance
 from geo_ray.transport.emulation import LinkSpec
 from geo_ray.transport.links import table_of
 
@@ -222,3 +225,37 @@ def test_the_example_of_the_guide(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert line in page
     assert f"exchange every {plan.interval} steps, {plan.codec}" in page
     assert all(f"{m.count} x {m.type}" in page for r in plan.regions for m in r.machines)
+
+
+def test_a_dry_run_checks_the_memory_of_rented_machines(links: Path) -> None:
+    """A type that fits suffices, as for a plan."""
+    rented = config(cluster={"kind": "existing"})
+    overrides = ("plan.activation_mb_per_row=6000", "data.batch_size=16", "run.dir=runs")
+    with pytest.raises(ModelTooLargeError, match=r"region 'us', p5\.48xlarge: a rank needs 97"):
+        check.check_run(rented, overrides)
+    fits = (*overrides, "plan.regions.us.machines.1.accelerator_gb=160")
+    with pytest.raises(ModelTooLargeError, match=r"region 'eu', p4d\.24xlarge: a rank needs 97"):
+        check.check_run(rented, fits)
+    check.check_run(rented, (*fits, "plan.regions.eu.machines.0.accelerator_gb=160"))
+
+
+def test_a_dry_run_checks_the_memory_of_this_machine(
+    links: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Instance(accelerators=0, host_gb=1.0)
+    monkeypatch.setattr(check, "_this_machine", lambda: here)
+    regions = [{"name": name, "group": {"ranks_per_node": 2}} for name in ("us", "eu")]
+    with pytest.raises(ModelTooLargeError, match="region 'us', this machine: the 2 ranks") as found:
+        check.check_run(config(regions=regions, plan=None))
+    assert "it has 1 GB" in found.value.message
+    here = Instance(accelerators=0, host_gb=64.0)
+    check.check_run(config(regions=regions, plan=None))
+
+
+def test_up_checks_the_memory_of_the_planned_machines(links: Path) -> None:
+    """The plan was made for fewer rows; the machines that it has chosen do not fit now."""
+    rented = config(cluster={"kind": "existing"})
+    plan = planned(rented, links)
+    changed = ("plan.activation_mb_per_row=3000", "data.batch_size=16")
+    with pytest.raises(ModelTooLargeError, match=r"region 'us', p4d\.24xlarge: a rank needs 49"):
+        up_offer(rented, changed, plan=plan, provider="local")
