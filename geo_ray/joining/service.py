@@ -267,6 +267,8 @@ class JoinService:
 
     def _refused(self, peer: str, attempt: object, error: GeoRayError) -> list[Outbound]:
         """Handle a message that is refused: its sender may ignore that, so its region is lost."""
+        if self.averagers.failure is not None:
+            return self._end_run(self.averagers.failure)
         name = region_of(peer)
         region = self._joining.get(name) or self._regions.get(name)
         if region is None or attempt not in (None, region.attempt):  # of another process group
@@ -276,6 +278,13 @@ class JoinService:
         if ends and 0 <= number_of(peer) < region.world_size:
             found += self._on_lost(name, error.message)
         return found
+
+    def _end_run(self, error: GeoRayError) -> list[Outbound]:
+        """End the run, which no region can continue."""
+        if self.failure is not None:
+            return []
+        self.failure = error
+        return [each for name in self._regions for each in self._refuse(name, error)]
 
     def _check_peer(self, peer: str) -> None:
         """Refuse ranks that the region does not have.
@@ -292,7 +301,12 @@ class JoinService:
         wakes_s, now_s = self.averagers.wakes_s, self._now_s()
         if wakes_s is None or now_s < wakes_s:
             return []
-        return self._gated(self._answers(self._execute(WakeOrder(now_s=now_s))))
+        try:
+            return self._gated(self._answers(self._execute(WakeOrder(now_s=now_s))))
+        except GeoRayError as error:
+            if self.averagers.failure is None:
+                raise
+            return self._end_run(error)
 
     def on_lost(self, region: str, cause: str) -> list[Outbound]:
         """Continue without a region."""
@@ -301,6 +315,8 @@ class JoinService:
     def _on_lost(self, region: str, cause: str) -> list[Outbound]:
         if self.stage in (Stage.DONE, Stage.STOPPED):
             return self._leave_out(region, cause)
+        if self.averagers.failure is not None:
+            return []
         self._stop_joining(region)
         was_source = bool(self._regions) and region == self._source
         if self._regions.pop(region, None) is None or self.stage is Stage.GATHERING:

@@ -440,13 +440,13 @@ def test_another_model_is_refused_in_words(tmp_path: Path) -> None:
         model = nn.Sequential(nn.Linear(7, 12), nn.Tanh(), nn.Linear(12, 3))
         path = loop.folder / "us.pem"
         with (
-            join(loop.address, region="us", credentials=path, wait_s=3.0) as site,
+            join(loop.address, region="us", credentials=path, wait_s=10.0) as site,
             site.training(model),
         ):
             pass
 
     with serving(terms(REGIONS, STEPS, strategy=DILOCO), tmp_path) as (_, address):
-        loop = Loop(address, "eu", tmp_path, wait_s=3.0)
+        loop = Loop(address, "eu", tmp_path, wait_s=10.0)
         found = train_all({"eu": loop.run, "us": partial(other, loop)})
     errors = [str(each) for each in found.values() if isinstance(each, ModelMismatchError)]
     assert len(errors) == 1  # the second one to arrive
