@@ -1,7 +1,7 @@
 """What the kill of a rank, of a group and of the serving processes costs a served run.
 
-`geo-ray serve` on a local cluster (cases averager and server), or the same server in this process
-(rank and group); region eu has one process, region us two under ``torchrun``.
+`geo-ray serve` on a local cluster (cases averager, rounds, standby and server), or the same server
+in this process (rank and group); region eu has one process, region us two under ``torchrun``.
 Steps of a small model take 0.05 s, a round has 8 of them, checkpoints are written every 2 s. Every
 process writes when it began, when it joined, and when each step ended. Processes are killed with
 SIGKILL after some rounds, and launchers that have ended are started again at once, as a job
@@ -14,6 +14,10 @@ scheduler does. Seconds are counted from the kill; steps are compared by the run
   CASE: all_train_s         until both regions have made a step in a common run again
   CASE: start_s             until the last of the new processes has loaded Python and its imports
   CASE: recovery_s          all_train_s - start_s
+
+Case standby kills the averager of a run with ``averager.standby``: no process starts again, and
+recovery_s is the longest pause of a region. Case rounds is averager with
+``checkpoint.every_rounds: 1``.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 import yaml
@@ -62,7 +67,7 @@ def main() -> None:
     """Kill each kind of process once per run of the benchmark; with ``--loop``, be a rank."""
     parser = support.parser(__doc__)
     parser.add_argument("--loop", nargs=4, metavar=("ADDRESS", "REGION", "PEM", "LOG"))
-    parser.add_argument("--cases", nargs="*", default=["rank", "group", "averager", "server"])
+    parser.add_argument("--cases", nargs="*", default=[*CASES])
     options = parser.parse_args()
     if options.loop:
         loop(*options.loop)
@@ -72,10 +77,9 @@ def main() -> None:
         is_here = case in ("rank", "group")
         with (
             tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-            Served(Path(folder)).started(is_here=is_here) as served,
+            Served(Path(folder), CHANGES.get(case, {})).started(is_here=is_here) as served,
         ):
-            kill = {"rank": rank, "group": group, "averager": averager, "server": server}[case]
-            found = costs(served, kill)
+            found = pauses(served) if case == "standby" else costs(served, CASES[case])
         for name, value in found.items():
             support.say(f"{case}: {name} {value:.2f}")
             unit = "s" if name.endswith("_s") else "count"
@@ -121,6 +125,7 @@ class Served:
     """A served run and its loops."""
 
     folder: Path
+    changes: dict[str, Any]
     began: dict[str, float] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
@@ -147,7 +152,7 @@ class Served:
 
     def serve(self, *words: str) -> None:
         """Start `geo-ray` and wait for its address."""
-        (self.folder / "job.yaml").write_text(yaml.safe_dump(CONFIG), "utf-8")
+        (self.folder / "job.yaml").write_text(yaml.safe_dump(CONFIG | self.changes), "utf-8")
         path = self.folder / "runs" / "killed" / "join" / "address"
         before_ns = path.stat().st_mtime_ns if path.exists() else 0
         self._start("serve", [*GEO_RAY, *words, "--plain"])
@@ -245,7 +250,8 @@ def group(served: Served) -> None:
 
 def averager(served: Served) -> None:
     """Kill the process that has the averager."""
-    os.kill(averager_of(served.processes["serve"].pid), signal.SIGKILL)
+    address = (served.folder / "runs" / "killed" / "join" / "address").read_text("ascii").strip()
+    os.kill(averager_of(served.processes["serve"].pid, address), signal.SIGKILL)
 
 
 def server(served: Served) -> None:
@@ -256,6 +262,41 @@ def server(served: Served) -> None:
             os.kill(pid, signal.SIGKILL)
     root.wait()
     served.serve("train", "--resume", "runs/killed")
+
+
+CASES: dict[str, Callable[[Served], None]] = {
+    "rank": rank,
+    "group": group,
+    "averager": averager,
+    "rounds": averager,
+    "standby": averager,
+    "server": server,
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "rounds": {"checkpoint": {"every_rounds": 1}},
+    "standby": {"averager": {"standby": "auto"}},
+}
+
+
+def pauses(served: Served) -> dict[str, float]:
+    """Kill the averager of a run whose standby is ready, and see how long the loops pause."""
+    log = served.folder / "runs" / "killed" / "events.jsonl"
+    served.wait("eu.0", lambda _: "server_standby_ready" in log.read_text("utf-8"))
+    address = (served.folder / "runs" / "killed" / "join" / "address").read_text("ascii").strip()
+    killed_s = time.time()
+    os.kill(averager_of(served.processes["serve"].pid, address), signal.SIGKILL)
+    found = {}
+    for name in ("eu.0", "us.1"):
+        rows = served.wait(name, lambda rows: len(after(rows, killed_s)) > 4 * INTERVAL)
+        steps = [row for row in rows if row[0] == "step"]
+        times_s = [row[2] for row in steps if row[2] > killed_s - 1]
+        region = name.partition(".")[0]
+        found[f"{region}_longest_pause_s"] = max(b - a for a, b in pairwise(times_s))
+        found[f"{region}_repeats"] = float(len(steps) - len({row[3] for row in steps}))
+        found[f"{region}_starts"] = float(len(after(rows, killed_s, "start")))
+    found["eu_lost_rounds"] = found["eu_repeats"] / INTERVAL
+    found["recovery_s"] = max(found["eu_longest_pause_s"], found["us_longest_pause_s"])
+    return found
 
 
 def costs(served: Served, kill: Callable[[Served], None]) -> dict[str, float]:
@@ -306,11 +347,14 @@ def before(rows: list[list[Any]], time_s: float) -> int:
     return counts[-1]
 
 
-def averager_of(root: int) -> int:
-    """Return the process of the averager below a process."""
+def averager_of(root: int, address: str) -> int:
+    """Return the process below another one that serves a run at an address."""
+    port = int(address.rpartition(":")[2])
     for pid in below(root):
         if b"AveragerActor" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return pid
+            own = psutil.Process(pid).net_connections()
+            if port in [each.laddr.port for each in own if each.status == psutil.CONN_LISTEN]:
+                return pid
     raise RuntimeError("there is no process of the averager")
 
 

@@ -31,9 +31,11 @@ from geo_ray.data.manifest import Manifest
 from geo_ray.data.tasks.base import Task
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
+from geo_ray.prices.price_book import Instance
 from geo_ray.ray_cluster.demand import RegionDemand
 from geo_ray.runs.build import check_start, model_outline, use_one_thread
 from geo_ray.runs.data import data_region, open_readers, prepare_manifest
+from geo_ray.runs.plan_inputs import check_group_memory, model_size
 from geo_ray.runs.start_checks import (
     check_evaluation,
     check_metric_names,
@@ -202,6 +204,9 @@ def check_run(
             task = load_task(trained.task, source.parent)
             outline = model_outline(task, trained.seed)
             check_start(trained, outline)
+            if experiment.groups:
+                size = model_size(task, trained.seed)
+                check_group_memory(experiment, size, _this_machine())
             manifest, _ = prepare_manifest(trained, task, source.parent, Path(scratch))
             check_evaluation(trained, task, manifest)
             _check_metrics_here(trained, task, manifest)
@@ -215,6 +220,14 @@ def check_run(
         later = [each for each in experiment.regions if each.name not in present]
         absent = tuple(demand_of(experiment, region) for region in later)
     return RunCheck(experiment, num_params, demands, rows, absent)
+
+
+def _this_machine() -> Instance:
+    """Return the resources of this machine."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    memory_gb = torch.cuda.get_device_properties(0).total_memory / 1e9 if gpus else None
+    host_gb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    return Instance(host_gb=host_gb, accelerators=gpus, accelerator_gb=memory_gb)
 
 
 def _check_metrics_here(experiment: Experiment, task: Task, manifest: Manifest) -> None:

@@ -28,12 +28,14 @@ from geo_ray.cloud.cluster.status import ClusterReport as ClusterReport
 from geo_ray.cloud.cluster.status import report_of
 from geo_ray.cloud.cluster.up import await_machines, make_cluster
 from geo_ray.cloud.terraform import TerraformStack, read_stack
+from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.experiment.provider import ProviderConfig
 from geo_ray.planner.config import MachineConfig, RegionOffer
 from geo_ray.planner.plan import Plan
-from geo_ray.prices.price_book import known_book, own_files
+from geo_ray.prices.price_book import Instance, known_book, own_files
 from geo_ray.runs.follow_plan import check_model
+from geo_ray.runs.plan_inputs import check_group_memory, model_size
 from geo_ray.runs.planning import Policy, make_plan
 from geo_ray.storage.uri import is_s3
 
@@ -263,6 +265,12 @@ def _asked(
         else:
             found = plan_to_follow(plan)
             check_model(found, experiment, source.parent)
+            if experiment.groups and experiment.task_regions:
+                size = model_size(load_task(experiment.task, source.parent), experiment.seed)
+                chosen = {
+                    each.region: [one.type for one in each.machines] for each in found.regions
+                }
+                check_group_memory(experiment, size, Instance(), chosen)
         _notify_plan(found, notify)
         book = known_book(sources.prices or own_files())
     return cluster_spec(experiment, found, book, cloud, time.time(), stack)

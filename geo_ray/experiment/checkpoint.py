@@ -16,6 +16,12 @@ class CheckpointConfig(StrictModel):
     """When to save and how much to keep."""
 
     every_s: float | None = Field(60.0, gt=0, description="seconds between checkpoints; null: none")
+    every_rounds: int | None = Field(
+        None,
+        ge=1,
+        description="rounds between checkpoints, in place of `every_s`; where regions join or are "
+        "groups",
+    )
     keep: int = Field(
         2, ge=2, description="checkpoints to keep; the newest healthy one always stays"
     )

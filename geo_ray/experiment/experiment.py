@@ -119,7 +119,7 @@ _OWN_SECTIONS: Final = ("task", "data", "optimizer")
 """Sections that a run has unless its regions join."""
 _SERVED: Final[Mapping[str, frozenset[str]]] = {
     "device": frozenset(),
-    "averager": frozenset(),
+    "averager": frozenset({"standby"}),
     "members": frozenset({"min", "wait_s"}),
     "plan": frozenset(),
     "autoscale": frozenset(),
@@ -127,7 +127,9 @@ _SERVED: Final[Mapping[str, frozenset[str]]] = {
     "overlay": frozenset(),
     "transfers": frozenset(),
     "emulate": frozenset(),
-    "checkpoint": frozenset({"every_s", "keep", "part_timeout_s", "restarts", "store"}),
+    "checkpoint": frozenset(
+        {"every_s", "every_rounds", "keep", "part_timeout_s", "restarts", "store"}
+    ),
     "train": frozenset({"steps", "eval_every", "target", "patience"}),
 }
 """Sections that have no effect on a run whose regions join, but for the named keys."""
@@ -216,6 +218,10 @@ class Experiment(StrictModel):
             )
         if self.serve is not None and not self.is_served:
             raise ValueError("serve: no region joins; set `join: true` or `group` for each")
+        if self.checkpoint.every_rounds is not None and not self.is_served:
+            raise ValueError(
+                "checkpoint.every_rounds: only where regions join or are groups; set every_s"
+            )
         is_needed = any(region.trains_task for region in self.regions)
         for name in _OWN_SECTIONS:
             is_given = name in self.model_fields_set
@@ -257,6 +263,11 @@ class Experiment(StrictModel):
             )
         if unused:
             raise ValueError(f"{unused[0]}: not supported where regions join; omit it")
+        if self.averager.standby not in {None, AUTO}:
+            raise ValueError(
+                "averager.standby: where regions join, the standby is a process of the run's own "
+                "cluster, on another node if there is one: set auto"
+            )
         if (self.members.min or 0) > len(self.regions):
             raise ValueError(f"members.min: the run has {len(self.regions)} regions")
 
@@ -381,9 +392,8 @@ class Experiment(StrictModel):
     def state_every(self, region: RegionConfig) -> int:
         """Return after how many steps a worker sends its state; 0: its server makes the steps."""
         is_task = self.optimizer.kind == "task"
-        is_own = is_task or self.train.optimizer_on == "worker"
-        is_own &= region.workers == 1 or len(self.regions) > 1
-        return self.train.state_every if is_own else 0
+        is_own = self.train.workers_own_steps(self.strategy, len(self.regions), region.workers)
+        return self.train.state_every if is_task or is_own else 0
 
     def elastic(self, region: RegionConfig) -> ElasticConfig | None:
         """Return how a region continues without some of its workers; None: it waits for them."""

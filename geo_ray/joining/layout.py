@@ -302,10 +302,12 @@ class Slice:
     Attributes:
         ranges: the ranges.
         owners: the rank that exchanges it, by region.
+        holder: number of the process that has its averager.
     """
 
     ranges: Ranges
     owners: Mapping[str, int]
+    holder: int = 0
 
     @property
     def size(self) -> int:
@@ -313,12 +315,52 @@ class Slice:
         return sum(stop - start for start, stop in self.ranges)
 
 
-def slices_of(layout: Layout, shares: Mapping[str, Sequence[Ranges]]) -> tuple[Slice, ...]:
+def holder_starts(layout: Layout, count: int) -> tuple[int, ...]:
+    """Divide the vector among the processes that hold the averagers.
+
+    Each holds one range. Where possible, it begins at a row of a parameter, so that codecs that
+    compress matrices find complete rows.
+
+    Args:
+        layout: the model.
+        count: number of processes.
+
+    Returns:
+        First position of each process; the first one is 0.
+
+    Raises:
+        ModelMismatchError: there are more processes than elements.
+    """
+    if count > layout.size:
+        raise ModelMismatchError(
+            f"the model has {layout.size} trained elements, which cannot be divided among "
+            f"{count} holders",
+            fix="Set a smaller `serve.holders`.",
+        )
+    starts = [0]
+    for holder in range(1, count):
+        even = layout.size * holder // count
+        index = layout.index(even)
+        first, row = layout.start(index), prod(layout.parameters[index].shape[1:])
+        start = first + (even - first) // row * row
+        starts.append(start if start > starts[-1] else max(even, starts[-1] + 1))
+    return tuple(starts)
+
+
+def holder_of(starts: Sequence[int], ranges: Ranges) -> int:
+    """Return the number of the process that holds a slice; ``starts``: see `holder_starts`."""
+    return bisect_right(starts, ranges[0][0]) - 1 if ranges else 0
+
+
+def slices_of(
+    layout: Layout, shares: Mapping[str, Sequence[Ranges]], starts: Sequence[int] = (0,)
+) -> tuple[Slice, ...]:
     """Cut the vector so that each rank of each region exchanges whole slices.
 
     Args:
         layout: the model.
         shares: ranges that each rank exchanges, by region.
+        starts: first position of each process that holds averagers (`holder_starts`).
 
     Returns:
         The slices, in the order of their first elements.
@@ -327,7 +369,7 @@ def slices_of(layout: Layout, shares: Mapping[str, Sequence[Ranges]]) -> tuple[S
         ModelMismatchError: the ranks of a region do not cover the model exactly once.
     """
     owned: dict[str, list[tuple[int, int, int]]] = {}
-    cuts = {0, layout.size}
+    cuts = {0, layout.size, *starts}
     for region, ranks in shares.items():
         rows = sorted((a, b, rank) for rank, ranges in enumerate(ranks) for a, b in ranges)
         at = 0
@@ -348,19 +390,20 @@ def slices_of(layout: Layout, shares: Mapping[str, Sequence[Ranges]]) -> tuple[S
     bounds = sorted(cuts)
     regions = sorted(owned)
     places = dict.fromkeys(regions, 0)
-    found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    found: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
     for a, b in pairwise(bounds):
         for region in regions:
             while owned[region][places[region]][1] <= a:
                 places[region] += 1
-        ranges = found.setdefault(tuple(owned[r][places[r]][2] for r in regions), [])
+        owners = tuple(owned[r][places[r]][2] for r in regions)
+        ranges = found.setdefault((bisect_right(starts, a) - 1, owners), [])
         if ranges and ranges[-1][1] == a:
             ranges[-1] = (ranges[-1][0], b)
         else:
             ranges.append((a, b))
     return tuple(
-        Slice(tuple(ranges), dict(zip(regions, ranks, strict=True)))
-        for ranks, ranges in found.items()
+        Slice(tuple(ranges), dict(zip(regions, ranks, strict=True)), holder)
+        for (holder, ranks), ranges in found.items()
     )
 
 

@@ -4,6 +4,8 @@ The link dials the addresses of the run's endpoint list in order. When another s
 answers, the link tells it which messages it has received, and sends the messages again that the
 earlier one had not confirmed: a standby continues where the lost server was. A server that does not
 know the rank has begun again from a checkpoint; the rank's training ends then.
+
+Payloads of slices that other processes hold (`geo_ray.joining.holder`) go directly to these.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -20,12 +22,13 @@ from geo_ray.base.errors import DeadlineExceededError, GeoRayError, LinkDownErro
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import ENDPOINTS, EndpointBook
 from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, UnconfirmedMessages
-from geo_ray.joining.protocol import SERVER
+from geo_ray.joining.protocol import SERVER, holder_name, rank_of
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta, Scalar
 from geo_ray.transport.wire.message import CONTROL, EndpointIdentity, Message
+from geo_ray.transport.wire.sockets import Address
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +48,9 @@ class ServerLink:
         incarnation: start of the rank's process; grows with every start.
         credentials: of the region.
         book: where the run is served.
-        on_message: called with each message of the server, in a receiving thread; with a message
-            `REPLACED` if a server answers that does not know this rank.
+        on_message: called with the number of a holder, 0 for the server, and with its message, in a
+            receiving thread; with a message `REPLACED` if a server answers that does not know this
+            rank.
         transport: settings of the connection.
     """
 
@@ -56,7 +60,7 @@ class ServerLink:
         incarnation: int,
         credentials: JoinCredentials,
         book: EndpointBook,
-        on_message: Callable[[Message], None],
+        on_message: Callable[[int, Message], None],
         transport: TransportConfig,
     ) -> None:
         self._incarnation, self._book, self._on_message = incarnation, book, on_message
@@ -64,6 +68,7 @@ class ServerLink:
         self._sent, self._received = UnconfirmedMessages(), ReceivedCounts()
         self._order = threading.Lock()  # of numbers and of messages in the endpoint
         self._server_attempt: int | None = None
+        self._holders: list[str] = []
         self._resumes: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         identity = EndpointIdentity(credentials.run_id, name, incarnation, credentials.key)
         self._endpoint = Endpoint(
@@ -92,6 +97,24 @@ class ServerLink:
         found = self._endpoint.stats().get(SERVER)
         return found is not None and found["connected"]
 
+    def connect_holders(self, addresses: Sequence[Address], timeout_s: float) -> None:
+        """Connect to the holders of slices, from holder 1 on.
+
+        Raises:
+            LinkDownError: one does not answer in time.
+        """
+        self._holders = [holder_name(1 + index) for index in range(len(addresses))]
+        for name, address in zip(self._holders, addresses, strict=True):
+            self._endpoint.connect(name, address)
+        self._endpoint.wait_connected(self._holders, timeout_s)
+
+    def send_to(self, holder: int, message: Message) -> None:
+        """Queue a message for the holder of a slice; see `send` for holder 0."""
+        if holder:
+            self._endpoint.send(holder_name(holder), message)
+        else:
+            self.send(message)
+
     def send(self, message: Message, deadline_s: float | None = None) -> None:
         """Queue a message; see `Endpoint.send`. It is kept until a server has confirmed it."""
         with self._order:
@@ -108,16 +131,18 @@ class ServerLink:
                 raise
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until the server has handled every message.
+        """Wait until the server has handled every message, and holders have received theirs.
 
         Raises:
-            DeadlineExceededError: it has not in time.
+            DeadlineExceededError: they have not in time.
         """
         with self._lock:
             if not self._lock.wait_for(self._is_flushed, timeout_s):
                 raise DeadlineExceededError(
                     f"the server has not confirmed everything within {timeout_s:g} s"
                 )
+        for holder in self._holders:
+            self._endpoint.flush(holder, timeout_s)
 
     def _is_flushed(self) -> bool:
         return not self._sent.unconfirmed
@@ -133,7 +158,10 @@ class ServerLink:
         addresses = self._book.addresses(now)
         self._endpoint.connect(SERVER, *addresses, least_attempt=self._book.term)
 
-    def _receive(self, _: str, message: Message) -> None:
+    def _receive(self, peer: str, message: Message) -> None:
+        if peer != SERVER:
+            self._on_message(rank_of(peer), message)
+            return
         if message.kind == ENDPOINTS:
             self._learn(bytes(message.payload))
             return
@@ -148,12 +176,12 @@ class ServerLink:
             with self._lock:  # that server counts from the beginning
                 self._sent, self._received = UnconfirmedMessages(), ReceivedCounts()
                 self._lock.notify_all()
-            self._on_message(message)
+            self._on_message(0, message)
             return
         with self._lock:
             taken = self._received.take(message)
         if taken is not None:
-            self._on_message(taken)
+            self._on_message(0, taken)
 
     def _learn(self, data: bytes) -> None:
         """Keep a list of the server; refuse servers of earlier terms."""
@@ -163,8 +191,8 @@ class ServerLink:
         except GeoRayError as error:
             log.warning("%s", error.message)
 
-    def _on_server(self, _: str, attempt: int, connected: bool) -> None:
-        if connected and attempt != self._server_attempt:
+    def _on_server(self, peer: str, attempt: int, connected: bool) -> None:
+        if peer == SERVER and connected and attempt != self._server_attempt:
             if self._server_attempt is not None:
                 self._resumes.put(attempt)
             self._server_attempt = attempt

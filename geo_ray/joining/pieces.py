@@ -27,6 +27,9 @@ PIECE: Final = "piece"
 SIZE: Final = "size"
 """Field of a header: elements that follow it."""
 
+LAST: Final = "last"
+"""Field of a payload's last piece."""
+
 _LEAST: Final = 1 << 16  # elements of a piece
 _MOST: Final = 256  # pieces of a payload; an endpoint queues a quarter of so many messages
 
@@ -58,7 +61,8 @@ def divided(
         yield Message(kind, {**meta, SIZE: size}, payload_bytes(header), kind)
         for start, stop in piece_ranges(size):
             piece = payload_Q[start:stop] if values is None else values(start, stop)
-            yield Message(PIECE, {"slice": meta["slice"]}, as_bytes(piece), kind)
+            last: Meta = {LAST: True} if stop == size else {}
+            yield Message(PIECE, {"slice": meta["slice"], **last}, as_bytes(piece), kind)
         return
     if message.coded is None and values is not None:
         message = replace(message, payload_P=values(0, size))
@@ -91,6 +95,38 @@ class Arriving:
             raise FrameError(f"a piece of {values.numel()} elements at {start} of {self._size}")
         self._count += values.numel()
         return start, values
+
+
+class ArrivingPart:
+    """An update of a slice whose values arrive in pieces.
+
+    Attributes:
+        update: the update.
+        meta: header.
+
+    Args:
+        update: the update without its values.
+        meta: header.
+        size: number of values.
+    """
+
+    def __init__(self, update: UpdateMessage, meta: Meta, size: int) -> None:
+        self.update, self.meta = replace(update, payload_P=torch.empty(size)), meta
+        self._arriving = Arriving(size)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all values have arrived."""
+        return self._arriving.is_complete
+
+    def add(self, message: Message) -> None:
+        """Add the next piece.
+
+        Raises:
+            FrameError: it does not fit.
+        """
+        start, values = self._arriving.take(message)
+        self.update.payload_P[start : start + values.numel()] = values
 
 
 def size_of(message: Message) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Final, Literal
 
 import torch
@@ -32,15 +32,23 @@ from geo_ray.transport.security.tls import RANK_MARK
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.fields import Meta
 from geo_ray.transport.wire.message import CONTROL, Message
+from geo_ray.transport.wire.sockets import Address
 
 SERVER: Final = "geo-ray-server"
 """Name of the serving endpoint."""
+ADDRESSEE: Final = "addressee"
+"""Field of a holder's messages: attempt of the region that they are for."""
 _RANK_DIGITS: Final = 9
 
 
 def rank_name(region: str, rank: int) -> str:
     """Return the name of a rank's endpoint."""
     return f"{region}{RANK_MARK}{rank}"
+
+
+def holder_name(holder: int) -> str:
+    """Return the endpoint of a process that holds averagers; 0 is the server itself."""
+    return rank_name(SERVER, holder) if holder else SERVER
 
 
 def rank_of(peer: str) -> int:
@@ -82,6 +90,7 @@ class JoinTerms(StrictModel):
     seed: int = 0
     goal: str = ""
     eval_every: int = Field(0, ge=0, description="steps between evaluations; 0: only the last one")
+    holders: int = Field(1, ge=1, description="processes that hold the averagers")
     saves_at_end: bool = Field(
         False, description="whether ranks wait for a last checkpoint after the end of the run"
     )
@@ -180,6 +189,7 @@ class Hello:
         share: the ranges that it exchanges.
         saved: checkpoints of the run that it can load; None: it saves none.
         buffers: its model buffers.
+        same: SHA-256 of what must be equal in all ranks of all regions, by name.
     """
 
     region: str
@@ -190,6 +200,7 @@ class Hello:
     share: Ranges
     saved: tuple[int, ...] | None = None
     buffers: tuple[BufferEntry, ...] = ()
+    same: Mapping[str, str] = field(default_factory=dict)
 
     def message(self) -> Message:
         """Return the message that contains it."""
@@ -204,6 +215,7 @@ class Hello:
             "share": self.share,
             "saved": self.saved,
             "buffers": [astuple(each) for each in self.buffers],
+            "same": dict(self.same),
         }
         return Message("join", meta, json.dumps(body).encode(), "control", CONTROL)
 
@@ -226,8 +238,16 @@ class Hello:
                 e.variance_of is not None and means[e.variance_of].shape != e.shape for e in buffers
             ):
                 raise ValueError("variances of other values")
+            same = {str(name): str(value) for name, value in body["same"].items()}
             saved = None if body["saved"] is None else tuple(int(each) for each in body["saved"])
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise FrameError(f"a rank's description cannot be read: {error!r}") from None
         return cls(
             fields.text(meta, "region"),
@@ -238,6 +258,7 @@ class Hello:
             share,
             saved,
             buffers,
+            same,
         )
 
 
@@ -271,6 +292,7 @@ class Welcome:
         checkpoint: the checkpoint from which it begins; None: another way.
         is_donor: whether it sends a copy of its state at once, for regions that begin with it.
         view: generation of the view (`geo_ray.training.membership`) of a resumed run.
+        holders: addresses of the processes that hold averagers, from `holder_name` 1 on.
     """
 
     terms: JoinTerms
@@ -280,6 +302,7 @@ class Welcome:
     checkpoint: int | None = None
     is_donor: bool = False
     view: int = 0
+    holders: tuple[Address, ...] = ()
 
     def message(self) -> Message:
         """Return the message that contains it."""
@@ -291,6 +314,7 @@ class Welcome:
             "checkpoint": self.checkpoint,
             "is_donor": self.is_donor,
             "view": self.view,
+            "holders": self.holders,
         }
         return Message("welcome", {}, json.dumps(body).encode(), "control", CONTROL)
 
@@ -310,6 +334,7 @@ class Welcome:
             body["checkpoint"],
             bool(body["is_donor"]),
             int(body["view"]),
+            tuple((str(host), int(port)) for host, port in body["holders"]),
         )
 
 

@@ -246,12 +246,14 @@ class SliceWire:
         ranges: ranges of the model.
         places: where its elements are in the rank's vector (S,).
         wire: encodes its updates and decodes its answers.
+        holder: number of the process that has its averager; 0: the server.
     """
 
     index: int
     ranges: Ranges
     places: Ranges
     wire: RegionWire
+    holder: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,9 @@ from torch import Tensor
 
 from geo_ray.base.errors import FrameError, RanksDisagreeError
 from geo_ray.joining.layout import Ranges, Slice
-from geo_ray.joining.pieces import Arriving
 from geo_ray.joining.protocol import Hello, rank_name
 from geo_ray.training.messages import UpdateMessage, no_buffers
 from geo_ray.training.parameters import BufferLayout
-from geo_ray.transport.wire.fields import Meta
-from geo_ray.transport.wire.message import Message
 
 
 @dataclass(slots=True)
@@ -35,7 +32,7 @@ class RegionRanks:
         since_s: time at which the first part of the open update arrived.
         steps: steps in all updates that were taken in.
         stepped_s: time of the newest of them.
-        open: the update that is not answered yet, of the first slice.
+        open: header of the update that is not answered yet.
         sent_bytes: payload of that update in all slices.
         headers: headers of the update that is being sent, with the rank's rows, by rank.
         finished: ranks that have ended.
@@ -52,8 +49,7 @@ class RegionRanks:
     sent_bytes: int = 0
     headers: dict[int, tuple[UpdateMessage, int]] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
-    _parts: dict[int, UpdateMessage] = field(default_factory=dict)  # by slice
-    _arriving: dict[tuple[int, int], ArrivingPart] = field(default_factory=dict)
+    _parts: dict[int, StagedPart] = field(default_factory=dict)  # by slice
     _losses: dict[int, float] = field(default_factory=dict)  # of ranks that report one
     _buffers: dict[int, Tensor] = field(default_factory=dict)  # uint8 (E,), by rank
 
@@ -126,7 +122,7 @@ class RegionRanks:
             RanksDisagreeError: another rank sends another update.
         """
         for other, (known, _) in self.headers.items():
-            mine, theirs = _decided(update), _decided(known)
+            mine, theirs = decided_by(update), decided_by(known)
             if mine != theirs:
                 differs = ", ".join(
                     f"{key} {mine[key]} and {theirs[key]}"
@@ -142,27 +138,9 @@ class RegionRanks:
         if loss is not None:
             self._losses[rank] = loss
 
-    def add_part(self, index: int, update: UpdateMessage) -> None:
-        """Record the update of a slice."""
-        self._parts[index] = replace(update, buffers_E=no_buffers())
-
-    def begin_part(self, rank: int, index: int, part: ArrivingPart) -> None:
-        """Record the header of a rank's update of a slice, whose values follow."""
-        self._arriving[rank, index] = part
-
-    def add_piece(self, rank: int, index: int, message: Message) -> ArrivingPart | None:
-        """Add values to the update of a slice; return it once they are complete.
-
-        Values that follow no header are ignored: their update was refused.
-
-        Raises:
-            FrameError: they do not fit.
-        """
-        part = self._arriving.get((rank, index))
-        if part is None:
-            return None
-        part.add(message)
-        return self._arriving.pop((rank, index)) if part.is_complete else None
+    def add_part(self, index: int, part: StagedPart) -> None:
+        """Record that the update of a slice is staged."""
+        self._parts[index] = part
 
     def add_buffers(self, rank: int, update: UpdateMessage) -> None:
         """Record the model buffers of a rank, if its update has them."""
@@ -170,8 +148,16 @@ class RegionRanks:
             self._buffers[rank] = update.buffers_E
 
     def has_sent(self, slices: Sequence[Slice]) -> bool:
-        """Return whether all ranks have sent the update, and all slices are here."""
-        return len(self.headers) == self.world_size and len(self._parts) == len(slices)
+        """Return whether all ranks have sent the update, and all slices are staged."""
+        return not self.missing(slices)
+
+    def missing(self, slices: Sequence[Slice]) -> str:
+        """Return what is missing of the open update; "": nothing."""
+        ranks = sorted(set(range(self.world_size)) - self.headers.keys())
+        if ranks:
+            return f"ranks {ranks} have not"
+        parts = sorted(set(range(len(slices))) - self._parts.keys())
+        return f"slices {parts} are missing" if parts else ""
 
     def take_update(self, layout: BufferLayout) -> SentUpdate:
         """Return the update, which is sent; the region has none afterwards.
@@ -181,24 +167,34 @@ class RegionRanks:
 
         Raises:
             FrameError: the model buffers of a rank have the wrong size.
+            RanksDisagreeError: a slice is of another update.
         """
         headers = [header for header, _ in self.headers.values()]
+        decided = decided_by(headers[0])
+        for index, part in self._parts.items():
+            if part.decided != decided:
+                raise RanksDisagreeError(
+                    f"region '{self.name}': slice {index} is of {part.decided}, not of {decided}"
+                )
         rows = sum(count for _, count in self.headers.values())
-        step_s = max(header.step_s for header in headers)
-        exchange_s = max(header.exchange_s for header in headers)
-        parts = [
-            replace(self._parts[index], num_samples=rows, step_s=step_s, exchange_s=exchange_s)
-            for index in sorted(self._parts)
-        ]
         losses = [(self._losses[r], n) for r, (_, n) in self.headers.items() if r in self._losses]
         weight = sum(n for _, n in losses)
         loss = sum(loss * n for loss, n in losses) / weight if weight else None
-        buffers_E = self._combined(layout)
+        header = replace(
+            headers[0],
+            num_samples=rows,
+            step_s=max(header.step_s for header in headers),
+            exchange_s=max(header.exchange_s for header in headers),
+            payload_P=torch.empty(0),
+            coded=None,
+            buffers_E=self._combined(layout),
+        )
+        size_bytes = sum(part.size_bytes for part in self._parts.values())
         self._parts.clear()
         self.headers.clear()
         self._losses.clear()
         self._buffers.clear()
-        return SentUpdate(parts, buffers_E, rows, loss)
+        return SentUpdate(header, size_bytes, loss)
 
     def _combined(self, layout: BufferLayout) -> Tensor:
         """Return the model buffers of the region from those of its ranks, uint8 (E,)."""
@@ -216,56 +212,41 @@ class RegionRanks:
         return layout.combine(vectors, rows if any(rows) else [1.0] * len(rows))
 
 
-class ArrivingPart:
-    """An update of a slice whose values arrive in pieces.
+@dataclass(frozen=True, slots=True)
+class StagedPart:
+    """The update of a slice, as the process that holds the slice has staged it.
 
     Attributes:
-        update: the update.
-        meta: header.
-
-    Args:
-        update: the update without its values.
-        meta: header.
-        size: number of values.
+        decided: what all ranks decide alike, see `decided_by`.
+        size_bytes: size of its payload.
     """
 
-    def __init__(self, update: UpdateMessage, meta: Meta, size: int) -> None:
-        self.update, self.meta = replace(update, payload_P=torch.empty(size)), meta
-        self._arriving = Arriving(size)
+    decided: Mapping[str, object]
+    size_bytes: int
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all values have arrived."""
-        return self._arriving.is_complete
-
-    def add(self, message: Message) -> None:
-        """Add the next piece.
-
-        Raises:
-            FrameError: it does not fit.
-        """
-        start, values = self._arriving.take(message)
-        self.update.payload_P[start : start + values.numel()] = values
+    @classmethod
+    def of(cls, update: UpdateMessage) -> StagedPart:
+        """Return what is known of an update."""
+        return cls(decided_by(update), update.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class SentUpdate:
-    """A region's update.
+    """A region's update, of which all parts are staged.
 
     Attributes:
-        parts: the update of each slice, with the rows of all ranks.
-        buffers_E: the region's model buffers, uint8 (E,).
-        rows: rows of all ranks.
+        header: the update without a payload, with the rows of all ranks and the region's model
+            buffers.
+        size_bytes: size of all payloads.
         loss: mean loss by rows; None: no rank has reported one.
     """
 
-    parts: list[UpdateMessage]
-    buffers_E: Tensor
-    rows: int
+    header: UpdateMessage
+    size_bytes: int
     loss: float | None
 
 
-def _decided(update: UpdateMessage) -> dict[str, object]:
+def decided_by(update: UpdateMessage) -> dict[str, object]:
     """Return the values that all ranks of a region decide alike."""
     return {
         "seq": update.seq,

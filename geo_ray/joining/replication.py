@@ -23,8 +23,15 @@ from typing import Any, Final
 
 from geo_ray.base.errors import FrameError, GeoRayError, InvariantError
 from geo_ray.joining.link import RECEIVED, REPLACED
-from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, UnconfirmedMessages
-from geo_ray.joining.protocol import JoinTerms, Outbound
+from geo_ray.joining.numbering import (
+    HAVE,
+    INCARNATION,
+    ReceivedCounts,
+    UnconfirmedMessages,
+    number_of,
+)
+from geo_ray.joining.pieces import LAST, PIECE
+from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, region_of
 from geo_ray.joining.service import JoinService
 from geo_ray.joining.slices import SavedRun
 from geo_ray.transport.wire import fields
@@ -35,6 +42,7 @@ log = logging.getLogger(__name__)
 
 ENTRY: Final = "entry"
 """Kind of the message to a standby that has an entry."""
+_CONFIRMED_PIECES: Final = 8  # a rank keeps as many that have arrived
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,14 @@ class LoseRegion:
 
 
 @dataclass(frozen=True, slots=True)
+class LoseHolder:
+    """End the run: a holder of slices is lost."""
+
+    holder: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestStop:
     """Ask every region to finish."""
 
@@ -91,9 +107,11 @@ class Attach:
     """Make the receiver of the log the standby."""
 
 
-Op = Received | Tick | LoseRegion | RequestStop | BeginSave | EndSave | Attach
-_PLAIN: Final[dict[str, type[Tick | LoseRegion | RequestStop | BeginSave | EndSave | Attach]]] = {
-    each.__name__: each for each in (Tick, LoseRegion, RequestStop, BeginSave, EndSave, Attach)
+Op = Received | Tick | LoseRegion | LoseHolder | RequestStop | BeginSave | EndSave | Attach
+_Plain = Tick | LoseRegion | LoseHolder | RequestStop | BeginSave | EndSave | Attach
+_PLAIN: Final[dict[str, type[_Plain]]] = {
+    each.__name__: each
+    for each in (Tick, LoseRegion, LoseHolder, RequestStop, BeginSave, EndSave, Attach)
 }
 
 
@@ -254,6 +272,11 @@ class ReplicatedService:
         self.has_standby, self._begins = False, None
         return self._execute_until(self._pending[-1]) if self._pending else []
 
+    @property
+    def waits_since_s(self) -> float | None:
+        """Time of the oldest entry that is not executed; None: there is none."""
+        return self._pending[0].t_s if self._pending else None
+
     def events(self, start: int) -> list[dict[str, Any]]:
         """Return the events from a number on; see `Tick.reported`."""
         return list(self._events)[max(0, start - self.reported) :]
@@ -317,8 +340,10 @@ class ReplicatedService:
                     return self._numbered(
                         service.begin_save(checkpoint, keep, timeout_s, halt=halt)
                     )
+                case LoseHolder(holder, cause):
+                    return self._numbered(service.on_holder_lost(holder, cause))
                 case EndSave():
-                    service.end_save()
+                    return self._numbered(service.end_save())
                 case Attach():
                     self.is_attached = True
             return []
@@ -343,6 +368,8 @@ class ReplicatedService:
         return [*again, self._receipt(peer, known)]
 
     def _on_received(self, peer: str, message: Message) -> list[Outbound]:
+        if region_of(peer) == SERVER:  # a holder, which is lost if this process is
+            return self._numbered(self.service.on_message(peer, message))
         incarnation, have = _sender(message)
         session = self._sessions.get(peer)
         if session is None or incarnation > session.incarnation:
@@ -354,23 +381,34 @@ class ReplicatedService:
         taken = session.received.take(message)
         if taken is None:
             return []
-        receipt = self._receipt(peer, session)
-        return [receipt, *self._numbered(self.service.on_message(peer, taken))]
+        receipts = [self._receipt(peer, session)] if needs_receipt(message) else []
+        return [*receipts, *self._numbered(self.service.on_message(peer, taken))]
 
     def _receipt(self, peer: str, session: _Session) -> Outbound:
         meta: Meta = {INCARNATION: session.incarnation, HAVE: [*session.received.counts]}
         return Outbound(peer, Message(RECEIVED, meta, b"", "control", CONTROL))
 
     def _numbered(self, found: Sequence[Outbound]) -> list[Outbound]:
-        """Return messages with their numbers; those to unknown endpoints are dropped."""
+        """Return messages to ranks with their numbers; those to unknown ranks are dropped."""
         numbered = []
         for each in found:
             session = self._sessions.get(each.peer)
-            if session is not None:
+            if region_of(each.peer) == SERVER:
+                numbered.append(each)
+            elif session is not None:
                 meta: Meta = {**each.message.meta, INCARNATION: session.incarnation}
                 message = session.sent.add(replace(each.message, meta=meta))
                 numbered.append(Outbound(each.peer, message))
         return numbered
+
+
+def needs_receipt(message: Message) -> bool:
+    """Return whether a numbered message is confirmed at once, and all before it.
+
+    Of the pieces of a payload only some are: a receipt costs as much as a piece.
+    """
+    is_inner = message.kind == PIECE and LAST not in message.meta
+    return not is_inner or number_of(message) % _CONFIRMED_PIECES == 0
 
 
 def _copied(entry: ServiceEntry) -> ServiceEntry:

@@ -24,11 +24,13 @@ from geo_ray.base.errors import GeoRayError, InvariantError
 from geo_ray.base.memory import trim_heap
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import SignedEndpoints
+from geo_ray.joining.holder import SliceHolder
 from geo_ray.joining.link import RESUME
-from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, region_of
+from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, holder_name, rank_of, region_of
 from geo_ray.joining.replication import (
     BeginSave,
     EndSave,
+    LoseHolder,
     LoseRegion,
     Op,
     Received,
@@ -38,7 +40,7 @@ from geo_ray.joining.replication import (
     Tick,
 )
 from geo_ray.joining.service import Stage
-from geo_ray.joining.slices import SavedRun
+from geo_ray.joining.slices import SavedRun, SavedSlice
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields
@@ -159,14 +161,21 @@ class JoinServer:
                 if peer == STANDBY:
                     self._fence("its standby cannot be reached")
                     return
-                self.lose(
-                    region_of(peer), f"rank '{peer}' has been away for {self._lost_after_s} s"
-                )
+                cause = f"'{peer}' has been away for {self._lost_after_s} s"
+                if region_of(peer) == SERVER:
+                    self.lose_holder(rank_of(peer), cause)
+                else:
+                    self.lose(region_of(peer), f"rank {cause}")
 
     def lose(self, region: str, cause: str) -> None:
         """Continue without a region."""
         with self.lock:
             self._offer(LoseRegion(region, cause))
+
+    def lose_holder(self, holder: int, cause: str) -> None:
+        """End the run, because a process with a part of the averagers' state is lost."""
+        with self.lock:
+            self._offer(LoseHolder(holder, cause))
 
     def request_stop(self) -> None:
         """Ask every region to finish."""
@@ -179,13 +188,18 @@ class JoinServer:
         """Begin a checkpoint, see `JoinService.begin_save`.
 
         Returns:
-            Its id; None: not now, or not yet, if the standby must have the order first.
+            Its id; None: not now, or not yet, if the standby does not answer.
         """
         with self.lock:
             before = self.service.save
             if before is not None and not halt:
                 return None
             self._offer(BeginSave(checkpoint, tuple(keep), timeout_s, halt))
+            number = self._log.number
+        until_s = time.monotonic() + _CLOSE_S
+        while self._log.executed < number and time.monotonic() < until_s:
+            time.sleep(_TICK_S / 10)  # until the standby has the order
+        with self.lock:
             save = self.service.save
             is_begun = save is not None and (save is not before or save.halts)
             return save.id if save is not None and is_begun else None
@@ -200,7 +214,7 @@ class JoinServer:
         with self.lock:
             self._signed = signed
         for peer, each in self._endpoint.stats().items():
-            if each["connected"] and peer != STANDBY:
+            if each["connected"] and _is_rank(peer):
                 with self.lock:
                     self._post([Outbound(peer, signed.message())])
 
@@ -208,6 +222,12 @@ class JoinServer:
     def has_standby(self) -> bool:
         """Whether nothing continues without the standby, which may be promoted."""
         return self._log.has_standby
+
+    @property
+    def stalled_s(self) -> float:
+        """Time for which an input has waited for the standby; under `lock`."""
+        since_s = self._log.waits_since_s
+        return 0.0 if since_s is None else self.now_s() - since_s
 
     def take_snapshot(self) -> ReplicatedService | None:
         """Return the state for a standby that has connected, once; see `JoinStandby.restore`."""
@@ -259,7 +279,7 @@ class JoinServer:
 
     def _on_peer(self, peer: str, _: int, connected: bool) -> None:
         with self.lock:
-            if connected and peer != STANDBY and self._signed is not None:
+            if connected and _is_rank(peer) and self._signed is not None:
                 self._post([Outbound(peer, self._signed.message())])
 
     def _on_message(self, peer: str, message: Message) -> None:
@@ -308,6 +328,11 @@ class JoinServer:
             sender.outbox.put(each.message)
 
 
+def _is_rank(peer: str) -> bool:
+    """Return whether an endpoint is the rank of a region."""
+    return peer != STANDBY and region_of(peer) != SERVER
+
+
 class _Sender(threading.Thread):
     """Sends the messages to one rank.
 
@@ -328,6 +353,74 @@ class _Sender(threading.Thread):
             except GeoRayError as error:
                 log.warning("'%s' was not sent to '%s': %s", message.kind, self._peer, error)
             del message  # not held while the next one is awaited: its payload may be a whole model
+
+
+class HolderServer:
+    """A listening `SliceHolder`, which dials the server of its run.
+
+    Attributes:
+        holder: the state machine; use it under `lock`.
+        lock: guards it.
+        address: where it listens.
+
+    Args:
+        terms: the run.
+        number: number of the holder, from 1.
+        credentials: those of `SERVER`.
+        server: address of the server.
+        host: where to listen.
+        port: where to listen; 0 takes a free one.
+        advertised: host for ranks; None: ``host``.
+        transport: settings of connections.
+        saved: slices of a checkpoint that the run continues from; see `SliceHolder`.
+    """
+
+    def __init__(
+        self,
+        terms: JoinTerms,
+        number: int,
+        credentials: JoinCredentials,
+        server: Address,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertised: str | None = None,
+        transport: TransportConfig | None = None,
+        saved: Sequence[SavedSlice] = (),
+    ) -> None:
+        self.holder = SliceHolder(terms, number, saved)
+        self.lock = threading.Lock()
+        self._senders: dict[str, _Sender] = {}
+        attempt, name = time.time_ns() // 1_000_000, holder_name(number)
+        identity = EndpointIdentity(credentials.run_id, name, attempt, credentials.key)
+        self._endpoint = Endpoint(
+            identity, self._on_message, transport, certificate=credentials.certificate
+        )
+        self.address: Address = self._endpoint.listen(host, port)
+        self._endpoint.connect(SERVER, server)
+        about: Meta = {"host": advertised or host, "port": self.address[1]}
+        self._endpoint.send(SERVER, Message("holder", about, b"", "control", CONTROL))
+
+    def links(self) -> dict[str, PeerStats]:
+        """Return the counters of the connections to ranks."""
+        return {peer: each for peer, each in self._endpoint.stats().items() if peer != SERVER}
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self.lock:
+            senders = list(self._senders.values())
+        for each in senders:
+            each.outbox.put(None)
+        self._endpoint.close(0.0)
+
+    def _on_message(self, peer: str, message: Message) -> None:
+        with self.lock:
+            for each in self.holder.on_message(peer, message):
+                sender = self._senders.get(each.peer)
+                if sender is None:
+                    self._endpoint.expect(each.peer)  # a rank may not have connected yet
+                    sender = self._senders[each.peer] = _Sender(self._endpoint, each.peer)
+                    sender.start()
+                sender.outbox.put(each.message)
 
 
 class JoinStandby:

@@ -5,9 +5,12 @@ A pure state machine: calls are messages of ranks, and return messages for ranks
 1. waits until every rank of every expected region has described its model and its share of it;
 2. cuts the model into slices (`geo_ray.joining.layout`), with one averager each;
 3. distributes the initial parameters, those of the first region by name;
-4. takes in a region's update once all its ranks have sent all its slices, so that a round commits
-   in all slices or in none, and sends each answer to the rank that owns the slice;
+4. takes in a region's update once all its slices are staged, so that a round commits in all slices
+   or in none; each answer goes to the rank that owns the slice;
 5. collects the final parameters.
+
+Slices may be in other processes (`geo_ray.joining.holder`), which execute the service's orders.
+Messages to ranks wait until all of them have executed what was ordered before.
 
 Steps and rows of a region are those of all its ranks. Ranks that disagree end the region.
 """
@@ -16,8 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, cast
@@ -35,35 +37,54 @@ from geo_ray.base.errors import (
     NonFiniteError,
     RanksDisagreeError,
     RegionLostError,
+    ServerLostError,
 )
-from geo_ray.codecs.feedback import all_finite
-from geo_ray.joining.layout import Layout, Slice, put, slices_of, within
-from geo_ray.joining.pieces import PIECE, SIZE, divided, size_of
+from geo_ray.joining.holder import RANK_FIELDS, Holders, read_sizes, read_staged, reply_bytes
+from geo_ray.joining.layout import Layout, holder_starts, slices_of
+from geo_ray.joining.pieces import PIECE, divided, size_of
 from geo_ray.joining.protocol import (
+    SERVER,
     Hello,
     JoinTerms,
     Outbound,
     Welcome,
     copy_message,
     number_of,
-    payload_of,
     rank_name,
     rank_of,
-    read_copy,
     refusal_to,
     region_of,
 )
 from geo_ray.joining.rank import RankState
-from geo_ray.joining.regions import ArrivingPart, Evaluations, RegionRanks
+from geo_ray.joining.regions import Evaluations, RegionRanks, StagedPart
 from geo_ray.joining.save_round import SaveRound, SaveStage
-from geo_ray.joining.slices import Answers, RestartPoint, SavedRun, SavedSlice, SliceAveragers
-from geo_ray.training.membership import MemberChange
+from geo_ray.joining.slices import (
+    Answers,
+    BeginOrder,
+    ChangeOrder,
+    CollectOrder,
+    CopyOrder,
+    DivideOrder,
+    FinishOrder,
+    ForgetOrder,
+    LeaveOrder,
+    Order,
+    Relayed,
+    ResumeOrder,
+    SavedRun,
+    SavedSlice,
+    Shares,
+    SliceAveragers,
+    SnapshotOrder,
+    TakeOrder,
+    WakeOrder,
+)
 from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.model_buffers import AVERAGER_PREFIX, REGION_PREFIX, AveragerBuffers
-from geo_ray.training.parameters import BufferLayout, digest
+from geo_ray.training.parameters import BufferLayout
 from geo_ray.training.wire_format import (
-    as_tensor,
     payload_bytes,
+    read_refusal,
     read_stats,
     read_update,
     reply_meta,
@@ -75,7 +96,6 @@ from geo_ray.transport.wire.message import CONTROL, Message
 _LOGGER: Final = logging.getLogger(__name__)
 
 _BUFFERS: Final = -1  # stands for the model buffers among the numbers of slices
-_RANK_FIELDS: Final = ("rank_rows", "rank_loss", "slice", SIZE)  # of an update's header
 
 
 class Stage(Enum):
@@ -102,8 +122,7 @@ class JoinService:
         terms: the run.
         stage: its progress.
         layout: its model; None until the first rank has described it.
-        averagers: the averagers of its slices.
-        model_P: the final parameters, fp32 (P,), in stage `DONE`; empty before `ENDING`.
+        averagers: the averagers of the slices that this process holds.
         buffer_layout: its model buffers; they do not depend on slices.
         buffers_B: the final model buffers, uint8 (B,), or the initial ones before `ENDING`.
         failure: the error that ends the run; None: there is none.
@@ -128,9 +147,11 @@ class JoinService:
         self._held: dict[str, tuple[float, str]] = {}  # lost regions that the others wait for
         self.stage = Stage.GATHERING
         self.layout: Layout | None = None
-        self.averagers = SliceAveragers(terms)
-        self.model_P = torch.empty(0)
+        self.averagers = SliceAveragers(terms, saved=() if resumed is None else resumed.slices)
+        self._holders = Holders(terms.holders)
+        self._exchanges: list[tuple[int, dict[str, Any]]] = []  # events, by the newest order
         self.buffer_layout = BufferLayout(())
+        self._same: Mapping[str, str] = {}  # of the first rank, see `Hello.same`
         self.buffers_B = no_buffers()
         self.failure: GeoRayError | None = None
         self.save: SaveRound | None = None
@@ -142,7 +163,6 @@ class JoinService:
         self._now_s = now_s
         self._buffers = AveragerBuffers()
         self._regions: dict[str, RegionRanks] = {}
-        self._values: Counter[int] = Counter()  # of the slices among `_missing` that are here
         self._missing: set[int] = set()  # slices whose parameters are on their way, or `_BUFFERS`
         self._joining: dict[str, RegionRanks] = {}  # regions that wait for the next barrier
         self._donor = ""  # whose state regions copy
@@ -163,9 +183,12 @@ class JoinService:
         return self.averagers.version
 
     @property
-    def digest(self) -> str:
-        """SHA-256 of the final parameters."""
-        return digest(self.model_P)
+    def model_P(self) -> Tensor:
+        """The final parameters, fp32 (P,), in stage `DONE`; empty before `ENDING`.
+
+        With other holders, those of the range that this process holds.
+        """
+        return self.averagers.model_H
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -173,8 +196,8 @@ class JoinService:
         return tuple(name for name, region in self._joining.items() if region.is_complete)
 
     def missing(self) -> dict[str, str]:
-        """Return what is missing for the start, by region."""
-        found = {}
+        """Return what is missing for the start, by region or holder."""
+        found = self._holders.missing()
         for name in self.terms.regions:
             region = self._regions.get(name)
             if region is None:
@@ -186,7 +209,7 @@ class JoinService:
     # ------------------------------------------------------------------ messages of ranks
 
     def on_message(self, peer: str, message: Message) -> list[Outbound]:
-        """Handle a message of a rank.
+        """Handle a message of a rank or of a holder.
 
         Args:
             peer: name of its endpoint, which the transport has verified.
@@ -196,7 +219,27 @@ class JoinService:
             Messages to ranks. If a message is refused, its region gets the error, and the others
             continue without the region.
         """
+        return self._gated(self._handle(peer, message))
+
+    def _gated(self, found: list[Outbound]) -> list[Outbound]:
+        """Return what may be sent now: orders, and messages that wait for no holder."""
+        may = self._holders.gated(found)
+        while self._exchanges and self._exchanges[0][0] <= self._holders.confirmed:
+            self._emit("exchange", **self._exchanges.pop(0)[1])
+        return may
+
+    def _execute(self, order: Order) -> Answers:
+        """Execute an order here, and send it to the other holders."""
+        self._holders.order(order)
+        return self.averagers.execute(order)
+
+    def _handle(self, peer: str, message: Message) -> list[Outbound]:
+        """See `on_message`."""
+        if self._holders.is_stopped:
+            return self._on_message_after_end(peer, message)
         try:
+            if region_of(peer) == SERVER:
+                return self._on_holder(rank_of(peer), message)
             if message.kind == "join":
                 return self._on_join(peer, Hello.read(message))
             self._check_peer(peer)
@@ -221,19 +264,28 @@ class JoinService:
                 return self._on_failed(peer, message.meta)
             raise FrameError(f"unknown message '{message.kind}'")
         except GeoRayError as error:
-            return self._refused(peer, message, error)
+            return self._refused(peer, message.meta.get("attempt"), error)
 
-    def _refused(self, peer: str, message: Message, error: GeoRayError) -> list[Outbound]:
+    def _refused(self, peer: str, attempt: object, error: GeoRayError) -> list[Outbound]:
         """Handle a message that is refused: its sender may ignore that, so its region is lost."""
-        name, attempt = region_of(peer), message.meta.get("attempt")
+        if self.averagers.failure is not None:
+            return self._end_run(self.averagers.failure)
+        name = region_of(peer)
         region = self._joining.get(name) or self._regions.get(name)
         if region is None or attempt not in (None, region.attempt):  # of another process group
             return [refusal_to(peer, error, attempt if isinstance(attempt, int) else 0)]
         found = self._refuse(name, error, [peer])
         ends = self.stage is not Stage.GATHERING and not isinstance(error, JoinRefusedError)
         if ends and 0 <= number_of(peer) < region.world_size:
-            found += self.on_lost(name, error.message)
+            found += self._on_lost(name, error.message)
         return found
+
+    def _end_run(self, error: GeoRayError) -> list[Outbound]:
+        """End the run, which no region can continue."""
+        if self.failure is not None:
+            return []
+        self.failure = error
+        return [each for name in self._regions for each in self._refuse(name, error)]
 
     def _check_peer(self, peer: str) -> None:
         """Refuse ranks that the region does not have.
@@ -250,12 +302,22 @@ class JoinService:
         wakes_s, now_s = self.averagers.wakes_s, self._now_s()
         if wakes_s is None or now_s < wakes_s:
             return []
-        return self._answers(self.averagers.on_wake(now_s))
+        try:
+            return self._gated(self._answers(self._execute(WakeOrder(now_s=now_s))))
+        except GeoRayError as error:
+            if self.averagers.failure is None:
+                raise
+            return self._end_run(error)
 
     def on_lost(self, region: str, cause: str) -> list[Outbound]:
         """Continue without a region."""
+        return self._gated(self._on_lost(region, cause))
+
+    def _on_lost(self, region: str, cause: str) -> list[Outbound]:
         if self.stage in (Stage.DONE, Stage.STOPPED):
             return self._leave_out(region, cause)
+        if self.averagers.failure is not None:
+            return []
         self._stop_joining(region)
         was_source = bool(self._regions) and region == self._source
         if self._regions.pop(region, None) is None or self.stage is Stage.GATHERING:
@@ -269,8 +331,7 @@ class JoinService:
         if self.stage is Stage.ENDING:  # another region has the same parameters
             if not was_source:
                 return []
-            self._await_model()
-            return self._all("collect", [self._source])
+            return self._collect()
         if self.stage is Stage.STARTING and was_source:
             self.failure = RegionLostError(
                 f"region '{region}' was lost before it had sent the initial parameters: {cause}"
@@ -281,26 +342,30 @@ class JoinService:
         if len(self._regions) < self._least and not (self.averagers.stopping or self._halted):
             _LOGGER.warning("the run waits for region '%s'", region)
             self._held[region] = self._now_s(), cause
+            what = f"{len(self._regions)} regions take part, members.min is {self._least}"
+            self._emit("run_paused", cause=f"{what}; lost: {', '.join(self._held)}")
         else:
-            found += self._answers(self.averagers.leave(region))
+            found += self._answers(self._execute(LeaveOrder(region=region)))
         if region == self._donor and not all(self._copied.values()):
             for name in [name for name in self._copiers if name != region]:
                 error = RegionLostError(
                     f"region '{region}' was lost while region '{name}' copied its state",
                     fix="Start the region again.",
                 )
-                found += self._refuse(name, error) + self.on_lost(name, error.message)
+                found += self._refuse(name, error) + self._on_lost(name, error.message)
         return found + (self._ended() if self.stage is Stage.TRAINING else [])
 
     def _stop_joining(self, region: str) -> None:
         """Forget that a region waits for the next barrier."""
         if self._joining.pop(region, None) is not None:
-            self.averagers.leave(region)  # it is no member yet, so that nothing is answered
+            self._execute(
+                LeaveOrder(region=region)
+            )  # it is no member yet, so that nothing is answered
 
     def lose(self, region: str, cause: str) -> list[Outbound]:
         """Continue without a region, and tell its ranks, which may be connected again."""
         error = RegionLostError(f"the run continues without region '{region}': {cause}")
-        return self._refuse(region, error) + self.on_lost(region, cause)
+        return self._gated(self._refuse(region, error) + self._on_lost(region, cause))
 
     def check_held(self, longest_s: float) -> list[Outbound]:
         """End the run if it has waited too long for enough regions.
@@ -317,24 +382,40 @@ class JoinService:
         self.failure = RegionLostError(
             f"fewer than members.min = {self._least} regions for {longest_s:g} s: {causes}"
         )
-        return [each for name in self._regions for each in self._refuse(name, self.failure)]
-
-    @property
-    def awaited(self) -> dict[str, str]:
-        """The lost regions that the others wait for, with the causes."""
-        return {name: cause for name, (_, cause) in self._held.items()}
+        refused = [each for name in self._regions for each in self._refuse(name, self.failure)]
+        return self._gated(refused)
 
     def _release(self) -> list[Outbound]:
         """Continue without the lost regions that the others have waited for."""
         found: list[Outbound] = []
+        if self._held:
+            self._emit("run_resumed")
         for name in list(self._held):
             del self._held[name]
-            found += self._answers(self.averagers.leave(name))
+            found += self._answers(self._execute(LeaveOrder(region=name)))
+        return found
+
+    def awaited(self) -> dict[str, tuple[float, str | None]]:
+        """Return the regions that all others wait for.
+
+        Returns:
+            By region, since when, and why it was lost; None: it takes part, but has not sent the
+            update that others have sent.
+        """
+        found: dict[str, tuple[float, str | None]] = dict(self._held)
+        if found or self.stage is not Stage.TRAINING or self._halted:
+            return found
+        sent = self.averagers.waiting
+        since_s = min((self._regions[n].since_s for n in sent if n in self._regions), default=None)
+        if since_s is not None:
+            found = {name: (since_s, None) for name in self._regions if name not in sent}
         return found
 
     def is_awaited(self, peer: str) -> bool:
-        """Return whether an endpoint is a rank of a region that takes part, or will."""
+        """Return whether an endpoint is a holder, or a rank of a region that takes part."""
         name = region_of(peer)
+        if name == SERVER:
+            return self._holders.is_known(number_of(peer))
         region = self._joining.get(name) or self._regions.get(name)
         return region is not None and 0 <= number_of(peer) < region.world_size
 
@@ -346,21 +427,100 @@ class JoinService:
         """
         found: list[Outbound] = []
         for name, region in list(self._regions.items()):
-            missing = sorted(set(range(region.world_size)) - region.headers.keys())
             if not region.headers or self._now_s() - region.since_s < longest_s:
                 continue
             sent, (update, _) = next(iter(region.headers.items()))
             error = RanksDisagreeError(
-                f"region '{name}': rank {sent} sent update {update.seq} {longest_s:g} s ago; ranks "
-                f"{missing} have not"
+                f"region '{name}': rank {sent} sent update {update.seq} {longest_s:g} s ago; "
+                + region.missing(self.averagers.slices)
             )
-            found += self._refuse(name, error) + self.on_lost(name, error.message)
-        return found
+            found += self._refuse(name, error) + self._on_lost(name, error.message)
+        return self._gated(found)
 
     def request_stop(self) -> list[Outbound]:
         """Ask every region to finish with its next answer."""
-        self.averagers.request_stop()
-        return self._release()
+        self._execute(FinishOrder())
+        return self._gated(self._release())
+
+    # ------------------------------------------------------------------ holders
+
+    def on_holder_lost(self, holder: int, cause: str) -> list[Outbound]:
+        """End the run: a part of the averagers' state is lost with the process that held it.
+
+        No answer leaves that was not taken in by all holders, so that the run can continue from its
+        newest checkpoint.
+        """
+        error = RegionLostError(f"holder {holder} of the run's averagers is lost: {cause}")
+        return self._gated(self._fail(error))
+
+    def _fail(self, error: GeoRayError) -> list[Outbound]:
+        """End the run by an error of a holder."""
+        if self.failure is not None or self.stage is Stage.DONE:
+            return []
+        self.failure = error
+        self._holders.stop()
+        told = _lost_server(error)
+        return [
+            each for name in {**self._regions, **self._joining} for each in self._refuse(name, told)
+        ]
+
+    def _on_message_after_end(self, peer: str, message: Message) -> list[Outbound]:
+        """Refuse regions that come after a holder was lost; ignore other messages."""
+        if message.kind != "join" or self.failure is None:
+            return []
+        attempt = message.meta.get("attempt")
+        error = _lost_server(self.failure)
+        return [refusal_to(peer, error, attempt if isinstance(attempt, int) else 0)]
+
+    def _on_holder(self, holder: int, message: Message) -> list[Outbound]:
+        """Handle a message of another process that holds slices."""
+        meta, kind = message.meta, message.kind
+        if kind == "holder":
+            address = fields.text(meta, "host"), fields.count(meta, "port")
+            if not self._holders.add(holder, address):
+                return self._fail(RegionLostError(f"holder {holder} was replaced"))
+            if self.missing() or self.layout is None or self.stage is not Stage.GATHERING:
+                return []
+            try:
+                return self._start(self.layout)
+            except GeoRayError as error:
+                return self._fail(error)
+        if kind == "broken":
+            return self._fail(read_refusal(meta)[1])
+        if kind == "executed":
+            order = fields.count(meta, "order")
+            self._holders.on_executed(holder, order)
+            for region, size in read_sizes(message).items():
+                for ordered, values in self._exchanges:
+                    if ordered == order and values["region"] == region:
+                        values["bytes_received"] += size
+            return []
+        if kind == "arrived":
+            index = fields.count(meta, "slice")
+            return self._arrived(index) if index in self._missing else []
+        if kind == "copied":
+            sizes = (fields.count(meta, name) for name in ("slice", "size", "version"))
+            self._note_copy(*sizes)
+            return []
+        if kind == "refused":
+            own = {k: v for k, v in meta.items() if k not in ("peer", "attempt")}
+            peer, attempt = fields.text(meta, "peer"), fields.count(meta, "attempt")
+            return self._refused(peer, attempt or None, read_refusal(own)[1])
+        if kind == "staged":
+            return self._on_staged(message)
+        raise FrameError(f"unknown message '{kind}' of holder {holder}")
+
+    def _on_staged(self, message: Message) -> list[Outbound]:
+        """Record that a holder has staged a part of an update."""
+        name, attempt, index, part = read_staged(message)
+        region = self._regions.get(name)
+        if region is None or region.attempt != attempt:
+            return []  # of a region that is lost, or of an earlier process group
+        region.add_part(index, part)
+        try:
+            return self._take(name, region) if region.has_sent(self.averagers.slices) else []
+        except GeoRayError as error:
+            return self._refused(region.peers[0], attempt, error)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -393,7 +553,7 @@ class JoinService:
             and not (self.averagers.is_changing or self._halted)
         )
         if not may_begin:
-            return found
+            return self._gated(found)
         known = [hello.saved or () for e in self._regions.values() for hello in e.hellos.values()]
         used = max((each for saved in known for each in saved), default=-1)
         self._newest_save = max(checkpoint, used + 1, self._newest_save + 1)
@@ -401,23 +561,24 @@ class JoinService:
         if is_over:
             about = self._met()
             names = [name for name, region in self._regions.items() if region.saves]
-            return found + self._all("save", names, about)
-        return found + self._answers(self.averagers.change(MemberChange()))
+            return self._gated(found + self._all("save", names, about))
+        return self._gated(found + self._answers(self._execute(ChangeOrder())))
 
     @property
     def saves(self) -> bool:
         """Whether a region writes parts of checkpoints."""
         return any(region.saves for region in self._regions.values())
 
-    def end_save(self) -> None:
+    def end_save(self) -> list[Outbound]:
         """Forget the checkpoint that was being made; ranks that wait for its end may leave."""
         self.save = None
-        self.averagers.forget_snapshot()
+        self._execute(ForgetOrder())
         self._ends_save = self._halted or self.stage is Stage.DONE
+        return self._gated([])
 
     @property
     def saved_run(self) -> SavedRun:
-        """The server's part of `save`, which is past its barrier.
+        """This process's part of `save`, which is past its barrier.
 
         Raises:
             InvariantError: there is none.
@@ -431,7 +592,8 @@ class JoinService:
         found[0] = SavedSlice(
             first.ranges, {**first.tensors, **buffers}, {**first.control, "buffer_rows": rows}
         )
-        return SavedRun(save.id, layout, tuple(found), self._saved_steps)
+        strategy = self.terms.strategy.model_dump(mode="json")
+        return SavedRun(save.id, layout, tuple(found), self._saved_steps, strategy)
 
     @property
     def steps(self) -> dict[str, int]:
@@ -447,14 +609,14 @@ class JoinService:
         if save is None and self._ends_save:
             self._ends_save = False
             self.stage = Stage.STOPPED if self._halted else self.stage
-            return self._all("over", list(self._regions)) + self._refuse_joining("was stopped")
+            over = self._all("over", list(self._regions))
+            return self._gated(over + self._refuse_joining("was stopped"))
         if save is None:
             return []
         if save.stage is SaveStage.MEETING and not self.averagers.is_changing:
-            self.end_save()  # the run was asked to finish before the barrier
-            return []
+            return self.end_save()  # the run was asked to finish before the barrier
         orders = save.check_deadline(self._now_s())
-        return [Outbound(rank_name(name, 0), order) for name, order in orders]
+        return self._gated([Outbound(rank_name(name, 0), order) for name, order in orders])
 
     def _on_save(self, peer: str, message: Message) -> list[Outbound]:
         if self.save is None:
@@ -478,7 +640,7 @@ class JoinService:
             {n: (each.attempt, each.world_size) for n, each in self._regions.items() if each.saves}
         )
         self._saved_steps, self._saved_buffers = self.steps, self._buffers.export()
-        self.averagers.snapshot(save.id)
+        self._execute(SnapshotOrder(checkpoint=save.id))
         self._halted = save.halts
         return {"save": save.id, **({"halts": True} if save.halts else {})}
 
@@ -507,7 +669,13 @@ class JoinService:
             known = self._regions[name] = RegionRanks(name, hello.attempt, hello.world_size)
         known.check_rank(hello)
         if not any(each.hellos for each in self._regions.values()):
+            try:
+                holder_starts(hello.layout, terms.holders)
+            except GeoRayError as error:
+                self.failure = error
+                raise
             self.layout, self.buffer_layout = hello.layout, BufferLayout(hello.buffers)
+            self._same = hello.same
             self._buffers = AveragerBuffers(self.buffer_layout)
         elif self.layout is not None:
             first = next(each for each, region in self._regions.items() if region.hellos)
@@ -525,6 +693,13 @@ class JoinService:
         """
         who = f"region '{hello.region}' (rank {hello.rank})"
         layout.check_same(hello.layout, who, whose)
+        for each in sorted({*self._same, *hello.same}):
+            if self._same.get(each) != hello.same.get(each):
+                raise ModelMismatchError(
+                    f"'{each}' of {who} is not that of {whose}",
+                    fix="Pass the same `same` to `site.training` everywhere: for a tokenizer, use "
+                    "the same files and release.",
+                )
         mine, theirs = self.buffer_layout.entries, hello.buffers
         if mine != theirs:
             names = sorted({each.name for each in set(mine) ^ set(theirs)})
@@ -541,7 +716,7 @@ class JoinService:
         if before is not None:
             if hello.attempt == before.attempt:
                 raise JoinRefusedError(f"region '{name}' trains already")
-            found += self.on_lost(name, "its process group was replaced")
+            found += self._on_lost(name, "its process group was replaced")
             if self.failure is not None:
                 raise JoinRefusedError(
                     f"region '{name}' was the only one; its state is lost with its processes"
@@ -589,8 +764,7 @@ class JoinService:
         layout, joined = self.layout, [n for n in self._copiers if n in self._regions]
         if layout is None or all(self._regions[n].fits(self.averagers.slices) for n in joined):
             return []
-        shares = {name: region.shares for name, region in self._regions.items()}
-        self.averagers.divide(layout, slices_of(layout, shares), self._now_s())
+        self._execute(DivideOrder(shares=self._shares, now_s=self._now_s()))
         self._copied = dict.fromkeys(range(len(self.averagers.slices)), 0)
         found = []
         for name, region in self._regions.items():
@@ -610,8 +784,7 @@ class JoinService:
         ready = [name for name in ready if name not in self._held]
         if not ready or self.averagers.is_changing or self.averagers.stopping or self._halted:
             return []
-        change = MemberChange(joins=(min(ready),))
-        return self._answers(self.averagers.change(change))
+        return self._answers(self._execute(ChangeOrder(joins=(min(ready),))))
 
     def _at_barrier(self, replies: Sequence[ReplyMessage]) -> None:
         """Make the joining regions members."""
@@ -626,52 +799,67 @@ class JoinService:
         self._donor = donors[0] if donors else self._donor
         for name in view.joining:
             self._buffers.join(name, self._donor)
+        if view.joining:
+            attempts = {n: self._regions[n].attempt for n in view.joining if n in self._regions}
+            self._execute(CopyOrder(donor=self._donor, attempts=attempts))
 
     def _on_copy(self, peer: str, message: Message) -> list[Outbound]:
         """Pass a donor's state on to the ranks that begin with it."""
-        if region_of(peer) != self._donor:
-            raise FrameError(f"'{peer}' sent its state, which nobody awaits")
-        index, state = read_copy(message)
-        if index is None or index not in self._copied:
+        relayed = self.averagers.on_copy(peer, message)
+        if relayed is None:
             return []
-        self._copied[index] = len(message.payload)
-        found = []
+        found = relayed.messages
+        if relayed.index == 0:  # ranks without a slice need the plain values
+            found = found + self._plain_values(relayed)
+        version = int(str(relayed.state.control["version"]))
+        self._note_copy(relayed.index, relayed.size_bytes, version)
+        return found
+
+    def _plain_values(self, relayed: Relayed) -> list[Outbound]:
+        """Return the plain values of a donor's state, for ranks that have no slice."""
+        state, found = relayed.state, []
+        tensors = {k: v for k, v in state.tensors.items() if k.startswith(REGION_PREFIX)}
+        empty = copy_message(None, RankState(tensors, state.control))
         for name in self._copiers:
-            if name not in self._regions:
-                continue
-            owners = {each.owners[name] for each in self.averagers.slices}
-            owner = rank_name(name, self.averagers.slices[index].owners[name])
-            found.append(Outbound(owner, message))
-            if index == 0:  # ranks without a slice need the plain values
-                tensors = {k: v for k, v in state.tensors.items() if k.startswith(REGION_PREFIX)}
-                empty = copy_message(None, RankState(tensors, state.control))
-                idle = set(range(self._regions[name].world_size)) - owners
-                found += [Outbound(rank_name(name, rank), empty) for rank in idle]
-            if all(self._copied.values()):
-                self._regions[name].steps = int(str(state.control["version"]))
+            region = self._regions.get(name)
+            if region is not None:
+                owners = {each.owners[name] for each in self.averagers.slices}
+                idle = set(range(region.world_size)) - owners
+                found += [Outbound(rank_name(name, rank), empty) for rank in sorted(idle)]
+        return found
+
+    def _note_copy(self, index: int, size_bytes: int, version: int) -> None:
+        """Record that a part of a donor's state was passed on."""
+        if index not in self._copied:
+            return
+        self._copied[index] = size_bytes
+        if not all(self._copied.values()):
+            return
+        for name in self._copiers:
+            if name in self._regions:
+                self._regions[name].steps = version
                 self._emit(
                     "region_joined",
                     region=name,
                     view=self.averagers.view.generation,
                     round=self.version,
-                    step=self._regions[name].steps,
+                    step=version,
                     bytes=sum(self._copied.values()),
                     took_s=self._now_s() - self._barrier_s,
                 )
-        return found
 
     def _start(self, layout: Layout) -> list[Outbound]:
-        shares = {name: region.shares for name, region in self._regions.items()}
-        slices = slices_of(layout, shares)
+        shares = self._shares
+        slices_of(layout, shares)  # refuses ranks that do not cover the model
         if self._resumed is not None:
             try:
-                return self._resume(layout, slices, self._resumed)
+                return self._resume(layout, self._resumed)
             except GeoRayError as error:  # no region could continue
                 self.failure = error
                 return [each for name in self._regions for each in self._refuse(name, error)]
-        self.averagers.begin(layout, slices)
-        self.stage = Stage.STARTING
-        self._await_model()
+        self._execute(BeginOrder(layout=layout.to_json(), shares=shares, attempts=self._attempts))
+        self.stage, self._missing = Stage.STARTING, self._everything()
+        self._execute(CollectOrder(source=self._source, shares=True))
         welcome = Welcome(self.terms, {})
         return [
             each
@@ -679,12 +867,21 @@ class JoinService:
             for each in self._welcomed(name, replace(welcome, is_source=name == self._source))
         ]
 
+    @property
+    def _shares(self) -> Shares:
+        """The ranges that each rank exchanges, by region."""
+        return {name: region.shares for name, region in self._regions.items()}
+
+    @property
+    def _attempts(self) -> dict[str, int]:
+        return {name: region.attempt for name, region in self._regions.items()}
+
     def _welcomed(self, name: str, welcome: Welcome) -> list[Outbound]:
         """Return an answer for all ranks of a region, each with its slices."""
         found = []
         for rank in range((self._joining.get(name) or self._regions[name]).world_size):
             own = self.averagers.owned(name, rank)
-            message = replace(welcome, slices=own).message()
+            message = replace(welcome, slices=own, holders=self._holders.addresses).message()
             found.append(Outbound(rank_name(name, rank), message))
         return found
 
@@ -692,8 +889,9 @@ class JoinService:
         region = self._regions.get(name)
         return region is not None and region.has(checkpoint)
 
-    def _resume(self, layout: Layout, slices: tuple[Slice, ...], saved: SavedRun) -> list[Outbound]:
+    def _resume(self, layout: Layout, saved: SavedRun) -> list[Outbound]:
         """Continue from a checkpoint, at its barrier."""
+        saved.check_strategy(self.terms.strategy)
         layout.check_same(saved.layout, f"checkpoint {saved.id}", "the regions")
         members = [str(name) for name in cast(list[object], saved.slices[0].control["members"])]
         loading = [name for name in sorted(members) if self._has(name, saved.id)]
@@ -704,9 +902,16 @@ class JoinService:
                 "another checkpoint.",
             )
         copying = tuple(sorted(self._regions.keys() - set(loading)))
-        restart = RestartPoint(tuple(members), tuple(loading), copying)
+        restart = ResumeOrder(
+            layout=layout.to_json(),
+            shares=self._shares,
+            attempts=self._attempts,
+            members=tuple(members),
+            loading=tuple(loading),
+            copying=copying,
+        )
         donor = restart.donor
-        self.averagers.resume(layout, slices, saved.slices, restart)
+        self._execute(restart)
         first = saved.slices[0]
         of_buffers = {k: v for k, v in first.tensors.items() if k.startswith(AVERAGER_PREFIX)}
         self._buffers.restore(of_buffers, first.control.get("buffer_rows"))
@@ -736,31 +941,11 @@ class JoinService:
         ]
 
     def _on_state(self, peer: str, message: Message) -> list[Outbound]:
-        index = fields.count(message.meta, "slice")
-        source = self._source
-        if index not in self._missing:
+        found = self.averagers.on_state(peer, message)
+        if found is None:
             return []
-        each = self.averagers.slices[index]
-        if peer != rank_name(source, each.owners[source]):
-            raise FrameError(f"'{peer}' sent parameters that it was not asked for")
-        values = as_tensor(memoryview(message.payload))
-        start = fields.count(message.meta, "start")
-        stop = start + values.numel()
-        if start != self._values[index] or not start < stop <= each.size:
-            raise FrameError(f"'{peer}' sent values {start} to {stop} of slice {index}")
-        if not all_finite(values):
-            raise NonFiniteError(f"the parameters of '{peer}' are not finite")
-        self._values[index] = stop
-        is_ending = self.stage is Stage.ENDING
-        found = []
-        if is_ending:
-            put(self.model_P, within(each.ranges, start, stop), values)
-        else:
-            meta: Meta = {"slice": index, "start": start}
-            passed = Message("state", meta, payload_of(values), "transfer")
-            owners = {name: rank for name, rank in each.owners.items() if name != source}
-            found = [Outbound(rank_name(*owner), passed) for owner in owners.items()]
-        return found + (self._arrived(index) if stop == each.size else [])
+        index, shared, is_complete = found
+        return shared + (self._arrived(index) if is_complete else [])
 
     def _on_buffers(self, peer: str, message: Message) -> list[Outbound]:
         """Handle the model buffers that come with the initial or the final parameters."""
@@ -782,11 +967,10 @@ class JoinService:
         ranks = (rank_name(n, r) for n, each in self._regions.items() for r in each.hellos)
         return [Outbound(rank, shared) for rank in ranks if rank != first]
 
-    def _await_model(self) -> None:
-        """Wait for the parts of the model that the source sends."""
+    def _everything(self) -> set[int]:
+        """Return the parts of the model that the source must send."""
         buffers = [_BUFFERS] if self.buffer_layout.entries else []
-        self._missing = {*range(len(self.averagers.slices)), *buffers}
-        self._values.clear()
+        return {*range(len(self.averagers.slices)), *buffers}
 
     def _arrived(self, part: int) -> list[Outbound]:
         """Note a part of the model; the run continues, or ends, once all of them are here."""
@@ -809,7 +993,7 @@ class JoinService:
             raise JoinRefusedError(f"region '{name}' takes no part in the run")
         rank = rank_of(peer)
         index = fields.optional_count(message.meta, "slice")
-        own = {k: v for k, v in message.meta.items() if k not in _RANK_FIELDS}
+        own = {k: v for k, v in message.meta.items() if k not in RANK_FIELDS}
         update = read_update(own, message.payload)
         if update.region != name:
             raise FrameError(f"'{peer}' sent an update of region '{update.region}'")
@@ -817,14 +1001,10 @@ class JoinService:
             raise JoinRefusedError(f"region '{name}': a newer process group has joined")
         if update.attempt > region.attempt:
             raise FrameError(f"'{peer}' sent an update of a process group that has not joined")
-        if index is not None and index not in self.averagers.owned(name, rank):
-            raise FrameError(f"'{peer}' sent slice {index}, which is not its own")
         size = size_of(message)
         if size is None:
             return self._sent(region, rank, message.meta, update)
-        if index is None or size > self.averagers.slices[index].size:
-            raise FrameError(f"'{peer}' sends {size} values of slice {index}, which has fewer")
-        region.begin_part(rank, index, ArrivingPart(update, message.meta, size))
+        self.averagers.begin_part(peer, index, update, message.meta, size)
         return []
 
     def _on_piece(self, peer: str, message: Message) -> list[Outbound]:
@@ -832,7 +1012,7 @@ class JoinService:
         region, rank = self._regions.get(region_of(peer)), rank_of(peer)
         if region is None:
             return []
-        part = region.add_piece(rank, fields.count(message.meta, "slice"), message)
+        part = self.averagers.add_piece(peer, message)
         return [] if part is None else self._sent(region, rank, part.meta, part.update)
 
     def _sent(
@@ -844,22 +1024,29 @@ class JoinService:
         region.add_header(rank, update, rows, loss, self._now_s())
         index = fields.optional_count(meta, "slice")
         if index is not None:
-            region.add_part(index, update)
+            self.averagers.stage(rank_name(region.name, rank), index, update)
+            region.add_part(index, StagedPart.of(update))
         region.add_buffers(rank, update)
         return self._take(region.name, region) if region.has_sent(self.averagers.slices) else []
 
     def _take(self, name: str, region: RegionRanks) -> list[Outbound]:
         """Take in a region's update, which is complete."""
         sent = region.take_update(self.buffer_layout)
-        first = sent.parts[0]
-        whole = replace(first, buffers_E=sent.buffers_E)
-        self._buffers.check(whole)
-        checked = self.averagers.checked(sent.parts)  # all, before any averager takes one in
-        self._buffers.take(whole)
+        first = sent.header
+        self._buffers.check(first)
+        self._buffers.take(first)
         now_s = self._now_s()
-        answers = self.averagers.take(checked, now_s)
-        region.open = replace(first, payload_P=torch.empty(0), coded=None)
-        region.sent_bytes = sum(part.size_bytes for part in sent.parts)
+        order = TakeOrder(
+            region=name,
+            attempt=first.attempt,
+            seq=first.seq,
+            rows=first.num_samples,
+            step_s=first.step_s,
+            exchange_s=first.exchange_s,
+            now_s=now_s,
+        )
+        answers = self._execute(order)
+        region.open, region.sent_bytes = first, sent.size_bytes
         region.steps += first.steps
         compute_s = first.steps * first.step_s
         before_s, region.stepped_s = region.stepped_s or now_s - compute_s, now_s
@@ -867,7 +1054,7 @@ class JoinService:
             "step",
             region=name,
             step=region.steps,
-            samples=sent.rows,
+            samples=first.num_samples,
             loss=sent.loss,
             compute_s=compute_s,
             wait_s=max(0.0, now_s - before_s - compute_s),
@@ -876,9 +1063,12 @@ class JoinService:
         return self._answers(answers)
 
     def _answers(self, replies: Answers) -> list[Outbound]:
-        """Return the answers of all slices' averagers, for the ranks that own the slices."""
+        """Return the answers of this process's averagers, for the ranks that own the slices.
+
+        Ranks whose slices are all elsewhere, or that have none, get an answer without a slice.
+        """
         found: list[Outbound] = []
-        self.averagers.forget_answers()
+        ordered = self._holders.newest
         first = {reply.to: reply for reply in replies[0]} if replies else {}
         with_buffers = {each.to: each for each in self._buffers.attach(list(first.values()))}
         has_buffers: set[str] = set()  # ranks whose answer has them
@@ -891,7 +1081,7 @@ class JoinService:
             joined = [n for n in self.averagers.view.joining if n in self._regions]
             cuts = not all(self._regions[n].fits(self.averagers.slices) for n in joined)
             save |= {"cuts": True} if cuts else {}
-        for index, of_slice in enumerate(replies):
+        for index, of_slice in replies.items():
             if {reply.to for reply in of_slice} != first.keys():
                 raise InvariantError("the averagers of two slices answer different regions")
             for reply in of_slice:
@@ -904,45 +1094,51 @@ class JoinService:
             region = self._regions.get(name)
             if region is None:
                 continue
-            owners = {each.owners[name] for each in self.averagers.slices}
+            owners = {self.averagers.slices[i].owners[name] for i in replies}
             empty = replace(reply, payload_P=torch.empty(0), coded=None, against=None)
             empty = _with(empty, with_buffers[name])
             for rank in set(range(region.world_size)) - owners:
                 meta = {**reply_meta(empty), **save, "slice": None}
                 message = Message("reply", meta, payload_bytes(empty), "reply")
                 found.append(Outbound(rank_name(name, rank), message))
-            self._note_exchange(
-                name,
-                region,
-                reply,
-                sum(
-                    each.size_bytes for of_slice in replies for each in of_slice if each.to == name
-                ),
-            )
+            self._note_exchange(ordered, name, region, reply, reply_bytes(replies).get(name, 0))
         found += self._divide_again() if cuts else []
         return found + (self._admit_next() if self._joining else [])
 
     def _note_exchange(
-        self, name: str, region: RegionRanks, reply: ReplyMessage, received_bytes: int
+        self,
+        ordered: int,
+        name: str,
+        region: RegionRanks,
+        reply: ReplyMessage,
+        received_bytes: int,
     ) -> None:
-        """Record the answer to a region's update."""
+        """Record the answer to a region's update, once all holders have it.
+
+        Args:
+            ordered: number of the order that has caused it.
+            name: the region.
+            region: its ranks.
+            reply: the answer of a slice.
+            received_bytes: size of the answers of this process.
+        """
         update, layout = region.open, self.layout
         if update is None or layout is None:
             return
         start, stop = self.terms.bounds_in(((0, layout.size),), layout.size)[reply.fragment]
-        self._emit(
-            "exchange",
-            region=name,
-            seq=reply.seq,
-            start_s=region.since_s,
-            bytes_sent=region.sent_bytes,
-            bytes_received=received_bytes,
-            bytes_before=4 * (stop - start),
-            blocking=self.terms.strategy.traits.exchange.blocking == "always",
-            held_s=self._now_s() - region.since_s,
-            staleness=max(0, reply.version - update.base_version - 1),
-            round=reply.version,
-        )
+        values = {
+            "region": name,
+            "seq": reply.seq,
+            "start_s": region.since_s,
+            "bytes_sent": region.sent_bytes,
+            "bytes_received": received_bytes,
+            "bytes_before": 4 * (stop - start),
+            "blocking": self.terms.strategy.traits.exchange.blocking == "always",
+            "held_s": self._now_s() - region.since_s,
+            "staleness": max(0, reply.version - update.base_version - 1),
+            "round": reply.version,
+        }
+        self._exchanges.append((ordered, values))
         region.open = None
 
     def _on_evaluation(self, peer: str, message: Message) -> None:
@@ -980,9 +1176,7 @@ class JoinService:
         if self._halted:
             return []  # they wait until the checkpoint is made
         self.stage = Stage.ENDING
-        self.model_P = torch.empty(sum(each.size for each in self.averagers.slices))
-        self._await_model()
-        return self._all("collect", [self._source]) + self._refuse_joining("ended")
+        return self._collect() + self._refuse_joining("ended")
 
     def _refuse_joining(self, what: str) -> list[Outbound]:
         """Refuse the regions that wait to join again; ``what``: what has happened to the run."""
@@ -992,6 +1186,12 @@ class JoinService:
             found += self._refuse(name, error)
             self._stop_joining(name)
         return found
+
+    def _collect(self) -> list[Outbound]:
+        """Ask a region for the final parameters."""
+        self._missing = self._everything()
+        self._execute(CollectOrder(source=self._source, shares=False))
+        return self._all("collect", [self._source])
 
     @property
     def _source(self) -> str:
@@ -1011,7 +1211,7 @@ class JoinService:
             return []  # of an earlier process group
         error = RegionLostError(f"rank '{peer}' has failed: {cause}")
         told = [each for each in self._refuse(name, error) if each.peer != peer]
-        return told + self.on_lost(name, error.message)
+        return told + self._on_lost(name, error.message)
 
     def _refuse(self, name: str, error: GeoRayError, peers: Sequence[str] = ()) -> list[Outbound]:
         """Tell all ranks of a region why it cannot continue.
@@ -1029,6 +1229,13 @@ class JoinService:
 
     def _emit(self, kind: str, **values: Any) -> None:
         self._events.append({"kind": kind, "t_s": self._now_s(), **values})
+
+
+def _lost_server(error: GeoRayError) -> ServerLostError:
+    return ServerLostError(
+        f"a process that served the run is lost: {error.message}",
+        fix="Start the region again: the run continues from its newest checkpoint.",
+    )
 
 
 def _with(reply: ReplyMessage, other: ReplyMessage) -> ReplyMessage:

@@ -7,11 +7,13 @@ only the copy of its parameters.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -39,10 +41,20 @@ from geo_ray.base.memory import trim_heap
 from geo_ray.data.tasks.model_buffers import BufferRule
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import EndpointBook
-from geo_ray.joining.layout import Layout, Ranges, positions, put, taken, within
+from geo_ray.joining.layout import (
+    Layout,
+    Ranges,
+    holder_of,
+    holder_starts,
+    positions,
+    put,
+    taken,
+    within,
+)
 from geo_ray.joining.link import REPLACED, ServerLink
 from geo_ray.joining.pieces import PIECE, SIZE, Arriving, divided, piece_ranges, size_of
 from geo_ray.joining.protocol import (
+    ADDRESSEE,
     Hello,
     JoinTerms,
     Welcome,
@@ -64,12 +76,13 @@ from geo_ray.joining.rank_saver import LoopState, RankSaver, root_of, saved_stat
 from geo_ray.joining.vector import ModuleBuffers, ParameterVector
 from geo_ray.storage.folders import Root
 from geo_ray.training.effects import SendUpdate
-from geo_ray.training.messages import ReplyMessage, UpdateMessage
+from geo_ray.training.messages import ReplyMessage, UpdateMessage, no_buffers
 from geo_ray.training.model_buffers import REGION_PREFIX
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import (
     as_bytes,
     as_tensor,
+    payload_bytes,
     read_refusal,
     read_reply,
     stats_message,
@@ -89,7 +102,7 @@ ENDPOINTS_SUFFIX: Final = ".endpoints.json"
 _LOOK_S: Final = 0.5
 _NOTICE_S: Final = 2.0
 _CAUSE_CHARS: Final = 500
-_MARKS: Final = ("slice", "save", "halts", "cuts", SIZE)
+_MARKS: Final = (ADDRESSEE, "slice", "save", "halts", "cuts", SIZE)
 """Fields of an answer that are not the strategy's."""
 _MOST_UNUSED: Final = 1000  # batches, more than one step accumulates
 T = TypeVar("T")
@@ -209,7 +222,7 @@ class JoinedRegion:
         wait_s: float,
     ) -> None:
         self._ranks, self._wait_s = ranks, wait_s
-        self._mail: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._mail = _Mail()
         self._is_training = False
         self._run_id = credentials.run_id
         self._attempt, self._trainings = ranks.attempt, 0
@@ -277,6 +290,7 @@ class JoinedRegion:
         state: Mapping[str, Any] | None = None,
         rank_state: Mapping[str, Any] | None = None,
         checkpoints: str | Path | None = None,
+        same: Mapping[str, object] | None = None,
     ) -> JoinedTraining:
         """Begin a training where a block would not do, as in callbacks; see `training`.
 
@@ -284,7 +298,12 @@ class JoinedRegion:
         failed, as if its own block had ended.
         """
         block = self.training(
-            model, buffers=buffers, state=state, rank_state=rank_state, checkpoints=checkpoints
+            model,
+            buffers=buffers,
+            state=state,
+            rank_state=rank_state,
+            checkpoints=checkpoints,
+            same=same,
         )
         return self._open.enter_context(block)
 
@@ -305,6 +324,7 @@ class JoinedRegion:
         state: Mapping[str, Any] | None = None,
         rank_state: Mapping[str, Any] | None = None,
         checkpoints: str | Path | None = None,
+        same: Mapping[str, object] | None = None,
     ) -> Iterator[JoinedTraining]:
         """Train a model in the run; every rank calls it.
 
@@ -326,9 +346,12 @@ class JoinedRegion:
             checkpoints: folder for the region's files of checkpoints, which all ranks of the region
                 see: a directory or an ``s3://`` address. None: none are written. Then a resumed run
                 gives the region a copy of another region's parameters.
+            same: what must be equal in all processes of all regions, by name, such as
+                ``{"vocabulary": tokenizer.get_vocab()}``: plain values or bytes. Only digests are
+                sent.
 
         Raises:
-            ConfigError: there is ``state`` and no folder for it.
+            ConfigError: there is ``state`` and no folder for it, or ``same`` is not plain.
             CheckpointError: the region's files of a checkpoint cannot be loaded, or ``state`` has
                 a value that cannot be saved.
             ModelMismatchError: another region has another model.
@@ -349,11 +372,11 @@ class JoinedRegion:
                 "`state` is given without `checkpoints`, so that it would not be saved",
                 fix="Pass checkpoints=FOLDER, which all ranks of the region see.",
             )
+        agreed = _digests(same or {})
         self._is_training = True
         self._attempt = self._ranks.attempt + self._trainings
         self._trainings += 1
-        while not self._mail.empty():
-            self._mail.get()  # of an earlier training
+        self._mail.clear()  # of an earlier training
         try:
             with ExitStack() as stack:
                 try:
@@ -366,7 +389,7 @@ class JoinedRegion:
                     if checkpoints is not None:
                         root = root_of(checkpoints, self._run_id, self.region)
                         self._saver = stack.enter_context(closing(self._new_saver(root)))
-                    exchange, cutter = self._start(layout, vector, own, loop, root)
+                    exchange, cutter = self._start(layout, vector, own, loop, root, agreed)
                     ranks, wait_s = self._ranks, self._wait_s
                     exchanger = _Exchanger(self._link, self._mail, exchange, ranks, wait_s)
                     stack.enter_context(closing(exchanger))
@@ -387,12 +410,16 @@ class JoinedRegion:
         ranks = self._ranks
         return RankSaver(self._link, root, ranks.rank, ranks.world_size, self._attempt)
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, holder: int, message: Message) -> None:
         saver = self._saver
+        if holder:
+            if message.meta.get(ADDRESSEE) == self._attempt:
+                self._mail.put(holder, message)
+            return
         if message.kind == "refused" and message.meta.get("attempt") not in (0, self._attempt):
             return  # of an earlier training
         if message.kind not in SAVER_KINDS:
-            self._mail.put(message)
+            self._mail.put(0, message)
         elif saver is not None:
             saver.on_message(message)
 
@@ -412,6 +439,7 @@ class JoinedRegion:
         buffers: ModuleBuffers | None,
         loop: LoopState,
         root: Root | None,
+        same: Mapping[str, str],
     ) -> tuple[RankExchange, _Cutter]:
         """Describe the model, wait for all regions, and load the run's parameters."""
         ranks = self._ranks
@@ -424,11 +452,13 @@ class JoinedRegion:
             vector.share,
             None if root is None else tuple(n for n, whole in root.ids().items() if whole),
             () if buffers is None else buffers.entries,
+            same,
         )
         self._link.send(hello.message())
-        while (message := self._receive(None, "the other regions")).kind != "welcome":
+        while (message := self._receive(None, "the other regions", 0)).kind != "welcome":
             pass  # left over from an earlier training
         welcome = Welcome.read(message)
+        self._connect_holders(welcome)
         terms = welcome.terms
         check_strategy(terms.strategy)
         bounds = terms.bounds_in(vector.share, layout.size)
@@ -464,6 +494,21 @@ class JoinedRegion:
         if welcome.is_donor:
             _send_copies(self._link, exchange)
         return exchange, cutter
+
+    def _connect_holders(self, welcome: Welcome) -> None:
+        """Connect to the other processes that hold slices.
+
+        Raises:
+            ServerLostError: one cannot be reached.
+        """
+        try:
+            self._link.connect_holders(welcome.holders, self._wait_s)
+        except LinkDownError as error:
+            raise ServerLostError(
+                f"a process that holds a part of the run's averagers cannot be reached: "
+                f"{error.message}",
+                fix="Let this machine reach the ports of all holders, see `serve.holders`.",
+            ) from None
 
     def _load_own(self, loop: LoopState, root: Root, checkpoint: int) -> None:
         """Load optimizers and the like from the region's newest files, which may be a bit older.
@@ -503,7 +548,7 @@ class JoinedRegion:
                 _send_buffers(self._link, buffers)
                 awaits_buffers = False
             for each in slices:
-                _send_state(self._link, each.index, taken(params_S, each.places))
+                _send_state(self._link, each, taken(params_S, each.places))
             self._link.flush(self._wait_s)
         places = {} if is_source else {each.index: each.places for each in slices}
         missing = sum(stop - start for each in places.values() for start, stop in each)
@@ -521,18 +566,66 @@ class JoinedRegion:
         if not is_source:
             vector.write(params_S)
 
-    def _receive(self, kinds: tuple[str, ...] | None, what: str) -> Message:
+    def _receive(
+        self, kinds: tuple[str, ...] | None, what: str, holder: int | None = None
+    ) -> Message:
         """Wait for a message of the start; ``kinds``: None: of any kind."""
-        return _await_message(self._mail, kinds, what, self._wait_s)
+        return _await_message(self._mail, kinds, what, self._wait_s, holder)
+
+
+class _Mail:
+    """Messages of the server and of other holders; those of each are in their order."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+        self._kept: deque[tuple[int, Message]] = deque()
+
+    def put(self, holder: int, message: Message) -> None:
+        """Add a message; ``holder``: its sender, 0 for the server."""
+        self._queue.put((holder, message))
+
+    def clear(self) -> None:
+        """Drop all messages."""
+        self._kept.clear()
+        while not self._queue.empty():
+            self._queue.get()
+
+    def get(self, holder: int | None, timeout_s: float) -> Message:
+        """Return the next message of a holder, or the reason why the server gives no other.
+
+        Args:
+            holder: its number; None: of any.
+            timeout_s: longest wait for each message.
+
+        Raises:
+            queue.Empty: none came in time.
+        """
+        for index, (sender, message) in enumerate(self._kept):
+            if holder in (None, sender):
+                del self._kept[index]
+                return message
+        while True:
+            sender, message = self._queue.get(timeout=timeout_s)
+            if holder in (None, sender) or message.kind in ("refused", REPLACED):
+                return message
+            self._kept.append((sender, message))
 
 
 def _await_message(
-    mail: queue.SimpleQueue[Message],
+    mail: _Mail,
     kinds: tuple[str, ...] | None,
     what: str,
     wait_s: float,
+    holder: int | None = 0,
 ) -> Message:
     """Wait for a message of the server; ``kinds``: None: of any kind.
+
+    Args:
+        mail: messages.
+        kinds: kinds that may come; None: any.
+        what: what is awaited, for messages.
+        wait_s: longest wait.
+        holder: number of the sender; None: any.
 
     Raises:
         ServerLostError: it did not come in time.
@@ -541,7 +634,7 @@ def _await_message(
     began_s, is_noted = time.monotonic(), False
     while True:
         try:
-            message = mail.get(timeout=_LOOK_S)
+            message = mail.get(holder, _LOOK_S)
         except queue.Empty:
             waited_s = time.monotonic() - began_s
             if waited_s > _NOTICE_S and not is_noted:
@@ -582,11 +675,12 @@ def _check_refused(message: Message) -> None:
         raise read_refusal(meta)[1]
 
 
-def _send_state(link: ServerLink, index: int, params_Q: Tensor) -> None:
+def _send_state(link: ServerLink, each: SliceWire, params_Q: Tensor) -> None:
     """Send the parameters of a slice, fp32 (Q,), which must stay unchanged until they are there."""
     for start, stop in piece_ranges(params_Q.numel()):
-        meta: Meta = {"slice": index, "start": start}
-        link.send(Message("state", meta, payload_of(params_Q[start:stop]), "transfer"))
+        meta: Meta = {"slice": each.index, "start": start}
+        part = Message("state", meta, payload_of(params_Q[start:stop]), "transfer")
+        link.send_to(each.holder, part)
 
 
 def _send_buffers(link: ServerLink, buffers: ModuleBuffers | None) -> None:
@@ -602,7 +696,7 @@ def _send_copies(link: ServerLink, exchange: RankExchange) -> None:
     buffers = {name: values_B.view(torch.float32) for name, values_B in found.items()}
     for each, state in zip(exchange.slices, exchange.copies(), strict=False):
         whole = replace(state, tensors={**state.tensors, **buffers})
-        link.send(copy_message(each.index, whole))
+        link.send_to(each.holder, copy_message(each.index, whole))
 
 
 @dataclass(frozen=True, slots=True)
@@ -619,6 +713,7 @@ class _Cutter:
     ) -> list[SliceWire]:
         """Return slices by number; those that existed before keep what they have not sent."""
         known = {each.ranges: each for each in before}
+        starts = holder_starts(self.layout, self.terms.holders)
         found = []
         for index, ranges in sorted(ranges_of.items()):
             if ranges in known:
@@ -626,7 +721,8 @@ class _Cutter:
                 continue
             size = sum(stop - start for start, stop in ranges)
             wire = RegionWire(self.terms.wire_plan(self.layout, ranges), self.region, size)
-            found.append(SliceWire(index, ranges, positions(ranges, self.share), wire))
+            places, holder = positions(ranges, self.share), holder_of(starts, ranges)
+            found.append(SliceWire(index, ranges, places, wire, holder))
         return found
 
 
@@ -640,7 +736,7 @@ class _Exchanger:
     def __init__(
         self,
         link: ServerLink,
-        mail: queue.SimpleQueue[Message],
+        mail: _Mail,
         exchange: RankExchange,
         ranks: _Ranks,
         wait_s: float,
@@ -705,7 +801,7 @@ class _Exchanger:
         if self._ranks.rank == 0:
             _send_buffers(self._link, buffers)
         for each in self._exchange.slices:
-            _send_state(self._link, each.index, taken(params_S, each.places))
+            _send_state(self._link, each, taken(params_S, each.places))
 
     def receive_end(self) -> Message:
         """Wait for what the server wants of a rank that has finished."""
@@ -746,24 +842,34 @@ class _Exchanger:
         for each, part in zip(slices, parts, strict=True):
             meta = {**update_meta(part), **common, "slice": each.index}
             values = partial(self._exchange.values, each, part.payload_P)
-            for message in divided(meta, part, values):
+            own = replace(part, buffers_E=no_buffers()) if each.holder else part
+            for message in divided(meta, own, values):
                 self._check_open()
-                self._link.send(message)
-        if not slices:
+                self._link.send_to(each.holder, message)
+        if not self._has_local:
             nothing = replace(update, payload_P=torch.empty(0))
             meta = {**update_meta(nothing), **common, "slice": None}
-            self._link.send(Message("update", meta, b"", "update"))
+            self._link.send(Message("update", meta, payload_bytes(nothing), "update"))
         self._exchange.forget_sent()
         return True
 
+    @property
+    def _has_local(self) -> bool:
+        """Whether the server itself holds a slice of this rank."""
+        return any(each.holder == 0 for each in self._exchange.slices)
+
     def _receive_answers(self) -> list[ReplyMessage]:
-        """Wait for the answers of all slices; return them decoded."""
+        """Wait for the answers of all slices; return them decoded.
+
+        The server answers every rank; without a slice if other processes hold all of the rank's.
+        """
         slices = self._exchange.slices
         numbered = {each.index: each for each in slices}
         replies: dict[int | None, ReplyMessage] = {}
         has_cuts = False
-        while len(replies) < max(1, len(slices)):
-            message = self._next("reply")
+        senders = [each.holder for each in slices] + ([] if self._has_local else [0])
+        for holder in sorted(senders):
+            message = self._next("reply", holder)
             own = {k: v for k, v in message.meta.items() if k not in _MARKS}
             has_cuts = has_cuts or "cuts" in message.meta
             if "save" in message.meta:
@@ -772,7 +878,8 @@ class _Exchanger:
             index = fields.optional_count(message.meta, "slice")
             reply = read_reply(own, message.payload)
             if index is not None:
-                reply = self._with_values(numbered[index], reply, size_of(message))
+                each = numbered[index]
+                reply = self._with_values(each, reply, size_of(message), holder)
             replies[index] = reply
         if has_cuts:
             body = json.loads(bytes(self._next("slices").payload))
@@ -781,15 +888,21 @@ class _Exchanger:
             }
         if not slices:
             return list(replies.values())
-        return [each.wire.decode(replies[each.index]) for each in slices]
+        found = [each.wire.decode(replies[each.index]) for each in slices]
+        whole = replies.get(None, found[0])  # has the model buffers
+        found[0] = replace(found[0], buffers_E=whole.buffers_E, buffers_weight=whole.buffers_weight)
+        return found
 
-    def _with_values(self, each: SliceWire, reply: ReplyMessage, size: int | None) -> ReplyMessage:
+    def _with_values(
+        self, each: SliceWire, reply: ReplyMessage, size: int | None, holder: int
+    ) -> ReplyMessage:
         """Return an answer with the values that follow it, or merge these as they arrive.
 
         Args:
             each: the slice.
             reply: the answer.
             size: elements that follow it; None: it has its payload itself.
+            holder: number of the sender.
         """
         merges = self._exchange.model.in_pieces
         if size is None and not merges:
@@ -800,7 +913,7 @@ class _Exchanger:
         payload_Q = torch.empty(size, device="meta" if merges else None)
         arriving = Arriving(size)
         while not arriving.is_complete:
-            start, values = arriving.take(self._next(PIECE))
+            start, values = arriving.take(self._next(PIECE, holder))
             if merges:
                 self._exchange.merge_piece(each, start, values)
             else:
@@ -811,13 +924,13 @@ class _Exchanger:
         if self._closed:
             raise LinkDownError("the training is over")
 
-    def _next(self, kind: str) -> Message:
-        """Wait for the next message of the server while it is connected."""
+    def _next(self, kind: str, holder: int = 0) -> Message:
+        """Wait for the next message of a holder while the server is connected."""
         reached_s = time.monotonic()
         while True:
             self._check_open()
             try:
-                message = self._mail.get(timeout=_LOOK_S)
+                message = self._mail.get(holder, _LOOK_S)
             except queue.Empty:
                 now_s = time.monotonic()
                 if self._link.is_connected:
@@ -831,6 +944,25 @@ class _Exchanger:
             if message.kind != kind:
                 raise JoinRefusedError(f"the server sent '{message.kind}' instead of '{kind}'")
             return message
+
+
+def _digests(same: Mapping[str, object]) -> dict[str, str]:
+    """Return the SHA-256 of values by name.
+
+    Raises:
+        ConfigError: a value is neither plain nor bytes.
+    """
+    found = {}
+    for name, value in same.items():
+        try:
+            data = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"same['{name}']: a {type(value).__name__} has no digest: {error}",
+                fix="Pass plain values or bytes, such as `tokenizer.get_vocab()`.",
+            ) from None
+        found[name] = hashlib.sha256(data).hexdigest()
+    return found
 
 
 def _sums(

@@ -169,7 +169,7 @@ def _ask(demand: RegionDemand, bundles: Sequence[Bundle]) -> PlacementGroup:
     spread = demand.spreads and all(bundle.role == "worker" for bundle in bundles)
     group: PlacementGroup = placement_group(
         [bundle.resources() for bundle in bundles],
-        strategy="STRICT_SPREAD" if spread else "PACK",
+        strategy="STRICT_SPREAD" if spread else "SPREAD" if demand.apart else "PACK",
         name=f"geo-ray-{demand.region}-{secrets.token_hex(4)}",  # a taken name is an error
         bundle_label_selector=[_selector(demand.node_label, bundle) for bundle in bundles],
     )

@@ -95,6 +95,7 @@ def check_resumable(
             )
         codecs = taken.extra.get("codecs")
         _check_codecs(codecs if isinstance(codecs, dict) else {}, wanted)
+        check_strategy_kind(taken, wanted)
         _check_steps(taken, wanted)
 
 
@@ -102,6 +103,25 @@ def codecs_of(experiment: Experiment) -> dict[str, JsonValue]:
     """Return the codecs of a checkpoint's manifest: sections by direction, null for none."""
     codecs: dict[str, JsonValue] = experiment.codec.model_dump(mode="json")
     return {way: codecs[way] for way in ("up", "down")}
+
+
+STRATEGY: Final = "strategy"
+"""Key of a manifest of a run whose regions join: the kind of its strategy."""
+
+
+def check_strategy_kind(taken: CheckpointManifest, wanted: Experiment) -> None:
+    """Reject another strategy for regions that have joined, whose state is that of the strategy.
+
+    Raises:
+        ConfigChangedError: it is another one.
+    """
+    before, now = taken.extra.get(STRATEGY), wanted.strategy.kind
+    if before not in (None, now):
+        raise ConfigChangedError(
+            f"strategy.kind is {now}, but that of checkpoint {taken.id} is {before}, whose state "
+            "cannot be converted",
+            fix=f"Resume with {before}, or start a new run.",
+        )
 
 
 def _check_regions(saved: Experiment, wanted: Experiment) -> None:

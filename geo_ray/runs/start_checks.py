@@ -79,11 +79,6 @@ def check_steps(experiment: Experiment, task: Task) -> None:
         )
     if "train_step" not in hooks:
         return
-    if "optimizer" in hooks:
-        raise TaskStateError(
-            f"{name} has both train_step and optimizer",
-            fix="Return the optimizers of train_step from training_state(model).",
-        )
     given = {"accumulate": train.accumulate > 1}
     given |= {key: getattr(train, key) is not None for key in ("clip_norm", "clip_mean_norm")}
     for key, is_given in given.items():

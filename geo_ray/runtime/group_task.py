@@ -21,7 +21,6 @@ from geo_ray.base.errors import (
     ConfigError,
     InvariantError,
     TaskLoadError,
-    TaskOutputError,
     TaskStateError,
 )
 from geo_ray.base.random_state import generators_restored, seed_generators, seed_of_rows
@@ -99,7 +98,7 @@ def train_task(rank: GroupRank, spec: RunSpec) -> None:
     """Train the task of a run to its end, as one rank of a group.
 
     Raises:
-        TaskStateError: the task has model buffers, which groups do not exchange.
+        TaskStateError: frozen parameters are model buffers of the task, and FSDP divides them.
         GeoRayError: the task cannot be trained.
     """
     experiment = spec.experiment
@@ -107,25 +106,17 @@ def train_task(rank: GroupRank, spec: RunSpec) -> None:
     group = region.group
     task = load_task(experiment.task, spec.here)
     module = checked_model(task, experiment.seed)
-    if BufferLayout.of(task, module).entries:
-        raise TaskStateError(
-            "the task has model buffers that change in training, such as running statistics, which "
-            "groups do not exchange",
-            fix="Use layers without running statistics, such as LayerNorm or GroupNorm, or train "
-            "without `group`.",
-        )
-    if any(p.requires_grad and p.dtype != torch.float32 for p in module.parameters()):
-        raise TaskOutputError(
-            "groups train parameters of float32 only, and the model has others",
-            fix="Make float32 parameters and use autocast, or train without `group`.",
-        )
+    sharding = "fsdp" if group is None else group.sharding
+    if sharding == "fsdp":
+        _check_buffers(task, module)
     runs = parameter_runs(task, module)
     module = module.to(rank.device)
-    model = distributed(task, module, rank, "fsdp" if group is None else group.sharding)
+    model = distributed(task, module, rank, sharding)
+    masters = Masters(model)
     local_steps = max(1, experiment.worker_steps)
     optimizer = HeldOptimizer(
         lasting(experiment.optimizer, experiment.train.steps * local_steps),
-        trained_parameters(model),
+        trained_parameters(masters.module),
         runs,
     )
     manifest = load_manifest(spec.manifest_address)
@@ -136,11 +127,18 @@ def train_task(rank: GroupRank, spec: RunSpec) -> None:
     state = {"optimizer": optimizer}
     with (
         rank.join() as site,
-        site.training(model, state=state, checkpoints=rank.checkpoints) as sync,
+        site.training(
+            masters.module,
+            buffers=getattr(task, "model_buffers", None),
+            state=state,
+            checkpoints=rank.checkpoints,
+        ) as sync,
     ):
+        masters.round()  # of the run's parameters
         loop = _TaskLoop(
             task,
             model,
+            masters,
             optimizer,
             sync,
             rank,
@@ -164,6 +162,7 @@ class _TaskLoop:
 
     task: Task
     model: nn.Module
+    masters: Masters
     optimizer: HeldOptimizer
     sync: JoinedTraining
     rank: GroupRank
@@ -186,11 +185,15 @@ class _TaskLoop:
             span = span_of(taken, self.rank.rank, self.rank.world_size, self.rows)
             (columns,) = ahead.take([span])
             loss = self._gradient(columns, span, is_first=is_first)
+            self.masters.take_gradients()
             if self.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self.optimizer.params, self.clip_norm)
             self.optimizer.step(taken)
+            for param in self.optimizer.params:
+                param.grad = None  # an exchange then fits into the memory of a step
             taken, is_first = taken + 1, False
             sync.step(rows=self.rows, loss=loss)
+            self.masters.round()
             self._evaluate()
         self._evaluate()
 
@@ -201,8 +204,6 @@ class _TaskLoop:
         )  # to read a loss would wait for the GPU
         checked = checked_first_loss if is_first else checked_loss
         self.model.train()
-        for param in self.optimizer.params:
-            param.grad = None
         with generators_restored(self._gpus):
             seed_generators(seed_of_rows(self.stream, span.start), self._gpus)
             total = torch.zeros((), device=self.rank.device)
@@ -308,7 +309,9 @@ def distributed(task: Task, module: nn.Module, rank: GroupRank, sharding: str) -
         return found
     if sharding == "ddp":
         devices = None if rank.device.type == "cpu" else [rank.device.index]
-        return nn.parallel.DistributedDataParallel(module, device_ids=devices)
+        model = nn.parallel.DistributedDataParallel(module, device_ids=devices)
+        model.broadcast_buffers = False  # each rank has its statistics; exchanges average them
+        return model
     return _fully_sharded(module, mesh)
 
 
@@ -320,6 +323,82 @@ def _fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         fully_shard(module.get_submodule(name), mesh=mesh)
     fully_shard(module, mesh=mesh)
     return module
+
+
+def _check_buffers(task: Task, module: nn.Module) -> None:
+    """Refuse model buffers that FSDP would divide.
+
+    Raises:
+        TaskStateError: names one.
+    """
+    frozen = {name for name, param in module.named_parameters() if not param.requires_grad}
+    for entry in BufferLayout.of(task, module).entries:
+        if entry.name in frozen:
+            raise TaskStateError(
+                f"'{entry.name}' is frozen and a model buffer of the task, and FSDP divides it",
+                fix="Use `group.sharding: ddp`.",
+            )
+
+
+# ------------------------------------------------------------------ half precision
+
+
+class Masters:
+    """The fp32 masters of trained parameters in half precision, as a module.
+
+    Optimizer and exchange use the masters; forward and backward pass use the rounded values.
+
+    Attributes:
+        module: has the masters instead of these parameters, and otherwise the model's parameters
+            and buffers, under the same names; the model itself, if it has no such parameters.
+
+    Args:
+        model: the model, distributed or not.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._masters: list[tuple[nn.Parameter, nn.Parameter]] = []
+        halves = [p for p in model.parameters() if p.requires_grad and p.dtype != torch.float32]
+        of_half: dict[nn.Parameter, nn.Parameter] = {}
+        for param in halves:
+            master = nn.Parameter(param.detach().float())
+            self._masters.append((param, master))
+            of_half[param] = master
+        self.module = _copied(model, of_half, {}) if halves else model
+
+    def take_gradients(self) -> None:
+        """Give the masters the gradients of their parameters."""
+        for param, master in self._masters:
+            master.grad = None if param.grad is None else param.grad.float()
+            param.grad = None
+
+    def round(self) -> None:
+        """Set the parameters to their masters."""
+        with torch.no_grad():
+            for param, master in self._masters:
+                local_part(param).copy_(local_part(master))
+
+
+def _copied(
+    module: nn.Module,
+    of_half: Mapping[nn.Parameter, nn.Parameter],
+    known: dict[nn.Module, nn.Module],
+) -> nn.Module:
+    """Return a copy of a tree of modules that shares all tensors but some parameters."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        module = module.module
+    if module not in known:
+        twin = known[module] = object.__new__(type(module))
+        twin.__dict__.update(module.__dict__)
+        twin.__dict__["_parameters"] = {
+            name: param if param is None else of_half.get(param, param)
+            for name, param in module._parameters.items()
+        }
+        twin.__dict__["_modules"] = {
+            name: each if each is None else _copied(each, of_half, known)
+            for name, each in module._modules.items()
+        }
+    return known[module]
 
 
 # ------------------------------------------------------------------ optimizer

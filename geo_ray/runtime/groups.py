@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.service import Stage
 from geo_ray.ray_cluster.calls import FailureKind, Handle, RayFailure, Ref, failure_of, kill
 from geo_ray.ray_cluster.placement import PlacedRegion
+from geo_ray.runtime.averagers import AveragerProcesses
 from geo_ray.runtime.group_actor import JOIN_KEY, RankHost, places_of
 from geo_ray.runtime.launcher import ProcessLauncher, ProcessSpec
 from geo_ray.runtime.spec import RunSpec
@@ -213,10 +214,9 @@ class Groups:
         spec: the run, for its processes.
         launcher: starts them.
         placed: their places.
-        where: address of the run, and folder of the checkpoints of ranks; see
-            `GroupRank.checkpoints`.
+        averagers: where the run is served.
+        checkpoints: folder of the checkpoints of ranks; see `GroupRank.checkpoints`.
         credentials: credentials by region.
-        lose: lets the run continue without a region, given the cause.
     """
 
     def __init__(
@@ -225,14 +225,14 @@ class Groups:
         spec: RunSpec,
         launcher: ProcessLauncher,
         placed: Mapping[str, PlacedRegion],
-        where: tuple[str, str],
+        averagers: AveragerProcesses,
+        checkpoints: str,
         credentials: Mapping[str, JoinCredentials],
-        lose: Callable[[str, str], None],
     ) -> None:
         train = experiment.train
         self._policy = GroupPolicy(Restarts(train.max_worker_restarts, train.restart_window_s))
         self._spec, self._launcher, self._placed = spec, launcher, placed
-        self._where, self._credentials, self._lose = where, credentials, lose
+        self._averagers, self._checkpoints, self._credentials = averagers, checkpoints, credentials
         self._groups = [_Group(region) for region in experiment.groups]
         self._events: list[dict[str, Any]] = []
         self._cause: GeoRayError | None = None
@@ -327,7 +327,7 @@ class Groups:
         specs = [
             ProcessSpec(
                 "rank",
-                (self._spec, name, rank, *self._where),
+                (self._spec, name, rank, self._averagers.address, self._checkpoints),
                 config.cpus_per_rank,
                 gpus,
                 self._placed[name].strategy("worker", rank),
@@ -415,7 +415,7 @@ class Groups:
             _log.warning("region '%s' is not started again: %s", name, error.message)
             if decision.ends_run:
                 raise error
-        self._lose(name, error.message)
+        self._averagers.lose(name, error.message)
         if isinstance(decision, Restart):
             self._events.append({"kind": "region_joining", "region": name})
             group.away = stage is not Stage.GATHERING

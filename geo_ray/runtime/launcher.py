@@ -116,7 +116,7 @@ class Handoff:
 ProcessKind = Literal["averager", "bridge", "primary", "rank", "shard", "worker"]
 
 _CLASSES: Final[Mapping[ProcessKind, tuple[str, str, int]]] = {
-    "averager": ("geo_ray.runtime.serving", "AveragerActor", 4),
+    "averager": ("geo_ray.runtime.serving", "AveragerActor", 8),
     "bridge": ("geo_ray.runtime.bridge_actor", "BridgeActor", 12),
     "primary": ("geo_ray.runtime.server_actors", "PrimaryActor", 4),
     "rank": ("geo_ray.runtime.group_actor", "GroupRankActor", 1),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
@@ -27,6 +27,7 @@ from geo_ray.base.errors import (
     ReferenceLostError,
 )
 from geo_ray.base.threads import ThreadPoolMap
+from geo_ray.base.types import StepReport
 from geo_ray.runtime.bridge import BridgeAnswer, BridgeClient, ReconnectingBridgeClient
 from geo_ray.runtime.remote_shard import (
     MOMENT_OPERATIONS,
@@ -60,7 +61,7 @@ from geo_ray.training.wire_format import (
     as_bytes,
     pull_meta,
     read_pull,
-    read_report,
+    read_reports,
     read_stats,
     state_meta,
 )
@@ -80,13 +81,13 @@ class RegionLog:
         self._buffer = event_buffer
         self._began_s = self._applied_s = event_buffer.now_s()
 
-    def begin(self) -> None:
-        """Record that workers are given a step."""
-        self._began_s = self._buffer.now_s()
+    def begin(self, ago_s: float = 0.0) -> None:
+        """Record that workers are given a step, or were some time ago."""
+        self._began_s = self._buffer.now_s() - ago_s
 
-    def step(self, done: StepDone) -> None:
-        """Record an applied step."""
-        now_s = self._buffer.now_s()
+    def step(self, done: StepDone, ago_s: float = 0.0) -> None:
+        """Record an applied step, which may have ended some time ago."""
+        now_s = self._buffer.now_s() - ago_s
         self._buffer.add("step", **done.event(self._began_s, self._applied_s, now_s))
         self._applied_s = now_s
         for cause in done.refused:
@@ -171,6 +172,7 @@ class RegionWriter:
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # between two checks for a failure of the region
+_MEAN_WITHIN_S = 120.0  # for which a checkpoint waits for the next mean of several workers
 
 
 class PrimaryShard:
@@ -220,6 +222,8 @@ class PrimaryShard:
         self._waiting_for_state = 0
         # Of several such workers: those that wait after a step, and may be asked for the state of
         # their optimizers, which a checkpoint needs; and those that have sent it.
+        self._runs: set[int] = set()  # workers that were allowed several steps
+        self._deferred: list[Callable[[], object]] = []  # until such a worker reports
         self._waiting_workers: set[int] = set()
         self._sent_optimizer: set[int] = set()
         self._attempts: dict[int, int] = {}
@@ -255,7 +259,7 @@ class PrimaryShard:
     def stop(self) -> None:
         """Finish after the current step; for a single region."""
         with self._changed:
-            self.server.stop()
+            self._after_run(self.server.stop)
 
     def lose(self, worker: int, attempt: int) -> None:
         """Record that a worker's process has ended, even if its connection is still open."""
@@ -267,16 +271,28 @@ class PrimaryShard:
                 self.server.model.pulls.note_received(worker)
                 self._forget(worker)
                 self._execute(self.server.leave(worker))
+                self._run_deferred()
 
     def _forget(self, worker: int) -> None:
         """Forget what a worker was asked for, which is gone or new."""
-        for each in (self._released, self._waiting_workers, self._sent_optimizer):
+        for each in (self._released, self._runs, self._waiting_workers, self._sent_optimizer):
             each.discard(worker)
 
     def drain(self, worker: int) -> None:
         """Ask a worker to end between two steps."""
         with self._changed:
-            self._execute(self.server.drain(worker))
+            self._after_run(lambda: self._execute(self.server.drain(worker)))
+
+    def _after_run(self, event: Callable[[], object]) -> None:
+        """Handle an event now, or with the next report of a worker that makes several steps."""
+        self._deferred.append(event)
+        if not self._runs:
+            self._run_deferred()
+
+    def _run_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        for event in deferred:
+            event()
 
     def pause(self, is_paused: bool) -> None:
         """Stop workers from beginning steps, or allow it again."""
@@ -380,6 +396,7 @@ class PrimaryShard:
                 self._answers.pop(worker, None)
                 self._forget(worker)
                 self._execute(self.server.join(worker))
+                self._run_deferred()
             return self._await_answer(conn, worker, payload, moves=True)
         return self._pushed(conn, worker, meta, payload)
 
@@ -409,7 +426,7 @@ class PrimaryShard:
                 server.take_state(worker)
                 self._notify()
             else:
-                report = read_report(meta)
+                report = self._last_report(worker, meta)
                 if server.plan.averages:
                     self._waiting_workers.add(worker)
                 elif not moves and (self._waiting_for_state or server.needs_state(worker, report)):
@@ -417,6 +434,24 @@ class PrimaryShard:
                 # Not bound to a name: an update would be retained until the worker's answer.
                 self._execute(server.push(worker, report, has_state=has_state))
         return self._await_answer(conn, worker, payload, moves=moves)
+
+    def _last_report(self, worker: int, meta: Meta) -> StepReport:
+        """Handle the reports of a push but the last one, and what waited for it; return that."""
+        *earlier, last = read_reports(meta)
+        ago_s = last.compute_s + sum(report.compute_s for report in earlier)
+        spans = [report.span for report in (*earlier, last)][1:]
+        for report, following in zip(earlier, spans, strict=True):
+            ago_s -= report.compute_s
+            self._execute(self.server.push(worker, report), ago_s)
+            answer = self._answers.pop(worker, None)
+            if answer is None or answer.span != following or answer.evaluate:
+                raise InvariantError(
+                    f"worker {worker} of region '{self.server.plan.region}' trained on "
+                    f"{following}, it would have been assigned {answer}"
+                )
+        self._runs.discard(worker)
+        self._run_deferred()
+        return last
 
     def _note_time(self, worker: int, operation: str) -> None:
         """Record the arrival of a worker's request; the lock may be held for a whole step."""
@@ -438,6 +473,7 @@ class PrimaryShard:
                 self.server.model.pulls.note_received(worker)
                 self._forget(worker)
                 self._execute(self.server.leave(worker))
+                self._run_deferred()
 
     def _pulled(
         self, conn: LanConnection, worker: int, meta: Meta, payload: memoryview | None
@@ -476,6 +512,7 @@ class PrimaryShard:
             while True:
                 needs = self._needs_present_state
                 waits = self._is_paused or worker not in self._answers or needs
+                waits |= self.server.between
                 if waits and self._failure is not None:
                     raise self._failure
                 wanted = self._wanted_state(worker, moves=moves)
@@ -499,6 +536,9 @@ class PrimaryShard:
             self._forget(worker)
             if self.server.plan.state_every and answer.span is not None:
                 self._released.add(worker)
+                answer = replace(answer, steps=self.server.run_length(worker))
+            if answer.steps > 1:
+                self._runs.add(worker)
             if not moves:
                 return answer_meta(answer), None
             if self.server.model.is_sharded:
@@ -513,7 +553,7 @@ class PrimaryShard:
         """Return what a waiting worker must send that makes the optimizer's steps, if anything."""
         server = self.server
         if not server.plan.averages:
-            is_wanted = self._waiting_for_state and server.ahead and not moves
+            is_wanted = self._waiting_for_state and self._is_behind and not moves
             return "between" if is_wanted else None
         if server.lacks_state(worker):
             return "model"
@@ -524,9 +564,9 @@ class PrimaryShard:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether the server has older parameters than its workers."""
+        """Whether the server has older parameters than its workers, as far as is known."""
         if not self.server.plan.averages:
-            return bool(self.server.ahead)
+            return bool(self.server.ahead or self._runs)
         return bool(self.server.ahead or self.server.work.pushes or self._released)
 
     @property
@@ -580,47 +620,64 @@ class PrimaryShard:
 
     def _snapshot(self, checkpoint: int, *, halt: bool) -> list[Written]:
         with self._changed:
-            self._await_state(is_merge=False)
+            self._await_state(is_merge=False, soon=halt)
             return self._execute(self.server.snapshot(checkpoint, halt=halt))
 
-    def _await_state(self, *, is_merge: bool) -> None:
+    def _await_state(self, *, is_merge: bool, soon: bool = False) -> None:
         """Wait for the state of workers that keep it; under the lock.
 
-        Several workers take their mean for it only if an answer must be merged. Otherwise, a
-        checkpoint would change the result: it waits until the next exchange.
+        Several workers take an additional mean for it if an answer must be merged, or if it is
+        needed ``soon``. Otherwise, a checkpoint would change the result: it waits until the next
+        exchange, but not much longer than `_MEAN_WITHIN_S`.
 
         Args:
             is_merge: the state will change, so that the workers must wait for it.
+            soon: the run halts.
         """
         self._waiting_for_state += 1
-        self.server.average_soon = self.server.link_busy
-        self._changed.notify_all()  # a worker that waits sends its state
+        late_s = time.monotonic() + _MEAN_WITHIN_S
         try:
             while self._is_behind or self._lacks_for(is_merge=is_merge):
                 if self._failure is not None:
                     raise self._failure
+                soon |= self.server.link_busy or time.monotonic() >= late_s
+                self.server.average_soon = soon
+                if soon and self._is_paused and self._all_wait:
+                    self.server.average_now()
+                self._changed.notify_all()  # a worker that waits sends its state
                 self._changed.wait(_LOOK_S)
         finally:
             self._waiting_for_state -= 1
             self.server.average_soon = False
             self._changed.notify_all()
 
+    @property
+    def _all_wait(self) -> bool:
+        """Whether several workers that keep their state wait between two steps."""
+        server = self.server
+        return server.plan.averages and not (server.work.pushes or self._released)
+
     def _lacks_for(self, *, is_merge: bool) -> bool:
         if not self.server.plan.averages:
             return is_merge and bool(self._released)
         return not is_merge and bool(self._waiting_workers - self._sent_optimizer)
 
-    def _execute(self, effects: list[Effect]) -> list[Written]:
-        """Execute effects under the lock, except writing; return the copies to be written."""
+    def _execute(self, effects: list[Effect], ago_s: float = 0.0) -> list[Written]:
+        """Execute effects under the lock, except writing; return the copies to be written.
+
+        Args:
+            effects: effects.
+            ago_s: seconds since the event that they are of.
+        """
         snapshots: list[Written] = []
         for effect in effects:
             if isinstance(effect, Assignment):
                 self._answers[effect.worker] = effect
-                self._log.begin()
+                self._log.begin(ago_s)
             elif isinstance(effect, SendUpdate):
                 self._sends.put(True)
             elif isinstance(effect, StepDone):
-                self._log.step(effect)
+                self._log.step(effect, ago_s)
                 self._exhausted |= self.server.exhausted  # stays set until the controller polls
             elif isinstance(effect, StateTransfer):  # it refers to no payload memory
                 snapshots.append(effect)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.base.errors import InvariantError, LinkDownError
+from geo_ray.base.types import StepReport
 from geo_ray.storage.manifest import PartInfo
 from geo_ray.strategies.state import Outgoing, Wait
 from geo_ray.training.checkpoint_parts import HeldShard
@@ -38,6 +39,7 @@ from geo_ray.training.wire_format import (
     read_pull,
     read_reply,
     reply_meta,
+    report_meta,
     wanted_state,
 )
 from geo_ray.training.worker import LocalStepsWorker, Worker
@@ -569,17 +571,18 @@ class WorkerModel:
             own.optimizer.restore(self._links.moments())
         return self._ask({"op": "join"}, push=False)
 
-    def push(self, report: Meta, partition: int | None) -> Meta:
-        """Push a step's gradient, or report the step; return the answer.
+    def push(self, reports: Sequence[StepReport], partition: int | None) -> Meta:
+        """Push a step's gradient, or report steps; return the answer.
 
         Args:
-            report: the report.
+            reports: of the step; a worker that keeps the parameters may have made several.
             partition: see `ShardLinks.ask`.
         """
-        own = self._own
+        own, report = self._own, report_meta(reports[-1])
         if own is None or own.optimizer is None:
             return self._links.ask(report, push=True, partition=partition)
-        answer, _ = self._links.primary.request(report, push=False)
+        meta = report_meta(reports[-1], reports[:-1])
+        answer, _ = self._links.primary.request(meta, push=False)
         while (wanted := wanted_state(answer)) is not None:
             if wanted != "model":
                 self._put_optimizer(own.optimizer)

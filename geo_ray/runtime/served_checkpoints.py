@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from pydantic import JsonValue
@@ -31,7 +31,7 @@ from geo_ray.joining.protocol import SERVER
 from geo_ray.joining.save_round import SaveStage
 from geo_ray.joining.slices import SavedRun, SavedSlice
 from geo_ray.ray_cluster.calls import Handle, collect
-from geo_ray.runs.resume import codecs_of
+from geo_ray.runs.resume import STRATEGY, check_strategy_kind, codecs_of
 from geo_ray.storage.checkpoint import Checkpoint, CheckpointStore
 from geo_ray.storage.manifest import AVERAGER_PART, CheckpointManifest
 from geo_ray.storage.parts import DTYPES, write_part
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 _ANSWER_S: Final = 120.0
 _RETRY_S: Final = 5.0
+_AGAIN_S: Final = 1.0
 _PIECE_BYTES: Final = 32 << 20
 _CODES: Final = {dtype: code for code, dtype in DTYPES.items()}
 LAYOUT: Final = "layout"
@@ -95,13 +96,18 @@ def pieces_of(tensor: Tensor) -> Iterator[tuple[int, int]]:
         yield start, min(size, start + _PIECE_BYTES)
 
 
-def read_saved(found: Checkpoint) -> SavedRun:
+def read_saved(found: Checkpoint, experiment: Experiment) -> SavedRun:
     """Read the server's part of a checkpoint.
+
+    The configuration's options of the strategy replace those of the checkpoint: the user has
+    allowed each change.
 
     Raises:
         CheckpointError: it cannot be read, or belongs to a run whose regions do not join.
+        ConfigChangedError: the strategy is another one.
     """
     manifest = found.manifest
+    check_strategy_kind(manifest, experiment)
     layout, steps = manifest.extra.get(LAYOUT), manifest.extra.get(STEPS)
     names = [part.name for part in manifest.parts if part.name.startswith(AVERAGER_PART)]
     if not isinstance(layout, str) or not isinstance(steps, dict) or not names:
@@ -116,7 +122,8 @@ def read_saved(found: Checkpoint) -> SavedRun:
         ranges = tuple((int(a), int(b)) for a, b in body["ranges"])
         slices.append(SavedSlice(ranges, tensors, body["control"]))
     counts = {name: int(str(count)) for name, count in steps.items()}
-    return SavedRun(manifest.id, Layout.from_json(layout), tuple(slices), counts)
+    strategy = experiment.strategy.model_dump(mode="json")
+    return SavedRun(manifest.id, Layout.from_json(layout), tuple(slices), counts, strategy)
 
 
 def send_saved(actor: Handle, saved: SavedRun) -> None:
@@ -127,8 +134,21 @@ def send_saved(actor: Handle, saved: SavedRun) -> None:
             for start, stop in pieces_of(tensor):
                 data = bytes_of(tensor, start, stop)
                 collect({SERVER: actor.add_piece.remote(index, name, start, data)}, _ANSWER_S)
-    about = (saved.id, saved.layout.to_json(), dict(saved.steps))
+    about = (saved.id, saved.layout.to_json(), dict(saved.steps), dict(saved.strategy))
     collect({SERVER: actor.resume.remote(*about)}, _ANSWER_S)
+
+
+class ServerCalls(Protocol):
+    """Calls of the process that serves the run."""
+
+    @property
+    def actor(self) -> Handle:
+        """Its actor, which a standby may replace."""
+        ...
+
+    def ask(self, call: str, *arguments: Any) -> Any:
+        """Call its actor; the standby answers if it is lost."""
+        ...
 
 
 class ServedCheckpoints:
@@ -140,30 +160,40 @@ class ServedCheckpoints:
     Args:
         store: where they are.
         experiment: the run.
-        actor: the averager's actor.
+        server: the averager's process.
         lease_token: of the run actor, informative.
     """
 
     def __init__(
-        self, store: CheckpointStore, experiment: Experiment, actor: Handle, lease_token: int
+        self, store: CheckpointStore, experiment: Experiment, server: ServerCalls, lease_token: int
     ) -> None:
-        self._store, self._experiment, self._actor = store, experiment, actor
+        self._store, self._experiment, self._server = store, experiment, server
         self._lease_token = lease_token
         self._next_s = time.monotonic() + (experiment.checkpoint.every_s or 0.0)
+        self._next_round = experiment.checkpoint.every_rounds or 0
         self.outcome: str | None = None
         self._open: int | None = None
         self._halts = False  # whether training ends at the open checkpoint
+        self._counted = -1  # checkpoint from whose round the next one is counted
+        self._retry_s = 0.0
+        self._closed = -1  # newest checkpoint that has ended
         self._left_out: dict[str, str] = {}
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._commit: Future[CheckpointManifest] | None = None
 
     def poll(
-        self, save: Mapping[str, Any] | None, *, trains: bool, halts: bool = False
+        self,
+        save: Mapping[str, Any] | None,
+        rounds: int,
+        *,
+        trains: bool,
+        halts: bool = False,
     ) -> list[dict[str, Any]]:
         """Continue the open checkpoint, or begin one when it is time.
 
         Args:
             save: the averager's checkpoint in progress, as its actor reports it.
+            rounds: commits of the averager.
             trains: whether the run may begin a checkpoint.
             halts: whether training must end at the next checkpoint, which then begins at once.
 
@@ -172,6 +202,12 @@ class ServedCheckpoints:
         """
         if self._commit is not None:
             return self._committed(self._commit)
+        if save is not None and self._open is None and save["id"] > self._closed:
+            self._open, self._left_out = save["id"], {}  # begun by a call whose answer was lost
+        if save is not None and save["id"] != self._counted:
+            self._counted = save["id"]
+            at = rounds + (save["stage"] == SaveStage.MEETING.value)
+            self._next_round = at + (self._experiment.checkpoint.every_rounds or 0)
         if self._open is not None:
             if save is None:
                 return self._failed("the run ended, or was asked to, before all regions had met")
@@ -185,9 +221,16 @@ class ServedCheckpoints:
                 self._begin(halt=True)
         elif trains and halts and not self._halts:
             self._begin(halt=True)
-        elif trains and self._experiment.checkpoint.every_s and time.monotonic() >= self._next_s:
+        elif trains and self._is_due(rounds):
             self._begin()
         return []
+
+    def _is_due(self, rounds: int) -> bool:
+        """Return whether to begin a checkpoint, which is made at the end of the present round."""
+        config, now_s = self._experiment.checkpoint, time.monotonic()
+        if config.every_rounds is not None:
+            return rounds + 1 >= self._next_round and now_s >= self._retry_s
+        return bool(config.every_s) and now_s >= self._next_s
 
     def begin_last(self) -> bool:
         """Begin the checkpoint after the end of the run; return whether that is possible."""
@@ -211,9 +254,9 @@ class ServedCheckpoints:
     def _begin(self, *, halt: bool = False) -> None:
         lowest, keep = self._store.next_id(), self._store.ids()  # until the run has removed them
         timeout_s = self._experiment.checkpoint.part_timeout_s
-        call = self._actor.begin_save.remote(lowest, keep, timeout_s, halt)
-        checkpoint = collect({SERVER: call}, _ANSWER_S)[SERVER]
+        checkpoint = self._server.ask("begin_save", lowest, keep, timeout_s, halt)
         self._halts = halt and checkpoint is not None
+        self._retry_s = time.monotonic() + _AGAIN_S
         if checkpoint is None:
             self._next_s = time.monotonic() + min(_RETRY_S, self._every_s)
             return
@@ -227,13 +270,13 @@ class ServedCheckpoints:
     def _write(self, checkpoint: int, saved: tuple[str, ...]) -> CheckpointManifest:
         """Fetch, write and commit; in another thread."""
         folder = self._store.begin(checkpoint)
-        heads, layout, steps = self._ask(self._actor.saved_heads.remote())
+        heads, layout, steps = self._ask(self._server.actor.saved_heads.remote())
         written = []
         for index, head in enumerate(heads):
             part = head.empty()
             for name, tensor in part.tensors.items():
                 for start, stop in pieces_of(tensor):
-                    call = self._actor.saved_piece.remote(index, name, start, stop)
+                    call = self._server.actor.saved_piece.remote(index, name, start, stop)
                     set_bytes(tensor, start, self._ask(call))
             meta: JSONObject = {
                 "ranges": [list(pair) for pair in part.ranges],
@@ -244,6 +287,7 @@ class ServedCheckpoints:
             "attempt": 1,
             "lease_token": self._lease_token,
             "codecs": codecs_of(self._experiment),
+            STRATEGY: self._experiment.strategy.kind,
             "regions": list(saved),
             LAYOUT: layout,
             STEPS: dict(steps),
@@ -272,7 +316,8 @@ class ServedCheckpoints:
             cause = error.message if isinstance(error, GeoRayError) else error_summary(error)
             return self._failed(cause)
         manifest, self._open, self.outcome = commit.result(), None, ""
-        self._actor.end_save.remote()
+        self._closed = manifest.id
+        self._server.actor.end_save.remote()
         for region, cause in self._left_out.items():
             log.warning("checkpoint %d has no part of '%s': %s", manifest.id, region, cause)
         size = sum(part.bytes for part in manifest.parts)
@@ -283,7 +328,8 @@ class ServedCheckpoints:
 
     def _failed(self, cause: str) -> list[dict[str, Any]]:
         checkpoint, self._open, self._halts, self.outcome = self._open, None, False, cause
-        self._actor.end_save.remote()
+        self._closed = max(self._closed, -1 if checkpoint is None else checkpoint)
+        self._server.actor.end_save.remote()
         if checkpoint is not None and not self._store.is_committed(checkpoint):
             try:
                 self._store.abandon(checkpoint)

@@ -8,9 +8,9 @@ writes model and summary. Credentials of the regions are files in the run's dire
 from __future__ import annotations
 
 import ipaddress
-import secrets
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,15 +25,16 @@ from geo_ray.data.tasks.base import Task
 from geo_ray.data.tasks.checked_calls import RowWork, checked_metrics
 from geo_ray.data.tasks.load import load_task
 from geo_ray.data.tasks.model_buffers import BufferEntry
-from geo_ray.experiment.experiment import Experiment, ServeConfig
+from geo_ray.experiment.experiment import Experiment
 from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.endpoints import SignedEndpoints
 from geo_ray.joining.layout import Layout
 from geo_ray.joining.protocol import SERVER, JoinTerms, region_of
-from geo_ray.joining.server import JoinServer
+from geo_ray.joining.replication import ReplicatedService
+from geo_ray.joining.server import STANDBY, JoinServer, JoinStandby
 from geo_ray.joining.service import Stage
 from geo_ray.joining.site import parse_address
 from geo_ray.joining.slices import SavedRun, SavedSlice
-from geo_ray.ray_cluster.calls import Handle, collect
 from geo_ray.runs.checkpoints import check_unused, places_of
 from geo_ray.runs.data import prepare_manifest
 from geo_ray.runs.directory import RunDirectory
@@ -42,9 +43,9 @@ from geo_ray.runs.model_file import about_model, save_module, save_trained
 from geo_ray.runs.recorder import Recorder
 from geo_ray.runs.requests import take_stop_request
 from geo_ray.runs.start_checks import check_evaluation
+from geo_ray.runtime.averagers import AveragerProcesses, write_credentials
 from geo_ray.runtime.group_actor import JOIN_KEY
 from geo_ray.runtime.groups import Groups
-from geo_ray.runtime.launcher import ProcessSpec
 from geo_ray.runtime.run_context import RayMetrics, RunSetup
 from geo_ray.runtime.run_order import Resumption
 from geo_ray.runtime.run_start import find_checkpoint
@@ -53,7 +54,6 @@ from geo_ray.runtime.served_checkpoints import (
     SliceHead,
     bytes_of,
     read_saved,
-    send_saved,
     set_bytes,
 )
 from geo_ray.runtime.spec import RunSpec, TokenFence, demands_of
@@ -68,20 +68,21 @@ from geo_ray.telemetry.event_log import (
 from geo_ray.telemetry.export.base import ExportOrder
 from geo_ray.telemetry.export.exporters import exporting
 from geo_ray.telemetry.summary import Summary, Summing, save_summary
-from geo_ray.training.parameters import BufferLayout
+from geo_ray.training.parameters import BufferLayout, digest
 from geo_ray.transport.config import TransportConfig
-from geo_ray.transport.security.certs import Authority
-from geo_ray.transport.security.process_keys import SecretReceiver, seal_secret
+from geo_ray.transport.security.process_keys import SecretReceiver
+from geo_ray.transport.wire.sockets import Address, reserve
 
 _POLL_S: Final = 0.2
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
 _PIECE_BYTES: Final = 32 << 20
+_LOOK_S: Final = 0.05
+_SAVING_S: Final = 0.05
+_LATE_S: Final = 30.0  # a region that others wait for so long is shown
 _ENDS: Final = (Stage.DONE.value, Stage.STOPPED.value)
 JOIN_FOLDER: Final = "join"
 """Folder of a run's directory with the credentials of its regions."""
-ADDRESS_FILE: Final = "address"
-"""File in that folder with the address at which the run is served."""
 
 
 def terms_of(experiment: Experiment) -> JoinTerms:
@@ -108,11 +109,11 @@ class AveragerActor:
         terms_json: the run.
         transport_json: settings of connections.
         host: where to listen.
-        port: where to listen.
         lost_after_s: a region that is away for so long is lost.
         least: with fewer regions, the run waits.
         wait_s: longest such wait.
         cpus: CPUs that are reserved for it.
+        has_standby: whether the run has a standby.
     """
 
     def __init__(
@@ -120,29 +121,38 @@ class AveragerActor:
         terms_json: str,
         transport_json: str,
         host: str,
-        port: int,
         lost_after_s: float,
         least: int,
         wait_s: float,
         cpus: float,
+        has_standby: bool,
     ) -> None:
         torch.set_num_threads(max(1, int(cpus)))
         self._fence = TokenFence()
         self._terms = JoinTerms.model_validate_json(terms_json)
         self._transport = TransportConfig.model_validate_json(transport_json)
         self._receiver = SecretReceiver()
-        self._address, self._lost_after_s = (host, port), lost_after_s
+        self._host, self._lost_after_s, self._has_standby = host, lost_after_s, has_standby
         self._least, self._wait_s = least, wait_s
         self._slices: list[SavedSlice] = []
         self._resumed: SavedRun | None = None
         self._listening: JoinServer | None = None
+        self._follower: JoinStandby | None = None
+        self._reserved: socket.socket | None = None  # the port of a standby
 
     # -------------------------------------------------------------- start
 
-    def introduce(self) -> tuple[str, bytes]:
-        """Return the address of its machine, and its public key."""
+    def introduce(self, port: int) -> tuple[str, bytes, int]:
+        """Return the address of its machine, its public key, and the port that it has reserved.
+
+        Args:
+            port: port of a standby; another one is taken if it is not free.
+        """
         host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        return host, self._receiver.public
+        if self._has_standby:
+            self._reserved = reserve(self._host, port)
+        reserved = 0 if self._reserved is None else self._reserved.getsockname()[1]
+        return host, self._receiver.public, reserved
 
     def add_saved(self, head: SliceHead) -> None:
         """Take in a slice of the checkpoint to resume from, without the values of its tensors."""
@@ -152,26 +162,118 @@ class AveragerActor:
         """Set some bytes of a tensor of a slice."""
         set_bytes(self._slices[index].tensors[name], start, data)
 
-    def resume(self, checkpoint: int, layout: str, steps: Mapping[str, int]) -> None:
+    def resume(
+        self,
+        checkpoint: int,
+        layout: str,
+        steps: Mapping[str, int],
+        strategy: Mapping[str, object],
+    ) -> None:
         """Continue from a checkpoint, all slices of which are here."""
-        slices = tuple(self._slices)
-        self._resumed = SavedRun(checkpoint, Layout.from_json(layout), slices, steps)
+        slices, whole = tuple(self._slices), Layout.from_json(layout)
+        self._resumed = SavedRun(checkpoint, whole, slices, steps, strategy)
 
-    def listen(self, credentials: bytes) -> int:
-        """Start to listen with its credentials, sealed for this process; return the port."""
-        text = self._receiver.open(credentials, JOIN_KEY).decode()
+    def listen(
+        self,
+        credentials: bytes,
+        port: int,
+        term: int,
+        promoted: ReplicatedService | None = None,
+    ) -> int:
+        """Start to listen as the server.
+
+        Args:
+            credentials: those of the server, sealed for this process.
+            port: where to listen.
+            term: its number; grows with every server of the run.
+            promoted: state of the standby that becomes the server.
+
+        Returns:
+            The port.
+        """
+        if self._reserved is not None:
+            self._reserved.close()
         self._listening = JoinServer(
             self._terms,
-            JoinCredentials.parse(text, "the credentials of the averager"),
-            *self._address,
+            self._opened(credentials),
+            self._host,
+            port,
             self._transport,
             self._lost_after_s,
             self._resumed,
             self._least,
             self._wait_s,
+            term,
+            has_standby=self._has_standby,
+            promoted=promoted,
         )
         self._slices, self._resumed = [], None
         return self._listening.address[1]
+
+    def _opened(self, credentials: bytes) -> JoinCredentials:
+        text = self._receiver.open(credentials, JOIN_KEY).decode()
+        return JoinCredentials.parse(text, "the credentials of the averager")
+
+    # -------------------------------------------------------------- standby
+
+    def follow(self, credentials: bytes, server: Address) -> None:
+        """Connect to the server as its standby.
+
+        Args:
+            credentials: those of a standby, sealed for this process.
+            server: where it listens.
+        """
+        self._follower = JoinStandby(self._opened(credentials), server, self._transport)
+
+    def take_snapshot(self) -> ReplicatedService:
+        """Return the server's state for the standby that connects.
+
+        Raises:
+            RegionLostError: no standby has connected in time.
+        """
+        until_s = time.monotonic() + _ANSWER_S
+        while (found := self._server.take_snapshot()) is None:
+            if time.monotonic() > until_s:
+                raise RegionLostError(f"no standby has connected within {_ANSWER_S:g} s")
+            time.sleep(_LOOK_S)
+        return found
+
+    def restore(self, snapshot: ReplicatedService) -> None:
+        """Begin as a standby with the server's state."""
+        self._standby.restore(snapshot)
+
+    def is_standby_ready(self) -> bool:
+        """Return whether this standby may replace the server.
+
+        Raises:
+            RegionLostError: it never will.
+        """
+        if self._standby.failure is not None:
+            raise RegionLostError(f"the standby has failed: {self._standby.failure!r}")
+        return self._standby.is_ready
+
+    def promote(self, credentials: bytes, term: int) -> None:
+        """Replace the server; see `listen`.
+
+        Raises:
+            InvariantError: the standby is not ready.
+        """
+        port = 0 if self._reserved is None else self._reserved.getsockname()[1]
+        self.listen(credentials, port, term, self._standby.promote())
+
+    def publish(self, signed: SignedEndpoints) -> None:
+        """Send a list of the run's addresses to all ranks."""
+        self._server.publish(signed)
+
+    def release_standby(self) -> None:
+        """Continue without the standby."""
+        self._server.release_standby()
+
+    @property
+    def _standby(self) -> JoinStandby:
+        if self._follower is None:
+            raise InvariantError("the averager was asked as a standby, which it is not")
+        return self._follower
 
     @property
     def _server(self) -> JoinServer:
@@ -209,30 +311,43 @@ class AveragerActor:
 
     # -------------------------------------------------------------- training
 
-    def poll(self, token: int) -> dict[str, Any]:
+    def poll(self, token: int, seen: int) -> dict[str, Any]:
         """Return new events and the state of the run to a run actor.
+
+        Args:
+            token: fencing token of the run actor.
+            seen: events that it has.
 
         Raises:
             LeaseLostError: a later run actor has attached.
+            RegionLostError: a standby may have replaced this server.
         """
         self._fence.check(token)
         with self._server.lock:
+            if self._server.is_fenced:
+                raise RegionLostError("the server has ended without its standby")
             service = self._server.service
+            seen, events = self._server.events(seen)
             return {
                 "stage": service.stage.value,
                 "missing": service.missing(),
                 "saves": service.saves,
-                "awaited": service.awaited,
-                "events": service.news(),
+                "awaited": service.awaited(),
+                "events": events,
+                "seen": seen,
                 "now_s": self._server.now_s(),
                 "failure": service.failure,
                 "save": None if service.save is None else service.save.shown(),
+                "rounds": service.version,
+                "stalled_s": self._server.stalled_s,
             }
 
     def links(self) -> dict[str, dict[str, int]]:
         """Return the bytes received from each region, and sent to it."""
         found: dict[str, dict[str, int]] = {}
         for peer, each in self._server.links().items():
+            if peer == STANDBY:
+                continue
             counts = found.setdefault(region_of(peer), {"sent": 0, "received": 0})
             counts["sent"] += sum(each["bytes_sent"].values())
             counts["received"] += sum(each["bytes_received"].values())
@@ -249,7 +364,8 @@ class AveragerActor:
     def model(self) -> tuple[str, str]:
         """Return the layout of the model as text, and the digest of its final parameters."""
         layout = self._server.service.layout
-        return "[]" if layout is None else layout.to_json(), self._server.service.digest
+        params_P = self._server.service.model_P
+        return "[]" if layout is None else layout.to_json(), digest(params_P)
 
     def buffers(self) -> tuple[tuple[BufferEntry, ...], bytes]:
         """Return the description of the model buffers, and their final values, (B,)."""
@@ -304,38 +420,18 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
 
 def _serve_once(setup: RunSetup, store: CheckpointStore, resume: Resumption | None) -> Summary:
     experiment, run, launcher = setup.experiment, setup.run, setup.launcher
-    server = experiment.served_at
     folder = run.path / JOIN_FOLDER
     found = None if resume is None else find_checkpoint(store, resume, setup.reporting)
-    saved = None if found is None else read_saved(found)
+    saved = None if found is None else read_saved(found, experiment)
     run_id = write_credentials(experiment, folder)
     launcher.attach(setup.lease.token)
     launcher.begin(run_id, experiment.region_names, experiment.transport)
     task, manifest_address = _prepared(experiment, run)
     placed = launcher.place(demands_of(experiment), _START_S)
     try:
-        first = experiment.regions[0]
-        arguments = (
-            terms_of(experiment).model_dump_json(),
-            experiment.transport.model_dump_json(),
-            server.host,
-            server.port or _earlier_port(folder),
-            server.lost_after_s,
-            experiment.members.min or 1,
-            experiment.members.wait_s,
-            first.cpus_per_server,
-        )
-        strategy = placed[SERVER].strategy("bridge")
-        process = ProcessSpec("averager", arguments, first.cpus_per_server, 0.0, strategy, None, 1)
-        (actor,) = launcher.make([process])
-        if saved is not None:
-            send_saved(actor, saved)
-        here, public = collect({SERVER: actor.introduce.remote()}, _START_S)[SERVER]
-        text = JoinCredentials.read(folder / f"{SERVER}.pem").text()
-        sealed = seal_secret(text.encode(), public, JOIN_KEY)
-        port = collect({SERVER: actor.listen.remote(sealed)}, _START_S)[SERVER]
-        address = f"geo-ray://{_host(server, here)}:{port}"
-        (folder / ADDRESS_FILE).write_text(address + "\n", encoding="ascii")
+        terms, places = terms_of(experiment), placed[SERVER]
+        averagers = AveragerProcesses(experiment, terms, launcher, places, folder)
+        averagers.start(saved)
         spec = RunSpec(
             experiment_json=experiment.model_dump_json(),
             base_dir=str(run.base_dir),
@@ -345,28 +441,19 @@ def _serve_once(setup: RunSetup, store: CheckpointStore, resume: Resumption | No
             run_dir=str(run.path),
         )
         own = {r.name: JoinCredentials.read(folder / f"{r.name}.pem") for r in experiment.groups}
-        main = places_of(run, experiment.checkpoint).main
-        where = address, f"{main}-ranks"
-        groups = Groups(experiment, spec, launcher, placed, where, own, actor.lose.remote)
-        checkpoints = ServedCheckpoints(store, experiment, actor, setup.lease.token)
+        saved_in = f"{places_of(run, experiment.checkpoint).main}-ranks"
+        groups = Groups(experiment, spec, launcher, placed, averagers, saved_in, own)
+        checkpoints = ServedCheckpoints(store, experiment, averagers, setup.lease.token)
         try:
             step = None if found is None else found.manifest.step
-            return _Serving(setup, actor, address, groups, task, checkpoints, step).run()
+            return _Serving(setup, averagers, groups, task, checkpoints, step).run()
         except GeoRayError as error:
             raise groups.cause_of(error) from error
         finally:
             checkpoints.close()
+            averagers.close()
     finally:
         launcher.remove(placed)
-
-
-def _earlier_port(folder: Path) -> int:
-    """Return the port of an earlier start of the run, which its regions know; 0: none."""
-    path = folder / ADDRESS_FILE
-    if not path.exists():
-        return 0
-    port = path.read_text(encoding="ascii").strip().rpartition(":")[2]
-    return int(port) if port.isdecimal() else 0
 
 
 def _prepared(experiment: Experiment, run: RunDirectory) -> tuple[Task | None, str]:
@@ -379,13 +466,6 @@ def _prepared(experiment: Experiment, run: RunDirectory) -> tuple[Task | None, s
     manifest, address = prepare_manifest(own, task, run.base_dir, run.data)
     check_evaluation(own, task, manifest)
     return task, address
-
-
-def _host(server: ServeConfig, here: str) -> str:
-    """Return the host of the run's address; ``here`` is the averager's machine."""
-    if server.advertise is not None:
-        return server.advertise
-    return here if server.host in ("0.0.0.0", "::") else server.host  # noqa: S104  (compared)
 
 
 def reach_note(address: str) -> str:
@@ -403,20 +483,34 @@ def reach_note(address: str) -> str:
     )
 
 
-def write_credentials(experiment: Experiment, folder: Path) -> str:
-    """Write the credentials of the server and of all regions, unless they exist.
+def awaited_text(
+    awaited: Mapping[str, tuple[float, str | None]],
+    now_s: float,
+    unix_s: float,
+    longest_s: float,
+    groups: Collection[str] = (),
+) -> str:
+    """Return which regions the others wait for, since when, and what to do; "" for none.
 
-    Returns:
-        The run's id.
+    Args:
+        awaited: see `JoinService.awaited`.
+        now_s: present time of the same clock.
+        unix_s: present time.
+        longest_s: longest wait for a lost region.
+        groups: regions whose loops geo_ray starts.
     """
-    own = folder / f"{SERVER}.pem"
-    if own.exists():
-        return JoinCredentials.read(own).run_id
-    authority, key = Authority.create(experiment.name), secrets.token_bytes(32)
-    run_id = f"{experiment.name}-{secrets.token_hex(4)}"
-    for name in (*experiment.region_names, SERVER):
-        JoinCredentials(name, run_id, key, authority.issue(name)).write(folder / f"{name}.pem")
-    return run_id
+    found = []
+    for name, (since_s, cause) in sorted(awaited.items()):
+        if cause is None and now_s - since_s < _LATE_S:
+            continue
+        at = time.strftime("%H:%M:%S", time.localtime(unix_s - (now_s - since_s)))
+        why, remedy = "the others have sent their updates", "see whether its loop still steps"
+        if cause is not None:
+            why = f"it was lost: {cause}"
+            who = "geo_ray starts" if name in groups else "start"
+            remedy = f"{who} its loop again within {longest_s:g} s (members.wait_s)"
+        found.append(f"waiting for region '{name}' since {at} ({why}): {remedy}")
+    return "; ".join(found)
 
 
 class _Serving:
@@ -425,14 +519,13 @@ class _Serving:
     def __init__(
         self,
         setup: RunSetup,
-        actor: Handle,
-        address: str,
+        averagers: AveragerProcesses,
         groups: Groups,
         task: Task | None,
         checkpoints: ServedCheckpoints,
         resumed_step: int | None,
     ) -> None:
-        self._setup, self._actor, self._address = setup, actor, address
+        self._setup, self._averagers, self._seen = setup, averagers, 0
         self._groups, self._task = groups, task
         self._checkpoints, self._resumed_step = checkpoints, resumed_step
         self._before_s = 0.0  # time of the run's clock at this start
@@ -441,15 +534,15 @@ class _Serving:
         known = read_events(log) if log.exists() else ()
         self._stopping = StoppingRule(setup.experiment.train, known, is_strict=False)
         self._stops = self._is_interrupted = False
-        self._awaited: Mapping[str, str] = {}  # lost regions by cause
+        self._shown = ""  # what is awaited
 
     def run(self) -> Summary:
         """Poll the averager to the end of the run; write model and summary."""
         setup, reporting = self._setup, self._setup.reporting
         run, experiment = setup.run, setup.experiment
         folder = run.path / JOIN_FOLDER
-        reporting.status(f"serving at {self._address}; credentials: {folder}/REGION.pem")
-        if note := reach_note(self._address):
+        reporting.status(f"serving at {self._averagers.address}; credentials: {folder}/REGION.pem")
+        if note := reach_note(self._averagers.address):
             reporting.status(note)
         found = self._await_regions()
         startup_s = time.time() - reporting.began_unix_s
@@ -483,12 +576,12 @@ class _Serving:
             summing.feed(started)
             self._record(recorder, summing, found)
             while found["stage"] not in _ENDS:
-                time.sleep(_POLL_S)
+                time.sleep(_POLL_S if found["save"] is None else _SAVING_S)
                 found = self._poll()
                 self._record(recorder, summing, found)
             if found["stage"] == Stage.STOPPED.value:
                 self._groups.finish()
-                collect({SERVER: self._actor.close.remote()}, _ANSWER_S)
+                self._averagers.ask("close")
                 raise self._stopped()
             self._save_last(recorder, summing)
             return self._finish(recorder, summing, startup_s)
@@ -512,11 +605,16 @@ class _Serving:
             while self._checkpoints.is_open and not self._setup.reporting.interruption.is_set():
                 time.sleep(_POLL_S)
                 self._record(recorder, summing, self._poll())
-        self._actor.end_save.remote()  # lets the ranks leave
+        self._averagers.actor.end_save.remote()  # lets the ranks leave
 
     def _await_regions(self) -> dict[str, Any]:
         """Wait until all regions are there."""
-        reporting, shown = self._setup.reporting, ""
+        reporting, shown, since = self._setup.reporting, "", time.strftime("%H:%M:%S")
+        experiment = self._setup.experiment
+        all_started = len(experiment.groups) == len(experiment.regions)
+        remedy = (
+            "" if all_started else f": start loops with this address and {JOIN_FOLDER}/REGION.pem"
+        )
         while True:
             found = self._poll()
             if found["stage"] not in (Stage.GATHERING.value, Stage.STARTING.value):
@@ -528,7 +626,9 @@ class _Serving:
             missing = ", ".join(
                 f"{name} ({starting.get(name, why)})" for name, why in found["missing"].items()
             )
-            text = f"{self._address}: waiting for {missing or 'the initial parameters'}"
+            text = f"{self._averagers.address}: waiting for the initial parameters"
+            if missing:
+                text = f"{self._averagers.address}: waiting for {missing} since {since}{remedy}"
             if text != shown:
                 reporting.status(text)
                 shown = text
@@ -540,8 +640,9 @@ class _Serving:
         Raises:
             RegionLostError: the averager is lost, or all regions are.
         """
-        call = self._actor.poll.remote(self._setup.lease.token)
-        found: dict[str, Any] = collect({SERVER: call}, _ANSWER_S)[SERVER]
+        found: dict[str, Any] = self._averagers.ask("poll", self._setup.lease.token, self._seen)
+        self._seen = found["seen"]
+        self._averagers.watch(found["stalled_s"])
         if isinstance(found["failure"], GeoRayError):
             raise found["failure"]
         if found["stage"] not in _ENDS:
@@ -549,16 +650,26 @@ class _Serving:
         interruption = self._setup.reporting.interruption
         if take_stop_request(self._setup.run.path):
             interruption.set()
+        if self._stops and found["stage"] == Stage.TRAINING.value:
+            self._averagers.actor.request_stop.remote()  # again: the server may be lost
         return found
 
     def _record(self, recorder: Recorder, summing: Summing, found: Mapping[str, Any]) -> None:
         trains = found["stage"] == Stage.TRAINING.value
+        experiment = self._setup.experiment
+        groups = [region.name for region in experiment.groups]
+        awaited = awaited_text(
+            found["awaited"], found["now_s"], time.time(), experiment.members.wait_s, groups
+        )
+        if awaited != self._shown:
+            self._shown = awaited
+            self._setup.reporting.status(awaited)
         halts = trains and self._setup.reporting.interruption.is_set()
         if halts and not self._is_interrupted:
             self._note_interruption(recorder, found)
-        saved = self._checkpoints.poll(found["save"], trains=trains, halts=halts)
+        saved = self._checkpoints.poll(found["save"], found["rounds"], trains=trains, halts=halts)
         self._groups.note(found["events"])
-        own = [*self._groups.news(), *saved, *self._paused(found["awaited"])]
+        own = [*self._averagers.news(), *self._groups.news(), *saved]
         for each in [*({**each, "t_s": found["now_s"]} for each in own), *found["events"]]:
             values = dict(each)
             if values["kind"] == "eval":
@@ -569,21 +680,7 @@ class _Serving:
             stop = self._stopping.after(event)
             if stop is not None and not self._stops:
                 self._stops = True
-                self._actor.request_stop.remote()
                 recorder.emit("stop_requested", event.t_s, **stop.model_dump())
-
-    def _paused(self, awaited: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return an event if the run begins to wait for lost regions, or continues."""
-        before, self._awaited = self._awaited, awaited
-        if bool(before) == bool(awaited):
-            return []
-        if not awaited:
-            self._setup.reporting.status("")
-            return [{"kind": "run_resumed"}]
-        least = self._setup.experiment.members.min
-        text = f"waiting for {', '.join(awaited)}: fewer than members.min = {least} regions"
-        self._setup.reporting.status(f"paused: {text}")
-        return [{"kind": "run_paused", "cause": text}]
 
     def _note_interruption(self, recorder: Recorder, found: Mapping[str, Any]) -> None:
         """Record the request to stop; a run without checkpoints ends with its present model."""
@@ -593,7 +690,7 @@ class _Serving:
         if found["saves"]:
             what = "saving a checkpoint at the next exchange of all regions, then stopping"
         else:
-            self._actor.request_stop.remote()
+            self._stops = True  # the next `_poll` says so
             what = "no region saves checkpoints: finishing with the next exchange"
         reporting.status(f"{what} (Ctrl-C again: stop at once)")
 
@@ -610,28 +707,27 @@ class _Serving:
         self._groups.finish()
         run, experiment = self._setup.run, self._setup.experiment
         now_s = time.time() - self._origin_unix_s
-        links = collect({SERVER: self._actor.links.remote()}, _ANSWER_S)[SERVER]
+        links = self._averagers.ask("links")
         for region, counts in links.items():
             for src, dst, count in ((region, SERVER, "received"), (SERVER, region, "sent")):
                 event = recorder.emit(
                     "wan", now_s, src=src, dst=dst, bytes_by_class={"update": counts[count]}
                 )
                 summing.feed(event)
-        text, digest = collect({SERVER: self._actor.model.remote()}, _ANSWER_S)[SERVER]
+        text, digest = self._averagers.ask("model")
         layout = Layout.from_json(text)
         params_P = torch.empty(layout.size)
         piece = _PIECE_BYTES // 4
         for start in range(0, layout.size, piece):
             stop = min(layout.size, start + piece)
-            call = self._actor.model_piece.remote(start, stop)
-            data = collect({SERVER: call}, _ANSWER_S)[SERVER]
+            data = self._averagers.ask("model_piece", start, stop)
             params_P[start:stop] = torch.frombuffer(bytearray(data), dtype=torch.float32)
-        entries, values = collect({SERVER: self._actor.buffers.remote()}, _ANSWER_S)[SERVER]
+        entries, values = self._averagers.ask("buffers")
         buffers_B = torch.frombuffer(bytearray(values), dtype=torch.uint8) if entries else None
         summary = summing.summary(startup_s=startup_s, digest=digest)
         if self._task is not None:
             about = about_model(experiment, summary.steps, summary.eval)
-            save_trained(self._task, experiment.seed, params_P, run.model, about)
+            save_trained(self._task, experiment.seed, params_P, run.model, about, buffers_B)
         else:
             root = module_of(layout, params_P)
             if buffers_B is not None:

@@ -1,8 +1,8 @@
 """The worker loop: computes assigned steps from the first request to the release, without Ray.
 
-`WorkerActor` hosts it. Reading order: `WorkerLoop.run`, `_join`, `_evaluate`, `_read`, `_compute`,
-`_push`. On one host the parameters and the gradient are in memory that is shared with the shards,
-so a request is only a signal. Across hosts the same requests carry the bytes (`remote_shard.py`).
+`WorkerActor` hosts it. Reading order: `WorkerLoop.run`, `_evaluate`, `_steps`, `_compute`. On one
+host the parameters and the gradient are in memory that is shared with the shards, so a request is
+only a signal. Across hosts the same requests carry the bytes (`remote_shard.py`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from geo_ray.base.threads import ThreadPoolMap
 from geo_ray.base.types import Span, StepReport
 from geo_ray.data.reader import ReadAhead, RegionReader
-from geo_ray.data.tasks.base import Columns
 from geo_ray.runs.evaluation import EvalSetting
 from geo_ray.runtime.device import ON_CPU, DeviceReport
 from geo_ray.runtime.remote_shard import ShardLink, ShardLinks, WorkerModel
+from geo_ray.training.config import REPORT_EVERY_S
 from geo_ray.training.effects import Assignment
 from geo_ray.training.stragglers import READING
-from geo_ray.training.wire_format import read_answer, report_meta, stats_message
+from geo_ray.training.wire_format import read_answer, stats_message
 from geo_ray.training.worker import LocalStepsWorker, StepResult, StepTime, Worker, coded_step
 from geo_ray.transport.wire.fields import Meta
 
@@ -73,7 +73,7 @@ class WorkerLoop:
         """
         steps = 0
         try:
-            work = self._join()
+            work = read_answer(self._rank, self._model.join())
             while True:
                 began_s = time.monotonic()
                 self._worker.on_work(work.version)
@@ -83,31 +83,32 @@ class WorkerLoop:
                     self._evaluate(work)
                 if work.span is None:
                     return steps
-                result = self._compute(work, work.span, self._read(work, work.span))
-                self._pad(work, work.span, began_s)
-                took_s, steps = time.monotonic() - began_s, steps + 1
-                found = (result.refused, result.grad_sq, result.learning_rate, result.unused)
-                work = self._push(work, StepReport(work.span, result.loss, took_s, *found))
+                reports = self._steps(work, began_s)
+                steps += len(reports)
+                work = read_answer(self._rank, self._model.push(reports, work.partition))
                 self._device.report(self._links.primary)
         finally:
             self._pool.close()
             self._ahead.close()
 
-    def _join(self) -> Assignment:
-        """Pull the first parameters and rows."""
-        return read_answer(self._rank, self._model.join())
+    def _steps(self, work: Assignment, began_s: float) -> list[StepReport]:
+        """Make the steps of an assignment, or the first of them, and return their reports."""
+        reports: list[StepReport] = []
+        for step, span in work.run():
+            result = self._compute(step, span)
+            self._pad(step, span, began_s)
+            reports.append(result.report(span, time.monotonic() - began_s))
+            took_s = sum(report.compute_s for report in reports)
+            if result.refused is not None or took_s >= REPORT_EVERY_S:
+                break
+            began_s = time.monotonic()
+        return reports
 
-    def _push(self, work: Assignment, report: StepReport) -> Assignment:
-        """Push the gradient, or report the step; get the next rows."""
-        return read_answer(self._rank, self._model.push(report_meta(report), work.partition))
-
-    def _read(self, work: Assignment, span: Span) -> dict[Span, Columns]:
+    def _compute(self, work: Assignment, span: Span) -> StepResult:
+        """Read the rows and compute the step; the gradient is left in the worker's buffer."""
         self.doing = READING
         spans = [part.span for part in work.parts] or [span]
-        return dict(zip(spans, self._ahead.take(spans), strict=True))
-
-    def _compute(self, work: Assignment, span: Span, rows: dict[Span, Columns]) -> StepResult:
-        """Compute the step; the gradient is left in the worker's buffer."""
+        rows = dict(zip(spans, self._ahead.take(spans), strict=True))
         self.doing = "computing"
         if work.parts:
             result = coded_step(self._worker, work.parts, span, rows.__getitem__)

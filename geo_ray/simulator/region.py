@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from geo_ray.base.errors import NonFiniteError
+from geo_ray.base.errors import InvariantError, NonFiniteError
 from geo_ray.base.random_state import generators_restored
 from geo_ray.base.types import Span, StepReport
 from geo_ray.data.manifest import Manifest
@@ -317,6 +317,8 @@ class SimRegion:
         # is done once the server has their states.
         self._new = set(range(region.workers))
         self._deferred: list[Callable[[], list[Effect]]] = []
+        # Steps until the only worker of a region reports, unless it is asked to leave.
+        self._run, self._is_asked = 0, False
         self._eval_rows = experiment.train.eval_batch_size
         self._scheduler = around.scheduler
         self._host = host
@@ -373,6 +375,7 @@ class SimRegion:
     def drain_worker(self, rank: int) -> None:
         """Give a worker a termination notice: it leaves between two steps."""
         if not self.is_dead:
+            self._is_asked = True
             self._execute_averaged(self.server.drain(rank))
 
     def replace_worker(self, rank: int) -> int:
@@ -435,7 +438,7 @@ class SimRegion:
         copy, averages = partial(self._copied, checkpoint, halt=halt), self.server.plan.averages
         if self._is_behind or self._deferred or (averages and self.server.work.is_computing):
             self._deferred.append(copy)
-            self.server.average_soon |= averages and self.server.link_busy
+            self.server.average_soon |= averages and (halt or self.server.link_busy)
         else:
             self._execute(copy())
 
@@ -481,7 +484,8 @@ class SimRegion:
             agreed_B = buffers_B if model_buffers is None else model_buffers.agreed_B.clone()
             judged = torch.cat([shard.eval_params_S for shard in self._shards]), agreed_B
         sent = _Sent(live, judged, is_old=bool(self.server.ahead))
-        if self._keeps_state and answer.worker in self._new:
+        has_joined = self._keeps_state and answer.worker in self._new
+        if has_joined:
             self._new.discard(answer.worker)
             parts = [shard.moments(answer.worker) for shard in self._shards]
             moments = {}
@@ -489,6 +493,8 @@ class SimRegion:
                 values = [in_memory(part[name]) for part in parts]
                 moments[name] = torch.cat(values) if values[0].dim() else values[0].clone()
             sent = _Sent(live, judged, moments)
+        if self._run <= 0 or has_joined:
+            self._run, self._is_asked = self.server.run_length(answer.worker), False
         life = self._lives[answer.worker]
         self._scheduler.after(self._lan_s, partial(self._work, answer, life, sent))
 
@@ -564,8 +570,7 @@ class SimRegion:
         result, grad_P = found()
         partition = self.server.partition_of(rank)
         self._report_changed(self._workers[rank])
-        about = (result.refused, result.grad_sq, result.learning_rate, result.unused)
-        report = StepReport(span, result.loss, push_s, *about)
+        report = result.report(span, push_s)
         worker = self._workers[rank]
         if self._keeps_state and isinstance(worker, Worker) and worker.optimizer is not None:
             self._push_own(rank, worker, worker.optimizer, report)
@@ -583,7 +588,12 @@ class SimRegion:
         if self.server.plan.averages:
             self._execute_averaged(self.server.push(rank, report))
             return
-        has_state = bool(self._deferred) or self.server.needs_state(rank, report)
+        needs_state, self._run = self.server.needs_state(rank, report), self._run - 1
+        if needs_state and self._run > 0 and report.refused is None and not self._is_asked:
+            raise InvariantError(f"{self.name} needs a state within a run of steps")
+        if self._deferred:
+            self._run = 0
+        has_state = bool(self._deferred) or needs_state
         if has_state:
             self._put(rank, worker)
             self._put_optimizer(rank, optimizer)

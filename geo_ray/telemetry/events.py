@@ -275,6 +275,9 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "region_left": {"region": _text, "name": _text},  # the averager's region; the region that left
     "averager_moved": {"region": _text, "term": _whole},  # the averager lives there now
     "standby_ready": {"region": _text, "name": _text, "term": _whole},  # it may take over
+    "server_replaced": {"address": _text, "term": _whole, "took_s": _number},
+    "server_standby_ready": {"address": _text, "term": _whole},  # it may take over
+    "server_standby_lost": {"address": _text, "cause": _text},
     "stop_requested": {"cause": _text},
     "wan": {"src": _text, "dst": _text, "bytes_by_class": _table(_whole)},
     "run_finished": {"summary": _table(finite)},
@@ -328,6 +331,7 @@ MEMBER_KINDS = (  # membership events
     "bridge_replaced",
     "run_actor_attached",
     "averager_moved",
+    "server_replaced",
 )
 
 

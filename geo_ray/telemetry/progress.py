@@ -40,6 +40,9 @@ _TOLD = (
     "region_drained",
     "averager_moved",
     "standby_ready",
+    "server_replaced",
+    "server_standby_ready",
+    "server_standby_lost",
     "run_resumed",
     "stop_requested",
     "checkpoint",
@@ -397,6 +400,12 @@ class Progress:
                 self._say(f"[yellow]the averager moved[/] to {escape(event['region'])}")
             case "standby_ready":
                 self._say(f"{escape(event['name'])} is the averager's standby")
+            case "server_replaced":
+                self._say(f"[yellow]the standby serves the run[/] at {escape(event['address'])}")
+            case "server_standby_ready":
+                self._say(f"a standby is ready at {escape(event['address'])}")
+            case "server_standby_lost":
+                self._say(f"[yellow]the standby is lost[/]: {cause}")
             case "run_resumed":
                 self._say("[green]going on[/]")
             case "stop_requested":

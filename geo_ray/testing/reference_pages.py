@@ -266,6 +266,22 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         "The averager has a hot standby again.",
         {"region": "the averager's region", "name": "the standby's region", "term": "leader term"},
     ),
+    "server_replaced": (
+        "The standby serves the run that regions join; the process that did was lost.",
+        {
+            "address": "where the run is served now",
+            "term": "number of the server",
+            "took_s": "seconds from the loss being noticed",
+        },
+    ),
+    "server_standby_ready": (
+        "The process that serves a run has a standby, which has its state.",
+        {"address": "where the standby would serve the run", "term": "number of the server"},
+    ),
+    "server_standby_lost": (
+        "The standby was lost or could not keep up. The run continues, and starts another one.",
+        {"address": "where it would have served the run"},
+    ),
     "stop_requested": (
         "The run was asked to stop: by a user, a signal or an evaluation.",
         {"reason": "of an evaluation: target (reached) or patience (no improvement)"},

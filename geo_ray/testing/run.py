@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from geo_ray.data.tasks.load import (
     TaskConfig,
     load_task,
 )
+from geo_ray.runs.build import placed
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.config import AnyCodec, AnyStrategy
 from geo_ray.strategies.registry import STRATEGIES
@@ -47,9 +48,10 @@ from geo_ray.testing import codecs, strategies
 from geo_ray.testing.checks import BrokenPromiseError, Checks, Finding, expect, run_checks
 from geo_ray.testing.codecs import gauss, heavy
 from geo_ray.testing.strategies import whole_run
+from geo_ray.training.optimizers import TaskSteps
 from geo_ray.training.parameters import BufferLayout, digest, read_parameters
 from geo_ray.training.state_guard import WATCHED_STEPS
-from geo_ray.training.worker import Worker
+from geo_ray.training.worker import OwnSteps, Worker
 
 _ANY = UserClass("strategy, codec or task", ConfigError, "examples/own_strategy.py")
 T = TypeVar("T")
@@ -247,7 +249,7 @@ def checked(subject: Subject, promises: Collection[str] | None = None) -> list[F
         coding: Checks[Codec] = {**codecs.CHECKS, "another process decodes the same": decoding}
         found += run_checks(_chosen(coding, promises), subject.codec)
     if subject.task is not None:
-        found += run_checks(_chosen(TASK_CHECKS, promises), subject.task)
+        found += run_checks(_chosen(task_checks(subject.task), promises), subject.task)
     return found
 
 
@@ -286,11 +288,20 @@ def _rows(task: Task) -> Columns:
     return found
 
 
-def _worker(task: Task) -> Worker:
+def _makes_steps(task: Task) -> bool:
+    """Tell whether the task has optimizers of its own."""
+    return hasattr(task, "optimizer") or hasattr(task, "train_step")
+
+
+def _worker(task: Task, *, own: bool = False) -> Worker:
+    """Return a worker; ``own``: the task makes its steps."""
+    task = placed(task, "here", 0)
     module = checked_model(task, _SEED)
     buffers_B = BufferLayout.of(task, module).read(module)
     buffer = torch.cat([buffers_B.view(torch.float32), read_parameters(module)])
-    return Worker(task, buffer, torch.zeros_like(buffer), region="here", seed=_SEED)
+    steps = OwnSteps(TaskSteps()) if own else None
+    grads = torch.zeros_like(buffer)
+    return Worker(task, buffer, grads, region="here", seed=_SEED, module=module, own=steps)
 
 
 def _same_model(task: Task) -> None:
@@ -300,25 +311,59 @@ def _same_model(task: Task) -> None:
 
 
 def _steps(task: Task) -> None:
-    worker, rows = _worker(task), _rows(task)
+    worker, rows = _worker(task, own=_makes_steps(task)), _rows(task)
     for i in range(WATCHED_STEPS):
         worker.step(rows, Span(i * _ROWS, num_rows(rows)))
         worker.buffers_B.copy_(worker.left_B)
-        # As in training: buffers that depend on the parameters are constant while those are.
-        worker.params_P.sub_(worker.grad_P, alpha=_RATE)
+        if worker.optimizer is None:
+            # As in training: buffers that depend on the parameters are constant while those are.
+            worker.params_P.sub_(worker.grad_P, alpha=_RATE)
+
+
+def _own_steps(task: Task) -> None:
+    """Make steps as a run does, and continue from their state in another worker."""
+    rows = _rows(task)
+    spans = [Span(i * _ROWS, num_rows(rows)) for i in range(WATCHED_STEPS)]
+    before, after = spans[:-1], spans[-1]
+    whole = _worker(task, own=True)
+    for span in before:
+        whole.step(rows, span)
+    resumed = _worker(task, own=True)
+    resumed.params_P.copy_(whole.kept())
+    resumed.buffers_B.copy_(whole.buffers_B)
+    resumed.load()
+    if whole.optimizer is not None and resumed.optimizer is not None:
+        resumed.optimizer.restore(whole.optimizer.export())
+    found = []
+    for worker in (whole, resumed):
+        worker.step(rows, after)
+        found.append((worker.kept(), worker.buffers_B.clone()))
+    (params_P, buffers_B), (other_P, other_B) = found
+    expect(
+        torch.equal(params_P, other_P) and torch.equal(buffers_B, other_B),
+        "a step after a resume gives other parameters: something that it uses is not in the state "
+        "of the optimizers, or they were made for another model",
+    )
 
 
 def _again(task: Task) -> None:
-    worker, rows = _worker(task), _rows(task)
-    span = Span(0, num_rows(rows))
+    makes_all = hasattr(task, "train_step")
+    worker, rows = _worker(task, own=makes_all), _rows(task)
+    span, params_P, buffers_B = Span(0, num_rows(rows)), worker.kept(), worker.buffers_B.clone()
+    state = {} if worker.optimizer is None else worker.optimizer.export()
     found = []
     for _ in range(2):
+        worker.keep(params_P)
+        worker.buffers_B.copy_(buffers_B)
+        if worker.optimizer is not None:
+            worker.optimizer.restore(state)
         worker.step(rows, span)
-        found.append((worker.grad_P.clone(), worker.left_B.clone()))
-    (grad_P, left_B), (other_P, other_B) = found
+        found.append((worker.kept() if makes_all else worker.grad_P.clone(), worker.left_B.clone()))
+    (result_P, left_B), (other_P, other_B) = found
+    what = "other parameters" if makes_all else "another gradient"
     expect(
-        torch.equal(grad_P, other_P),
-        "a step from the same values gives another gradient: state that changes is not a buffer or "
+        torch.equal(result_P, other_P),
+        f"a step from the same values gives {what}: state that changes is not a buffer or "
         "parameter of the model, or has the rule scratch but is used again",
     )
     expect(torch.equal(left_B, other_B), "a step from the same values gives other model buffers")
@@ -375,15 +420,26 @@ def _sums(task: Task) -> None:
         )
 
 
-TASK_CHECKS: Final[Mapping[str, Callable[[Task], None]]] = {
+_GRADIENT: Final = "a step gives the gradient that PyTorch gives"
+TASK_CHECKS: Final[Checks[Task]] = {
     "a seed determines the model": _same_model,
     "its model buffers can be exchanged": _model_buffers,
     "a step changes only parameters and declared model buffers": _steps,
     "a repeated step gives the same bits": _again,
-    "a step gives the gradient that PyTorch gives": _gradient,
+    _GRADIENT: _gradient,
     "its groups cover its parameters": _groups,
     "evaluations add up": _sums,
 }
+
+
+def task_checks(task: Task) -> Checks[Task]:
+    """Return the checks of a task; those of its steps execute what a run executes."""
+    checks = dict(TASK_CHECKS)
+    if hasattr(task, "train_step"):  # which need not use the gradients of `loss`
+        del checks[_GRADIENT]
+    if _makes_steps(task):
+        checks["its steps continue from a checkpoint"] = _own_steps
+    return checks
 
 
 # ------------------------------------------------------------------ another process

@@ -398,6 +398,12 @@ class EvalTimes:
         self._owed = False
         return self._open
 
+    def steps_left(self, version: int) -> int | None:
+        """Return the steps after ``version`` until the next evaluation; None if rows decide."""
+        if self._owed:
+            return 1
+        return self._next - version if self.rows is None and self.every else None
+
     def ask_last(self, worker: int) -> bool:
         """Assign the evaluation after the end to ``worker``; False if it is assigned or done."""
         if self.last != "owed":

@@ -151,11 +151,12 @@ class TrainConfig(StrictModel):
         None,
         description="do not wait for late workers of a region: spare workers or coded gradients",
     )
-    optimizer_on: Literal["server", "worker"] = Field(
+    optimizer_on: Literal["auto", "server", "worker"] = Field(
         "server",
         description="worker: workers keep parameters and optimizer on their devices and send them "
         "when an exchange is due; several workers of a region are then averaged; server: every "
-        "step moves gradients and parameters. With one worker, the results are the same",
+        "step moves gradients and parameters; auto: worker in regions with one worker if the "
+        "results surely are the same, else server",
     )
     state_every: int = Field(
         100,
@@ -195,6 +196,24 @@ class TrainConfig(StrictModel):
             return KeepBest(metric="loss", mode="min")
         mode: Literal["min", "max"] = "max" if self.target.direction == "at_least" else "min"
         return KeepBest(metric=self.target.metric, mode=mode)
+
+    def workers_own_steps(self, strategy: Strategy, regions: int, workers: int) -> bool:
+        """Tell whether the workers of a region make the optimizer's steps instead of its server.
+
+        Args:
+            strategy: strategy.
+            regions: number of regions.
+            workers: workers of this one.
+        """
+        traits = strategy.traits
+        if self.optimizer_on == "server" or (regions > 1 and traits.region.worker_steps):
+            return False
+        if self.optimizer_on == "worker":
+            return workers == 1 or regions > 1
+        if workers > 1 or self.elastic or self.stragglers or self.mode == "async":
+            return False
+        waits = traits.in_rounds and traits.exchange.blocking == "always"
+        return regions == 1 or (traits.region.local_optimizer and waits)
 
     def check(self, strategy: Strategy, workers: Mapping[str, int], *, even: bool) -> None:
         """Refuse values that do not fit the regions and their strategy.
@@ -253,6 +272,8 @@ class TrainConfig(StrictModel):
 
     def _check_worker_optimizer(self, strategy: Strategy, workers: Mapping[str, int]) -> None:
         where = "train.optimizer_on"
+        if len(workers) > 1 and strategy.traits.region.worker_steps:
+            return  # its workers make local steps in any case
         for key in ("stragglers", "elastic"):
             if getattr(self, key) is not None:
                 raise ValueError(
@@ -490,6 +511,12 @@ def why_fixed(overlay: str, codec: CodecConfig, *, has_transfers: bool) -> str |
 
 UNREACHABLE_S: Final = 300.0
 """Seconds for which a region may be unreachable before requests to it fail."""
+
+REPORT_EVERY_S: Final = 1.0
+"""Seconds after which a worker reports several steps, or one step that takes longer.
+
+Requests to stop, to pause, to leave, or for a checkpoint reach it with the answer to its report.
+"""
 
 _SLACK_S: Final = 5.0
 _LEAST_S: Final = 300.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from torch import Tensor
@@ -29,6 +29,8 @@ class Assignment:
         eval_params: evaluate the parameters known to the averager, not the live ones.
         repeats: spans whose steps a new worker must repeat first, because its predecessor had made
             them since it last sent its state.
+        steps: steps, over this and the following spans of the same size, that a worker which makes
+            the optimizer's steps may make before it reports them.
     """
 
     worker: int
@@ -40,6 +42,17 @@ class Assignment:
     parts: tuple[CodedPartition, ...] = ()
     partition: int | None = None
     repeats: tuple[Span, ...] = ()
+    steps: int = 1
+
+    def run(self) -> Iterator[tuple[Assignment, Span]]:
+        """Yield the assignments of its steps, with their spans."""
+        if self.span is None:
+            return
+        yield self, self.span
+        for number in range(1, self.steps):
+            span = Span(self.span.start + number * self.span.count, self.span.count)
+            version = self.version + number
+            yield replace(self, version=version, span=span, evaluate=False, repeats=()), span
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,16 +319,19 @@ class Shard:
     def _averages(self) -> bool:
         return self._own_steps > 1
 
-    def is_quiet(self) -> bool:
-        """Tell whether `outgoing` will need no parameters after the next step."""
+    def is_quiet(self, steps: int) -> bool:
+        """Tell whether `outgoing` will need no parameters after so many steps.
+
+        It needs none before.
+        """
         if self._alone:
             return True
         state = self.state
-        state.step, state.since_send = state.step + 1, state.since_send + 1
+        state.step, state.since_send = state.step + steps, state.since_send + steps
         try:
             return self._strategy.is_quiet(state)
         finally:
-            state.step, state.since_send = state.step - 1, state.since_send - 1
+            state.step, state.since_send = state.step - steps, state.since_send - steps
 
     def keep(self, worker: int) -> None:
         """Copy a pushed partition before its memory is reused."""
@@ -653,9 +656,9 @@ class RegionModel:
         known = [mean_sq for mean_sq in found if mean_sq is not None]
         return sum(known) if len(known) == len(found) else None
 
-    def is_quiet(self) -> bool:
+    def is_quiet(self, steps: int = 1) -> bool:
         """See `Shard.is_quiet`; all shards are in the same state."""
-        return self._shards[0].ask(Shard.is_quiet)  # which is never a remote one
+        return self._shards[0].ask(Shard.is_quiet, steps)  # which is never a remote one
 
     def take_state(self, worker: int) -> None:
         """See `Shard.take_state`."""

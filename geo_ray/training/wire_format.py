@@ -9,8 +9,8 @@ Shape legend: P = elements of the vector; B = bytes; L = lossy blocks; K = bytes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -257,6 +257,7 @@ _ASSIGNMENT: Final = Record(
     "done",
     Field("partition", optional_count, default=None),
     Field("repeats", Rows(Record(Span, "start=repeat_starts count=repeat_counts")), default=()),
+    Field("steps", count, default=1),
 )
 _PULL: Final = Record(Pull, Known("worker"), "ticket version=pull_version judged=pull_judged")
 _REPORT: Final = Record(
@@ -265,6 +266,15 @@ _REPORT: Final = Record(
     "loss compute_s refused grad_sq learning_rate",
     Field("unused", counts, default=()),
 )
+_EARLIER: Final = Rows(
+    Record(
+        StepReport,
+        Field("span", Record(Span, "start=earlier_starts count=earlier_counts")),
+        "loss=losses compute_s=seconds grad_sq=norms learning_rate=rates",
+    ),
+    sparse="norms rates",
+)
+_UNUSED, _NUM_UNUSED = "earlier_unused", "earlier_num_unused"
 _EVALUATION: Final = Record(_Evaluation, "version rows final names sizes model")
 _CONTRIBUTIONS: Final = Rows(
     Record(Contribution, "worker=workers num_samples=samples weight=weights"), sparse="weights"
@@ -274,7 +284,6 @@ update_meta, read_update = UPDATE.write, UPDATE.read
 reply_meta, read_reply = REPLY.write, REPLY.read
 answer_meta = _ASSIGNMENT.write
 pull_meta = _PULL.write
-read_report = _REPORT.read
 read_refusal = _REFUSAL.read
 read_contributions = _CONTRIBUTIONS.read
 
@@ -307,9 +316,33 @@ def read_pull(worker: int, meta: Meta) -> Pull:
     return _PULL.read(meta, worker=worker)
 
 
-def report_meta(report: StepReport) -> Meta:
-    """Return a worker's report on a step, as a request's header."""
-    return {"op": "push", **_REPORT.write(report)}
+def report_meta(report: StepReport, earlier: Sequence[StepReport] = ()) -> Meta:
+    """Return a worker's reports as a request's header.
+
+    Args:
+        report: on its newest step.
+        earlier: on steps before it, of which none is refused.
+    """
+    meta: Meta = {"op": "push", **_REPORT.write(report)}
+    if earlier:
+        meta |= _EARLIER.write(earlier)
+        meta[_UNUSED] = [index for each in earlier for index in each.unused]
+        meta[_NUM_UNUSED] = [len(each.unused) for each in earlier]
+    return meta
+
+
+def read_reports(meta: Meta) -> list[StepReport]:
+    """Return the reports of `report_meta`, the newest last."""
+    last = _REPORT.read(meta)
+    if _UNUSED not in meta:
+        return [last]
+    earlier, unused = _EARLIER.read(meta), counts(meta, _UNUSED)
+    sizes = counts(meta, _NUM_UNUSED)
+    if len(sizes) != len(earlier) or sum(sizes) != len(unused):
+        raise FrameError(f"'{_NUM_UNUSED}' is {sizes}, for {len(earlier)} reports")
+    stops = list(accumulate(sizes))
+    parts = [tuple(unused[stop - size : stop]) for size, stop in zip(sizes, stops, strict=True)]
+    return [*(replace(e, unused=p) for e, p in zip(earlier, parts, strict=True)), last]
 
 
 def contributions_meta(contributions: Sequence[Contribution]) -> Meta:

@@ -31,7 +31,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from geo_ray.base.errors import NonFiniteError, TaskStateError
 from geo_ray.base.random_state import generators_restored, seed_generators, seed_of_rows
-from geo_ray.base.types import CodedPartition, Span, unused_by_all
+from geo_ray.base.types import CodedPartition, Span, StepReport, unused_by_all
 from geo_ray.data.tasks.base import Batch, Columns, Stats, Task, num_rows
 from geo_ray.data.tasks.checked_calls import (
     blamed,
@@ -173,6 +173,11 @@ class StepResult:
     grad_sq: float | None = None
     learning_rate: float | None = None
     unused: Sequence[int] = ()
+
+    def report(self, span: Span, took_s: float) -> StepReport:
+        """Return the report of the step over ``span``, which took so many seconds."""
+        about = (self.refused, self.grad_sq, self.learning_rate, self.unused)
+        return StepReport(span, self.loss, took_s, *about)
 
 
 _PAGE_BYTES: Final = 4096

@@ -14,7 +14,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.protocol import SERVER, JoinTerms
-from geo_ray.joining.server import JoinServer
+from geo_ray.joining.server import HolderServer, JoinServer
 from geo_ray.joining.site import JoinedTraining, join
 from geo_ray.joining.slices import SavedRun
 from geo_ray.transport.security.certs import Authority
 
 WAIT_S = 120.0
 ROWS = 6  # of a region and step
+HELD: dict[JoinServer, list[HolderServer]] = {}  # holders of slices, by server
 SEEDING = threading.Lock()  # regions are threads, and torch has one generator
 
 
@@ -62,8 +63,12 @@ def serving(
     lost_after_s: float = WAIT_S,
     resumed: SavedRun | None = None,
     least: int = 1,
+    here: Sequence[int] | None = None,
 ) -> Iterator[tuple[JoinServer, str]]:
-    """Serve a run; yields the server and its address."""
+    """Serve a run; yields the server and its address.
+
+    Holders of slices are in this process, or only those that are named by ``here``.
+    """
     write_credentials(folder, run.regions)
     server = JoinServer(
         run,
@@ -72,10 +77,37 @@ def serving(
         resumed=resumed,
         least=least,
     )
+    holders = [
+        HolderServer(
+            run,
+            number,
+            JoinCredentials.read(folder / f"{SERVER}.pem"),
+            server.address,
+            saved=() if resumed is None else resumed.slices,
+        )
+        for number in (range(1, run.holders) if here is None else here)
+    ]
+    HELD[server] = holders
     try:
         yield server, "geo-ray://{}:{}".format(*server.address)
     finally:
+        for each in holders:
+            each.close()
         server.close()
+        del HELD[server]
+
+
+def served_model(server: JoinServer) -> Tensor:
+    """The final parameters, of all holders."""
+    parts = [server.service.averagers, *(each.holder.averagers for each in HELD[server])]
+    return torch.cat([each.model_H for each in parts])
+
+
+def saved_run(server: JoinServer) -> SavedRun:
+    """The parts of all holders of a checkpoint."""
+    saved = server.service.saved_run
+    others = [part for each in HELD[server] for part in each.holder.averagers.saved()]
+    return replace(saved, slices=(*saved.slices, *others))
 
 
 def small_model(seed: int = 0, width: int = 13) -> nn.Module:

@@ -63,6 +63,10 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "dataset": ("seed",),
     "groups": ("model",),
     "parallelize": ("model", "mesh"),
+    "optimizer": ("params",),
+    "scheduler": ("optimizer",),
+    "train_step": ("model", "batch"),
+    "training_state": ("model",),
 }
 
 
@@ -86,6 +90,7 @@ def check_task(task: object, name: str) -> None:
         )
     for method, arguments in {**METHODS, **_OPTIONAL}.items():
         _check_signature(task, method, arguments, name)
+    _check_own_steps(task, name)
     _check_schema(task, name)
 
 
@@ -106,6 +111,23 @@ def _check_signature(task: object, method: str, arguments: tuple[str, ...], name
             f"task {name}: {method} cannot be called as {wanted}: {error}",
             fix=f"Define it as `def {method}(self, {', '.join(arguments)})`.",
         ) from error
+
+
+def _check_own_steps(task: object, name: str) -> None:
+    """Refuse methods of which a run would call only one (docs/guides/tasks.md)."""
+    if hasattr(task, "train_step"):
+        if unused := [each for each in ("optimizer", "scheduler") if hasattr(task, each)]:
+            raise TaskLoadError(
+                f"task {name} has both train_step and {' and '.join(unused)}",
+                fix="Return the optimizers of train_step from training_state(model).",
+            )
+        return
+    for method, needed in (("scheduler", "optimizer"), ("training_state", "train_step")):
+        if hasattr(task, method) and not hasattr(task, needed):
+            raise TaskLoadError(
+                f"task {name} has {method}, which nothing calls without {needed}",
+                fix=f"Define {needed}({', '.join(_OPTIONAL[needed])}), or remove {method}.",
+            )
 
 
 def _check_schema(task: object, name: str) -> None:

@@ -187,7 +187,7 @@ class Rows(Generic[T]):
         least: fewest rows.
         most: most rows.
         distinct: a field that differs in all rows.
-        sparse: a field whose list is empty where it is None in all rows.
+        sparse: fields whose lists are empty where they are None in all rows.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Rows(Generic[T]):
         self._shared = shared
         self._bounds = (least, most)
         self._distinct = distinct
-        self._sparse = sparse
+        self._sparse = frozenset(sparse.split())
         self.names = (*row.names, *(name for field in shared for name in field.names))
 
     def write(self, value: Sequence[T]) -> Meta:
@@ -212,7 +212,7 @@ class Rows(Generic[T]):
         meta: Meta = {}
         for name in self._row.names:
             column: list[Any] = [header[name] for header in headers]
-            is_empty = name == self._sparse and all(item is None for item in column)
+            is_empty = name in self._sparse and all(item is None for item in column)
             meta[name] = [] if is_empty else column
         for field in self._shared:
             field.write(value[0], meta)
@@ -226,7 +226,7 @@ class Rows(Generic[T]):
         num = max(sizes.values())
         least, most = self._bounds
         fit = all(
-            size == num or (size == 0 and name == self._sparse) for name, size in sizes.items()
+            size == num or (size == 0 and name in self._sparse) for name, size in sizes.items()
         )
         if not fit or not least <= num <= most:
             raise FrameError(f"lists of a header do not fit together; lengths: {sizes}")

@@ -42,6 +42,26 @@ def listen(host: str, port: int, buffer_bytes: int = 0) -> socket.socket:
         PortInUseError: another process has the port.
         TransportError: the host is not one of this machine.
     """
+    sock = _bound(host, port, buffer_bytes)
+    sock.listen(_BACKLOG)
+    return sock
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Take ``host:port`` without listening there, or any free port if another process has it.
+
+    Connections are refused; to listen, close the socket and call `listen`.
+
+    Raises:
+        TransportError: the host is not one of this machine.
+    """
+    try:
+        return _bound(host, port)
+    except PortInUseError:
+        return _bound(host, 0)
+
+
+def _bound(host: str, port: int, buffer_bytes: int = 0) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -50,7 +70,6 @@ def listen(host: str, port: int, buffer_bytes: int = 0) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         _set_buffers(sock, buffer_bytes)  # accepted sockets inherit them
         sock.bind((host, port))
-        sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from geo_ray.api.check import check
+from geo_ray.base.errors import TaskLoadError
 from geo_ray.data.tasks.load import BUILT_IN
 
 TASKS = Path(__file__).parents[2] / "support" / "buffer_tasks.py"
+OWN_STEPS = TASKS.with_name("own_steps_tasks.py")
 MISTAKES = '''
 import copy
 
@@ -94,6 +96,39 @@ class NoSuchGroup(Plain):
         return [ParameterGroup("head.*")]
 
 
+class Raises(Plain):
+    def train_step(self, model, batch):
+        raise ValueError("no such device")
+
+
+class Unsaved(Plain):
+    """A schedule of its own that no checkpoint has."""
+
+    def training_state(self, model):
+        self.sgd, self.rate = torch.optim.SGD(model.parameters(), lr=0.1), 0.1
+        return {"sgd": self.sgd}
+
+    def train_step(self, model, batch):
+        self.sgd.zero_grad()
+        loss = self.loss(model, batch)
+        loss.backward()
+        self.rate *= 0.9
+        self.sgd.param_groups[0]["lr"] = self.rate
+        self.sgd.step()
+        return loss
+
+
+class Counts(Unsaved):
+    """Counts its steps for ever."""
+
+    count = 0
+
+    def train_step(self, model, batch):
+        self.count += 1
+        self.rate = 0.1 / self.count
+        return super().train_step(model, batch)
+
+
 class Grouped(Plain):
     model_buffers = {"2.*": "region"}
 
@@ -104,7 +139,7 @@ class Grouped(Plain):
 
 def broken(name: str, base_dir: Path, options: list[str] | None = None) -> dict[str, str]:
     found = check(name, options or [], base_dir=base_dir)
-    assert len(found.findings) == 7
+    assert len(found.findings) >= 7
     return {finding.promise: str(finding.why) for finding in found.broken}
 
 
@@ -130,6 +165,10 @@ def test_what_says_all_that_changes_passes(name: str, tmp_path: Path) -> None:
         ("Misspelt", "its model buffers can be exchanged", "'sean'"),
         ("NoSuchRule", "its model buffers can be exchanged", "'sum'"),
         ("NoSuchGroup", "its groups cover its parameters", "'head.*'"),
+        ("Raises", "a step changes only parameters and declared model buffers", "no such device"),
+        ("Raises", "its steps continue from a checkpoint", "no such device"),
+        ("Unsaved", "its steps continue from a checkpoint", "gives other parameters"),
+        ("Counts", "a repeated step gives the same bits", "gives other parameters"),
     ],
 )
 def test_a_mistake_is_found(name: str, promise: str, why: str, tmp_path: Path) -> None:
@@ -140,3 +179,29 @@ def test_a_mistake_is_found(name: str, promise: str, why: str, tmp_path: Path) -
 def test_a_task_with_both_passes(tmp_path: Path) -> None:
     (tmp_path / "mistakes.py").write_text(MISTAKES)
     assert broken("mistakes.py:Grouped", tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", ["Hooks", "Steps", "Adversaries"])
+def test_own_steps_that_keep_all_promises_pass(name: str, tmp_path: Path) -> None:
+    assert broken(f"{OWN_STEPS}:{name}", tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ("train_step(self, model, batch), optimizer(self, params)", "train_step and optimizer"),
+        (
+            "train_step(self, model, batch), scheduler(self, optimizer)",
+            "train_step and scheduler",
+        ),
+        ("scheduler(self, optimizer)", "scheduler, which nothing calls without optimizer"),
+        ("training_state(self, model)", "training_state, which nothing calls without train_step"),
+        ("train_step(self, model)", "train_step cannot be called"),
+    ],
+)
+def test_contradictory_methods_are_refused(methods: str, message: str, tmp_path: Path) -> None:
+    heads = methods.replace("), ", ")\n").splitlines()
+    body = "".join(f"    def {head}:\n        return None\n\n" for head in heads)
+    (tmp_path / "mistakes.py").write_text(f"{MISTAKES}\n\nclass Both(Plain):\n{body}")
+    with pytest.raises(TaskLoadError, match=message):
+        check("mistakes.py:Both", base_dir=tmp_path)

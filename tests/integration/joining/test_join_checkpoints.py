@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -79,6 +80,11 @@ def run_of(kind: str, **sections: Any) -> JoinTerms:
     rows = {"rows": 150} if kind == "nbsync" else {}
     codec = {"up": {"kind": "topk"}} if kind == "sparseloco" else {}
     return terms(REGIONS, STEPS, **{"strategy": strategy, "codec": codec} | rows | sections)
+
+
+def makes_whole_steps(run: JoinTerms) -> bool:
+    """Tell whether a step of the loop is one of the run."""
+    return run.strategy.traits.region.worker_steps <= 1
 
 
 Pools = Mapping[str, Ranks]
@@ -160,7 +166,7 @@ def trained(
         assert not failed, (failed, server.stage, server.service.failure)
         assert set(server.service.steps.values()) == {STEPS} or run.rows
         # The region that asked for the checkpoint had made so many steps; they are not repeated.
-        assert resumed is None or max(firsts.values()) > SAVE_AT
+        assert resumed is None or max(firsts.values()) >= SAVE_AT + makes_whole_steps(run)
         return {name: found[0][0] for name, found in results.items()}
 
 
@@ -232,8 +238,7 @@ def test_a_stopped_run_saves_and_continues(kind: str, tmp_path: Path) -> None:
     assert max(steps.values()) >= SAVE_AT and min(steps.values()) < STEPS
     firsts: dict[str, int] = {}
     found = trained(run, tmp_path, saving, saved, firsts=firsts)
-    is_whole = run.strategy.traits.region.worker_steps <= 1  # a step of the loop is one of the run
-    assert firsts == {name: step + is_whole for name, step in steps.items()}
+    assert firsts == {name: step + makes_whole_steps(run) for name, step in steps.items()}
     if expected is not None:
         for name, vector in expected.items():
             assert torch.equal(found[name], vector), name
@@ -413,6 +418,31 @@ def test_all_regions_learn_at_once_that_a_run_cannot_be_resumed(
         found = train_all({name: loop.run for name, loop in loops.items()})
         assert {type(each) for each in found.values()} == {error}, found
         assert isinstance(server.service.failure, error)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (
+            {"kind": "sma", "interval": 3},
+            "strategy.kind is sma, but that of checkpoint 5 is diloco",
+        ),
+        ({"interval": 4}, "strategy.interval is 4, but that of checkpoint 5 is 3"),
+        ({"outer": {"kind": "sgd"}}, "strategy.outer is .*sgd.*, but that .* is .*nesterov"),
+    ],
+)
+def test_another_strategy_is_refused(
+    strategy: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    saving = {name: Loop("", name, tmp_path, checkpoints=tmp_path / name) for name in REGIONS}
+    saved = interrupted(run_of("diloco"), tmp_path, saving)
+    before = {"kind": "diloco", **OPTIONS["diloco"]}
+    other = strategy if "kind" in strategy else before | strategy
+    with serving(run_of("diloco", strategy=other), tmp_path, resumed=saved) as (server, address):
+        found = train_all({n: replace(e, address=address).run for n, e in saving.items()})
+        assert {type(each) for each in found.values()} == {ConfigChangedError}, found
+        assert isinstance(server.service.failure, ConfigChangedError)
+        assert re.search(message, server.service.failure.message)
 
 
 def test_a_rank_that_hangs_does_not_block_a_checkpoint(

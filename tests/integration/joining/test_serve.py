@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 import geo_ray
 from geo_ray.base.errors import ConfigError, ServerLostError
 from geo_ray.joining.site import JoinedTraining
-from geo_ray.runtime.serving import reach_note
+from geo_ray.runtime.serving import awaited_text, reach_note
 from geo_ray.telemetry.event_log import read_events
 from tests.support.join_support import Loop, small_model, terms, train_all
 from tests.support.join_support import serving as in_process
@@ -287,6 +287,17 @@ def test_configurations_that_cannot_be_served(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
         geo_ray.serve(CONFIG | changes)
+
+
+def test_regions_that_are_awaited_are_named() -> None:
+    unix_s = time.mktime((2026, 11, 28, 14, 3, 20, 0, 0, -1))
+    awaited = {"us": (5.0, "its process was killed"), "ap": (5.0, None), "eu": (60.0, None)}
+    assert awaited_text(awaited, 65.0, unix_s, 600.0) == (
+        "waiting for region 'ap' since 14:02:20 (the others have sent their updates): see whether "
+        "its loop still steps; waiting for region 'us' since 14:02:20 (it was lost: its process "
+        "was killed): start its loop again within 600 s (members.wait_s)"
+    )
+    assert awaited_text({}, 65.0, unix_s, 600.0) == ""
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from geo_ray.base.types import StepReport
+from geo_ray.runtime import worker_loop
 from geo_ray.runtime.remote_shard import ShardLink
+from geo_ray.runtime.worker_loop import WorkerLoop
 from geo_ray.storage.folders import LocalFolder, directory_of
 from geo_ray.storage.parts import read_part
 from geo_ray.training import task_steps
 from geo_ray.training.lazy_copy import StoredTensor
+from geo_ray.training.server import Server
 from geo_ray.training.shard import Shard
 from tests.support.region_support import Gate, InProcess, Site, eventually, experiment_of
 
@@ -24,6 +28,11 @@ ADAMW = {"kind": "adamw", "lr": 0.01, "schedule": {"kind": "cosine", "warmup_ste
 def states_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers store optimizers of small models as those of large ones."""
     monkeypatch.setattr(task_steps, "_STORED_FROM", 1)
+
+
+@pytest.fixture
+def reports_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_loop, "REPORT_EVERY_S", 0.0)
 
 
 def config_of(on: str, **changes: Any) -> Any:
@@ -80,6 +89,64 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         return world.run()
 
 
+def test_a_worker_reports_once_in_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve steps in rounds of four, with evaluations before steps 5 and 11."""
+    monkeypatch.setattr(worker_loop, "REPORT_EVERY_S", 1e9)
+    pushes: list[int] = []
+    push = Server.push
+
+    def noted(server: Server, worker: int, report: StepReport, **about: Any) -> Any:
+        pushes.append(server.version)
+        return push(server, worker, report, **about)
+
+    monkeypatch.setattr(Server, "push", noted)
+    runs: list[int] = []
+    steps = WorkerLoop._steps
+
+    def counted(loop: WorkerLoop, *about: Any) -> Any:
+        found = steps(loop, *about)
+        runs.append(len(found))
+        return found
+
+    monkeypatch.setattr(WorkerLoop, "_steps", counted)
+    config = config_of("worker", train={"steps": 12, "eval_every": 5})
+    with InProcess(config, tmp_path) as world:
+        world.run()
+        world.check_books()
+        reported = [told(site) for site in world.sites.values()]
+    assert sorted(pushes) == sorted([*range(12), *range(12)])
+    assert sorted(runs) == sorted([4, 1, 3, 2, 2] * 2)
+    assert all([e[0] for e in each[:12]] == [*range(1, 13)] for each in reported)
+
+
+@pytest.mark.parametrize("kind", ["stop", "drain", "checkpoint"])
+def test_requests_reach_a_worker_with_its_next_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It may make all steps of the run in one go, and is in the third one."""
+    gate = Gate(steps=3)
+    config = config_of("worker", regions=[{"name": "us-east"}], train={"eval_every": 0})
+    with InProcess(config, tmp_path, gate=gate) as world:
+        site = world.sites["us-east"]
+        worker = site.start(0)
+        eventually(lambda: gate.reached, "it is in its third step")
+        assert site.server.version == 0
+        if kind == "stop":
+            site.primary.stop()
+        elif kind == "drain":
+            site.primary.drain(0)
+        else:
+            directory_of(world.parts, 1).mkdir(parents=True)
+            site.primary.snapshot(1, halt=True)
+        monkeypatch.setattr(worker_loop, "REPORT_EVERY_S", -1e9)
+        gate.open()
+        # A step that was assigned before a pause is computed and does not count.
+        assert worker.result() == (4 if kind == "checkpoint" else 3)
+        assert site.server.version == 3 and not site.server.ahead
+        if kind == "checkpoint":
+            assert part_of(world, "us-east")[1]["control"]["version"] == 3
+
+
 def test_a_step_without_an_exchange_moves_no_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +168,7 @@ def test_a_step_without_an_exchange_moves_no_parameters(
         }
 
 
+@pytest.mark.usefixtures("reports_each_step")
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "bytes"])
 def test_a_replacement_repeats_the_steps_of_a_lost_worker(
@@ -122,6 +190,7 @@ def test_a_replacement_repeats_the_steps_of_a_lost_worker(
         assert [s.digest for s in world.sites.values()] == undisturbed
 
 
+@pytest.mark.usefixtures("reports_each_step")
 def test_a_worker_that_is_asked_to_leave_sends_its_state(
     undisturbed: list[str], tmp_path: Path
 ) -> None:
@@ -176,6 +245,7 @@ def saved(directory: Path, on: str, *, at: int, paused: bool = False) -> Any:
         return found, [s.digest for s in world.sites.values()]
 
 
+@pytest.mark.usefixtures("reports_each_step")
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_checkpoint_has_the_state_of_the_worker(
     undisturbed: list[str], tmp_path: Path, paused: bool

@@ -118,6 +118,26 @@ SPAN = st.builds(Span, COUNT, COUNT)
 SHARES = st.lists(st.builds(CodedPartition, SPAN, NUMBER), max_size=3).map(tuple)
 WORK = st.builds(Assignment, st.just(1), COUNT, maybe(SPAN), FLAG, FLAG, FLAG, SHARES)
 STEP = st.builds(StepReport, SPAN, maybe(NUMBER), NUMBER, maybe(TEXT), maybe(NUMBER))
+UNUSED = st.lists(COUNT, max_size=3).map(tuple)
+REPORTS = st.tuples(STEP, maybe(NUMBER), maybe(NUMBER)).flatmap(
+    lambda drawn: st.tuples(
+        st.just(drawn[0]),
+        st.lists(
+            st.builds(
+                StepReport,
+                SPAN,
+                NUMBER,
+                NUMBER,
+                st.none(),
+                st.just(drawn[1]),
+                st.just(drawn[2]),
+                UNUSED,
+            ),
+            max_size=3,
+        ),
+    )
+)
+"""A worker's newest report, and earlier ones."""
 CONTRIBUTIONS = st.one_of(
     st.lists(st.builds(Contribution, COUNT, COUNT, weight), max_size=3).map(tuple)
     for weight in (st.none(), NUMBER)
@@ -226,7 +246,13 @@ CASES = {
     "update": Case(UPDATES, *with_payload(exchange.update_meta, exchange.read_update)),
     "reply": Case(REPLIES, *with_payload(exchange.reply_meta, exchange.read_reply)),
     "work": Case(WORK, *headers(exchange.answer_meta, lambda m: exchange.read_answer(1, m))),
-    "report": Case(STEP, *headers(exchange.report_meta, exchange.read_report)),
+    "reports": Case(
+        REPORTS,
+        *headers(
+            lambda v: exchange.report_meta(*v),
+            lambda m: ((found := exchange.read_reports(m))[-1], found[:-1]),
+        ),
+    ),
     "contributions": Case(
         CONTRIBUTIONS, *headers(exchange.contributions_meta, exchange.read_contributions)
     ),

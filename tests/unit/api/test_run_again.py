@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from geo_ray import load_config
 from geo_ray.api.train import is_unchanged, run_to_resume
 from geo_ray.base.errors import (
     CheckpointMissingError,
@@ -92,6 +93,29 @@ def test_a_configuration_that_is_not_the_one_of_the_checkpoint_is_warned_of(
     (text,) = warned
     assert f"(digest {digest(wanted)[:12]}) is not the configuration" in text
     assert "checkpoint 0 was saved with (digest abababababab)" in text
+
+
+def test_regions_that_joined_continue_with_their_strategy(tmp_path: Path) -> None:
+    joined = {
+        "name": "joined",
+        "regions": [{"name": "eu", "join": True}, {"name": "us", "join": True}],
+        "strategy": {"kind": "diloco", "interval": 4},
+        "train": {"steps": 12},
+    }
+    saved = load_config(joined)
+    run = directory.create(saved, tmp_path, exact=True)
+    store = CheckpointStore(run.checkpoints)
+    store.begin(0)
+    fields = {"id": 0, "step": 5, "created": "-", "config_digest": digest(saved), "parts": ()}
+    extra = {"extra": {"strategy": "diloco"}}
+    store.commit(0, CheckpointManifest.model_validate(fields | extra))
+    for strategy, refused in (({"kind": "diloco", "interval": 8}, False), ({"kind": "sma"}, True)):
+        wanted = load_config(joined | {"strategy": strategy})
+        if not refused:
+            check_resumable(run, saved, wanted)
+            continue
+        with pytest.raises(ConfigChangedError, match=r"strategy\.kind is sma, but that of .* 0"):
+            check_resumable(run, saved, wanted)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ def test_it_has_an_effect_in_all_regions() -> None:
     ("changes", "why"),
     [
         ({"strategy": "bsp"}, "does more with a gradient"),
-        ({"strategy": "hfa"}, "does more with a gradient"),
         ({"workers": (2,)}, "the workers of one region exchange gradients"),
         ({"workers": (1, 2), "clip_mean_norm": 1.0}, "no mean gradient"),
         ({"mode": "async", "strategy": "asgd_ga"}, "mode async"),
@@ -48,6 +47,34 @@ def test_what_needs_gradients_at_the_server_is_refused(changes: Any, why: str) -
     with pytest.raises(ConfigError, match=why) as caught:
         configured(**changes)
     assert "train.optimizer_on" in caught.value.message
+
+
+@pytest.mark.parametrize("strategy", ["hfa", "halos"])
+def test_strategies_with_local_steps_of_workers_have_the_optimizer_there(strategy: str) -> None:
+    found = configured(strategy=strategy, workers=(2, 2))
+    assert found.worker_steps > 0 and [found.state_every(each) for each in found.regions] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [100, 100]),
+        ({"strategy": "sma"}, [100, 100]),
+        ({"workers": (1, 2)}, [100, 0]),
+        ({"workers": (1,), "strategy": "bsp"}, [100]),
+        ({"workers": (2,)}, [0]),
+        ({"strategy": "bsp"}, [0, 0]),
+        ({"strategy": "ama"}, [0, 0]),
+        ({"strategy": "diloco_streaming"}, [0, 0]),
+        ({"strategy": "hfa"}, [0, 0]),
+        ({"elastic": {}}, [0, 0]),
+        ({"strategy": "asgd_ga", "mode": "async"}, [0, 0]),
+        ({"stragglers": {"kind": "backup_workers"}, "workers": (2, 2)}, [0, 0]),
+    ],
+)
+def test_auto_is_the_worker_where_results_are_the_same(changes: Any, expected: Any) -> None:
+    found = configured(**{"optimizer_on": "auto"} | changes)
+    assert [found.state_every(region) for region in found.regions] == expected
 
 
 def test_one_region_needs_no_strategy() -> None:

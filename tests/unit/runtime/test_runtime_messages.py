@@ -74,7 +74,7 @@ def test_answer(answer: Assignment) -> None:
     ],
 )
 def test_report(report: StepReport) -> None:
-    assert messages.read_report(over_the_wire(messages.report_meta(report))) == report
+    assert messages.read_reports(over_the_wire(messages.report_meta(report))) == [report]
 
 
 def test_contributions() -> None:
@@ -154,7 +154,7 @@ def readers() -> list[tuple[str, Meta, Callable[[Meta], Any]]]:
             messages.answer_meta(Assignment(0, 1, Span(0, 8))),
             lambda m: messages.read_answer(0, m),
         ),
-        ("report", report, messages.read_report),
+        ("report", report, messages.read_reports),
         ("refusal", messages.refusal_meta(1, error), messages.read_refusal),
         ("stats", stats, lambda m: messages.read_stats(m, payload)),
         (

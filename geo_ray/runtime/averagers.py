@@ -1,0 +1,362 @@
+"""The process that serves a run, its standby, and the addresses that ranks know.
+
+The run loop is the only one that decides: it lets the standby replace a lost server, or lets the
+server continue without a lost standby, and never both. With each decision it signs a new endpoint
+list (`geo_ray.joining.endpoints`). The standby runs on another node if the cluster has one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from geo_ray.base.errors import CertificateError, GeoRayError, RegionLostError
+from geo_ray.base.files import write_atomic
+from geo_ray.experiment.experiment import Experiment, ServeConfig
+from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.endpoints import EndpointList, SignedEndpoints
+from geo_ray.joining.protocol import SERVER, JoinTerms
+from geo_ray.joining.server import STANDBY
+from geo_ray.joining.slices import SavedRun
+from geo_ray.ray_cluster.calls import Handle, collect, kill
+from geo_ray.ray_cluster.placement import PlacedRegion
+from geo_ray.runtime.group_actor import JOIN_KEY
+from geo_ray.runtime.launcher import ProcessLauncher, ProcessSpec
+from geo_ray.runtime.served_checkpoints import send_saved
+from geo_ray.transport.security.certs import Authority
+from geo_ray.transport.security.process_keys import seal_secret
+
+log = logging.getLogger(__name__)
+
+ADDRESS_FILE: Final = "address"
+"""File in the folder of credentials with the address at which the run is served."""
+_LIST_FILE: Final = "endpoints.json"
+_AUTHORITY_FILE: Final = "authority.json"
+_START_S: Final = 120.0
+_ANSWER_S: Final = 60.0
+_LOOK_S: Final = 1.0
+_RETRY_S: Final = 5.0
+
+
+def write_credentials(experiment: Experiment, folder: Path) -> str:
+    """Write the run's authority and the credentials of servers and regions, unless they exist.
+
+    Returns:
+        The run's id.
+    """
+    own = folder / f"{SERVER}.pem"
+    if own.exists():
+        return JoinCredentials.read(own).run_id
+    authority, key = Authority.create(experiment.name), secrets.token_bytes(32)
+    run_id = f"{experiment.name}-{secrets.token_hex(4)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    pems = {"cert": authority.cert_pem.decode(), "key": authority.key_pem.decode()}
+    write_atomic(folder / _AUTHORITY_FILE, json.dumps(pems).encode(), 0o600)
+    for name in (*experiment.region_names, STANDBY, SERVER):
+        JoinCredentials(name, run_id, key, authority.issue(name)).write(folder / f"{name}.pem")
+    return run_id
+
+
+def _read_authority(folder: Path) -> Authority:
+    """Read the run's authority.
+
+    Raises:
+        CertificateError: it cannot be read.
+    """
+    path = folder / _AUTHORITY_FILE
+    try:
+        pems = json.loads(path.read_bytes())
+        return Authority.from_pem(pems["cert"].encode(), pems["key"].encode())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CertificateError(
+            f"cannot read {path}: {error!r}", fix="Restore the file from the run's directory."
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """An averager's process.
+
+    Attributes:
+        actor: its actor.
+        slot: number of its bundle.
+        host: its machine.
+        public: its public key.
+        port: where it listens, or will.
+    """
+
+    actor: Handle
+    slot: int
+    host: str
+    public: bytes
+    port: int
+
+
+class AveragerProcesses:
+    """See the module.
+
+    Args:
+        experiment: the run.
+        terms: what ranks must know.
+        launcher: starts processes.
+        placed: places of the server and its standby.
+        folder: credentials of the run; see `write_credentials`.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        terms: JoinTerms,
+        launcher: ProcessLauncher,
+        placed: PlacedRegion,
+        folder: Path,
+    ) -> None:
+        self._experiment, self._terms = experiment, terms
+        self._launcher, self._placed, self._folder = launcher, placed, folder
+        self._authority = _read_authority(folder)
+        self._texts = {
+            name: JoinCredentials.read(folder / f"{name}.pem").text() for name in (SERVER, STANDBY)
+        }
+        self._run_id = JoinCredentials.read(folder / f"{SERVER}.pem").run_id
+        self._list = self._known_list()
+        self._server: _Process | None = None
+        self._standby: _Process | None = None
+        self._starting: Future[_Process] | None = None
+        self._starter = ThreadPoolExecutor(1, "standby")
+        self._next_s = 0.0  # when a standby is started, or looked at
+        self._attempt = 0
+        self._events: list[dict[str, Any]] = []
+
+    # ------------------------------------------------------------------ the server
+
+    def start(self, saved: SavedRun | None) -> None:
+        """Start the server.
+
+        Args:
+            saved: the checkpoint from which the run continues; None: it begins.
+        """
+        serve, listed = self._experiment.served_at, self._list
+        earlier = 0 if listed is None else listed.addresses[0][1]
+        made = self._make(0, 0)
+        if saved is not None:
+            send_saved(made.actor, saved)
+        self._server = self._listening(made, serve.port or earlier)
+        self._publish(self._term + 1)
+
+    @property
+    def actor(self) -> Handle:
+        """The server's actor."""
+        return None if self._server is None else self._server.actor
+
+    @property
+    def address(self) -> str:
+        """Where the run is served."""
+        host, port = ("", 0) if self._list is None else self._list.addresses[0]
+        return f"geo-ray://{host}:{port}"
+
+    def ask(self, call: str, *arguments: Any) -> Any:
+        """Call the server's actor; the standby answers if the server is lost.
+
+        Args:
+            call: name of a method of `AveragerActor`.
+            arguments: its arguments.
+
+        Raises:
+            RegionLostError: the server is lost, and there is no standby that can replace it.
+            GeoRayError: the call has raised it.
+        """
+        while True:
+            try:
+                ref = getattr(self.actor, call).remote(*arguments)
+                return collect({SERVER: ref}, _ANSWER_S)[SERVER]
+            except RegionLostError as error:
+                if not self._replace(error):
+                    raise
+
+    def lose(self, region: str, cause: str) -> None:
+        """Continue without a region."""
+        self.actor.lose.remote(region, cause)
+
+    def news(self) -> list[dict[str, Any]]:
+        """Return the events since the last call, without times."""
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Start no further standby; the processes end with their places."""
+        self._starter.shutdown(wait=False, cancel_futures=True)
+
+    def _replace(self, cause: GeoRayError) -> bool:
+        """Let the standby replace the lost server; return whether it does."""
+        lost, standby, began_s = self._server, self._standby, time.monotonic()
+        if standby is None:
+            return False
+        log.warning("the server is lost, and its standby replaces it: %s", cause.message)
+        if lost is not None:
+            kill(lost.actor)  # if it lives, it has no standby and cannot continue
+        self._standby, term = None, self._term + 1
+        try:
+            sealed = seal_secret(self._texts[SERVER].encode(), standby.public, JOIN_KEY)
+            collect({STANDBY: standby.actor.promote.remote(sealed, term)}, _START_S)
+        except GeoRayError as error:
+            log.warning("the standby cannot replace the server: %s", error.message)
+            kill(standby.actor)
+            return False
+        self._server = standby
+        self._publish(term)
+        took_s = time.monotonic() - began_s
+        self._events.append(
+            {"kind": "server_replaced", "address": self.address, "term": term, "took_s": took_s}
+        )
+        return True
+
+    # ------------------------------------------------------------------ the standby
+
+    def watch(self, stalled_s: float) -> None:
+        """Start the standby, or replace one that is lost.
+
+        Args:
+            stalled_s: time for which the server has waited for its standby.
+        """
+        if self._experiment.averager.standby is None:
+            return
+        if self._starting is not None:
+            if self._starting.done():
+                self._take_started(self._starting)
+            return
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + _LOOK_S
+        if self._standby is None:
+            self._starting = self._starter.submit(self._start_standby)
+            return
+        try:
+            if stalled_s > self._experiment.served_at.lost_after_s / 2:
+                raise RegionLostError(f"it has confirmed nothing for {stalled_s:.0f} s")
+            collect({STANDBY: self._standby.actor.is_standby_ready.remote()}, _ANSWER_S)
+        except GeoRayError as error:
+            self._drop(self._standby, error)
+
+    def _take_started(self, starting: Future[_Process]) -> None:
+        self._starting, error = None, starting.exception()
+        self._next_s = time.monotonic() + (_LOOK_S if error is None else _RETRY_S)
+        if error is not None:
+            log.warning("the standby could not be started: %s", error)
+            return
+        self._standby = starting.result()
+        self._publish(self._term)
+        found = {"address": "{}:{}".format(*self._listed(self._standby)), "term": self._term}
+        self._events.append({"kind": "server_standby_ready", **found})
+
+    def _drop(self, standby: _Process, cause: GeoRayError) -> None:
+        """Continue without a standby, which is never promoted after that."""
+        log.warning("the standby is lost: %s", cause.message)
+        self._standby = None
+        kill(standby.actor)
+        self.ask("release_standby")
+        self._publish(self._term)
+        found = {"address": "{}:{}".format(*self._listed(standby)), "cause": cause.message}
+        self._events.append({"kind": "server_standby_lost", **found})
+
+    def _start_standby(self) -> _Process:
+        """Start a standby and wait until it is ready; in another thread.
+
+        Raises:
+            GeoRayError: the server or the standby was lost meanwhile.
+        """
+        server = self._server
+        if server is None:
+            raise RegionLostError("there is no server")
+        port = self._experiment.served_at.port
+        wanted = port if port and server.port != port else port and port + 1
+        made = self._make(1 - server.slot, wanted)
+        try:
+            sealed = seal_secret(self._texts[STANDBY].encode(), made.public, JOIN_KEY)
+            where = (_host(self._experiment.served_at, server.host), server.port)
+            collect({STANDBY: made.actor.follow.remote(sealed, where)}, _START_S)
+            snapshot = server.actor.take_snapshot.remote()  # from process to process
+            collect({STANDBY: made.actor.restore.remote(snapshot)}, _START_S)
+            until_s = time.monotonic() + _START_S
+            while not collect({STANDBY: made.actor.is_standby_ready.remote()}, _START_S)[STANDBY]:
+                if time.monotonic() > until_s:
+                    raise RegionLostError(f"the standby was not ready within {_START_S:g} s")
+                time.sleep(_LOOK_S / 10)
+        except BaseException:
+            kill(made.actor)
+            server.actor.release_standby.remote()
+            raise
+        return made
+
+    # ------------------------------------------------------------------ processes
+
+    def _make(self, slot: int, port: int) -> _Process:
+        """Start a process; ``port``: where it will listen if that is free, as a standby."""
+        experiment, serve = self._experiment, self._experiment.served_at
+        cpus = experiment.regions[0].cpus_per_server
+        arguments = (
+            self._terms.model_dump_json(),
+            experiment.transport.model_dump_json(),
+            serve.host,
+            serve.lost_after_s,
+            experiment.members.min or 1,
+            experiment.members.wait_s,
+            cpus,
+            experiment.averager.standby is not None,
+        )
+        self._attempt += 1
+        strategy = self._placed.strategy("bridge", slot)
+        spec = ProcessSpec("averager", arguments, cpus, 0.0, strategy, None, self._attempt)
+        (actor,) = self._launcher.make([spec])
+        call = actor.introduce.remote(port)
+        host, public, reserved = collect({SERVER: call}, _START_S)[SERVER]
+        return _Process(actor, slot, host, public, reserved)
+
+    def _listening(self, made: _Process, port: int) -> _Process:
+        sealed = seal_secret(self._texts[SERVER].encode(), made.public, JOIN_KEY)
+        call = made.actor.listen.remote(sealed, port, self._term + 1)
+        found = collect({SERVER: call}, _START_S)[SERVER]
+        return _Process(made.actor, made.slot, made.host, made.public, found)
+
+    # ------------------------------------------------------------------ addresses
+
+    @property
+    def _term(self) -> int:
+        return 0 if self._list is None else self._list.term
+
+    def _known_list(self) -> EndpointList | None:
+        """Return the list of an earlier start of the run, which its regions know."""
+        path = self._folder / _LIST_FILE
+        if not path.exists():
+            return None
+        return SignedEndpoints.load(path.read_bytes(), self._run_id, self._authority.cert_pem).list
+
+    def _listed(self, process: _Process) -> tuple[str, int]:
+        serve, here = self._experiment.served_at, self._server
+        if serve.advertise is not None and (here is None or process.host == here.host):
+            return serve.advertise, process.port
+        return _host(serve, process.host), process.port
+
+    def _publish(self, term: int) -> None:
+        """Sign a new list, save it, and let the server send it to all ranks."""
+        processes = [each for each in (self._server, self._standby) if each is not None]
+        self._list = EndpointList(
+            run_id=self._run_id,
+            version=1 if self._list is None else self._list.version + 1,
+            term=term,
+            addresses=tuple(self._listed(each) for each in processes),
+        )
+        signed = SignedEndpoints.sign(self._list, self._authority)
+        write_atomic(self._folder / _LIST_FILE, signed.dump())
+        write_atomic(self._folder / ADDRESS_FILE, f"{self.address}\n".encode("ascii"))
+        self.actor.publish.remote(signed)
+
+
+def _host(server: ServeConfig, here: str) -> str:
+    """Return the host of an address; ``here`` is the process's machine."""
+    return here if server.host in ("0.0.0.0", "::") else server.host  # noqa: S104  (compared)

@@ -1,0 +1,204 @@
+"""A standby replaces the server while regions train, with real sockets in one process."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.endpoints import EndpointList, SignedEndpoints
+from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound
+from geo_ray.joining.replication import ServiceEntry
+from geo_ray.joining.server import STANDBY, JoinServer, JoinStandby
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.security.certs import Authority
+from tests.support.join_support import Loop, serving, terms, train_all
+from tests.support.train_support import eventually
+
+REGIONS = ("eu", "us")
+STEPS = 12
+QUICK = TransportConfig(reconnect_min_s=0.05, reconnect_max_s=0.2)
+
+
+class Service:
+    """The servers of a run, one after the other."""
+
+    def __init__(self, run: JoinTerms, folder: Path) -> None:
+        self.run, self.folder, self.term, self.version = run, folder, 0, 0
+        self.authority, key = Authority.create("test"), secrets.token_bytes(32)
+        for name in (*run.regions, SERVER, STANDBY):
+            own = JoinCredentials(name, "run", key, self.authority.issue(name))
+            own.write(folder / f"{name}.pem")
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            self.next: tuple[str, int] = taken.getsockname()
+        self.servers: list[JoinServer] = []
+        self.start(0)
+
+    def start(self, port: int, **values: Any) -> JoinServer:
+        """Start a server with a standby."""
+        self.term += 1
+        own = JoinCredentials.read(self.folder / f"{SERVER}.pem")
+        server = JoinServer(
+            self.run, own, port=port, transport=QUICK, term=self.term, has_standby=True, **values
+        )
+        self.servers.append(server)
+        self.publish([server.address, self.next])
+        self.follow()
+        return server
+
+    def publish(self, addresses: Sequence[tuple[str, int]]) -> None:
+        self.version += 1
+        found = EndpointList(
+            run_id="run", version=self.version, term=self.term, addresses=tuple(addresses)
+        )
+        self.servers[-1].publish(SignedEndpoints.sign(found, self.authority))
+
+    def follow(self) -> None:
+        own, server = JoinCredentials.read(self.folder / f"{STANDBY}.pem"), self.servers[-1]
+        self.standby = JoinStandby(own, server.address, QUICK)
+        eventually(lambda: server._snapshot is not None, "the standby is connected")
+        snapshot = server.take_snapshot()
+        assert snapshot is not None
+        self.standby.restore(snapshot)
+        eventually(lambda: self.standby.is_ready, "the standby is ready")
+
+    def promote(self) -> JoinServer:
+        """Let the standby replace the server."""
+        port, promoted = self.next[1], self.standby.promote()
+        self.next = self.servers[-1].address
+        return self.start(port, promoted=promoted)
+
+    @property
+    def address(self) -> str:
+        return "geo-ray://{}:{}".format(*self.servers[0].address)
+
+    def close(self) -> None:
+        self.standby.close()
+        for server in self.servers:
+            server.close()
+
+
+def trained(service: Service, each: dict[str, Callable[[Any], None]] | None = None) -> Any:
+    loops = {name: Loop(service.address, name, service.folder) for name in REGIONS}
+    calls = {
+        name: (lambda n=name, o=own: o.run((each or {}).get(n))) for name, own in loops.items()
+    }
+    return train_all(calls)
+
+
+def expected(run: JoinTerms, folder: Path) -> Any:
+    with serving(run, folder) as (server, address):
+        found = train_all({name: Loop(address, name, folder).run for name in REGIONS})
+        return found, server.service.averagers.averagers[0].samples
+
+
+def check(found: Any, wanted: Any) -> None:
+    for name in REGIONS:
+        assert not isinstance(found[name], Exception), found[name]
+        assert torch.equal(found[name][0], wanted[name][0])
+        assert found[name][1] == wanted[name][1]
+
+
+class Dies:
+    """Ends a server at one point of the handling of a region's update."""
+
+    def __init__(self, server: JoinServer, where: str, at_version: int) -> None:
+        self.server, self.where, self.at_version = server, where, at_version
+        self.over, self.post = threading.Event(), server._post
+        self.advance = server._advance
+        server._advance = self.on_advance  # type: ignore[method-assign]
+        server._post = self.on_post  # type: ignore[method-assign]
+
+    def on_advance(self, found: tuple[Sequence[ServiceEntry], Sequence[Outbound]]) -> None:
+        is_due = self.server.service.version >= self.at_version
+        is_update = any(
+            getattr(getattr(each.op, "message", None), "kind", "") == "update" for each in found[0]
+        )
+        if is_due and is_update and self.where == "before the standby":
+            self.die()
+        self.advance(found)
+        if is_due and is_update and self.where == "after the standby":
+            self.die()
+
+    def on_post(self, found: Sequence[Outbound]) -> None:
+        if self.over.is_set():
+            return
+        replies = [each for each in found if each.message.kind == "reply"]
+        is_due = self.server.service.version > self.at_version and replies
+        if is_due and self.where == "before the answers":
+            self.die()
+            return
+        if is_due and self.where == "between the answers":
+            self.post([each for each in found if each.peer == replies[0].peer])
+            self.die()
+            return
+        self.post(found)
+
+    def die(self) -> None:
+        self.server._fence("killed by the test")
+        self.over.set()
+
+
+WHERE = ("before the standby", "after the standby", "before the answers", "between the answers")
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_server_that_is_lost_in_a_commit_is_replaced(tmp_path: Path, where: str) -> None:
+    run = terms(REGIONS, STEPS, strategy={"kind": "diloco", "interval": 2})
+    wanted, samples = expected(run, tmp_path)
+    service = Service(run, tmp_path)
+    dies = Dies(service.servers[0], where, 2)
+
+    def replace() -> None:
+        dies.over.wait(60.0)
+        service.promote()
+
+    replacing = threading.Thread(target=replace)
+    replacing.start()
+    try:
+        found = trained(service)
+        replacing.join()
+        check(found, wanted)
+        assert len(service.servers) == 2
+        last = service.servers[-1].service
+        assert torch.equal(last.model_P, found["eu"][0])
+        assert last.averagers.averagers[0].samples == samples
+        assert last.steps == dict.fromkeys(REGIONS, STEPS)
+    finally:
+        dies.over.set()
+        service.close()
+
+
+def test_a_server_that_lives_cannot_continue_without_its_standby(tmp_path: Path) -> None:
+    run = terms(REGIONS, STEPS, strategy={"kind": "diloco", "interval": 2})
+    wanted, _ = expected(run, tmp_path)
+    service = Service(run, tmp_path)
+    promoted = threading.Event()
+
+    def each(sync: Any) -> None:
+        if sync.steps == 5 and not promoted.is_set():
+            promoted.set()
+            service.promote()
+
+    try:
+        first = service.servers[0]
+        found = trained(service, {"eu": each})
+        check(found, wanted)
+        assert first.is_fenced and first.service.version < service.servers[-1].service.version
+        listed = SignedEndpoints.load(
+            (tmp_path / "eu.endpoints.json").read_bytes(),
+            "run",
+            JoinCredentials.read(tmp_path / "eu.pem").certificate.ca_pem,
+        ).list
+        assert (listed.term, listed.version) == (2, 2)
+        assert listed.addresses[0] == service.servers[-1].address
+    finally:
+        service.close()

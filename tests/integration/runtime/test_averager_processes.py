@@ -1,0 +1,192 @@
+"""The run loop's care for the server and its standby, with actors of this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import geo_ray
+from geo_ray.base.errors import GeoRayError, RegionLostError
+from geo_ray.joining.service import Stage
+from geo_ray.runtime import averagers
+from geo_ray.runtime.averagers import AveragerProcesses, write_credentials
+from geo_ray.runtime.serving import AveragerActor, terms_of
+from tests.support.join_support import Loop, train_all
+from tests.support.join_support import serving as in_process
+
+STEPS = 40
+CONFIG: dict[str, Any] = {
+    "name": "served",
+    "regions": [{"name": "eu", "join": True}, {"name": "us", "join": True}],
+    "strategy": {"kind": "diloco", "interval": 4},
+    "train": {"steps": STEPS},
+    "averager": {"standby": "auto"},
+    "serve": {"host": "127.0.0.1", "port": 0},
+    "transport": {"reconnect_min_s": 0.05, "reconnect_max_s": 0.2},
+}
+
+
+@dataclass
+class Call:
+    """A method of an actor, or the value that is being computed."""
+
+    actor: Any
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+    def remote(self, *arguments: Any) -> Call:
+        call = Call(self.actor, self.name, arguments)
+        if self.name in ("publish", "release_standby", "request_stop", "lose"):
+            call.value()  # which nobody awaits
+        return call
+
+    def value(self) -> Any:
+        if self.actor.is_dead:
+            raise RegionLostError("an actor is lost: killed by the test")
+        given = [each.value() if isinstance(each, Call) else each for each in self.arguments]
+        return getattr(self.actor.own, self.name)(*given)
+
+
+class Actor:
+    """An actor in this process."""
+
+    def __init__(self, arguments: tuple[Any, ...]) -> None:
+        self.own, self.is_dead = AveragerActor(*arguments), False
+
+    def __getattr__(self, name: str) -> Call:
+        return Call(self, name)
+
+    def die(self) -> None:
+        """End it as kill -9 would."""
+        self.is_dead = True
+        for each in (self.own._listening, self.own._follower):
+            if each is not None:
+                each._endpoint.close(0.0)
+                each.is_fenced = True  # type: ignore[union-attr]
+
+
+@dataclass
+class Launcher:
+    """Starts actors in this process."""
+
+    actors: list[Actor] = field(default_factory=list)
+
+    def make(self, specs: Any) -> list[Actor]:
+        found = [Actor(each.arguments) for each in specs]
+        self.actors += found
+        return found
+
+
+class Places:
+    def strategy(self, role: str, slot: int) -> None: ...
+
+
+def collect(calls: Mapping[Any, Call], timeout_s: float) -> dict[Any, Any]:
+    return {key: call.value() for key, call in calls.items()}
+
+
+@pytest.fixture
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AveragerProcesses]:
+    monkeypatch.setattr(averagers, "collect", collect)
+    monkeypatch.setattr(averagers, "kill", Actor.die)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    experiment = geo_ray.load_config(CONFIG)
+    write_credentials(experiment, tmp_path)
+    launcher: Any = Launcher()
+    places: Any = Places()
+    found = AveragerProcesses(experiment, terms_of(experiment), launcher, places, tmp_path)
+    found.start(None)
+    yield found
+    found.close()
+    for actor in launcher.actors:
+        actor.die()
+
+
+def poll(processes: AveragerProcesses) -> dict[str, Any]:
+    found: dict[str, Any] = processes.ask("poll", 1, 0)
+    processes.watch(found["stalled_s"])
+    return found
+
+
+def await_standby(processes: AveragerProcesses) -> None:
+    until_s = time.monotonic() + 60.0
+    while processes._standby is None:
+        assert time.monotonic() < until_s
+        poll(processes)
+        time.sleep(0.02)
+
+
+def kinds(processes: AveragerProcesses) -> list[str]:
+    return [each["kind"] for each in processes.news()]
+
+
+def test_lost_servers_and_standbys_are_replaced(
+    processes: AveragerProcesses, tmp_path: Path
+) -> None:
+    run = terms_of(geo_ray.load_config(CONFIG))
+    (plain := tmp_path / "plain").mkdir()
+    with in_process(run, plain) as (_, where):
+        wanted = train_all({name: Loop(where, name, plain).run for name in ("eu", "us")})
+    given = processes.address
+    await_standby(processes)
+    assert kinds(processes) == ["server_standby_ready"]
+    news: list[str] = []
+
+    def each(sync: Any) -> None:
+        if sync.steps in (9, 25):
+            processes.actor.die()
+            poll(processes)
+            await_standby(processes)
+        elif sync.steps == 17 and processes._standby is not None:
+            processes._standby.actor.die()
+            while processes._standby is not None:
+                poll(processes)
+            news.extend(kinds(processes))
+            await_standby(processes)
+
+    def loop(name: str) -> Any:
+        return Loop(given, name, tmp_path).run(each if name == "eu" else None)
+
+    found = train_all({name: partial(loop, name) for name in ("eu", "us")})
+    for name in ("eu", "us"):
+        assert not isinstance(found[name], Exception), found[name]
+        assert torch.equal(found[name][0], wanted[name][0])
+    last = poll(processes)
+    assert (last["stage"], last["rounds"]) == (Stage.DONE.value, STEPS // 4)
+    news += kinds(processes)
+    assert news == [
+        *("server_replaced", "server_standby_ready", "server_standby_lost"),
+        *("server_standby_ready", "server_replaced", "server_standby_ready"),
+    ]
+    assert (tmp_path / "address").read_text() == processes.address + "\n"
+    assert processes.address != given or processes._server is not None
+
+
+def test_without_a_standby_the_server_is_lost(processes: AveragerProcesses) -> None:
+    processes.actor.die()
+    with pytest.raises(GeoRayError, match="killed by the test"):
+        poll(processes)
+
+
+def test_terms_and_lists_continue_after_a_restart(
+    processes: AveragerProcesses, tmp_path: Path
+) -> None:
+    before = processes._list
+    experiment = geo_ray.load_config(CONFIG)
+    processes.actor.die()
+    again = AveragerProcesses(
+        experiment, terms_of(experiment), processes._launcher, processes._placed, tmp_path
+    )
+    again.start(None)
+    after = again._list
+    assert before is not None and after is not None
+    assert (after.term, after.version) == (before.term + 1, before.version + 1)
+    assert after.addresses == before.addresses  # which the regions know
+    again.close()
