@@ -27,6 +27,9 @@ PIECE: Final = "piece"
 SIZE: Final = "size"
 """Field of a header: elements that follow it."""
 
+LAST: Final = "last"
+"""Field of a payload's last piece."""
+
 _LEAST: Final = 1 << 16  # elements of a piece
 _MOST: Final = 256  # pieces of a payload; an endpoint queues a quarter of so many messages
 
@@ -58,7 +61,8 @@ def divided(
         yield Message(kind, {**meta, SIZE: size}, payload_bytes(header), kind)
         for start, stop in piece_ranges(size):
             piece = payload_Q[start:stop] if values is None else values(start, stop)
-            yield Message(PIECE, {"slice": meta["slice"]}, as_bytes(piece), kind)
+            last: Meta = {LAST: True} if stop == size else {}
+            yield Message(PIECE, {"slice": meta["slice"], **last}, as_bytes(piece), kind)
         return
     if message.coded is None and values is not None:
         message = replace(message, payload_P=values(0, size))

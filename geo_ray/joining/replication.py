@@ -23,7 +23,14 @@ from typing import Any, Final
 
 from geo_ray.base.errors import FrameError, GeoRayError, InvariantError
 from geo_ray.joining.link import RECEIVED, REPLACED
-from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, UnconfirmedMessages
+from geo_ray.joining.numbering import (
+    HAVE,
+    INCARNATION,
+    ReceivedCounts,
+    UnconfirmedMessages,
+    number_of,
+)
+from geo_ray.joining.pieces import LAST, PIECE
 from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, region_of
 from geo_ray.joining.service import JoinService
 from geo_ray.joining.slices import SavedRun
@@ -35,6 +42,7 @@ log = logging.getLogger(__name__)
 
 ENTRY: Final = "entry"
 """Kind of the message to a standby that has an entry."""
+_CONFIRMED_PIECES: Final = 8  # a rank keeps as many that have arrived
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,8 +381,8 @@ class ReplicatedService:
         taken = session.received.take(message)
         if taken is None:
             return []
-        receipt = self._receipt(peer, session)
-        return [receipt, *self._numbered(self.service.on_message(peer, taken))]
+        receipts = [self._receipt(peer, session)] if needs_receipt(message) else []
+        return [*receipts, *self._numbered(self.service.on_message(peer, taken))]
 
     def _receipt(self, peer: str, session: _Session) -> Outbound:
         meta: Meta = {INCARNATION: session.incarnation, HAVE: [*session.received.counts]}
@@ -392,6 +400,15 @@ class ReplicatedService:
                 message = session.sent.add(replace(each.message, meta=meta))
                 numbered.append(Outbound(each.peer, message))
         return numbered
+
+
+def needs_receipt(message: Message) -> bool:
+    """Return whether a numbered message is confirmed at once, and all before it.
+
+    Of the pieces of a payload only some are: a receipt costs as much as a piece.
+    """
+    is_inner = message.kind == PIECE and LAST not in message.meta
+    return not is_inner or number_of(message) % _CONFIRMED_PIECES == 0
 
 
 def _copied(entry: ServiceEntry) -> ServiceEntry:

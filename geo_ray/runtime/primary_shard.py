@@ -172,6 +172,7 @@ class RegionWriter:
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # between two checks for a failure of the region
+_MEAN_WITHIN_S = 120.0  # for which a checkpoint waits for the next mean of several workers
 
 
 class PrimaryShard:
@@ -511,6 +512,7 @@ class PrimaryShard:
             while True:
                 needs = self._needs_present_state
                 waits = self._is_paused or worker not in self._answers or needs
+                waits |= self.server.between
                 if waits and self._failure is not None:
                     raise self._failure
                 wanted = self._wanted_state(worker, moves=moves)
@@ -618,30 +620,42 @@ class PrimaryShard:
 
     def _snapshot(self, checkpoint: int, *, halt: bool) -> list[Written]:
         with self._changed:
-            self._await_state(is_merge=False)
+            self._await_state(is_merge=False, soon=halt)
             return self._execute(self.server.snapshot(checkpoint, halt=halt))
 
-    def _await_state(self, *, is_merge: bool) -> None:
+    def _await_state(self, *, is_merge: bool, soon: bool = False) -> None:
         """Wait for the state of workers that keep it; under the lock.
 
-        Several workers take their mean for it only if an answer must be merged. Otherwise, a
-        checkpoint would change the result: it waits until the next exchange.
+        Several workers take an additional mean for it if an answer must be merged, or if it is
+        needed ``soon``. Otherwise, a checkpoint would change the result: it waits until the next
+        exchange, but not much longer than `_MEAN_WITHIN_S`.
 
         Args:
             is_merge: the state will change, so that the workers must wait for it.
+            soon: the run halts.
         """
         self._waiting_for_state += 1
-        self.server.average_soon = self.server.link_busy
-        self._changed.notify_all()  # a worker that waits sends its state
+        late_s = time.monotonic() + _MEAN_WITHIN_S
         try:
             while self._is_behind or self._lacks_for(is_merge=is_merge):
                 if self._failure is not None:
                     raise self._failure
+                soon |= self.server.link_busy or time.monotonic() >= late_s
+                self.server.average_soon = soon
+                if soon and self._is_paused and self._all_wait:
+                    self.server.average_now()
+                self._changed.notify_all()  # a worker that waits sends its state
                 self._changed.wait(_LOOK_S)
         finally:
             self._waiting_for_state -= 1
             self.server.average_soon = False
             self._changed.notify_all()
+
+    @property
+    def _all_wait(self) -> bool:
+        """Whether several workers that keep their state wait between two steps."""
+        server = self.server
+        return server.plan.averages and not (server.work.pushes or self._released)
 
     def _lacks_for(self, *, is_merge: bool) -> bool:
         if not self.server.plan.averages:

@@ -438,7 +438,7 @@ class SimRegion:
         copy, averages = partial(self._copied, checkpoint, halt=halt), self.server.plan.averages
         if self._is_behind or self._deferred or (averages and self.server.work.is_computing):
             self._deferred.append(copy)
-            self.server.average_soon |= averages and self.server.link_busy
+            self.server.average_soon |= averages and (halt or self.server.link_busy)
         else:
             self._execute(copy())
 

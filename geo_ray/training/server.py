@@ -75,6 +75,7 @@ class Server(RegionExchange):
         ahead: spans of the steps that the worker has made since it sent its state, or that several
             have made since their last mean.
         average_soon: whether several workers must send their parameters with the present step.
+        between: whether they must send them before the next step.
     """
 
     model: RegionModel
@@ -84,6 +85,7 @@ class Server(RegionExchange):
     work: RegionWork = field(init=False)
     ahead: list[Span] = field(default_factory=list)
     average_soon: bool = False
+    between: bool = False
     _rows: dict[int, int] = field(default_factory=dict)  # since the last mean, by worker
     _sent: set[int] = field(default_factory=set)  # workers whose parameters are in the shards
     _has_state: bool = False  # the push that is handled came with the worker's state
@@ -178,8 +180,18 @@ class Server(RegionExchange):
 
     def lacks_state(self, worker: int) -> bool:
         """Tell whether one of several workers must send its parameters after its push."""
-        is_open = self.plan.averages and worker in self.work.pushes and worker not in self._sent
-        return is_open and self._is_mean_due
+        if not self.plan.averages or worker in self._sent:
+            return False
+        if self.between:
+            return worker in self._rows
+        return worker in self.work.pushes and self._is_mean_due
+
+    def average_now(self) -> None:
+        """Take the mean of several workers that all wait between two steps, once they send theirs.
+
+        The caller keeps them waiting until `between` is false.
+        """
+        self.between = bool(self.ahead)
 
     def on_state(self, worker: int) -> list[Effect]:
         """Handle the parameters, now in the shards, of a worker that `lacks_state` is true for."""
@@ -216,6 +228,7 @@ class Server(RegionExchange):
         self.work.forget(worker)
         if not self._rows:  # nobody has parameters other than those of the last mean
             self.ahead.clear()
+            self.between = False
 
     def take_state(self, worker: int) -> None:
         """Take over the state that a worker has sent between two steps."""
@@ -358,6 +371,10 @@ class Server(RegionExchange):
 
     def _next(self) -> list[Effect] | None:
         """Return the effects of the next thing to do; None if the region must wait for an event."""
+        if self.between:
+            if not self._rows.keys() <= self._sent:
+                return None
+            self._take_mean([Contribution(*each) for each in sorted(self._rows.items())])
         found = self._next_request()
         if found is not None:
             return [*found]
@@ -427,15 +444,18 @@ class Server(RegionExchange):
         self.model.apply(contributions, unused=unused)
         for each in contributions:
             self._rows[each.worker] = self._rows.get(each.worker, 0) + each.num_samples
-        if not self._has_state:
-            return
-        shares = [Contribution(each.worker, self._rows[each.worker]) for each in contributions]
+        if self._has_state:
+            workers = [each.worker for each in contributions]
+            self._take_mean([Contribution(worker, self._rows[worker]) for worker in workers])
+
+    def _take_mean(self, shares: Sequence[Contribution]) -> None:
         self.model.take_mean(shares)
         if self.model_buffers is not None:
             self.model_buffers.apply(shares, synchronous=True)
         self._rows.clear()
         self._sent.clear()
         self.ahead.clear()
+        self.between = False
 
     def _keep(self, partition: int) -> None:
         self.model.keep(partition)

@@ -220,13 +220,16 @@ class ChunkReceiver:
 
     Attributes:
         owes: whether something is not acknowledged yet.
+        due_s: when it must be acknowledged at the latest; infinite if nothing was received.
     """
 
     def __init__(self, session: SessionSide, attempt: int) -> None:
         self._session = session
         self._attempt = attempt
         self._placing: dict[Stream, tuple[Piece, Callable[[], None]]] = {}
+        self.due_s = math.inf
         self._acks: list[int] = []  # lane, number, offset
+        self._owed_bytes = 0
         self._acknowledged: list[int] = []  # numbers up to which delivery was acknowledged
 
     @property
@@ -251,6 +254,7 @@ class ChunkReceiver:
         is_new = self._session.complete(self._attempt, piece, payload)
         stream.account_in(piece.traffic if is_new else RESEND, wire_bytes)
         self._acks += [piece.lane, piece.number, piece.offset]
+        self._owed_bytes += payload.nbytes
 
     def forget(self, stream: Stream) -> None:
         """Let another stream receive what an ended stream was receiving."""
@@ -258,8 +262,13 @@ class ChunkReceiver:
         if placing is not None:
             self._session.abandon(*placing)
 
-    def acknowledge(self, control: Stream) -> None:
-        """Acknowledge the chunks that have arrived."""
+    def acknowledge(self, control: Stream, now_s: float) -> None:
+        """Acknowledge the chunks that have arrived, unless more are expected at once."""
+        delay_s = self._session.flow.ack_delay_s(self._owed_bytes)
+        self.due_s = min(self.due_s, now_s + delay_s) if self._acks else math.inf
+        if now_s < self.due_s < math.inf:
+            return
+        self.due_s, self._owed_bytes = math.inf, 0
         numbers = self._session.delivered()
         cut = 3 * _ACKS_PER_FRAME
         while self._acks or numbers != self._acknowledged:
@@ -270,7 +279,7 @@ class ChunkReceiver:
 
 _RECORD_BYTES: Final = 16 * 1024  # most plain bytes of a TLS record
 _GATHER: Final = 64  # buffers in one system call
-_READ_BYTES: Final = 512 * 1024  # then the other streams have their turn
+_READ_BYTES: Final = 1024**2  # then the other streams have their turn
 
 
 class Stream:
@@ -467,7 +476,7 @@ class Stream:
         total = 0
         while total < _READ_BYTES or self._has_pending():
             try:
-                count = self.sock.recv_into(reader.space())
+                count = self._receive(reader.space())
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
             except ssl.SSLEOFError as error:
@@ -480,6 +489,19 @@ class Stream:
                 if frame.kind is not FrameKind.CHUNK:
                     self.account_in(TRANSPORT, wire_bytes)
                 yield frame, wire_bytes
+
+    def _receive(self, space: memoryview) -> int:
+        """Receive into a buffer; from TLS, which gives one record at a time, until it is full."""
+        total = self.sock.recv_into(space)
+        if not self._is_tls:
+            return total
+        with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            while total < space.nbytes:
+                count = self.sock.recv_into(space[total:])
+                if not count:
+                    break  # the end, which the next call will return as well
+                total += count
+        return total
 
     def _has_pending(self) -> bool:
         """Whether TLS holds decrypted bytes that no selector knows of."""
@@ -528,6 +550,7 @@ _ASK_KERNEL_S: Final = 1.0
 _DIALS_AT_ONCE: Final = 16
 _LAST_CALL: Final = 1.1  # of the limits of a stream: then it ends whatever is under way
 _REDIAL_S: Final = 1.0
+_TEND_S: Final = 0.005
 _CUT_TIMEOUTS: Final = 3  # consecutive; one or two result from lost packets
 _LARGEST_CHUNK_BYTES: Final = 1024**2  # accepted from peers whose `chunk_bytes` is larger
 
@@ -586,7 +609,8 @@ class Connection:
         self._tallies = [(control.sent, control.received)]
         self._last_number = 0
         self._has_met = False  # whether the peer's loop has sent anything
-        self._redial_at_s = 0.0
+        self._redial_at_s = self._tend_at_s = 0.0
+        self._is_tended = True
         self._spent: Stream | None = None  # to be replaced by another
         self._wish = 0  # number of streams that the peer asked for
         self._sent_wish = 0
@@ -715,13 +739,17 @@ class Connection:
             return
         now_s = self._clock.now_s()
         self._take_attached()
-        self._check_responsive(now_s)
-        self._ask_kernel(now_s)
+        self._is_tended = now_s >= self._tend_at_s  # not in every turn, which is often only a chunk
+        if self._is_tended:
+            self._tend_at_s = now_s + _TEND_S
+            self._check_responsive(now_s)
+            self._ask_kernel(now_s)
+            if not self._finishing:
+                self._tend_streams(now_s)
         if not self._finishing:
-            self._tend_streams(now_s)
             for frame in self.heartbeat.frames(now_s, self._session.flow.ping_every_s()):
                 self._control.put(frame, TRANSPORT)
-        self._chunk_receiver.acknowledge(self._control)
+        self._chunk_receiver.acknowledge(self._control, now_s)
         self._guard(self._control, Stream.write)
         if not self._finishing:
             self._chunk_sender.run(self._control, self._live(), now_s)
@@ -731,7 +759,13 @@ class Connection:
 
     def _patience_s(self) -> float:
         now_s, flow = self._clock.now_s(), self._session.flow
-        until_s = min(now_s + _LONGEST_WAIT_S, self.heartbeat.due_s(flow.ping_every_s()))
+        until_s = min(
+            now_s + _LONGEST_WAIT_S,
+            self.heartbeat.due_s(flow.ping_every_s()),
+            self._chunk_receiver.due_s,
+        )
+        if not self._is_tended:
+            until_s = min(until_s, self._tend_at_s)
         if self._session.in_flight_bytes(ALL_LANES):
             until_s = min(until_s, now_s + self._chunk_sender.late_s / 2)
         wait_s = max(0.0, until_s - now_s)
@@ -791,6 +825,7 @@ class Connection:
         counts = [stream.segments_since() for stream in [self._control, *self._data]]
         sent, lost = (sum(column) for column in zip(*counts, strict=True))
         self._session.flow.on_segments(now_s, sent, lost)
+        self._limit_unsent()
         if self.dialed and not self._finishing:
             self._renew(now_s)
 
@@ -830,8 +865,12 @@ class Connection:
             self._tallies.append((stream.sent, stream.received))
             self._data.append(stream)
             self._open(stream)
+        self._limit_unsent()
+
+    def _limit_unsent(self) -> None:
+        size_bytes = self._session.flow.unsent_bytes(len(self._data))
         for stream in self._data:
-            stream.limit_unsent(self._session.flow.unsent_bytes(len(self._data)))
+            stream.limit_unsent(size_bytes)
 
     def _live(self) -> list[Stream]:
         return [stream for stream in self._data if not stream.is_draining]

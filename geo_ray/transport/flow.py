@@ -8,7 +8,8 @@ and shrinks otherwise, to at least 128 KiB; loss alone does not shrink it. Chunk
 eighth of it. Twice a minute, at the same times on all hosts, full windows shrink to 40 % for a
 round trip and a half (at least 0.1 s), so that the minimum round trip is measured on an empty
 queue; it counts for a minute. Control messages have a second window of its size. Peers on one host
-(one address, round trips below 3 ms) use at least 32 MiB and chunks of 1 MiB.
+(one address, round trips below 3 ms) use at least 32 MiB, chunks of 1 MiB and fewer heartbeats, and
+acknowledge several chunks at once: there, each costs more than the bytes.
 
 Streams: the number is found by trial. While data waits and the link has no queue it is doubled.
 If four times as many streams carry hardly more (15 %), the earlier number is restored, and the next
@@ -338,6 +339,9 @@ _LARGEST_CHUNK_BYTES: Final = 1024**2  # peers take no longer ones
 _WIDE_S: Final = 0.02  # a chunk on one host takes no longer than that
 _ON_HOST_BYTES: Final = 32 * 1024**2  # least window on one host
 _KERNEL_BYTES: Final = 512 * 1024  # limit of unsent bytes in the kernel, over all streams
+_ON_HOST_KERNEL_CHUNKS: Final = 4  # the same on one host, for each stream
+_ACK_BYTES: Final = 4 * 1024**2  # on one host, so many bytes are acknowledged at once
+_ACK_DELAY_S: Final = 0.002
 _MOST_STALL_FACTOR: Final = 64.0
 _PROMPT: Final = 4.0
 _CALM: Final = 0.9
@@ -438,6 +442,8 @@ class FlowControl:
 
     def unsent_bytes(self, streams: int) -> int:
         """Return how many unsent bytes a stream's kernel buffer may hold."""
+        if self.is_on_host:  # what others could overtake there has passed in a moment
+            return _ON_HOST_KERNEL_CHUNKS * self.chunk_bytes(streams)
         return max(16 * 1024, min(256 * 1024, _KERNEL_BYTES // max(1, streams)))
 
     def ping_every_s(self) -> float | None:
@@ -445,7 +451,18 @@ class FlowControl:
         base_s = self.window.base_rtt_s
         if self._begun_s is None or base_s is None:
             return None
+        if self.is_on_host:
+            return _PING_MAX_S
         return min(_PING_MAX_S, max(_PING_MIN_S, base_s / 4))
+
+    def ack_delay_s(self, owed_bytes: int) -> float:
+        """Return how long received chunks may wait to be acknowledged with others.
+
+        Args:
+            owed_bytes: size of the chunks.
+        """
+        is_bulk = _LARGEST_CHUNK_BYTES // 2 <= owed_bytes < _ACK_BYTES
+        return _ACK_DELAY_S if is_bulk and self.is_on_host else 0.0
 
     @property
     def stall_limit_s(self) -> float:

@@ -162,3 +162,30 @@ def test_a_worker_that_is_asked_to_leave_is_averaged_first(tmp_path: Path) -> No
         site.server.ledger.check()
         assert not site.server.ledger.discarded["worker_lost"]
         assert len({s.digest for s in world.sites.values()}) == 1
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_run_that_halts_does_not_wait_for_the_exchange(tmp_path: Path, paused: bool) -> None:
+    """Regions halt after step 2, or 3, of a round of four."""
+    gate = Gate(steps=3)
+    with InProcess(config_of(), tmp_path, gate=gate) as world:
+        sites = [*world.sites.values()]
+        workers = [each.start(rank) for each in sites for rank in (0, 1)]
+        eventually(lambda: all(s.server.version == 2 for s in sites), "all are in their third step")
+        directory_of(world.parts, 1).mkdir(parents=True)
+        for site in sites:
+            site.primary.pause(paused)
+        if paused:
+            gate.open()
+            eventually(lambda: all(s.server.version == 3 for s in sites), "the step is counted")
+        for site in sites:
+            site.primary.snapshot(1, halt=True)
+        gate.open()
+        for name in world.sites:
+            found = states_of(world, name)
+            assert {"optimizer/exp_avg", "optimizer/workers/1/exp_avg"} <= found.keys()
+        for site in sites:
+            assert site.server.version == 3 and not site.server.ahead
+            site.primary.pause(False)
+        for worker in workers:
+            worker.result()

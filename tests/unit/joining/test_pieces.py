@@ -14,9 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from geo_ray.joining.layout import Layout, Ranges, positions, taken, within
+from geo_ray.joining.numbering import ReceivedCounts, UnconfirmedMessages
 from geo_ray.joining.pieces import Arriving, divided, piece_ranges, size_of
 from geo_ray.joining.protocol import Hello, payload_of, rank_name
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
+from geo_ray.joining.replication import needs_receipt
 from geo_ray.joining.service import JoinService, Stage
 from geo_ray.joining.vector import ParameterVector
 from geo_ray.training.messages import ReplyMessage, UpdateMessage
@@ -234,3 +236,19 @@ def test_within_places(gaps: list[tuple[int, int]], start: int, stop: int) -> No
     assert torch.equal(
         taken(vector, within(tuple(places), start, stop)), taken(vector, tuple(places))[start:stop]
     )
+
+
+@given(sizes=st.lists(st.integers(1, 3_000_000), min_size=1, max_size=4))
+def test_a_rank_keeps_few_pieces_that_have_arrived_and_none_of_a_whole_payload(
+    sizes: list[int],
+) -> None:
+    sent, received = UnconfirmedMessages(), ReceivedCounts()
+    for seq, size in enumerate(sizes):
+        update = UpdateMessage("here", 1, seq, 0, 1, torch.empty(1).expand(size))
+        for message in divided({"slice": 0}, update, lambda start, stop: torch.empty(stop - start)):
+            numbered = sent.add(message)
+            assert received.take(numbered) is not None
+            if needs_receipt(numbered):
+                sent.confirm(received.counts)
+            assert len(sent.unconfirmed) < 8
+        assert not sent.unconfirmed

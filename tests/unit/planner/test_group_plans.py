@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import geo_ray
 from geo_ray.api import check
+from geo_ray.api.clusters import up_offer
 from geo_ray.api.plan import PlanInputs
 from geo_ray.base.errors import ConfigError, ModelTooLargeError, PlanInfeasibleError
 from geo_ray.cli.plan import memory_lines
@@ -257,4 +258,4 @@ def test_up_checks_the_memory_of_the_planned_machines(links: Path) -> None:
     plan = planned(rented, links)
     changed = ("plan.activation_mb_per_row=3000", "data.batch_size=16")
     with pytest.raises(ModelTooLargeError, match=r"region 'us', p4d\.24xlarge: a rank needs 49"):
-        geo_ray.up_offer(rented, changed, plan=plan)
+        up_offer(rented, changed, plan=plan, provider="local")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -24,7 +25,7 @@ from geo_ray.base.errors import (
 from geo_ray.base.restarts import Restarts
 from geo_ray.joining.service import Stage
 from geo_ray.ray_cluster.calls import FailureKind, RayFailure
-from geo_ray.runtime.group_actor import RankHost, memory_named, places_of
+from geo_ray.runtime.group_actor import GroupRankActor, RankHost, memory_named, places_of
 from geo_ray.runtime.groups import (
     GiveUp,
     GroupPolicy,
@@ -34,7 +35,7 @@ from geo_ray.runtime.groups import (
     rank_error,
     root_cause,
 )
-from geo_ray.runtime.spec import demand_of, demands_of
+from geo_ray.runtime.spec import RunSpec, demand_of, demands_of
 
 KILLED = RayFailure(FailureKind.PROCESS_DIED, "killed by signal 9")
 MEMORY = RayFailure(FailureKind.OUT_OF_MEMORY, "its node ran out of memory")
@@ -236,6 +237,66 @@ def test_demands_of_groups() -> None:
     assert demand_of(experiment, config).total() == {"CPU": 32.0, "GPU": 16.0}
     assert experiment.labels == ("us", "eu")
     assert experiment.rows == 4 * (16 + 1) * 32
+
+
+@pytest.mark.parametrize("kind", ["local", "existing"])
+def test_each_machine_of_a_group_is_another_node(kind: str) -> None:
+    """A local cluster has one node for a region."""
+    group = {"nodes": 2, "ranks_per_node": 2, "loop": "a.py:train"}
+    names = ("eu", "us")
+    tree = CONFIG | {"regions": [{"name": name, "group": group} for name in names]}
+    experiment = geo_ray.load_config(tree | {"cluster": {"kind": kind}})
+    averager, *groups = demands_of(experiment)
+    assert not averager.spreads
+    for demand in groups:
+        assert demand.spreads == (kind == "existing")
+        assert demand.groups() == [demand.bundles]
+        assert demand.indices()["worker"] == (0, 0, 1, 1)
+    first = demand_of(experiment, experiment.regions[0])
+    assert [len(each) for each in first.groups()] == ([1, 2] if kind == "existing" else [3])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend", "device", "collectives"),
+    [
+        (4, None, "cuda:2", "cpu:gloo,cuda:nccl"),
+        (4, "gloo", "cuda:2", "gloo"),
+        (0, None, "cpu", "gloo"),
+    ],
+)
+def test_backend_and_device_of_a_rank(
+    gpus: int, backend: str | None, device: str, collectives: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 6 of two machines with four ranks each; no GPU is used."""
+    group = {"nodes": 2, "loop": "a.py:train", "backend": backend}
+    group |= {"gpus_per_node": gpus} if gpus else {"ranks_per_node": 4}
+    regions = [{"name": "eu", "group": group}, {"name": "us", "join": True}]
+    experiment = geo_ray.load_config(CONFIG | {"regions": regions})
+    spec = RunSpec(experiment.model_dump_json(), "", "", "", "run", "")
+    hosts = [
+        RankHost(f"node{i // 4}", f"10.0.0.{i // 4}", (str(3 - i % 4),), b"") for i in range(8)
+    ]
+    place = places_of(hosts)[6]
+    found: dict[str, Any] = {}
+    module = "geo_ray.runtime.group_actor."
+    monkeypatch.setattr(module + "TCPStore", lambda *where, **_: where)
+    monkeypatch.setattr(module + "dist.init_process_group", lambda *a, **k: found.update(k, on=a))
+    for name in ("barrier", "destroy_process_group"):
+        monkeypatch.setattr(f"{module}dist.{name}", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda to: found.update(device=to))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    actor = GroupRankActor(spec, "eu", 6, "geo-ray://10.0.0.9:1", "saved")
+    with actor._process_group(place, hosts[0].host, 7000) as used:
+        assert str(used) == device
+        about = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR")}
+        assert about == {"RANK": "6", "LOCAL_RANK": "2", "MASTER_ADDR": "10.0.0.0"}
+        assert os.environ["WORLD_SIZE"] == "8" and os.environ["LOCAL_WORLD_SIZE"] == "4"
+        if gpus:
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,2,1,0"
+            assert found["device"] == used
+    assert found["on"] == (collectives,)
+    assert (found["rank"], found["world_size"]) == (6, 8)
+    assert found["store"] == ("10.0.0.0", 7000, 8)
 
 
 def test_a_run_of_groups_takes_any_port() -> None:

@@ -243,6 +243,21 @@ def test_a_chunk_between_processes_of_one_host_takes_no_longer_than_20_ms(
     assert flow.chunk_bytes(1) == pytest.approx(chunk_bytes, rel=0.01)
 
 
+def test_only_processes_of_one_host_acknowledge_large_chunks_together() -> None:
+    """A relay between them may stand for a slow line: the kernel holds little until it was fast."""
+    far, near = (FlowControl(TransportConfig(), is_shaped=False) for _ in range(2))
+    far.on_rtt(0.0, RTT_S)
+    near.connected(one_address=True)
+    near.on_rtt(0.0, 0.0002)
+    assert [far.ack_delay_s(size) for size in (0, 2**20, 2**22)] == [0.0] * 3
+    assert [near.ack_delay_s(size) for size in (0, 2**18, 2**20, 2**22)] == [0.0, 0.0, 0.002, 0.0]
+    assert near.unsent_bytes(1) == far.unsent_bytes(1) == 2**18
+    _pass(far, 10_000)
+    _pass(near, 10_000)
+    assert near.unsent_bytes(1) == 2**22 and far.unsent_bytes(1) == 2**18
+    assert near.ping_every_s() == 0.05
+
+
 def _pass(flow: FlowControl, mbps: int) -> None:
     """Two seconds of a transfer at that rate."""
     for step in range(1, 201):

@@ -167,7 +167,7 @@ def test_the_longest_acknowledgement_is_taken_whatever_metas_are(bench: Bench) -
     stream, far = bench.stream()
     chunk_receiver = ChunkReceiver(bench.session, 1)
     chunk_receiver._acks += [2, 2**63, 2**63] * 1000
-    chunk_receiver.acknowledge(stream)
+    chunk_receiver.acknowledge(stream, 0.0)
     assert stream.write() and not chunk_receiver.owes
     reader = FrameReader(KEY, FrameLimits(ACK_META_BYTES, 0), lambda *_: memoryview(b""))
     frames: list[Frame] = []
