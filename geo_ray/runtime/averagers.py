@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+from torch import Tensor
+
 from geo_ray.base.errors import CertificateError, GeoRayError, RegionLostError
 from geo_ray.base.files import write_atomic
 from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import EndpointList, SignedEndpoints
-from geo_ray.joining.layout import holder_ranges
+from geo_ray.joining.layout import Layout, holder_ranges
 from geo_ray.joining.protocol import SERVER, JoinTerms, holder_name
 from geo_ray.joining.server import STANDBY
 from geo_ray.joining.slices import SavedRun
@@ -44,6 +47,7 @@ _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
 _LOOK_S: Final = 1.0
 _RETRY_S: Final = 5.0
+_PIECE_BYTES: Final = 32 << 20
 
 
 def write_credentials(experiment: Experiment, folder: Path) -> str:
@@ -191,6 +195,22 @@ class AveragerProcesses:
             return self.ask(call, *arguments)
         name, actor = holder_name(holder), self._holders[holder - 1]
         return collect({name: getattr(actor, call).remote(*arguments)}, _ANSWER_S)[name]
+
+    def fetch_model(self) -> tuple[Layout, Tensor]:
+        """Return the model's layout and its final parameters, of which each holder has a range.
+
+        Raises:
+            RegionLostError: a process is lost.
+        """
+        layout = Layout.from_json(self.ask("model"))
+        params_P, piece = torch.empty(layout.size), _PIECE_BYTES // 4
+        ranges = holder_ranges(layout, self._experiment.served_at.holders)
+        for holder, (first, last) in enumerate(ranges):
+            for start in range(first, last, piece):
+                stop = min(last, start + piece)
+                data = self.ask_holder(holder, "model_piece", start - first, stop - first)
+                params_P[start:stop] = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        return layout, params_P
 
     def _watch_holders(self) -> None:
         """End the run if a process that holds slices is lost; the next poll raises its error."""

@@ -28,7 +28,7 @@ from geo_ray.data.tasks.model_buffers import BufferEntry
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import SignedEndpoints
-from geo_ray.joining.layout import Layout, holder_ranges
+from geo_ray.joining.layout import Layout
 from geo_ray.joining.protocol import SERVER, JoinTerms, region_of
 from geo_ray.joining.replication import ReplicatedService
 from geo_ray.joining.server import STANDBY, HolderServer, JoinServer, JoinStandby
@@ -77,7 +77,6 @@ from geo_ray.transport.wire.sockets import Address, reserve
 _POLL_S: Final = 0.2
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
-_PIECE_BYTES: Final = 32 << 20
 _LOOK_S: Final = 0.05
 _SAVING_S: Final = 0.05
 _LATE_S: Final = 30.0  # a region that others wait for so long is shown
@@ -815,8 +814,7 @@ class _Serving:
                     by_class = {"update": counts[count]}
                     event = recorder.emit("wan", now_s, src=src, dst=dst, bytes_by_class=by_class)
                     summing.feed(event)
-        layout = Layout.from_json(self._averagers.ask("model"))
-        params_P = self._fetch(layout)
+        layout, params_P = self._averagers.fetch_model()
         found = digest(params_P)
         entries, values = self._averagers.ask("buffers")
         buffers_B = torch.frombuffer(bytearray(values), dtype=torch.uint8) if entries else None
@@ -832,18 +830,6 @@ class _Serving:
         save_summary(summary, run.path)
         recorder.emit("run_finished", now_s, summary=summary.model_dump(), digests={SERVER: found})
         return summary
-
-    def _fetch(self, layout: Layout) -> Tensor:
-        """Return the final parameters, of which each holder has a range."""
-        params_P, piece = torch.empty(layout.size), _PIECE_BYTES // 4
-        ranges = holder_ranges(layout, self._setup.experiment.served_at.holders)
-        for holder, (first, last) in enumerate(ranges):
-            for start in range(first, last, piece):
-                stop = min(last, start + piece)
-                at = start - first, stop - first
-                data = self._averagers.ask_holder(holder, "model_piece", *at)
-                params_P[start:stop] = torch.frombuffer(bytearray(data), dtype=torch.float32)
-        return params_P
 
 
 def module_of(layout: Layout, params_P: Tensor) -> nn.Module:
