@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, cast
@@ -151,6 +151,7 @@ class JoinService:
         self._holders = Holders(terms.holders)
         self._exchanges: list[tuple[int, dict[str, Any]]] = []  # events, by the newest order
         self.buffer_layout = BufferLayout(())
+        self._same: Mapping[str, str] = {}  # of the first rank, see `Hello.same`
         self.buffers_B = no_buffers()
         self.failure: GeoRayError | None = None
         self.save: SaveRound | None = None
@@ -267,6 +268,8 @@ class JoinService:
 
     def _refused(self, peer: str, attempt: object, error: GeoRayError) -> list[Outbound]:
         """Handle a message that is refused: its sender may ignore that, so its region is lost."""
+        if self.averagers.failure is not None:
+            return self._end_run(self.averagers.failure)
         name = region_of(peer)
         region = self._joining.get(name) or self._regions.get(name)
         if region is None or attempt not in (None, region.attempt):  # of another process group
@@ -276,6 +279,13 @@ class JoinService:
         if ends and 0 <= number_of(peer) < region.world_size:
             found += self._on_lost(name, error.message)
         return found
+
+    def _end_run(self, error: GeoRayError) -> list[Outbound]:
+        """End the run, which no region can continue."""
+        if self.failure is not None:
+            return []
+        self.failure = error
+        return [each for name in self._regions for each in self._refuse(name, error)]
 
     def _check_peer(self, peer: str) -> None:
         """Refuse ranks that the region does not have.
@@ -292,7 +302,12 @@ class JoinService:
         wakes_s, now_s = self.averagers.wakes_s, self._now_s()
         if wakes_s is None or now_s < wakes_s:
             return []
-        return self._gated(self._answers(self._execute(WakeOrder(now_s=now_s))))
+        try:
+            return self._gated(self._answers(self._execute(WakeOrder(now_s=now_s))))
+        except GeoRayError as error:
+            if self.averagers.failure is None:
+                raise
+            return self._end_run(error)
 
     def on_lost(self, region: str, cause: str) -> list[Outbound]:
         """Continue without a region."""
@@ -301,6 +316,8 @@ class JoinService:
     def _on_lost(self, region: str, cause: str) -> list[Outbound]:
         if self.stage in (Stage.DONE, Stage.STOPPED):
             return self._leave_out(region, cause)
+        if self.averagers.failure is not None:
+            return []
         self._stop_joining(region)
         was_source = bool(self._regions) and region == self._source
         if self._regions.pop(region, None) is None or self.stage is Stage.GATHERING:
@@ -658,6 +675,7 @@ class JoinService:
                 self.failure = error
                 raise
             self.layout, self.buffer_layout = hello.layout, BufferLayout(hello.buffers)
+            self._same = hello.same
             self._buffers = AveragerBuffers(self.buffer_layout)
         elif self.layout is not None:
             first = next(each for each, region in self._regions.items() if region.hellos)
@@ -675,6 +693,13 @@ class JoinService:
         """
         who = f"region '{hello.region}' (rank {hello.rank})"
         layout.check_same(hello.layout, who, whose)
+        for each in sorted({*self._same, *hello.same}):
+            if self._same.get(each) != hello.same.get(each):
+                raise ModelMismatchError(
+                    f"'{each}' of {who} is not that of {whose}",
+                    fix="Pass the same `same` to `site.training` everywhere: for a tokenizer, use "
+                    "the same files and release.",
+                )
         mine, theirs = self.buffer_layout.entries, hello.buffers
         if mine != theirs:
             names = sorted({each.name for each in set(mine) ^ set(theirs)})

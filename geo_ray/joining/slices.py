@@ -21,6 +21,7 @@ from geo_ray.base.errors import (
     CheckpointMismatchError,
     ConfigChangedError,
     FrameError,
+    GeoRayError,
     InvariantError,
     NonFiniteError,
 )
@@ -367,6 +368,12 @@ class SliceAveragers:
     def stopping(self) -> bool:
         """Whether regions are asked to finish."""
         return any(each.stopping for each in self.averagers.values())
+
+    @property
+    def failure(self) -> GeoRayError | None:
+        """The error after which no averager continues; None: there is none."""
+        found = (each.failure for each in self.averagers.values())
+        return next((error for error in found if error is not None), None)
 
     @property
     def waiting(self) -> tuple[str, ...]:

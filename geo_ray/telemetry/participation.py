@@ -88,6 +88,8 @@ class Participation:
             self._leave(RUN, t_s)
         elif kind == "averager_moved":
             self.marks.append((t_s, f"the averager moves to {event['region']}"))
+        elif kind == "server_replaced":
+            self.marks.append((t_s, f"the standby serves the run at {event['address']}"))
         elif kind == "bridge_replaced":
             self.marks.append((t_s, f"another bridge in {event['region']}: {event['cause']}"))
         elif kind == "run_actor_attached":

@@ -425,10 +425,22 @@ def map_of(status: RunStatus, links: tuple[MapLink, ...]) -> MapView:
 def note_text(event: Event) -> str:
     """Describe an event in a line of plain text."""
     parts = ["averager moved" if event.kind == "averager_moved" else event.kind.replace("_", " ")]
-    for name in ("region", "worker", "step", "averager", "interval", "code", "cause", "message"):
+    for name in (
+        "region",
+        "address",
+        "worker",
+        "step",
+        "averager",
+        "interval",
+        "code",
+        "cause",
+        "message",
+    ):
         if event.fields.get(name) is not None:
             value = " ".join(str(event.fields[name]).split())
-            parts.append(value if name in ("region", "cause", "message") else f"{name} {value}")
+            parts.append(
+                value if name in ("region", "address", "cause", "message") else f"{name} {value}"
+            )
     return ": ".join([parts[0], ", ".join(parts[1:])]) if len(parts) > 1 else parts[0]
 
 

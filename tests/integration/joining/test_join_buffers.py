@@ -345,7 +345,7 @@ def test_other_buffers_are_refused_in_words(tmp_path: Path) -> None:
     def loop(name: str, rules: Any) -> None:
         path = tmp_path / f"{name}.pem"
         with (
-            join(address, region=name, credentials=path, wait_s=3.0) as site,
+            join(address, region=name, credentials=path, wait_s=10.0) as site,
             site.training(normed(0), buffers=rules),
         ):
             pass

@@ -10,14 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from geo_ray.joining.rank import STRATEGIES
 from geo_ray.joining.service import Stage
 from geo_ray.joining.site import JoinedTraining
+from geo_ray.strategies.state import AveragerState
 from tests.support.join_support import (
     Loop,
     Ranks,
+    adamw,
+    loss_of,
+    rows_of,
     run_loop,
     serving,
     small_model,
@@ -267,3 +271,44 @@ def test_a_region_returns_with_other_ranks(
         served = server.service.model_P.clone()
     for vector, _ in everything:
         assert torch.equal(vector, served)
+
+
+def test_all_ranks_follow_an_interval_that_changes(
+    ranks: dict[int, Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The averagers of all slices decide it; the result is that of plain PyTorch DiLoCo."""
+    intervals, steps, lr, momentum = (3, 1, 4, 2, 9, 9), 12, 0.7, 0.5
+
+    def decided(averager: AveragerState, *_: Any) -> int:
+        at = averager.numbers["test"] = averager.numbers.get("test", 0.0) + 1
+        return intervals[int(at)]
+
+    monkeypatch.setattr("geo_ray.strategies.diloco.adaptive_interval", decided)
+    outer = {"kind": "nesterov", "lr": lr, "momentum": momentum}
+    strategy = {"kind": "diloco", "interval": intervals[0], "compute_fraction": 0.5}
+    sections = {"strategy": strategy | {"outer": outer, "weights": "uniform"}}
+    with serving(terms(REGIONS, steps, **sections), tmp_path) as (server, address):
+        loops = {name: Loop(address, name, tmp_path).run for name in ("ap", "us")}
+        ranks[2].start(run_loop, Loop(address, "eu", tmp_path, "fsdp"))
+        found = [*train_all(loops).values(), *ranks[2].results()]
+        assert not [each for each in found if isinstance(each, Exception)], found
+        events = [each for each in server.news() if each["kind"] == "step"]
+    for name in REGIONS:
+        assert [e["step"] for e in events if e["region"] == name] == [3, 4, 8, 10, 12]
+    anchor = vector_of(small_model())
+    velocity = torch.zeros_like(anchor)
+    models = {name: small_model() for name in REGIONS}
+    optimizers = {name: adamw(model) for name, model in models.items()}
+    for step in range(steps):
+        for name, model in models.items():
+            optimizers[name].zero_grad()
+            loss_of(model, rows_of(name, step)).backward()
+            optimizers[name].step()
+        if step + 1 in (3, 4, 8, 10, 12):
+            delta = torch.stack([anchor - vector_of(model) for model in models.values()]).mean(0)
+            velocity = momentum * velocity + delta
+            anchor = anchor - lr * (delta + momentum * velocity)
+            for model in models.values():
+                nn.utils.vector_to_parameters(anchor.clone(), model.parameters())
+    for vector, _ in found:
+        torch.testing.assert_close(vector, anchor, rtol=0, atol=2e-6)

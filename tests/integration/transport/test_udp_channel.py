@@ -116,10 +116,13 @@ def test_reports_end_when_nothing_comes() -> None:
         sender.use(expected(hub))
         sender.start(load_of(3))
         eventually(lambda: hub.reports)
-        time.sleep(0.3)
-        count = len(hub.reports)
-        time.sleep(0.3)
-        assert len(hub.reports) == count
+
+        def have_ended() -> bool:
+            count = len(hub.reports)
+            time.sleep(0.3)
+            return len(hub.reports) == count
+
+        eventually(have_ended)
 
 
 def test_nothing_leaves_before_the_reliable_road_is_drained() -> None:

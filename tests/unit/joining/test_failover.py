@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import deque
 from collections.abc import Generator
@@ -17,7 +18,7 @@ from geo_ray.joining.layout import Layout, Ranges, positions, put, taken
 from geo_ray.joining.link import RECEIVED, REPLACED
 from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, UnconfirmedMessages
 from geo_ray.joining.protocol import Hello, Outbound, Welcome, payload_of, rank_name
-from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
+from geo_ray.joining.rank import STRATEGIES, JoinedModel, RankExchange, SliceWire
 from geo_ray.joining.replication import (
     BeginSave,
     LoseRegion,
@@ -147,10 +148,14 @@ class Rank:
 class World:
     """A server, its standby and ranks, whose messages arrive in random order where they may."""
 
-    def __init__(self, seed: int, *, has_standby: bool = True, kind: str = "sma") -> None:
+    def __init__(
+        self, seed: int, *, has_standby: bool = True, kind: str = "sma", **sections: Any
+    ) -> None:
         self.random, self.now_s = random.Random(seed), 0.0
-        strategy = {"kind": kind, "interval": 2}
-        self.run = terms(["eu", "usa"], STEPS, strategy=strategy)
+        own = {"nbsync": {}, "hfa": {"k1": 1, "k2": 2}}.get(kind, {"interval": 2})
+        own |= {"interval": 4, "fragments": 2, "tau": 1} if kind == "diloco_streaming" else {}
+        strategy = {"kind": kind, **own}
+        self.run = terms(["eu", "usa"], STEPS, strategy=strategy, **sections)
         self.server = ReplicatedService.new(self.run, None, 1, keeps=has_standby)
         self.standby: ReplicatedService | None = None
         self.to_server: list[tuple[str, Message]] = []
@@ -397,3 +402,26 @@ def test_other_lists_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(EndpointListError, match=message):
         book.take(data)
     assert book.newest == signed(2).list
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_a_standby_in_another_process_continues_any_strategy(kind: str) -> None:
+    """A snapshot is serialized in the middle of the run; then the server is lost."""
+    rows = {"rows": 60} if kind == "nbsync" else {}
+    expected = World(1, kind=kind, **rows)
+    expected.finish()
+    world = World(1, kind=kind, **rows)
+    for _ in range(expected.delivered // 2):
+        world.deliver()
+    world.standby = None
+    world.to_standby.clear()
+    world.acks.clear()
+    world.advance([], world.server.release())
+    world.standby = pickle.loads(pickle.dumps(world.server.begin_snapshot()))
+    world.acks.append(world.standby.number)
+    while not world.standby.is_attached:
+        world.deliver()
+    world.lose_server()
+    found = world.finish()
+    assert found["model"] == found["ranks"]["eu#0"]
+    assert sum(found["steps"].values()) == sum(expected.server.service.steps.values())

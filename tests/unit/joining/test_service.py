@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from geo_ray.base.errors import AveragerFailedError
 from geo_ray.data.tasks.model_buffers import BufferEntry
 from geo_ray.joining.layout import Layout, Ranges, positions, taken
 from geo_ray.joining.protocol import Hello, Outbound, Welcome, payload_of, rank_name
@@ -244,11 +246,16 @@ def test_the_last_region_ends_the_run() -> None:
     assert "out of memory" in str(world.service.failure)
 
 
+OTHER_DTYPE = Layout(tuple(replace(each, dtype="bfloat16") for each in LAYOUT.parameters))
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
         ({"region": "mars"}, "JOIN_REFUSED"),
         ({"layout": Layout.of(nn.Linear(4, 2))}, "MODEL_MISMATCH"),
+        ({"layout": OTHER_DTYPE}, "MODEL_MISMATCH"),
+        ({"same": {"vocabulary": "other"}}, "MODEL_MISMATCH"),
         ({"world_size": 3}, "RANKS_DISAGREE"),
         ({"attempt": 0}, "JOIN_REFUSED"),
     ],
@@ -586,6 +593,37 @@ def test_too_few_regions_wait_for_a_lost_one(strategy: str) -> None:
         if not world.service.averagers.view.joining:
             _round(world)
     assert world.service.averagers.view.joining == ("us",)
+
+
+@pytest.mark.parametrize("at_wake", [False, True])
+def test_a_strategy_that_fails_ends_the_run_in_all_regions(
+    at_wake: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No region waits for an answer that cannot come."""
+    world = World(SHARES)
+    world.start()
+
+    def fails(*_: Any) -> Any:
+        raise ZeroDivisionError("in the strategy")
+
+    kind = type(world.run.strategy)
+    monkeypatch.setattr(kind, "on_wake" if at_wake else "on_round", fails)
+    if at_wake:
+        for averager in world.service.averagers.averagers.values():
+            averager.state.wake_s = 5.0
+        world.now_s = 6.0
+        for each in world.service.on_wake():
+            world.inbox.setdefault(each.peer, []).append(each.message)
+    else:
+        for name, messages in _updates(world).items():
+            for message in messages:
+                world.deliver(name, message)
+    assert isinstance(world.service.failure, AveragerFailedError)
+    assert "ZeroDivisionError: in the strategy" in world.service.failure.message
+    for name in world.ranks:
+        assert world.refusals(name) == ["AVERAGER_FAILED"]
+    assert world.service.on_lost("us", "its loop has ended") == []
+    assert world.service.on_wake() == []
 
 
 def test_regions_that_others_wait_for_are_known() -> None:

@@ -648,7 +648,7 @@ def test_at_the_end_no_thread_calls_ray(run: Run) -> None:
             time.sleep(0.01)
 
     found = run.actors.threads.submit("join-eu", bring_up)
-    assert asked.wait(10.0)
+    assert asked.wait(60.0)
     run.controller.close()
     assert isinstance(found.exception(0.0), RegionLostError)
     assert not [each for each in threading.enumerate() if each.name.startswith("ray-")]

@@ -70,7 +70,7 @@ def test_a_wait_for_actors_ends_when_the_run_does(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ray, "get", lambda refs, **_: list(refs))
     threads = RayThreads()
     found = threads.submit("join", lambda: collect({"eu/ps": object()}, LONG_S))
-    assert asked.wait(10.0)
+    assert asked.wait(60.0)
     threads.close()
     assert isinstance(found.exception(0.0), RegionLostError)
 
@@ -90,7 +90,7 @@ def test_a_wait_for_a_place_ends_when_the_run_does(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(placement, "remove", removed.append)
     threads, demand = RayThreads(), RegionDemand("eu", (Bundle("ps"),))
     found = threads.submit("join", lambda: place([demand], LONG_S))
-    assert asked.wait(10.0)
+    assert asked.wait(60.0)
     threads.close()
     assert isinstance(found.exception(0.0), RegionLostError) and len(removed) == 1
 
