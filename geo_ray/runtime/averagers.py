@@ -196,6 +196,20 @@ class AveragerProcesses:
         name, actor = holder_name(holder), self._holders[holder - 1]
         return collect({name: getattr(actor, call).remote(*arguments)}, _ANSWER_S)[name]
 
+    def links(self) -> dict[str, dict[str, int]]:
+        """Return the bytes received from each region, and sent to it, by all processes.
+
+        Raises:
+            RegionLostError: a process is lost.
+        """
+        found: dict[str, dict[str, int]] = {}
+        for holder in range(1 + len(self._holders)):
+            for region, counts in self.ask_holder(holder, "links").items():
+                sums = found.setdefault(region, dict.fromkeys(counts, 0))
+                for name, count in counts.items():
+                    sums[name] += count
+        return found
+
     def fetch_model(self) -> tuple[Layout, Tensor]:
         """Return the model's layout and its final parameters, of which each holder has a range.
 

@@ -176,6 +176,8 @@ def test_the_run_loop_fetches_the_model_from_all_holders(holders: int, folder: P
         links = [served.processes.ask_holder(h, "links") for h in range(holders)]
         assert all(set(each) == {"eu", "us"} for each in links)
         assert min(each["eu"]["received"] for each in links) > 0
+        whole = served.processes.links()["eu"]["received"]
+        assert whole >= sum(each["eu"]["received"] for each in links)
     finally:
         served.close()
 
