@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Final, Literal
 
 import torch
@@ -189,6 +189,7 @@ class Hello:
         share: the ranges that it exchanges.
         saved: checkpoints of the run that it can load; None: it saves none.
         buffers: its model buffers.
+        same: SHA-256 of what must be equal in all ranks of all regions, by name.
     """
 
     region: str
@@ -199,6 +200,7 @@ class Hello:
     share: Ranges
     saved: tuple[int, ...] | None = None
     buffers: tuple[BufferEntry, ...] = ()
+    same: Mapping[str, str] = field(default_factory=dict)
 
     def message(self) -> Message:
         """Return the message that contains it."""
@@ -213,6 +215,7 @@ class Hello:
             "share": self.share,
             "saved": self.saved,
             "buffers": [astuple(each) for each in self.buffers],
+            "same": dict(self.same),
         }
         return Message("join", meta, json.dumps(body).encode(), "control", CONTROL)
 
@@ -235,8 +238,16 @@ class Hello:
                 e.variance_of is not None and means[e.variance_of].shape != e.shape for e in buffers
             ):
                 raise ValueError("variances of other values")
+            same = {str(name): str(value) for name, value in body["same"].items()}
             saved = None if body["saved"] is None else tuple(int(each) for each in body["saved"])
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise FrameError(f"a rank's description cannot be read: {error!r}") from None
         return cls(
             fields.text(meta, "region"),
@@ -247,6 +258,7 @@ class Hello:
             share,
             saved,
             buffers,
+            same,
         )
 
 

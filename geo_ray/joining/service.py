@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, cast
@@ -151,6 +151,7 @@ class JoinService:
         self._holders = Holders(terms.holders)
         self._exchanges: list[tuple[int, dict[str, Any]]] = []  # events, by the newest order
         self.buffer_layout = BufferLayout(())
+        self._same: Mapping[str, str] = {}  # of the first rank, see `Hello.same`
         self.buffers_B = no_buffers()
         self.failure: GeoRayError | None = None
         self.save: SaveRound | None = None
@@ -674,6 +675,7 @@ class JoinService:
                 self.failure = error
                 raise
             self.layout, self.buffer_layout = hello.layout, BufferLayout(hello.buffers)
+            self._same = hello.same
             self._buffers = AveragerBuffers(self.buffer_layout)
         elif self.layout is not None:
             first = next(each for each, region in self._regions.items() if region.hellos)
@@ -691,6 +693,13 @@ class JoinService:
         """
         who = f"region '{hello.region}' (rank {hello.rank})"
         layout.check_same(hello.layout, who, whose)
+        for each in sorted({*self._same, *hello.same}):
+            if self._same.get(each) != hello.same.get(each):
+                raise ModelMismatchError(
+                    f"'{each}' of {who} is not that of {whose}",
+                    fix="Pass the same `same` to `site.training` everywhere: for a tokenizer, use "
+                    "the same files and release.",
+                )
         mine, theirs = self.buffer_layout.entries, hello.buffers
         if mine != theirs:
             names = sorted({each.name for each in set(mine) ^ set(theirs)})

@@ -7,6 +7,7 @@ only the copy of its parameters.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import queue
@@ -36,6 +37,7 @@ from geo_ray.base.errors import (
     LoopMisuseError,
     ServerLostError,
 )
+from geo_ray.base.memory import trim_heap
 from geo_ray.data.tasks.model_buffers import BufferRule
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import EndpointBook
@@ -288,6 +290,7 @@ class JoinedRegion:
         state: Mapping[str, Any] | None = None,
         rank_state: Mapping[str, Any] | None = None,
         checkpoints: str | Path | None = None,
+        same: Mapping[str, object] | None = None,
     ) -> JoinedTraining:
         """Begin a training where a block would not do, as in callbacks; see `training`.
 
@@ -295,7 +298,12 @@ class JoinedRegion:
         failed, as if its own block had ended.
         """
         block = self.training(
-            model, buffers=buffers, state=state, rank_state=rank_state, checkpoints=checkpoints
+            model,
+            buffers=buffers,
+            state=state,
+            rank_state=rank_state,
+            checkpoints=checkpoints,
+            same=same,
         )
         return self._open.enter_context(block)
 
@@ -316,6 +324,7 @@ class JoinedRegion:
         state: Mapping[str, Any] | None = None,
         rank_state: Mapping[str, Any] | None = None,
         checkpoints: str | Path | None = None,
+        same: Mapping[str, object] | None = None,
     ) -> Iterator[JoinedTraining]:
         """Train a model in the run; every rank calls it.
 
@@ -337,9 +346,12 @@ class JoinedRegion:
             checkpoints: folder for the region's files of checkpoints, which all ranks of the region
                 see: a directory or an ``s3://`` address. None: none are written. Then a resumed run
                 gives the region a copy of another region's parameters.
+            same: what must be equal in all processes of all regions, by name, such as
+                ``{"vocabulary": tokenizer.get_vocab()}``: plain values or bytes. Only digests are
+                sent.
 
         Raises:
-            ConfigError: there is ``state`` and no folder for it.
+            ConfigError: there is ``state`` and no folder for it, or ``same`` is not plain.
             CheckpointError: the region's files of a checkpoint cannot be loaded, or ``state`` has
                 a value that cannot be saved.
             ModelMismatchError: another region has another model.
@@ -360,6 +372,7 @@ class JoinedRegion:
                 "`state` is given without `checkpoints`, so that it would not be saved",
                 fix="Pass checkpoints=FOLDER, which all ranks of the region see.",
             )
+        agreed = _digests(same or {})
         self._is_training = True
         self._attempt = self._ranks.attempt + self._trainings
         self._trainings += 1
@@ -376,7 +389,7 @@ class JoinedRegion:
                     if checkpoints is not None:
                         root = root_of(checkpoints, self._run_id, self.region)
                         self._saver = stack.enter_context(closing(self._new_saver(root)))
-                    exchange, cutter = self._start(layout, vector, own, loop, root)
+                    exchange, cutter = self._start(layout, vector, own, loop, root, agreed)
                     ranks, wait_s = self._ranks, self._wait_s
                     exchanger = _Exchanger(self._link, self._mail, exchange, ranks, wait_s)
                     stack.enter_context(closing(exchanger))
@@ -426,6 +439,7 @@ class JoinedRegion:
         buffers: ModuleBuffers | None,
         loop: LoopState,
         root: Root | None,
+        same: Mapping[str, str],
     ) -> tuple[RankExchange, _Cutter]:
         """Describe the model, wait for all regions, and load the run's parameters."""
         ranks = self._ranks
@@ -438,6 +452,7 @@ class JoinedRegion:
             vector.share,
             None if root is None else tuple(n for n, whole in root.ids().items() if whole),
             () if buffers is None else buffers.entries,
+            same,
         )
         self._link.send(hello.message())
         while (message := self._receive(None, "the other regions", 0)).kind != "welcome":
@@ -809,6 +824,7 @@ class _Exchanger:
             if not self._send_next():
                 return False
             self._answers.put(self._receive_answers())
+            trim_heap()  # of pieces
         except BaseException as error:  # raised by `take` in the thread that trains
             self._answers.put(error)
         return True
@@ -928,6 +944,25 @@ class _Exchanger:
             if message.kind != kind:
                 raise JoinRefusedError(f"the server sent '{message.kind}' instead of '{kind}'")
             return message
+
+
+def _digests(same: Mapping[str, object]) -> dict[str, str]:
+    """Return the SHA-256 of values by name.
+
+    Raises:
+        ConfigError: a value is neither plain nor bytes.
+    """
+    found = {}
+    for name, value in same.items():
+        try:
+            data = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"same['{name}']: a {type(value).__name__} has no digest: {error}",
+                fix="Pass plain values or bytes, such as `tokenizer.get_vocab()`.",
+            ) from None
+        found[name] = hashlib.sha256(data).hexdigest()
+    return found
 
 
 def _sums(

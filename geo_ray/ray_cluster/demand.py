@@ -60,12 +60,14 @@ class RegionDemand:
         bundles: one per process; their order is the order of the bundle indices.
         label: region of the nodes, if it has another name.
         apart: whether each process has a separate machine if there are enough.
+        separate: whether each bundle of workers must have a separate machine.
     """
 
     region: str
     bundles: tuple[Bundle, ...]
     label: str = ""
     apart: bool = False
+    separate: bool = False
 
     def __post_init__(self) -> None:
         check_region_name(self.region)
@@ -97,15 +99,18 @@ class RegionDemand:
 
     @property
     def spreads(self) -> bool:
-        """Whether each worker has a separate machine."""
-        return any(bundle.node_type for bundle in self.bundles if bundle.role == "worker")
+        """Whether each bundle of workers has a separate machine."""
+        return self.separate or any(
+            bundle.node_type for bundle in self.bundles if bundle.role == "worker"
+        )
 
     def groups(self) -> list[tuple[Bundle, ...]]:
         """Bundles that are placed together; separately placed workers are the second group."""
         if not self.spreads:
             return [self.bundles]
         workers = tuple(bundle for bundle in self.bundles if bundle.role == "worker")
-        return [tuple(bundle for bundle in self.bundles if bundle.role != "worker"), workers]
+        others = tuple(bundle for bundle in self.bundles if bundle.role != "worker")
+        return [others, workers] if others else [workers]
 
     def __str__(self) -> str:
         counts = Counter(str(bundle) for bundle in self.bundles)

@@ -88,7 +88,7 @@ def demands_of(experiment: Experiment) -> list[RegionDemand]:
         first = experiment.regions[0]
         count = 1 if experiment.averager.standby is None else 2
         averager = RegionDemand(SERVER, (_averager(first),) * count, first.label, apart=True)
-        return [averager, *(_group_demand(region) for region in experiment.groups)]
+        return [averager, *(_group_demand(experiment, region) for region in experiment.groups)]
     return [demand_of(experiment, region) for region in experiment.present]
 
 
@@ -97,15 +97,19 @@ def _averager(region: RegionConfig) -> Bundle:
     return Bundle("bridge", region.cpus_per_server)
 
 
-def _group_demand(region: RegionConfig) -> RegionDemand:
-    """Return the places of a group: one bundle for each of its machines."""
+def _group_demand(experiment: Experiment, region: RegionConfig) -> RegionDemand:
+    """Return the places of a group: one bundle for each of its machines.
+
+    A local cluster has one node for all machines of a region.
+    """
     group = region.group
     if group is None:
         raise InvariantError(f"region '{region.name}' is no group")
     ranks = group.ranks_of_node
     gpus = group.gpus_per_node / ranks
     node = Bundle("worker", group.cpus_per_rank, gpus, processes=ranks)
-    return RegionDemand(region.name, (node,) * group.nodes, region.label)
+    separate = group.nodes > 1 and experiment.cluster.kind != "local"
+    return RegionDemand(region.name, (node,) * group.nodes, region.label, separate=separate)
 
 
 def demand_of(experiment: Experiment, region: RegionConfig) -> RegionDemand:
@@ -114,8 +118,8 @@ def demand_of(experiment: Experiment, region: RegionConfig) -> RegionDemand:
         return RegionDemand(region.name, (_averager(region),), region.label)
     if region.group is not None:
         averager = [_averager(region)] if region is experiment.regions[0] else []
-        bundles = (*averager, *_group_demand(region).bundles)
-        return RegionDemand(region.name, bundles, region.label)
+        demand = _group_demand(experiment, region)
+        return replace(demand, bundles=(*averager, *demand.bundles))
     # A local cluster provides all machines.
     own = None if experiment.cluster.kind == "local" else region.nodes
     on = (region.server_node if experiment.cluster.kind != "local" else None) or ""

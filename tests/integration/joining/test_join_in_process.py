@@ -431,8 +431,51 @@ def test_another_run_and_wrong_addresses(tmp_path: Path) -> None:
         write_credentials(other, REGIONS, "another")
         with pytest.raises(ServerLostError, match=r"no run has answered at .*PEER_REFUSED"):
             join(address, region="eu", credentials=other / "eu.pem", wait_s=1.0)
+        (forged := tmp_path / "forged").mkdir()
+        write_credentials(forged, REGIONS)  # with the run's id
+        with pytest.raises(ServerLostError, match=r"no run has answered at .*PEER_REFUSED"):
+            join(address, region="eu", credentials=forged / "eu.pem", wait_s=1.0)
     with pytest.raises(ServerLostError, match=r"no run has answered at 127\.0\.0\.1:1"):
         join("geo-ray://127.0.0.1:1", region="eu", credentials=pem, wait_s=1.0)
+
+
+def test_a_server_that_is_gone_ends_the_loop_after_its_limit(tmp_path: Path) -> None:
+    with serving(terms(("eu",), 1000, strategy=DILOCO), tmp_path) as (server, address):
+
+        def close(sync: JoinedTraining) -> None:
+            if sync.steps == INTERVAL:
+                server.close()
+
+        loop = Loop(address, "eu", tmp_path, wait_s=1.0)
+        found = train_all({"eu": partial(loop.run, close)})
+    assert isinstance(found["eu"], ServerLostError), found
+    assert "wait_s = 1 s" in found["eu"].message
+
+
+def test_another_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    """Its vocabulary has the same size, so that the model is the same."""
+    vocabularies = {"eu": {"a": 0, "b": 1}, "us": {"b": 0, "a": 1}}
+
+    def loop(name: str) -> None:
+        path = tmp_path / f"{name}.pem"
+        with (
+            join(address, region=name, credentials=path, wait_s=5.0) as site,
+            site.training(small_model(), same={"vocabulary": vocabularies[name], "id": b"x"}),
+        ):
+            raise AssertionError("it must be refused")
+
+    with serving(terms(REGIONS, STEPS, strategy=DILOCO), tmp_path) as (_, address):
+        found = train_all({name: partial(loop, name) for name in REGIONS})
+        (refused,) = (e for e in found.values() if isinstance(e, ModelMismatchError))
+        assert re.search(
+            r"'vocabulary' of region '(eu|us)' \(rank 0\) is not that of region", (refused.message)
+        )
+        assert sum(isinstance(e, ServerLostError) for e in found.values()) == 1
+        with (
+            join(address, region="eu", credentials=tmp_path / "eu.pem") as site,
+            pytest.raises(ConfigError, match=r"same\['t'\]: a object has no digest"),
+        ):
+            site.begin(small_model(), same={"t": object()})
 
 
 def test_another_model_is_refused_in_words(tmp_path: Path) -> None:

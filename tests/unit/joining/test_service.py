@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -245,11 +246,16 @@ def test_the_last_region_ends_the_run() -> None:
     assert "out of memory" in str(world.service.failure)
 
 
+OTHER_DTYPE = Layout(tuple(replace(each, dtype="bfloat16") for each in LAYOUT.parameters))
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
         ({"region": "mars"}, "JOIN_REFUSED"),
         ({"layout": Layout.of(nn.Linear(4, 2))}, "MODEL_MISMATCH"),
+        ({"layout": OTHER_DTYPE}, "MODEL_MISMATCH"),
+        ({"same": {"vocabulary": "other"}}, "MODEL_MISMATCH"),
         ({"world_size": 3}, "RANKS_DISAGREE"),
         ({"attempt": 0}, "JOIN_REFUSED"),
     ],

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +26,11 @@ from geo_ray.base.errors import (
     RegionLostError,
 )
 from geo_ray.base.restarts import Restarts
+from geo_ray.joining.protocol import SERVER
 from geo_ray.joining.service import Stage
 from geo_ray.ray_cluster.calls import FailureKind, RayFailure
-from geo_ray.runtime.group_actor import RankHost, memory_named, places_of
+from geo_ray.runs.recorder import Recorder
+from geo_ray.runtime.group_actor import GroupRankActor, RankHost, memory_named, places_of
 from geo_ray.runtime.groups import (
     GiveUp,
     GroupPolicy,
@@ -34,7 +40,13 @@ from geo_ray.runtime.groups import (
     rank_error,
     root_cause,
 )
-from geo_ray.runtime.spec import demand_of, demands_of
+from geo_ray.runtime.serving import _Serving
+from geo_ray.runtime.spec import RunSpec, demand_of, demands_of
+from geo_ray.telemetry.event_log import EventLog
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.summary import Summing
+from geo_ray.telemetry.totals import RunTotals
+from tests.support.observe_support import events, started
 
 KILLED = RayFailure(FailureKind.PROCESS_DIED, "killed by signal 9")
 MEMORY = RayFailure(FailureKind.OUT_OF_MEMORY, "its node ran out of memory")
@@ -238,6 +250,66 @@ def test_demands_of_groups() -> None:
     assert experiment.rows == 4 * (16 + 1) * 32
 
 
+@pytest.mark.parametrize("kind", ["local", "existing"])
+def test_each_machine_of_a_group_is_another_node(kind: str) -> None:
+    """A local cluster has one node for a region."""
+    group = {"nodes": 2, "ranks_per_node": 2, "loop": "a.py:train"}
+    names = ("eu", "us")
+    tree = CONFIG | {"regions": [{"name": name, "group": group} for name in names]}
+    experiment = geo_ray.load_config(tree | {"cluster": {"kind": kind}})
+    averager, *groups = demands_of(experiment)
+    assert not averager.spreads
+    for demand in groups:
+        assert demand.spreads == (kind == "existing")
+        assert demand.groups() == [demand.bundles]
+        assert demand.indices()["worker"] == (0, 0, 1, 1)
+    first = demand_of(experiment, experiment.regions[0])
+    assert [len(each) for each in first.groups()] == ([1, 2] if kind == "existing" else [3])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend", "device", "collectives"),
+    [
+        (4, None, "cuda:2", "cpu:gloo,cuda:nccl"),
+        (4, "gloo", "cuda:2", "gloo"),
+        (0, None, "cpu", "gloo"),
+    ],
+)
+def test_backend_and_device_of_a_rank(
+    gpus: int, backend: str | None, device: str, collectives: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 6 of two machines with four ranks each; no GPU is used."""
+    group = {"nodes": 2, "loop": "a.py:train", "backend": backend}
+    group |= {"gpus_per_node": gpus} if gpus else {"ranks_per_node": 4}
+    regions = [{"name": "eu", "group": group}, {"name": "us", "join": True}]
+    experiment = geo_ray.load_config(CONFIG | {"regions": regions})
+    spec = RunSpec(experiment.model_dump_json(), "", "", "", "run", "")
+    hosts = [
+        RankHost(f"node{i // 4}", f"10.0.0.{i // 4}", (str(3 - i % 4),), b"") for i in range(8)
+    ]
+    place = places_of(hosts)[6]
+    found: dict[str, Any] = {}
+    module = "geo_ray.runtime.group_actor."
+    monkeypatch.setattr(module + "TCPStore", lambda *where, **_: where)
+    monkeypatch.setattr(module + "dist.init_process_group", lambda *a, **k: found.update(k, on=a))
+    for name in ("barrier", "destroy_process_group"):
+        monkeypatch.setattr(f"{module}dist.{name}", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda to: found.update(device=to))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    actor = GroupRankActor(spec, "eu", 6, "geo-ray://10.0.0.9:1", "saved")
+    with actor._process_group(place, hosts[0].host, 7000) as used:
+        assert str(used) == device
+        about = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR")}
+        assert about == {"RANK": "6", "LOCAL_RANK": "2", "MASTER_ADDR": "10.0.0.0"}
+        assert os.environ["WORLD_SIZE"] == "8" and os.environ["LOCAL_WORLD_SIZE"] == "4"
+        if gpus:
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,2,1,0"
+            assert found["device"] == used
+    assert found["on"] == (collectives,)
+    assert (found["rank"], found["world_size"]) == (6, 8)
+    assert found["store"] == ("10.0.0.0", 7000, 8)
+
+
 def test_a_run_of_groups_takes_any_port() -> None:
     assert geo_ray.load_config(CONFIG).served_at.port == 7447
     groups = [{"name": name, "group": {"loop": "a.py:train"}} for name in ("eu", "us")]
@@ -250,3 +322,23 @@ def test_a_run_of_groups_takes_any_port() -> None:
 def test_serve_refuses_groups() -> None:
     with pytest.raises(ConfigError, match="geo_ray starts the groups eu"):
         geo_ray.serve(CONFIG)
+
+
+def test_traffic_is_recorded_during_the_run(tmp_path: Path) -> None:
+    """The counters are totals, so that records replace each other; a stopped run keeps them."""
+    serving, counts = _Serving.__new__(_Serving), {"eu": {"sent": 30, "received": 10}}
+    serving._origin_unix_s = time.time()
+    serving._averagers = SimpleNamespace(ask=lambda name: {"links": counts}[name])  # type: ignore[assignment]
+    summing = Summing(None)
+    summing.feed(events([started()])[0])
+    seen: list[Event] = []
+    with EventLog(tmp_path / "events.jsonl") as log:
+        recorder = Recorder(log, [seen.append], lambda: None)
+        serving._note_traffic(recorder, summing)
+        counts["eu"] = {"sent": 45, "received": 20}
+        serving._note_traffic(recorder, summing)
+    totals = RunTotals()
+    for event in [events([started()])[0], *seen]:
+        totals.feed(event)
+    assert totals.wan.by_link() == {("eu", SERVER): 20, (SERVER, "eu"): 45}
+    assert serving._traffic_s > time.monotonic()
