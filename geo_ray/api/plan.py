@@ -33,7 +33,7 @@ from geo_ray.runs.planning import (
     make_plan,
 )
 from geo_ray.runs.replanning import decide
-from geo_ray.sweep.profile import corners, hardware, measure, missing
+from geo_ray.sweep.profile import Corner, corners, hardware, measure, missing
 
 
 @dataclass(frozen=True, repr=False)
@@ -318,12 +318,15 @@ def profile(
         labels = machine_types_of(experiment, named)
         batch = experiment.data.batch_size
         most = max(region.workers for region in experiment.regions)
-        wanted = corners(
-            _counts("workers", grid.workers) or (1, most),
-            _counts("batch_sizes", grid.batch_sizes) or (max(1, batch // 4), batch),
-            _codecs(experiment, grid.codecs),
-            full=grid.full,
-        )
+        if experiment.groups:
+            wanted = _of_groups(experiment, grid)
+        else:
+            wanted = corners(
+                _counts("workers", grid.workers) or (1, most),
+                _counts("batch_sizes", grid.batch_sizes) or (max(1, batch // 4), batch),
+                _codecs(experiment, grid.codecs),
+                full=grid.full,
+            )
         known = begin_profile(experiment, source.parent, path, hardware(experiment))
         todo = wanted if grid.fresh else missing(wanted, experiment, labels, known)
         if len(todo) < len(wanted):
@@ -335,6 +338,21 @@ def profile(
             for found in profiles:
                 save_profile(found, path)  # after each run, so that an interrupt loses at most one
     return ProfileResult(found, path)
+
+
+def _of_groups(experiment: Experiment, grid: ProfileGrid) -> list[Corner]:
+    """Return the run that measures groups: with all of their ranks.
+
+    Raises:
+        ConfigError: the grid has other points.
+    """
+    if grid.workers or grid.batch_sizes or grid.codecs:
+        raise ConfigError(
+            "a group is measured with its own ranks, data.batch_size and codec",
+            fix="Omit --workers, --batch-sizes and --codecs; change the configuration by --set.",
+        )
+    most = max(region.group.world_size for region in experiment.groups if region.group is not None)
+    return [Corner(most, experiment.data.batch_size)]
 
 
 def _counts(name: str, values: Sequence[int]) -> Sequence[int]:

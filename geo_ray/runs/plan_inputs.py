@@ -364,6 +364,7 @@ def _group_site(
     book: PriceBook,
     size: ModelSize,
     exchange: ExchangeMemory,
+    profile: Profile | None,
 ) -> Site:
     """Return a region that is a process group: all of its machines, of one type, or none.
 
@@ -380,12 +381,7 @@ def _group_site(
     rentals, edges_h = [], set[float]()
     too_large: dict[float, ModelTooLargeError] = {}  # by the memory of an accelerator
     for machine in offer.machines:
-        if machine.rows_per_s is None:
-            raise ConfigError(
-                f"plan.regions.{name}: the speed of {machine.type} is unknown",
-                fix="Give its rows_per_s, as one of the group's machines trains; groups are not "
-                "profiled.",
-            )
+        rows_per_s = machine.rows_per_s or _group_speed(name, experiment, group, machine, profile)
         has = _facts(offer, machine)
         why = _gang_lacks(group, machine, has)
         if not why:
@@ -402,7 +398,7 @@ def _group_site(
                     machine.type,
                     market,
                     _hourly(book, record),
-                    machine.rows_per_s,
+                    rows_per_s,
                     0 if record.availability == "none" or why else machine.cap,
                     _lost(experiment, market),
                     workers=group.ranks_of_node,
@@ -418,6 +414,30 @@ def _group_site(
         fixed_s=_fixed_s(experiment, None),
         edges_h=frozenset(edges_h),
         gang=group.nodes,
+    )
+
+
+def _group_speed(
+    name: str,
+    experiment: Experiment,
+    group: GroupConfig,
+    machine: MachineConfig,
+    profile: Profile | None,
+) -> float:
+    """Return the measured rows per second of one machine of a group.
+
+    Raises:
+        ConfigError: it was not measured with these ranks and rows.
+    """
+    rows = experiment.data.batch_size
+    key = name, machine.type, group.world_size, rows
+    for point in () if profile is None else profile.steps:
+        if point.key == key:
+            return group.ranks_of_node * rows / point.step_s
+    raise ConfigError(
+        f"plan.regions.{name}: the speed of {machine.type} is unknown",
+        fix="Give its rows_per_s, as one of the group's machines trains, or measure it: geo-ray "
+        f"profile --machine {name}={machine.type}.",
     )
 
 
@@ -764,7 +784,7 @@ def request_of(
             )
     return Request(
         work=work,
-        sites=_sites(experiment, book, measured, size, codecs),
+        sites=_sites(experiment, book, measured, size, codecs, profile),
         links=links,
         usd_per_gb=_egress(plan, names, book),
         averagers=sorted(hosts, key=lambda name: name != preferred),
@@ -804,6 +824,7 @@ def _sites(
     measured: Mapping[str, StepModel],
     size: ModelSize,
     codecs: Sequence[str | None],
+    profile: Profile | None,
 ) -> list[Site]:
     # A lossy codec holds more than none. The plan shows what its codec needs.
     largest = max(codecs, key=lambda codec: codec is not None) if experiment.groups else None
@@ -811,7 +832,8 @@ def _sites(
     found = []
     for region in experiment.regions:
         if region.group is not None and exchange is not None:
-            site = _group_site(region.name, experiment, region.group, book, size, exchange)
+            group = region.group
+            site = _group_site(region.name, experiment, group, book, size, exchange, profile)
         else:
             site = site_of(region.name, experiment, book, measured.get(region.name), size)
         found.append(site)

@@ -84,13 +84,30 @@ def _is_profile_of(path: Path, model: ModelId) -> bool:
         return False
 
 
+def check_knows_task(experiment: Experiment) -> None:
+    """Refuse runs with training loops of users: their model and batches are unknown.
+
+    Raises:
+        ConfigError: names the regions.
+    """
+    own = [each.name for each in experiment.regions if not each.trains_task]
+    if own:
+        raise ConfigError(
+            f"regions {', '.join(own)} have a training loop of their own, so the size of the model "
+            "and the rows of a step are unknown before the run",
+            fix="Choose machines yourself and run `geo-ray train`, or let the groups train a task.",
+        )
+
+
 def begin_profile(experiment: Experiment, base_dir: Path, path: Path, hardware: str) -> Profile:
     """Return the profile at ``path`` if it is of this model and hardware, or a new one.
 
     Raises:
         ProfileError: the file is not a profile.
         TaskLoadError: the task cannot be loaded.
+        ConfigError: a region has a training loop of its own.
     """
+    check_knows_task(experiment)
     task = load_task(experiment.task, base_dir)
     num_params = parameter_count(task, experiment.seed)
     new = Profile(model=model_id(experiment, base_dir, num_params), hardware=hardware)
@@ -326,6 +343,7 @@ class Inputs:
 def inputs_of(experiment: Experiment, base_dir: Path, sources: Sources) -> Inputs:
     """Collect the inputs of a plan; arguments and errors as for `make_plan`."""
     section = section_of(experiment)
+    check_knows_task(experiment)
     book = known_book(sources.prices or own_files())
     task = load_task(experiment.task, base_dir)
     size = model_size(task, experiment.seed)

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 _ANSWER_S: Final = 120.0
 _RETRY_S: Final = 5.0
-_AGAIN_S: Final = 1.0
+_AGAIN_S: Final = 0.2
 _PIECE_BYTES: Final = 32 << 20
 _CODES: Final = {dtype: code for code, dtype in DTYPES.items()}
 LAYOUT: Final = "layout"
@@ -221,7 +221,7 @@ class ServedCheckpoints:
                 self._begin(halt=True)
         elif trains and halts and not self._halts:
             self._begin(halt=True)
-        elif trains and self._is_due(rounds):
+        elif trains and save is None and self._is_due(rounds):
             self._begin()
         return []
 
@@ -256,8 +256,8 @@ class ServedCheckpoints:
         timeout_s = self._experiment.checkpoint.part_timeout_s
         checkpoint = self._server.ask("begin_save", lowest, keep, timeout_s, halt)
         self._halts = halt and checkpoint is not None
-        self._retry_s = time.monotonic() + _AGAIN_S
         if checkpoint is None:
+            self._retry_s = time.monotonic() + _AGAIN_S
             self._next_s = time.monotonic() + min(_RETRY_S, self._every_s)
             return
         self._open, self._left_out = checkpoint, {}

@@ -74,6 +74,7 @@ from geo_ray.transport.security.process_keys import SecretReceiver
 from geo_ray.transport.wire.sockets import Address, reserve
 
 _POLL_S: Final = 0.2
+_TRAFFIC_S: Final = 5.0  # between two records of traffic
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
 _PIECE_BYTES: Final = 32 << 20
@@ -530,6 +531,7 @@ class _Serving:
         self._checkpoints, self._resumed_step = checkpoints, resumed_step
         self._before_s = 0.0  # time of the run's clock at this start
         self._origin_unix_s = 0.0
+        self._traffic_s = time.monotonic() + _TRAFFIC_S  # of the next record of traffic
         log = setup.run.path / EVENTS_FILE
         known = read_events(log) if log.exists() else ()
         self._stopping = StoppingRule(setup.experiment.train, known, is_strict=False)
@@ -579,12 +581,26 @@ class _Serving:
                 time.sleep(_POLL_S if found["save"] is None else _SAVING_S)
                 found = self._poll()
                 self._record(recorder, summing, found)
+                if time.monotonic() >= self._traffic_s:
+                    self._note_traffic(recorder, summing)
             if found["stage"] == Stage.STOPPED.value:
+                self._note_traffic(recorder, summing)
                 self._groups.finish()
                 self._averagers.ask("close")
                 raise self._stopped()
             self._save_last(recorder, summing)
             return self._finish(recorder, summing, startup_s)
+
+    def _note_traffic(self, recorder: Recorder, summing: Summing) -> None:
+        """Record the bytes between regions and server so far."""
+        self._traffic_s = time.monotonic() + _TRAFFIC_S
+        now_s = time.time() - self._origin_unix_s
+        for region, counts in self._averagers.ask("links").items():
+            for src, dst, count in ((region, SERVER, "received"), (SERVER, region, "sent")):
+                event = recorder.emit(
+                    "wan", now_s, src=src, dst=dst, bytes_by_class={"update": counts[count]}
+                )
+                summing.feed(event)
 
     def _stopped(self) -> GeoRayError:
         """Return the error of a run that was stopped, with the outcome of its checkpoint."""
@@ -706,14 +722,8 @@ class _Serving:
     def _finish(self, recorder: Recorder, summing: Summing, startup_s: float) -> Summary:
         self._groups.finish()
         run, experiment = self._setup.run, self._setup.experiment
+        self._note_traffic(recorder, summing)
         now_s = time.time() - self._origin_unix_s
-        links = self._averagers.ask("links")
-        for region, counts in links.items():
-            for src, dst, count in ((region, SERVER, "received"), (SERVER, region, "sent")):
-                event = recorder.emit(
-                    "wan", now_s, src=src, dst=dst, bytes_by_class={"update": counts[count]}
-                )
-                summing.feed(event)
         text, digest = self._averagers.ask("model")
         layout = Layout.from_json(text)
         params_P = torch.empty(layout.size)

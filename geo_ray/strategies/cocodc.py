@@ -29,30 +29,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
-from geo_ray.strategies import local_steps
-from geo_ray.strategies.base import LocalSteps, Rounds
-from geo_ray.strategies.outer import OuterConfig, OuterNesterov, OuterSgd, outer_round
-from geo_ray.strategies.state import AveragerState, Outgoing, RegionState, Reply, Update, Wait
-from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits, Weights
+from geo_ray.base.errors import InvariantError
+from geo_ray.strategies.state import AveragerState, RegionState, Reply, Update
+from geo_ray.strategies.streamed_fragments import NEXT, StreamedFragments
+from geo_ray.strategies.traits import Traits
 
-_PENDING, _NEXT, _SENT, _TURN = "pending", "next", "sent", "turn"
+_TURN = "turn"
 _COUNT, _LAST, _SPEED = "count", "last", "speed"
 
 
-class CoCoDC(LocalSteps, Rounds):
+class CoCoDC(StreamedFragments):
     """Configuration and rule of `cocodc`."""
 
     kind: Literal["cocodc"] = "cocodc"
     interval: int = Field(
         32, ge=1, description="local steps in which each fragment is exchanged at least once (H)"
     )
-    fragments: int = Field(4, ge=2, le=256, description="number of parts of the model (F)")
     tau: int = Field(2, ge=1, description="local steps during which an exchange runs")
     utilization: float = Field(
         0.4,
@@ -64,23 +62,6 @@ class CoCoDC(LocalSteps, Rounds):
     compensation: float = Field(
         0.1, ge=0, description="strength of the correction of local steps; 0: none"
     )
-    weights: Weights = Field(
-        "samples",
-        description="weight of a region: uniform is 1/M, samples is its fraction of the rows",
-    )
-    outer: OuterConfig = Field(
-        OuterNesterov(), description="outer optimizer, applied to the mean change"
-    )
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.tau >= self.interval / self.exchanges:
-            raise ValueError(
-                f"tau: it must be below interval / {self.exchanges} exchanges = "
-                f"{self.interval / self.exchanges:g}, since the answer about a fragment must be "
-                "merged before the next is sent"
-            )
-        return self
 
     @property
     def exchanges(self) -> int:
@@ -90,69 +71,47 @@ class CoCoDC(LocalSteps, Rounds):
     @property
     def traits(self) -> Traits:
         """See `geo_ray.strategies.traits`."""
-        return Traits(
-            in_rounds=True,
-            sends="change",
-            exchange=ExchangeTraits(
-                blocking="when_late",
-                every=self.interval / self.exchanges,
-                last="always",
-                fragments=self.fragments,
-                in_turn=self.exchanges == self.fragments,
-                hidden_steps=self.tau,
-                interval=self.interval,
-            ),
-            region=RegionTraits(
-                local_optimizer=True, whole_model=True, eval_params=local_steps.ANCHOR
-            ),
-            averager=AveragerTraits(plain_outer=self.outer.plain),
-        )
+        found = super().traits
+        return replace(found, region=replace(found.region, whole_model=True))
 
-    def after_step(self, region: RegionState) -> Outgoing | Wait | None:
-        """Merge tau steps after sending; send the chosen fragment N times in H steps."""
-        anchor_P = local_steps.anchor(region)
-        if region.since_send >= self.tau:
-            if region.link_busy:
-                return Wait()
-            self._merge(region)
-        turn = int(region.numbers.get(_TURN, 0.0))
-        if region.since_send < self._due(region):
-            return None
-        region.numbers[_TURN] = float((turn + 1) % self.exchanges)
-        number = int(region.numbers.get(_NEXT, 0.0))
-        start, stop = region.fragments[number]
-        region.memory[_SENT] = region.params_P[start:stop].clone()
-        return Outgoing(anchor_P[start:stop] - region.params_P[start:stop], False, number)
+    @property
+    def needs_sent(self) -> bool:
+        """See `StreamedFragments.needs_sent`."""
+        return True
 
-    def is_quiet(self, region: RegionState) -> bool:
-        """See `Strategy.is_quiet`."""
-        merges = region.link_busy or _PENDING in region.memory
-        return region.since_send < self._due(region) and not (
-            merges and region.since_send >= self.tau
-        )
+    def turn(self, region: RegionState) -> int:
+        """See `StreamedFragments.turn`."""
+        return int(region.numbers.get(_TURN, 0.0))
+
+    def take_next(self, region: RegionState) -> int:
+        """See `StreamedFragments.take_next`; the averager has chosen the fragment."""
+        region.numbers[_TURN] = float((self.turn(region) + 1) % self.exchanges)
+        return int(region.numbers.get(NEXT, 0.0))
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
-        """Keep the answer until tau steps have passed; the last one is merged at once."""
-        if reply.fragment == self.fragments:
-            local_steps.adopt(region, reply)
-        else:
-            region.memory[_PENDING] = reply.payload_P.clone()
-            region.numbers[_PENDING] = float(reply.fragment)
-            region.numbers[_NEXT] = float(reply.next_fragment)
-
-    def on_finish(self, region: RegionState) -> Outgoing | None:
-        """Send the rest of all fragments."""
-        self._merge(region)
-        return Outgoing(local_steps.delta(region), True, self.fragments)
+        """See `StreamedFragments.on_reply`; the answer names the next fragment."""
+        super().on_reply(region, reply)
+        if reply.fragment != self.fragments:
+            region.numbers[NEXT] = float(reply.next_fragment)
 
     def on_round(self, averager: AveragerState, updates: list[Update]) -> list[Reply]:
         """Answer all with a fragment's change, and the next fragment, once all have reported."""
+        replies = super().on_round(averager, updates)
         fragment = updates[0].fragment
         if fragment == self.fragments:
-            return outer_round(averager, updates, self.weights, OuterSgd())
-        replies = outer_round(averager, updates, self.weights, self.outer, f"outer{fragment}")
+            return replies
         chosen = self._choose(averager, fragment, replies[0].payload_P)
         return [replace(reply, next_fragment=chosen) for reply in replies]
+
+    def merge_fragment(self, params_S: Tensor, outer_S: Tensor, sent_S: Tensor | None) -> None:
+        """See `StreamedFragments.merge_fragment`; keep the steps since sending, corrected."""
+        if sent_S is None:
+            raise InvariantError("the fragment as it was sent is gone")
+        moved_S = outer_S - sent_S
+        if self.compensation > 0:
+            steps_S = params_S - sent_S
+            params_S.sub_(corrected(steps_S, moved_S, self.compensation))
+        params_S.add_(moved_S)
 
     def _choose(self, averager: AveragerState, fragment: int, change_S: Tensor) -> int:
         """Record a fragment's change; return the fragment of the next exchange."""
@@ -167,25 +126,6 @@ class CoCoDC(LocalSteps, Rounds):
         if last[oldest] == 0.0 or count + 1.0 - last[oldest] >= self.exchanges:
             return oldest
         return max(range(self.fragments), key=lambda n: numbers[f"{_SPEED}{n}"])
-
-    def _due(self, region: RegionState) -> int:
-        """Return the steps before the next exchange."""
-        turn = int(region.numbers.get(_TURN, 0.0))
-        ends = [self.interval * n // self.exchanges for n in (turn, turn + 1)]
-        return ends[1] - ends[0]
-
-    def _merge(self, region: RegionState) -> None:
-        change_S = region.memory.pop(_PENDING, None)
-        if change_S is None:
-            return
-        start, stop = region.fragments[int(region.numbers.pop(_PENDING))]
-        outer_S = local_steps.anchor(region)[start:stop].sub_(change_S)
-        sent_S, params_S = region.memory.pop(_SENT), region.params_P[start:stop]
-        moved_S = outer_S - sent_S
-        if self.compensation > 0:
-            steps_S = params_S - sent_S
-            params_S.sub_(corrected(steps_S, moved_S, self.compensation))
-        params_S.add_(moved_S)
 
 
 def corrected(steps_S: Tensor, moved_S: Tensor, strength: float) -> Tensor:

@@ -25,6 +25,7 @@ from geo_ray.base.errors import InterruptedRunError, LinkUnknownError, ProfileEr
 from geo_ray.base.explain import explain
 from geo_ray.codecs.registry import sections_of
 from geo_ray.experiment.experiment import Experiment
+from geo_ray.experiment.regions import RegionConfig
 from geo_ray.planner.profile import ExchangePoint, NoisePoint, Profile, StartPoint, StepPoint
 from geo_ray.runs import directory
 from geo_ray.runs.directory import RunDirectory
@@ -56,7 +57,10 @@ def step_points(
     local = max(1, experiment.worker_steps)
     points = []
     for region in experiment.regions:
-        times_s = [time_s / local for _, time_s in _steps(events, region.name)]
+        if region.group is None:
+            times_s = [time_s / local for _, time_s in _steps(events, region.name)]
+        else:
+            times_s = [time_s / local for time_s in _group_steps(events, region.name)]
         if len(times_s) < _FEWEST:
             raise ProfileError(
                 f"region '{region.name}': {len(times_s)} steps after the first {WARM_UP}, but "
@@ -69,7 +73,7 @@ def step_points(
             StepPoint(
                 region=region.name,
                 machine=machines[region.name],
-                workers=region.workers,
+                workers=_workers_of(region),
                 rows=experiment.data.batch_size,
                 step_s=middle_s,
                 spread=spread,
@@ -77,6 +81,26 @@ def step_points(
             )
         )
     return points
+
+
+def _workers_of(region: RegionConfig) -> int:
+    """Return the workers of a region; the ranks of a group."""
+    return region.workers if region.group is None else region.group.world_size
+
+
+def _group_steps(events: Sequence[Event], region: str) -> list[float]:
+    """Return the seconds of each step of a group, without exchanges.
+
+    An event covers the steps since the one before it, and has their mean time.
+    """
+    found, before = [], 0
+    for event in events:
+        if event.kind == "step" and event["region"] == region:
+            count = event["step"] - before
+            if before >= WARM_UP:
+                found += [event["compute_s"] / count] * count
+            before = event["step"]
+    return found
 
 
 def evaluation_s(events: Sequence[Event]) -> float | None:
@@ -217,10 +241,11 @@ def missing(
     found = []
     for corner in wanted:
         keys = {
-            (r.name, machines[r.name], min(r.workers, corner.workers), corner.rows)
+            (r.name, machines[r.name], min(_workers_of(r), corner.workers), corner.rows)
             for r in experiment.regions
         }
-        if not keys <= steps or not (alone or corner.codec in codecs):
+        measures_exchanges = not (alone or experiment.groups)
+        if not keys <= steps or (measures_exchanges and corner.codec not in codecs):
             found.append(corner)
     return found
 
@@ -240,6 +265,8 @@ def experiment_of(
     Raises:
         ProfileError: the strategy does not work with so few workers or rows.
     """
+    if experiment.groups:
+        return _of_groups(experiment, steps, run_dir, base_dir)
     tree = experiment.model_dump(mode="json")
     for region in tree["regions"]:
         region["workers"] = min(region["workers"], corner.workers)
@@ -275,6 +302,24 @@ def experiment_of(
             f"{'; '.join(explain(error, Experiment, {}))}",
             fix="Choose other --workers and --batch-sizes.",
         ) from None
+
+
+def _of_groups(experiment: Experiment, steps: int, run_dir: str, base_dir: Path) -> Experiment:
+    """Return the configuration of a short run of groups, which have a fixed size.
+
+    An exchange ends the warm-up, if the strategy allows for so short an interval.
+    """
+    tree = experiment.model_dump(mode="json")
+    tree["name"], tree["run"]["dir"], tree["checkpoint"]["every_s"] = "profile", run_dir, None
+    tree["train"] |= {"target": None, "patience": None, "eval_every": 0}
+    interval = int(tree["strategy"].get("interval", 1))
+    for each in dict.fromkeys((min(interval, WARM_UP), interval)):
+        tree["train"]["steps"] = each * (1 + -(-steps // each))
+        try:
+            return validated({**tree, "strategy": {**tree["strategy"], "interval": each}}, base_dir)
+        except ValidationError as error:
+            failed = error
+    raise ProfileError(f"groups cannot be measured: {'; '.join(explain(failed, Experiment, {}))}")
 
 
 def measure(
@@ -329,7 +374,7 @@ def measure(
                     fix="Repeat the command: finished measurements are reused.",
                 ) from None
             profile = _with_run(profile, short, run, corner, machines)
-            if number == 1:
+            if number == 1 and not short.groups:
                 profile = _with_start(profile, short, run, summary.startup_s or 0.0)
             shutil.rmtree(run.path)  # logs of failed runs stay
             with suppress(OSError):  # other files may be there
@@ -363,6 +408,8 @@ def _with_run(
 ) -> Profile:
     """Return the profile with the measurements of one run."""
     events = list(read_events(run.path / EVENTS_FILE))
+    if short.groups:  # their exchanges are with the process that serves the run
+        return profile.with_steps(step_points(events, short, machines))
     links = _links(short, run.links)
     point = exchange_point(events, short.averager_region, corner.codec, links)
     took_s = evaluation_s(events)

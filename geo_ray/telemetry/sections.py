@@ -23,14 +23,20 @@ from geo_ray.telemetry.columns import RegionRecord, RunRecord
 from geo_ray.telemetry.events import Event
 from geo_ray.telemetry.html_page import empty_note, section, table
 from geo_ray.telemetry.summary import TOTAL, Cost, CostRow, error_text, value_text
-from geo_ray.telemetry.throughput import memory_text, mfu_text
+from geo_ray.telemetry.throughput import Throughput, memory_text, mfu_text
 from geo_ray.telemetry.view import MachinesView
 
 MAX_ROWS = 200  # of a table of single events or links
-_MFU_NOTE: Final = (
-    "MFU is estimated: 6 operations per parameter and token, 4 for frozen parameters; peak of the "
-    "GPU in bfloat16."
+_MFU_ESTIMATED: Final = (
+    "MFU is estimated: 6 operations per parameter and token, 4 for frozen parameters. "
 )
+
+
+def _mfu_note(throughput: Throughput) -> str:
+    """Say what MFU relates to."""
+    peaks = ", ".join(f"{n} {flops / 1e12:,.0f} TFLOP/s" for n, flops in throughput.peaks().items())
+    assumed = f"MFU relates to assumed peaks in 16 bits: {peaks}. Compare them with the data sheet."
+    return escape((_MFU_ESTIMATED if throughput.estimated else "") + assumed)
 
 
 def regions_section(run: RunRecord) -> str:
@@ -66,7 +72,7 @@ def regions_section(run: RunRecord) -> str:
     headings = ["region", "steps", "samples", "loss at the end", "compute", "waiting"]
     headings += ["time waiting", *["tokens/s"] * has_tokens]
     headings += ["MFU"] * has_mfu + ["GPU memory"] * has_memory
-    note = _MFU_NOTE if has_mfu and throughput.estimated else ""
+    note = _mfu_note(throughput) if has_mfu else ""
     return section("Regions", table([*headings, "WAN sent", "WAN received", "faults"], rows), note)
 
 

@@ -32,7 +32,8 @@ PEAK_FLOPS: Final[tuple[tuple[str, float], ...]] = (
     ("T4", 65e12),
 )
 """Part of a GPU's name, and its dense operations per second in bfloat16 (V100, T4: float16) by the
-manufacturer's data sheet (reconstructed). The first match counts: `H100 PCIe` before `H100`."""
+manufacturer's data sheet. The values are reconstructed and were not compared with it; reports say
+so. The first match counts: `H100 PCIe` before `H100`."""
 
 
 def peak_flops(device: str) -> float | None:
@@ -112,6 +113,15 @@ class Throughput:
                 return None
             total += each.share * peak
         return self.flops_per_row * math.fsum(samples_per_s.values()) / total
+
+    def peaks(self) -> dict[str, float]:
+        """Return the operations per second that `mfu` assumes, by name of the GPU."""
+        found = {
+            each.name: peak_flops(each.name)
+            for workers in self._devices.values()
+            for each in workers.values()
+        }
+        return {name: peak for name, peak in sorted(found.items()) if peak is not None}
 
     def memory(self, region: str) -> tuple[int, int] | None:
         """Return the largest memory of a worker in a region, and that of its GPU; None without."""

@@ -110,7 +110,8 @@ def _check_served(experiment: Experiment, hints: JobHints) -> None:
         )
     if hints.rows_per_s is None:
         raise SpeedUnknownError(
-            "groups are not profiled", fix="Give the rows per second of a region's group."
+            "the queue does not measure the speed of groups",
+            fix="Give the rows per second of a region's group, from `geo-ray profile`.",
         )
 
 

@@ -392,7 +392,7 @@ def test_no_value_is_proposed_that_would_be_refused_too() -> None:
         (["regions.1.name=eu"], r"    regions \(line 5\): eu is listed more than once"),
         (
             ["strategy={kind: diloco_streaming, tau: 9}"],
-            r"strategy.tau \(overrides\): got 9, it must be below interval / fragments = 8",
+            r"strategy.tau \(overrides\): got 9, it must be below interval / 4 exchanges = 8",
         ),
         (
             ["emulate={link: {outages: [[2, 1]]}}"],

@@ -14,13 +14,17 @@ from hypothesis import strategies as st
 import geo_ray
 from geo_ray.api import check
 from geo_ray.api.clusters import up_offer
-from geo_ray.api.plan import PlanInputs
+from geo_ray.api.plan import PlanInputs, ProfileGrid
 from geo_ray.base.errors import ConfigError, ModelTooLargeError, PlanInfeasibleError
 from geo_ray.cli.plan import memory_lines
 from geo_ray.planner.fleet import Offer, RegionFleet
 from geo_ray.planner.plan import Plan
+from geo_ray.planner.profile import StepPoint
 from geo_ray.planner.search import RentalPool
 from geo_ray.prices.price_book import Instance
+from geo_ray.runs.planning import begin_profile
+from geo_ray.sweep.profile import Corner, experiment_of, missing, step_points
+from geo_ray.telemetry.events import Event
 from geo_ray.transport.emulation import LinkSpec
 from geo_ray.transport.links import table_of
 
@@ -259,3 +263,65 @@ def test_up_checks_the_memory_of_the_planned_machines(links: Path) -> None:
     changed = ("plan.activation_mb_per_row=3000", "data.batch_size=16")
     with pytest.raises(ModelTooLargeError, match=r"region 'us', p4d\.24xlarge: a rank needs 49"):
         up_offer(rented, changed, plan=plan, provider="local")
+
+
+def test_the_speed_of_a_group_is_measured(links: Path) -> None:
+    """By hand: 16 ranks with 16 rows in 0.02 s train 128 / 0.02 rows per second and machine."""
+    slow = [{k: v for k, v in P4D.items() if k != "rows_per_s"}]
+    unknown = ("plan.regions.us.machines=" + json.dumps(slow),)
+    experiment = geo_ray.load_config(config(), unknown)
+    profile = begin_profile(experiment, links.parent, links.parent / "none.json", "here")
+    point = StepPoint(
+        region="us", machine="p4d.24xlarge", workers=16, rows=16, step_s=0.02, spread=0.0, steps=9
+    )
+    path = links.parent / "profile.json"
+    path.write_text(profile.with_steps([point]).model_dump_json(), encoding="utf-8")
+    inputs = PlanInputs(links=links, profile=path)
+    us, _ = geo_ray.plan(config(), unknown, inputs=inputs).plan.regions
+    assert us.step_s == pytest.approx(256 / (2 * 128 / 0.02))
+    other = point.model_copy(update={"workers": 8})
+    path.write_text(profile.with_steps([other]).model_dump_json(), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"speed of p4d\.24xlarge is unknown") as found:
+        geo_ray.plan(config(), unknown, inputs=inputs)
+    assert "geo-ray profile --machine us=p4d.24xlarge" in (found.value.fix or "")
+
+
+def test_a_profile_of_groups_makes_a_short_run(links: Path) -> None:
+    experiment = geo_ray.load_config(config())
+    machines = {"us": "p4d.24xlarge", "eu": "p4d.24xlarge"}
+    corner = Corner(16, 16)
+    short = experiment_of(corner, experiment, 20, "profiles", links.parent)
+    assert [each.group for each in short.regions] == [each.group for each in experiment.regions]
+    assert (short.strategy.interval, short.train.steps) == (3, 24)
+    assert short.checkpoint.every_s is None
+    counts = range(3, 25, 3)
+    seconds = {"us": 0.5, "eu": 0.25}
+    told = [
+        Event("step", step, {"region": name, "step": step, "compute_s": 3 * each})
+        for name, each in seconds.items()
+        for step in counts
+    ]
+    points = step_points(told, short, machines)
+    assert [(p.region, p.workers, p.rows, p.step_s, p.steps) for p in points] == [
+        ("us", 16, 16, 0.5, 21),
+        ("eu", 8, 16, 0.25, 21),
+    ]
+    profile = begin_profile(experiment, links.parent, links.parent / "none.json", "here")
+    assert missing([corner], experiment, machines, profile) == [corner]
+    assert missing([corner], experiment, machines, profile.with_steps(points)) == []
+
+
+@pytest.mark.parametrize("call", [geo_ray.plan, geo_ray.profile])
+def test_loops_of_users_have_an_unknown_model(call: Any, links: Path) -> None:
+    groups = [{"name": name, "group": {"loop": "a.py:train"}} for name in ("us", "eu")]
+    tree = {k: v for k, v in config().items() if k not in ("task", "data", "optimizer")}
+    grid = ProfileGrid(machines={"us": "p4d.24xlarge"})
+    more = {"grid": grid} if call is geo_ray.profile else {}
+    with pytest.raises(ConfigError, match="us, eu have a training loop of their own"):
+        call({**tree, "regions": groups}, **more)
+
+
+def test_other_points_of_groups_are_not_measured(links: Path) -> None:
+    grid = ProfileGrid(workers=(1, 4), machines={"us": "p4d.24xlarge"})
+    with pytest.raises(ConfigError, match="with its own ranks"):
+        geo_ray.profile(config(), grid=grid)

@@ -148,6 +148,8 @@ def test_status_live_page_and_report_show_them(tmp_path: Path) -> None:
     assert "MFU is estimated" in report
     stated = regions_section(record(events(a_run(flops_estimated=False))))
     assert "MFU" in stated and "estimated" not in stated
+    for page in (report, stated):
+        assert re.search(r"assumed peaks in 16 bits: [^<]*A100[^<]* 312 TFLOP/s", page)
 
 
 def test_a_resumed_run_waits_for_the_devices_of_its_new_processes() -> None:

@@ -83,7 +83,7 @@ def test_the_run_has_its_groups_as_configured(tmp_path: Path) -> None:
 
 def test_what_a_queue_cannot_give_groups(tmp_path: Path) -> None:
     found = experiment(tmp_path)
-    with pytest.raises(SpeedUnknownError, match="not profiled"):
+    with pytest.raises(SpeedUnknownError, match="does not measure"):
         spec_of(found, tmp_path, JobHints())
     with pytest.raises(QueueRequestError, match="fixed region"):
         spec_of(found, tmp_path, JobHints(rows_per_s=1.0, most_workers=5))
