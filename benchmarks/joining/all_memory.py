@@ -1,16 +1,19 @@
 """Memory of all processes of a run of two regions with a model of 125 M parameters.
 
 ``geo-ray train`` with one worker per region, and ``geo-ray serve`` with two plain loops, both with
-DiLoCo over AdamW and without checkpoints. Ray's processes, the command and the loops count. Sizes
-are in multiples of one fp32 model.
+DiLoCo over AdamW and without checkpoints. Ray's processes, the command and the loops count; with
+``alone``, the server of ``serve`` is a process without Ray. Sizes are in multiples of one fp32
+model.
 
-  train, serve   peak of all processes together
+  train, serve, alone   peak of all processes together
   PROCESS        its part of that peak
 """
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -24,6 +27,11 @@ from benchmarks.common import support
 from benchmarks.common.command import GEO_RAY
 from benchmarks.common.memory import MemoryPeak, memory_peak
 from benchmarks.joining.step_time import CONTEXT, SIZES, Gpt, step
+from geo_ray.joining.credentials import JoinCredentials
+from geo_ray.joining.protocol import SERVER, JoinTerms
+from geo_ray.joining.server import JoinServer
+from geo_ray.joining.service import Stage
+from geo_ray.transport.security.certs import Authority
 
 STEPS, INTERVAL = 4, 2
 TRAIN = f"""
@@ -51,15 +59,20 @@ def main() -> None:
     """Measure both kinds of runs; with ``--loop``, be a loop."""
     parser = support.parser(__doc__)
     parser.add_argument("--loop", nargs=3, metavar=("ADDRESS", "REGION", "PEM"))
-    parser.add_argument("--cases", nargs="*", default=["train", "serve"])
+    parser.add_argument("--server", type=Path, metavar="FOLDER")
+    parser.add_argument("--cases", nargs="*", default=["train", "serve", "alone"])
     options = parser.parse_args()
+    if options.server:
+        serve_alone(options.server)
+        return
     if options.loop:
         loop(*options.loop)
         return
     machine, figures = support.hardware(), []
     for case in options.cases:
         with tempfile.TemporaryDirectory() as folder:
-            peak, millions = (train if case == "train" else serve)(Path(folder))
+            measured = {"train": train, "serve": serve, "alone": alone}[case]
+            peak, millions = measured(Path(folder))
         model_bytes = millions * _MODEL
         support.say(f"{case}: {millions:.1f} M parameters")
         figures.append(support.Figure(case, peak.bytes / model_bytes, "models"))
@@ -84,22 +97,59 @@ def serve(folder: Path) -> tuple[MemoryPeak, float]:
     (folder / "serve.yaml").write_text(SERVE, "utf-8")
     with memory_peak() as peak:
         server = _run(folder, "serve", "serve.yaml")
-        path = folder / "runs" / "memory" / "join" / "address"
-        while not (path.exists() and path.read_text("ascii").endswith("\n")):
-            if server.poll() is not None:
-                raise RuntimeError("the run could not be served")
-            time.sleep(0.1)
-        address = path.read_text("ascii").strip()
-        words = ["-m", "benchmarks.joining.all_memory", "--out", os.devnull, "--loop", address]
-        for name in ("eu", "us"):
-            subprocess.Popen(
-                [sys.executable, *words, name, str(path.parent / f"{name}.pem")],
-                cwd=support.REPOSITORY,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-        if server.wait():
-            raise RuntimeError("the run failed")
-    return peak, sum(p.numel() for p in Gpt(*SIZES["125M"]).parameters()) / 1e6
+        _train_in(server, folder / "runs" / "memory" / "join")
+    return peak, _gpt_millions()
+
+
+def alone(folder: Path) -> tuple[MemoryPeak, float]:
+    """Return the peak of a server and of its loops, and their millions of parameters."""
+    words = ["-m", "benchmarks.joining.all_memory", "--out", os.devnull, "--server", str(folder)]
+    with memory_peak() as peak:
+        _train_in(subprocess.Popen([sys.executable, *words], cwd=support.REPOSITORY), folder)
+    return peak, _gpt_millions()
+
+
+def serve_alone(folder: Path) -> None:
+    """Serve a run without Ray until it ends; write credentials and address to a folder."""
+    torch.set_num_threads(1)
+    authority, key = Authority.create("memory"), secrets.token_bytes(32)
+    for name in ("eu", "us", SERVER):
+        JoinCredentials(name, "run", key, authority.issue(name)).write(folder / f"{name}.pem")
+    values = {
+        "name": "memory",
+        "regions": ["eu", "us"],
+        "steps": STEPS,
+        "strategy": {"kind": "diloco", "interval": INTERVAL},
+    }
+    terms = JoinTerms.model_validate_json(json.dumps(values))
+    server = JoinServer(terms, JoinCredentials.read(folder / f"{SERVER}.pem"))
+    (folder / "address").write_text("geo-ray://{}:{}\n".format(*server.address), "ascii")
+    while server.stage is not Stage.DONE:
+        time.sleep(0.1)
+    server.close()
+
+
+def _gpt_millions() -> float:
+    return sum(p.numel() for p in Gpt(*SIZES["125M"]).parameters()) / 1e6
+
+
+def _train_in(server: subprocess.Popen[bytes], folder: Path) -> None:
+    """Start the loops of a server, and wait for its end."""
+    path = folder / "address"
+    while not (path.exists() and path.read_text("ascii").endswith("\n")):
+        if server.poll() is not None:
+            raise RuntimeError("the run could not be served")
+        time.sleep(0.1)
+    address = path.read_text("ascii").strip()
+    words = ["-m", "benchmarks.joining.all_memory", "--out", os.devnull, "--loop", address]
+    for name in ("eu", "us"):
+        subprocess.Popen(
+            [sys.executable, *words, name, str(folder / f"{name}.pem")],
+            cwd=support.REPOSITORY,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    if server.wait():
+        raise RuntimeError("the run failed")
 
 
 def _run(folder: Path, *words: str) -> subprocess.Popen[bytes]:

@@ -5,7 +5,8 @@ the pages of the next one first, which takes longer than filling them. `ReusedMe
 buffer and hands it out again once no view of it is left.
 
 Small parameters of a module are in the heap, which does not shrink after they are freed.
-`give_back_memory` trims the heap after a large model was created once.
+`give_back_memory` trims the heap after a large model was created once, and `trim_heap` after an
+exchange in pieces.
 """
 
 from __future__ import annotations
@@ -66,7 +67,12 @@ class ReusedMemory:
 
 
 def give_back_memory() -> None:
-    """Trim the heap; does nothing without glibc."""
+    """Free unreachable objects, and trim the heap."""
     gc.collect()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Return freed memory of the heaps of all threads; does nothing without glibc."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

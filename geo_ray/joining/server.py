@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from geo_ray.base.errors import GeoRayError, InvariantError
+from geo_ray.base.memory import trim_heap
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import SignedEndpoints
 from geo_ray.joining.holder import SliceHolder
@@ -107,6 +108,7 @@ class JoinServer:
         self._reported = self._seen = promoted.reported
         self._snapshot: ReplicatedService | None = None  # for a standby that has connected
         self._ticked = 0  # number of the newest `Tick`
+        self._trimmed = 0  # commits after which the heap was trimmed
         self._lost_after_s, self._wait_s = lost_after_s, wait_s
         self._away_s: dict[str, float] = {}
         self._senders: dict[str, _Sender] = {}
@@ -140,9 +142,13 @@ class JoinServer:
     def _tick(self) -> None:
         """Wake strategies; continue without regions that have been away, or hung, for too long."""
         with self.lock:
+            version = self.service.version
             if self._log.executed >= self._ticked:  # not while the standby is slow
                 self._offer(Tick(self._wait_s, self._reported))
                 self._ticked = self._log.number
+        if version != self._trimmed:
+            self._trimmed = version
+            trim_heap()  # of pieces of updates
         stats, now_s = self._endpoint.stats(), time.monotonic()
         with self.lock:
             awaited = {peer for peer in stats if self.service.is_awaited(peer)}

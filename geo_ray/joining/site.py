@@ -37,6 +37,7 @@ from geo_ray.base.errors import (
     LoopMisuseError,
     ServerLostError,
 )
+from geo_ray.base.memory import trim_heap
 from geo_ray.data.tasks.model_buffers import BufferRule
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import EndpointBook
@@ -823,6 +824,7 @@ class _Exchanger:
             if not self._send_next():
                 return False
             self._answers.put(self._receive_answers())
+            trim_heap()  # of pieces
         except BaseException as error:  # raised by `take` in the thread that trains
             self._answers.put(error)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,11 +16,15 @@ import torch
 import geo_ray
 from geo_ray.base.errors import GeoRayError, RegionLostError
 from geo_ray.joining.service import Stage
-from geo_ray.runtime import averagers
+from geo_ray.runtime import averagers, served_checkpoints
 from geo_ray.runtime.averagers import AveragerProcesses, write_credentials
+from geo_ray.runtime.served_checkpoints import ServedCheckpoints
 from geo_ray.runtime.serving import AveragerActor, terms_of
+from geo_ray.storage.checkpoint import CheckpointStore
+from geo_ray.storage.places import CheckpointPlaces
 from tests.support.join_support import Loop, train_all
 from tests.support.join_support import serving as in_process
+from tests.support.train_support import eventually
 
 STEPS = 40
 CONFIG: dict[str, Any] = {
@@ -43,7 +48,7 @@ class Call:
 
     def remote(self, *arguments: Any) -> Call:
         call = Call(self.actor, self.name, arguments)
-        if self.name in ("publish", "release_standby", "request_stop", "lose"):
+        if self.name in ("publish", "release_standby", "request_stop", "lose", "end_save"):
             call.value()  # which nobody awaits
         return call
 
@@ -167,6 +172,47 @@ def test_lost_servers_and_standbys_are_replaced(
     ]
     assert (tmp_path / "address").read_text() == processes.address + "\n"
     assert processes.address != given or processes._server is not None
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_checkpoint_in_every_round(
+    processes: AveragerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """Rounds wait here until the checkpoint of an earlier one is committed."""
+    monkeypatch.setattr(served_checkpoints, "collect", collect)
+    experiment = geo_ray.load_config(CONFIG | {"checkpoint": {"every_rounds": every, "keep": 50}})
+    store = CheckpointStore(CheckpointPlaces(str(tmp_path / "store")).root(), 50)
+    checkpoints = ServedCheckpoints(store, experiment, processes, 1)
+    await_standby(processes)
+    found: list[dict[str, Any]] = []
+    lock, seen = threading.Lock(), [0]
+
+    def advance() -> bool:
+        with lock:
+            state = processes.ask("poll", 1, seen[0])
+            seen[0] = state["seen"]
+            trains = state["stage"] == Stage.TRAINING.value
+            found.extend(checkpoints.poll(state["save"], state["rounds"], trains=trains))
+            if state["save"] is None:
+                return not (trains and checkpoints._is_due(state["rounds"]))
+            return bool(state["save"]["stage"] == "meeting")
+
+    def each(sync: Any) -> None:
+        eventually(advance, "the checkpoint is committed, and the next one is begun if it is due")
+
+    def loop(name: str) -> Any:
+        own = Loop(processes.address, name, tmp_path, checkpoints=tmp_path / "saved" / name)
+        return own.run(each)
+
+    def end() -> None:
+        eventually(lambda: poll(processes)["stage"] == Stage.DONE.value, "the run is over")
+        processes.actor.end_save.remote()  # lets the ranks leave
+
+    results = train_all({"eu": partial(loop, "eu"), "us": partial(loop, "us"), "end": end})
+    assert not [r for r in results.values() if isinstance(r, Exception)], results
+    checkpoints.close()
+    steps = [event["step"] for event in found if event["kind"] == "checkpoint"]
+    assert [step for step in steps if step < STEPS] == [*range(4 * every, STEPS, 4 * every)]
 
 
 def test_without_a_standby_the_server_is_lost(processes: AveragerProcesses) -> None:

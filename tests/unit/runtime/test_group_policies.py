@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +26,10 @@ from geo_ray.base.errors import (
     RegionLostError,
 )
 from geo_ray.base.restarts import Restarts
+from geo_ray.joining.protocol import SERVER
 from geo_ray.joining.service import Stage
 from geo_ray.ray_cluster.calls import FailureKind, RayFailure
+from geo_ray.runs.recorder import Recorder
 from geo_ray.runtime.group_actor import GroupRankActor, RankHost, memory_named, places_of
 from geo_ray.runtime.groups import (
     GiveUp,
@@ -35,7 +40,13 @@ from geo_ray.runtime.groups import (
     rank_error,
     root_cause,
 )
+from geo_ray.runtime.serving import _Serving
 from geo_ray.runtime.spec import RunSpec, demand_of, demands_of
+from geo_ray.telemetry.event_log import EventLog
+from geo_ray.telemetry.events import Event
+from geo_ray.telemetry.summary import Summing
+from geo_ray.telemetry.totals import RunTotals
+from tests.support.observe_support import events, started
 
 KILLED = RayFailure(FailureKind.PROCESS_DIED, "killed by signal 9")
 MEMORY = RayFailure(FailureKind.OUT_OF_MEMORY, "its node ran out of memory")
@@ -311,3 +322,23 @@ def test_a_run_of_groups_takes_any_port() -> None:
 def test_serve_refuses_groups() -> None:
     with pytest.raises(ConfigError, match="geo_ray starts the groups eu"):
         geo_ray.serve(CONFIG)
+
+
+def test_traffic_is_recorded_during_the_run(tmp_path: Path) -> None:
+    """The counters are totals, so that records replace each other; a stopped run keeps them."""
+    serving, counts = _Serving.__new__(_Serving), {"eu": {"sent": 30, "received": 10}}
+    serving._origin_unix_s = time.time()
+    serving._averagers = SimpleNamespace(ask=lambda name: {"links": counts}[name])  # type: ignore[assignment]
+    summing = Summing(None)
+    summing.feed(events([started()])[0])
+    seen: list[Event] = []
+    with EventLog(tmp_path / "events.jsonl") as log:
+        recorder = Recorder(log, [seen.append], lambda: None)
+        serving._note_traffic(recorder, summing)
+        counts["eu"] = {"sent": 45, "received": 20}
+        serving._note_traffic(recorder, summing)
+    totals = RunTotals()
+    for event in [events([started()])[0], *seen]:
+        totals.feed(event)
+    assert totals.wan.by_link() == {("eu", SERVER): 20, (SERVER, "eu"): 45}
+    assert serving._traffic_s > time.monotonic()
