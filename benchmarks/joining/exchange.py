@@ -43,7 +43,6 @@ from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.protocol import SERVER, JoinTerms
 from geo_ray.joining.server import JoinServer
 from geo_ray.joining.service import JoinService
-from geo_ray.joining.vector import ParameterVector
 from geo_ray.strategies.outer import OuterNesterov, outer_round
 from geo_ray.strategies.state import AveragerState, Update
 from geo_ray.training.parameters import square_norm
@@ -180,7 +179,6 @@ def _be_rank(
     params_S = anchor_S.clone()
     sock = _dial(bare_port)
     parts = Parts()
-    parts.watch(ParameterVector, "read", "copy from the model")
     parts.watch(rank.RankExchange, "encoded", "encode")
     parts.watch(site._Exchanger, "_receive_answers", "wait for the answers, and decode")
     parts.watch(rank.RankExchange, "on_replies", "merge")

@@ -145,7 +145,7 @@ def serve(experiment: Experiment, directory: str, pipe: Connection) -> None:
     steps = [event for event in events.take(100_000) if event["kind"] == "step"]
     pipe.send(
         {
-            "ends_s": [event["t_s"] for event in steps],
+            "ends_s": [event["start_s"] + event["compute_s"] for event in steps],
             "waits_s": [event["wait_s"] for event in steps],
             "first_s": events.origin_s + steps[0]["start_s"],
             "cpu_s": time.process_time() - events.cpu_s,

@@ -111,6 +111,13 @@ class ServeConfig(StrictModel):
         description="a region is lost, and the others continue, if one of its processes has had no "
         "connection for so long",
     )
+    holders: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes that hold the averagers, each those of one part of the model; other "
+        "ones than the first listen on the next ports",
+    )
 
 
 OWN_LOOP: Final = "own_loop"
@@ -267,6 +274,11 @@ class Experiment(StrictModel):
             raise ValueError(
                 "averager.standby: where regions join, the standby is a process of the run's own "
                 "cluster, on another node if there is one: set auto"
+            )
+        if self.served_at.holders > 1 and self.averager.standby is not None:
+            raise ValueError(
+                "serve.holders: several holders have no standby; after the loss of one the run "
+                "continues from its newest checkpoint. Omit averager.standby or serve.holders"
             )
         if (self.members.min or 0) > len(self.regions):
             raise ValueError(f"members.min: the run has {len(self.regions)} regions")

@@ -347,6 +347,12 @@ def holder_starts(layout: Layout, count: int) -> tuple[int, ...]:
     return tuple(starts)
 
 
+def holder_ranges(layout: Layout, count: int) -> list[tuple[int, int]]:
+    """Return the range of each process; see `holder_starts`."""
+    starts = holder_starts(layout, count)
+    return list(zip(starts, (*starts[1:], layout.size), strict=True))
+
+
 def holder_of(starts: Sequence[int], ranges: Ranges) -> int:
     """Return the number of the process that holds a slice; ``starts``: see `holder_starts`."""
     return bisect_right(starts, ranges[0][0]) - 1 if ranges else 0

@@ -33,6 +33,7 @@ from geo_ray.joining.layout import (
     Slice,
     common,
     gathered,
+    holder_ranges,
     holder_starts,
     put,
     slices_of,
@@ -458,8 +459,8 @@ class SliceAveragers:
         self._layout = Layout.from_json(layout)
         self._starts = holder_starts(self._layout, self._terms.holders)
         self.slices = slices_of(self._layout, shares, self._starts)
-        stops = (*self._starts[1:], self._layout.size)
-        self.start, self._stop = self._starts[self._holder], stops[self._holder]
+        ranges = holder_ranges(self._layout, self._terms.holders)
+        self.start, self._stop = ranges[self._holder]
 
     def _resume(self, order: ResumeOrder) -> None:
         found = {}

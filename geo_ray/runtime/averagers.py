@@ -1,4 +1,4 @@
-"""The process that serves a run, its standby, and the addresses that ranks know.
+"""The processes that serve a run, the standby, and the addresses that ranks know.
 
 The run loop is the only one that decides: it lets the standby replace a lost server, or lets the
 server continue without a lost standby, and never both. With each decision it signs a new endpoint
@@ -11,17 +11,22 @@ import json
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import torch
+from torch import Tensor
 
 from geo_ray.base.errors import CertificateError, GeoRayError, RegionLostError
 from geo_ray.base.files import write_atomic
 from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import EndpointList, SignedEndpoints
-from geo_ray.joining.protocol import SERVER, JoinTerms
+from geo_ray.joining.layout import Layout, holder_ranges
+from geo_ray.joining.protocol import SERVER, JoinTerms, holder_name
 from geo_ray.joining.server import STANDBY
 from geo_ray.joining.slices import SavedRun
 from geo_ray.ray_cluster.calls import Handle, collect, kill
@@ -42,6 +47,7 @@ _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
 _LOOK_S: Final = 1.0
 _RETRY_S: Final = 5.0
+_PIECE_BYTES: Final = 32 << 20
 
 
 def write_credentials(experiment: Experiment, folder: Path) -> str:
@@ -127,6 +133,7 @@ class AveragerProcesses:
         self._list = self._known_list()
         self._server: _Process | None = None
         self._standby: _Process | None = None
+        self._holders: list[Handle] = []  # from holder 1 on
         self._starting: Future[_Process] | None = None
         self._starter = ThreadPoolExecutor(1, "standby")
         self._next_s = 0.0  # when a standby is started, or looked at
@@ -136,7 +143,7 @@ class AveragerProcesses:
     # ------------------------------------------------------------------ the server
 
     def start(self, saved: SavedRun | None) -> None:
-        """Start the server.
+        """Start the server, and the other processes that hold slices.
 
         Args:
             saved: the checkpoint from which the run continues; None: it begins.
@@ -145,9 +152,87 @@ class AveragerProcesses:
         earlier = 0 if listed is None else listed.addresses[0][1]
         made = self._make(0, 0)
         if saved is not None:
-            send_saved(made.actor, saved)
+            send_saved(made.actor, saved, *_range_of(saved, 0, serve.holders))
         self._server = self._listening(made, serve.port or earlier)
         self._publish(self._term + 1)
+        for number in range(1, serve.holders):
+            self._holders.append(self._start_holder(number, self._server, saved))
+
+    def _start_holder(self, number: int, server: _Process, saved: SavedRun | None) -> Handle:
+        """Start a process that holds the slices of one part of the model."""
+        serve, cpus = self._experiment.served_at, self._experiment.regions[0].cpus_per_server
+        transport = self._experiment.transport.model_dump_json()
+        arguments = (self._terms.model_dump_json(), transport, serve.host, number, cpus)
+        self._attempt += 1
+        strategy = self._placed.strategy("bridge", number)
+        spec = ProcessSpec("holder", arguments, cpus, 0.0, strategy, None, self._attempt)
+        (actor,) = self._launcher.make([spec])
+        name = holder_name(number)
+        host, public = collect({name: actor.introduce.remote()}, _START_S)[name]
+        if saved is not None:
+            send_saved(actor, saved, *_range_of(saved, number, serve.holders))
+        sealed = seal_secret(self._texts[SERVER].encode(), public, JOIN_KEY)
+        here = _Process(actor, number, host, public, 0)
+        where = _host(serve, server.host), server.port
+        port = serve.port and serve.port + number
+        call = actor.listen.remote(sealed, where, self._listed(here)[0], port)
+        collect({name: call}, _START_S)
+        return actor
+
+    @property
+    def holders(self) -> Sequence[Handle]:
+        """The actors of other processes that hold slices, in their order."""
+        return self._holders
+
+    def ask_holder(self, holder: int, call: str, *arguments: Any) -> Any:
+        """Call the actor of a process that holds slices; 0: the server.
+
+        Raises:
+            RegionLostError: the process is lost.
+            GeoRayError: the call has raised it.
+        """
+        if holder == 0:
+            return self.ask(call, *arguments)
+        name, actor = holder_name(holder), self._holders[holder - 1]
+        return collect({name: getattr(actor, call).remote(*arguments)}, _ANSWER_S)[name]
+
+    def links(self) -> dict[str, dict[str, int]]:
+        """Return the bytes received from each region, and sent to it, by all processes.
+
+        Raises:
+            RegionLostError: a process is lost.
+        """
+        found: dict[str, dict[str, int]] = {}
+        for holder in range(1 + len(self._holders)):
+            for region, counts in self.ask_holder(holder, "links").items():
+                sums = found.setdefault(region, dict.fromkeys(counts, 0))
+                for name, count in counts.items():
+                    sums[name] += count
+        return found
+
+    def fetch_model(self) -> tuple[Layout, Tensor]:
+        """Return the model's layout and its final parameters, of which each holder has a range.
+
+        Raises:
+            RegionLostError: a process is lost.
+        """
+        layout = Layout.from_json(self.ask("model"))
+        params_P, piece = torch.empty(layout.size), _PIECE_BYTES // 4
+        ranges = holder_ranges(layout, self._experiment.served_at.holders)
+        for holder, (first, last) in enumerate(ranges):
+            for start in range(first, last, piece):
+                stop = min(last, start + piece)
+                data = self.ask_holder(holder, "model_piece", start - first, stop - first)
+                params_P[start:stop] = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        return layout, params_P
+
+    def _watch_holders(self) -> None:
+        """End the run if a process that holds slices is lost; the next poll raises its error."""
+        for holder in range(1, 1 + len(self._holders)):
+            try:
+                self.ask_holder(holder, "check")
+            except RegionLostError as error:
+                self.ask("lose_holder", holder, error.message)
 
     @property
     def actor(self) -> Handle:
@@ -219,11 +304,12 @@ class AveragerProcesses:
     # ------------------------------------------------------------------ the standby
 
     def watch(self, stalled_s: float) -> None:
-        """Start the standby, or replace one that is lost.
+        """Start the standby, or replace one that is lost; notice lost holders.
 
         Args:
             stalled_s: time for which the server has waited for its standby.
         """
+        self._watch_holders()
         if self._experiment.averager.standby is None:
             return
         if self._starting is not None:
@@ -355,6 +441,11 @@ class AveragerProcesses:
         write_atomic(self._folder / _LIST_FILE, signed.dump())
         write_atomic(self._folder / ADDRESS_FILE, f"{self.address}\n".encode("ascii"))
         self.actor.publish.remote(signed)
+
+
+def _range_of(saved: SavedRun, holder: int, count: int) -> tuple[int, int]:
+    """Return the range of the model that a process holds."""
+    return holder_ranges(saved.layout, count)[holder]
 
 
 def _host(server: ServeConfig, here: str) -> str:

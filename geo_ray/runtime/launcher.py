@@ -113,11 +113,12 @@ class Handoff:
     newest_attempt: int
 
 
-ProcessKind = Literal["averager", "bridge", "primary", "rank", "shard", "worker"]
+ProcessKind = Literal["averager", "bridge", "holder", "primary", "rank", "shard", "worker"]
 
 _CLASSES: Final[Mapping[ProcessKind, tuple[str, str, int]]] = {
     "averager": ("geo_ray.runtime.serving", "AveragerActor", 8),
     "bridge": ("geo_ray.runtime.bridge_actor", "BridgeActor", 12),
+    "holder": ("geo_ray.runtime.serving", "HolderActor", 4),
     "primary": ("geo_ray.runtime.server_actors", "PrimaryActor", 4),
     "rank": ("geo_ray.runtime.group_actor", "GroupRankActor", 1),
     "shard": ("geo_ray.runtime.server_actors", "ShardServerActor", 2),

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
@@ -126,14 +126,22 @@ def read_saved(found: Checkpoint, experiment: Experiment) -> SavedRun:
     return SavedRun(manifest.id, Layout.from_json(layout), tuple(slices), counts, strategy)
 
 
-def send_saved(actor: Handle, saved: SavedRun) -> None:
-    """Send the server's part of a checkpoint to the averager's actor, before it listens."""
+def send_saved(actor: Handle, saved: SavedRun, start: int, stop: int) -> None:
+    """Send the server's part of a checkpoint to an actor that holds slices, before it listens.
+
+    Args:
+        actor: the actor.
+        saved: the checkpoint.
+        start: first position of the range of the model that the actor holds.
+        stop: end of that range; slices outside of it are sent without their tensors.
+    """
     for index, each in enumerate(saved.slices):
-        collect({SERVER: actor.add_saved.remote(SliceHead.of(each))}, _ANSWER_S)
-        for name, tensor in each.tensors.items():
-            for start, stop in pieces_of(tensor):
-                data = bytes_of(tensor, start, stop)
-                collect({SERVER: actor.add_piece.remote(index, name, start, data)}, _ANSWER_S)
+        part = each if each.is_within(start, stop) else replace(each, tensors={})
+        collect({SERVER: actor.add_saved.remote(SliceHead.of(part))}, _ANSWER_S)
+        for name, tensor in part.tensors.items():
+            for first, last in pieces_of(tensor):
+                data = bytes_of(tensor, first, last)
+                collect({SERVER: actor.add_piece.remote(index, name, first, data)}, _ANSWER_S)
     about = (saved.id, saved.layout.to_json(), dict(saved.steps), dict(saved.strategy))
     collect({SERVER: actor.resume.remote(*about)}, _ANSWER_S)
 
@@ -144,6 +152,11 @@ class ServerCalls(Protocol):
     @property
     def actor(self) -> Handle:
         """Its actor, which a standby may replace."""
+        ...
+
+    @property
+    def holders(self) -> Sequence[Handle]:
+        """The actors of other processes that hold slices, in their order."""
         ...
 
     def ask(self, call: str, *arguments: Any) -> Any:
@@ -271,18 +284,22 @@ class ServedCheckpoints:
         """Fetch, write and commit; in another thread."""
         folder = self._store.begin(checkpoint)
         heads, layout, steps = self._ask(self._server.actor.saved_heads.remote())
+        own = [(self._server.actor, index, head) for index, head in enumerate(heads)]
+        for holder in self._server.holders:
+            held, _, _ = self._ask(holder.saved_heads.remote())
+            own += [(holder, index, head) for index, head in enumerate(held)]
         written = []
-        for index, head in enumerate(heads):
+        for number, (actor, index, head) in enumerate(own):
             part = head.empty()
             for name, tensor in part.tensors.items():
                 for start, stop in pieces_of(tensor):
-                    call = self._server.actor.saved_piece.remote(index, name, start, stop)
+                    call = actor.saved_piece.remote(index, name, start, stop)
                     set_bytes(tensor, start, self._ask(call))
             meta: JSONObject = {
                 "ranges": [list(pair) for pair in part.ranges],
                 "control": json.loads(head.control),
             }
-            written.append(write_part(folder, f"{AVERAGER_PART}-{index:05d}", part.tensors, meta))
+            written.append(write_part(folder, f"{AVERAGER_PART}-{number:05d}", part.tensors, meta))
         extra: dict[str, JsonValue] = {
             "attempt": 1,
             "lease_token": self._lease_token,

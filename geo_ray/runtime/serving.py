@@ -31,7 +31,7 @@ from geo_ray.joining.endpoints import SignedEndpoints
 from geo_ray.joining.layout import Layout
 from geo_ray.joining.protocol import SERVER, JoinTerms, region_of
 from geo_ray.joining.replication import ReplicatedService
-from geo_ray.joining.server import STANDBY, JoinServer, JoinStandby
+from geo_ray.joining.server import STANDBY, HolderServer, JoinServer, JoinStandby
 from geo_ray.joining.service import Stage
 from geo_ray.joining.site import parse_address
 from geo_ray.joining.slices import SavedRun, SavedSlice
@@ -71,13 +71,13 @@ from geo_ray.telemetry.summary import Summary, Summing, save_summary
 from geo_ray.training.parameters import BufferLayout, digest
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.process_keys import SecretReceiver
+from geo_ray.transport.wire.message import PeerStats
 from geo_ray.transport.wire.sockets import Address, reserve
 
 _POLL_S: Final = 0.2
 _TRAFFIC_S: Final = 5.0  # between two records of traffic
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
-_PIECE_BYTES: Final = 32 << 20
 _LOOK_S: Final = 0.05
 _SAVING_S: Final = 0.05
 _LATE_S: Final = 30.0  # a region that others wait for so long is shown
@@ -98,12 +98,136 @@ def terms_of(experiment: Experiment) -> JoinTerms:
         rows=serve.rows or (experiment.rows if experiment.knows_task else None),
         seed=experiment.seed,
         eval_every=experiment.train.eval_every,
+        holders=serve.holders,
         saves_at_end=experiment.checkpoint.every_s is not None,
         goal=f"steps {experiment.train.steps}",
     )
 
 
-class AveragerActor:
+class _SliceActor:
+    """An actor that holds slices: what its checkpoints have in common.
+
+    Args:
+        terms_json: the run.
+        transport_json: settings of connections.
+        host: where to listen.
+        cpus: CPUs that are reserved for it.
+    """
+
+    def __init__(self, terms_json: str, transport_json: str, host: str, cpus: float) -> None:
+        torch.set_num_threads(max(1, int(cpus)))
+        self._terms = JoinTerms.model_validate_json(terms_json)
+        self._transport = TransportConfig.model_validate_json(transport_json)
+        self._host, self._receiver = host, SecretReceiver()
+        self._slices: list[SavedSlice] = []
+        self._resumed: SavedRun | None = None
+
+    def add_saved(self, head: SliceHead) -> None:
+        """Take in a slice of the checkpoint to resume from, without the values of its tensors."""
+        self._slices.append(head.empty())
+
+    def add_piece(self, index: int, name: str, start: int, data: bytes) -> None:
+        """Set some bytes of a tensor of a slice."""
+        set_bytes(self._slices[index].tensors[name], start, data)
+
+    def resume(
+        self,
+        checkpoint: int,
+        layout: str,
+        steps: Mapping[str, int],
+        strategy: Mapping[str, object],
+    ) -> None:
+        """Continue from a checkpoint, all slices of which are here."""
+        slices, whole = tuple(self._slices), Layout.from_json(layout)
+        self._resumed = SavedRun(checkpoint, whole, slices, steps, strategy)
+
+    def saved_piece(self, index: int, name: str, start: int, stop: int) -> bytes:
+        """Return some bytes of a tensor of the checkpoint."""
+        return bytes_of(self._slices[index].tensors[name], start, stop)
+
+    def _opened(self, credentials: bytes) -> JoinCredentials:
+        text = self._receiver.open(credentials, JOIN_KEY).decode()
+        return JoinCredentials.parse(text, "the credentials of the averager")
+
+
+class HolderActor(_SliceActor):
+    """A process that holds the slices of one part of the model, next to the averager.
+
+    Args:
+        terms_json: the run.
+        transport_json: settings of connections.
+        host: where to listen.
+        number: its number, from 1.
+        cpus: CPUs that are reserved for it.
+    """
+
+    def __init__(
+        self, terms_json: str, transport_json: str, host: str, number: int, cpus: float
+    ) -> None:
+        _SliceActor.__init__(self, terms_json, transport_json, host, cpus)
+        self._number = number
+        self._listening: HolderServer | None = None
+
+    def introduce(self) -> tuple[str, bytes]:
+        """Return the address of its machine, and its public key."""
+        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        return host, self._receiver.public
+
+    def listen(self, credentials: bytes, server: Address, advertised: str, port: int) -> int:
+        """Start to listen, and connect to the server.
+
+        Args:
+            credentials: those of the server, sealed for this process.
+            server: where the server listens.
+            advertised: host of this process for ranks.
+            port: where to listen; 0 takes a free one.
+
+        Returns:
+            The port.
+        """
+        self._listening = HolderServer(
+            self._terms,
+            self._number,
+            self._opened(credentials),
+            server,
+            self._host,
+            port,
+            advertised,
+            self._transport,
+            () if self._resumed is None else self._resumed.slices,
+        )
+        self._slices, self._resumed = [], None
+        return self._listening.address[1]
+
+    @property
+    def _server(self) -> HolderServer:
+        if self._listening is None:
+            raise InvariantError("a holder was asked before it listened")
+        return self._listening
+
+    def check(self) -> None:
+        """Do nothing: the process lives."""
+
+    def saved_heads(self) -> tuple[list[SliceHead], str, dict[str, int]]:
+        """Return the slices of the checkpoint; see `AveragerActor.saved_heads`."""
+        with self._server.lock:
+            self._slices = self._server.holder.averagers.saved()
+        return [SliceHead.of(each) for each in self._slices], "", {}
+
+    def model_piece(self, start: int, stop: int) -> bytes:
+        """Return a part of the final parameters of its range."""
+        return self._server.holder.averagers.model_H[start:stop].numpy().tobytes()
+
+    def links(self) -> dict[str, dict[str, int]]:
+        """Return the bytes received from each region, and sent to it."""
+        return _sums_of(self._server.links())
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._server.close()
+
+
+class AveragerActor(_SliceActor):
     """The averager of a served run.
 
     Args:
@@ -128,15 +252,10 @@ class AveragerActor:
         cpus: float,
         has_standby: bool,
     ) -> None:
-        torch.set_num_threads(max(1, int(cpus)))
+        _SliceActor.__init__(self, terms_json, transport_json, host, cpus)
         self._fence = TokenFence()
-        self._terms = JoinTerms.model_validate_json(terms_json)
-        self._transport = TransportConfig.model_validate_json(transport_json)
-        self._receiver = SecretReceiver()
-        self._host, self._lost_after_s, self._has_standby = host, lost_after_s, has_standby
+        self._lost_after_s, self._has_standby = lost_after_s, has_standby
         self._least, self._wait_s = least, wait_s
-        self._slices: list[SavedSlice] = []
-        self._resumed: SavedRun | None = None
         self._listening: JoinServer | None = None
         self._follower: JoinStandby | None = None
         self._reserved: socket.socket | None = None  # the port of a standby
@@ -154,25 +273,6 @@ class AveragerActor:
             self._reserved = reserve(self._host, port)
         reserved = 0 if self._reserved is None else self._reserved.getsockname()[1]
         return host, self._receiver.public, reserved
-
-    def add_saved(self, head: SliceHead) -> None:
-        """Take in a slice of the checkpoint to resume from, without the values of its tensors."""
-        self._slices.append(head.empty())
-
-    def add_piece(self, index: int, name: str, start: int, data: bytes) -> None:
-        """Set some bytes of a tensor of a slice."""
-        set_bytes(self._slices[index].tensors[name], start, data)
-
-    def resume(
-        self,
-        checkpoint: int,
-        layout: str,
-        steps: Mapping[str, int],
-        strategy: Mapping[str, object],
-    ) -> None:
-        """Continue from a checkpoint, all slices of which are here."""
-        slices, whole = tuple(self._slices), Layout.from_json(layout)
-        self._resumed = SavedRun(checkpoint, whole, slices, steps, strategy)
 
     def listen(
         self,
@@ -210,10 +310,6 @@ class AveragerActor:
         )
         self._slices, self._resumed = [], None
         return self._listening.address[1]
-
-    def _opened(self, credentials: bytes) -> JoinCredentials:
-        text = self._receiver.open(credentials, JOIN_KEY).decode()
-        return JoinCredentials.parse(text, "the credentials of the averager")
 
     # -------------------------------------------------------------- standby
 
@@ -301,10 +397,6 @@ class AveragerActor:
             {**saved.steps},
         )
 
-    def saved_piece(self, index: int, name: str, start: int, stop: int) -> bytes:
-        """Return some bytes of a tensor of the checkpoint."""
-        return bytes_of(self._slices[index].tensors[name], start, stop)
-
     def end_save(self) -> None:
         """Forget the checkpoint that was being made."""
         self._slices = []
@@ -345,14 +437,11 @@ class AveragerActor:
 
     def links(self) -> dict[str, dict[str, int]]:
         """Return the bytes received from each region, and sent to it."""
-        found: dict[str, dict[str, int]] = {}
-        for peer, each in self._server.links().items():
-            if peer == STANDBY:
-                continue
-            counts = found.setdefault(region_of(peer), {"sent": 0, "received": 0})
-            counts["sent"] += sum(each["bytes_sent"].values())
-            counts["received"] += sum(each["bytes_received"].values())
-        return found
+        return _sums_of({k: v for k, v in self._server.links().items() if k != STANDBY})
+
+    def lose_holder(self, holder: int, cause: str) -> None:
+        """End the run: a process that holds slices is lost."""
+        self._server.lose_holder(holder, cause)
 
     def request_stop(self) -> None:
         """Let all regions finish with their next answer."""
@@ -362,11 +451,10 @@ class AveragerActor:
         """Continue without a region."""
         self._server.lose(region, cause)
 
-    def model(self) -> tuple[str, str]:
-        """Return the layout of the model as text, and the digest of its final parameters."""
+    def model(self) -> str:
+        """Return the layout of the model as text."""
         layout = self._server.service.layout
-        params_P = self._server.service.model_P
-        return "[]" if layout is None else layout.to_json(), digest(params_P)
+        return "[]" if layout is None else layout.to_json()
 
     def buffers(self) -> tuple[tuple[BufferEntry, ...], bytes]:
         """Return the description of the model buffers, and their final values, (B,)."""
@@ -374,12 +462,24 @@ class AveragerActor:
         return service.buffer_layout.entries, service.buffers_B.numpy().tobytes()
 
     def model_piece(self, start: int, stop: int) -> bytes:
-        """Return a part of the final parameters."""
+        """Return a part of the final parameters of its range of the model."""
         return self._server.service.model_P[start:stop].numpy().tobytes()
 
     def close(self) -> None:
         """Close all connections."""
         self._server.close()
+
+
+def _sums_of(links: Mapping[str, PeerStats]) -> dict[str, dict[str, int]]:
+    """Return the bytes received from each region, and sent to it, over all its ranks."""
+    found: dict[str, dict[str, int]] = {}
+    for peer, each in links.items():
+        if region_of(peer) == SERVER:
+            continue  # between the processes that hold slices
+        counts = found.setdefault(region_of(peer), {"sent": 0, "received": 0})
+        counts["sent"] += sum(each["bytes_sent"].values())
+        counts["received"] += sum(each["bytes_received"].values())
+    return found
 
 
 def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
@@ -595,7 +695,7 @@ class _Serving:
         """Record the bytes between regions and server so far."""
         self._traffic_s = time.monotonic() + _TRAFFIC_S
         now_s = time.time() - self._origin_unix_s
-        for region, counts in self._averagers.ask("links").items():
+        for region, counts in self._averagers.links().items():
             for src, dst, count in ((region, SERVER, "received"), (SERVER, region, "sent")):
                 event = recorder.emit(
                     "wan", now_s, src=src, dst=dst, bytes_by_class={"update": counts[count]}
@@ -724,17 +824,11 @@ class _Serving:
         run, experiment = self._setup.run, self._setup.experiment
         self._note_traffic(recorder, summing)
         now_s = time.time() - self._origin_unix_s
-        text, digest = self._averagers.ask("model")
-        layout = Layout.from_json(text)
-        params_P = torch.empty(layout.size)
-        piece = _PIECE_BYTES // 4
-        for start in range(0, layout.size, piece):
-            stop = min(layout.size, start + piece)
-            data = self._averagers.ask("model_piece", start, stop)
-            params_P[start:stop] = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        layout, params_P = self._averagers.fetch_model()
+        found = digest(params_P)
         entries, values = self._averagers.ask("buffers")
         buffers_B = torch.frombuffer(bytearray(values), dtype=torch.uint8) if entries else None
-        summary = summing.summary(startup_s=startup_s, digest=digest)
+        summary = summing.summary(startup_s=startup_s, digest=found)
         if self._task is not None:
             about = about_model(experiment, summary.steps, summary.eval)
             save_trained(self._task, experiment.seed, params_P, run.model, about, buffers_B)
@@ -744,7 +838,7 @@ class _Serving:
                 add_buffers(root, BufferLayout(entries), buffers_B)
             save_module(root, run.model, {"run": run.path.name})
         save_summary(summary, run.path)
-        recorder.emit("run_finished", now_s, summary=summary.model_dump(), digests={SERVER: digest})
+        recorder.emit("run_finished", now_s, summary=summary.model_dump(), digests={SERVER: found})
         return summary
 
 

@@ -81,12 +81,12 @@ def _overtaken(token: int, by: int) -> LeaseLostError:
 def demands_of(experiment: Experiment) -> list[RegionDemand]:
     """Return the resources that the run requests in each region present at the start.
 
-    A run whose regions join requests a place for its averager, one for the averager's standby if it
-    has one, and one for each group.
+    A run whose regions join requests a place for each process that holds averagers, one for the
+    averager's standby if it has one, and one for each group.
     """
     if experiment.is_served:
         first = experiment.regions[0]
-        count = 1 if experiment.averager.standby is None else 2
+        count = experiment.served_at.holders + (experiment.averager.standby is not None)
         averager = RegionDemand(SERVER, (_averager(first),) * count, first.label, apart=True)
         return [averager, *(_group_demand(experiment, region) for region in experiment.groups)]
     return [demand_of(experiment, region) for region in experiment.present]

@@ -154,7 +154,7 @@ EVENTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         {},
     ),
     "active_workers": (
-        "The set of active workers of a region changed. Only with `train.elastic`.",
+        "The set of active workers of a region changed. Only where a step does not wait for all.",
         {
             "step": "last step before the change",
             "workers": "active workers",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ray import _raylet
 from ray.core.generated import autoscaler_pb2
-from test_train_faults import actors, check_whole, regions_node
+from test_train_faults import actors, check_whole, final_digests, regions_node
 
 from geo_ray.experiment.cluster import LocalClusterConfig
 from geo_ray.ray_cluster import ray_internals
@@ -104,6 +104,36 @@ def test_a_killed_worker_with_the_optimizer_is_replaced_and_nothing_changes(
     check_whole(done, simulate(experiment.model_copy(update=on_server), tmp_path))
     (replaced,) = done.of("worker_replaced")
     assert replaced["attempt"] == 2 and len(done.of("checkpoint")) > 2
+
+
+@pytest.mark.slow
+def test_others_continue_without_a_killed_worker_with_its_optimizer(
+    ray_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    experiment = experiment_of(
+        tmp_path,
+        strategy={"kind": "diloco", "interval": 10},
+        optimizer={"kind": "adamw", "lr": 0.003},
+        regions=[{"name": "us-east", "workers": 2}, {"name": "eu-west"}],
+        train={"steps": STEPS, "eval_every": 20, "optimizer_on": "worker"},
+        emulate={"step_s": 0.3},
+        checkpoint={"every_s": 2.0},
+    )
+    killed: list[int] = []
+
+    def kill_at_step_15(event: Event) -> None:
+        if event.kind == "step" and event["region"] == "us-east" and event["step"] == 15:
+            killed.append(actors(regions_node(ray_cluster, "us-east"), "WorkerActor")[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    done = train(experiment, tmp_path, sink=kill_at_step_15)
+    assert len(final_digests(done.events)) == 1
+    (lost,), (replaced,) = done.of("worker_lost"), done.of("worker_replaced")
+    assert lost["worker"] == replaced["worker"] and replaced["attempt"] == 2
+    assert [event["workers"] for event in done.of("active_workers")] == [1, 2]
+    assert len(done.of("checkpoint")) > 2
+    rows = [e["samples"] for e in done.of("step") if e["region"] == "us-east"]
+    assert rows[0] == rows[-1] == 2 * min(rows)
 
 
 @pytest.mark.slow

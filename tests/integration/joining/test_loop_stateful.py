@@ -165,7 +165,7 @@ def saved_run(server: JoinServer, found: list[SavedRun]) -> Callable[[JoinedTrai
             assert time.monotonic() < until_s
             with server.lock:
                 save = server.service.save
-                if save is not None and save.stage is SaveStage.READY:
+                if save is not None and save.stage is SaveStage.READY and not found:
                     found.append(server.service.saved_run)
             time.sleep(0.01)
 

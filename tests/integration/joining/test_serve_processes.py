@@ -1,0 +1,219 @@
+"""The processes of a served run as objects in one process: Ray only transports their calls."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from geo_ray.base.errors import RegionLostError, ServerLostError
+from geo_ray.experiment.experiment import Experiment
+from geo_ray.joining.service import Stage
+from geo_ray.joining.site import JoinedTraining
+from geo_ray.runtime import averagers as averagers_module
+from geo_ray.runtime import served_checkpoints
+from geo_ray.runtime.averagers import AveragerProcesses, write_credentials
+from geo_ray.runtime.launcher import ProcessSpec, class_of
+from geo_ray.runtime.served_checkpoints import ServedCheckpoints, read_saved
+from geo_ray.runtime.serving import terms_of
+from geo_ray.runtime.spec import demands_of
+from geo_ray.storage.checkpoint import CheckpointStore
+from tests.integration.joining.test_serve import CONFIG
+from tests.support.join_support import WAIT_S, Loop, terms, train_all
+from tests.support.join_support import serving as in_process
+
+STEPS, SLOW = 24, 8
+
+
+class Call:
+    """A method of an actor; its call is made at once."""
+
+    def __init__(self, actor: Actor, name: str) -> None:
+        self.actor, self.name = actor, name
+
+    def remote(self, *arguments: Any) -> Any:
+        if self.actor.is_killed:
+            return RegionLostError("the process is lost")
+        try:
+            return getattr(self.actor.real, self.name)(*arguments)
+        except Exception as error:
+            return error
+
+
+class Actor:
+    """Stands for the handle of an actor."""
+
+    def __init__(self, real: Any) -> None:
+        self.real, self.is_killed = real, False
+
+    def __getattr__(self, name: str) -> Call:
+        return Call(self, name)
+
+
+def collect(calls: Mapping[str, Any], _: float) -> dict[str, Any]:
+    for each in calls.values():
+        if isinstance(each, Exception):
+            raise each
+    return dict(calls)
+
+
+class Launcher:
+    """Makes processes as objects."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, Actor]] = []
+
+    def make(self, specs: list[ProcessSpec]) -> list[Actor]:
+        found = [Actor(class_of(each.kind)(*each.arguments)) for each in specs]
+        self.made += zip([each.kind for each in specs], found, strict=True)
+        return found
+
+    def close(self) -> None:
+        for _, each in self.made:
+            each.real.close()
+
+
+class Places:
+    def strategy(self, role: str, rank: int = 0) -> None:
+        assert role == "bridge" and rank >= 0
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (averagers_module, served_checkpoints):
+        monkeypatch.setattr(module, "collect", collect)
+
+
+def experiment_of(holders: int) -> Experiment:
+    sections = {
+        "train": {"steps": STEPS},
+        "serve": CONFIG["serve"] | {"holders": holders},
+        "checkpoint": {"every_s": 0.01},
+    }
+    return Experiment.model_validate_json(json.dumps(CONFIG | sections))
+
+
+class Served:
+    """A run that is served by such processes; the test is its run loop."""
+
+    def __init__(self, folder: Path, holders: int, resumes: bool = False) -> None:
+        self.experiment, self.launcher = experiment_of(holders), Launcher()
+        self.store = CheckpointStore(folder / "checkpoints")
+        write_credentials(self.experiment, folder)
+        self.processes = AveragerProcesses(
+            self.experiment,
+            terms_of(self.experiment),
+            self.launcher,  # type: ignore[arg-type]
+            Places(),  # type: ignore[arg-type]
+            folder,
+        )
+        saved = read_saved(self.store.latest(), self.experiment) if resumes else None
+        self.processes.start(saved)
+        self.checkpoints = ServedCheckpoints(self.store, self.experiment, self.processes, 1)
+        self.seen = 0
+
+    def poll(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.processes.ask("poll", 1, self.seen)
+        self.seen = found["seen"]
+        if found["failure"] is not None:
+            raise found["failure"]
+        self.processes.watch(found["stalled_s"])
+        trains = found["stage"] == Stage.TRAINING.value
+        self.checkpoints.poll(found["save"], found["rounds"], trains=trains)
+        return found
+
+    def run(self, kill: int | None = None) -> Tensor | None:
+        """Poll to the end; or until a holder is lost that is killed after a checkpoint."""
+        until_s = time.monotonic() + WAIT_S
+        while time.monotonic() < until_s:
+            try:
+                stage = self.poll()["stage"]
+            except RegionLostError:
+                assert kill is not None
+                return None
+            if kill is not None and self.store.ids():
+                actor = self.launcher.made[kill][1]
+                actor.is_killed = True
+                actor.real.close()
+            elif stage == Stage.DONE.value:
+                layout, params_P = self.processes.fetch_model()
+                assert layout.size == params_P.numel()
+                self.processes.actor.end_save.remote()
+                return params_P
+            time.sleep(0.02)
+        raise AssertionError("the run does not end")
+
+    def close(self) -> None:
+        self.checkpoints.close()
+        self.processes.close()
+        self.launcher.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "run"
+
+
+@pytest.mark.parametrize("holders", [1, 3])
+def test_the_run_loop_fetches_the_model_from_all_holders(holders: int, folder: Path) -> None:
+    served = Served(folder, holders)
+    assert len(demands_of(served.experiment)[0].bundles) == holders
+    assert [kind for kind, _ in served.launcher.made] == ["averager"] + ["holder"] * (holders - 1)
+    try:
+        loops = {n: Loop(served.processes.address, n, folder).run for n in ("eu", "us")}
+        found = train_all({**loops, "serve": served.run})
+        assert not [each for each in found.values() if isinstance(each, Exception)], found
+        assert torch.equal(found["serve"], found["eu"][0])
+        assert torch.equal(found["serve"], found["us"][0])
+        links = [served.processes.ask_holder(h, "links") for h in range(holders)]
+        assert all(set(each) == {"eu", "us"} for each in links)
+        assert min(each["eu"]["received"] for each in links) > 0
+        whole = served.processes.links()["eu"]["received"]
+        assert whole >= sum(each["eu"]["received"] for each in links)
+    finally:
+        served.close()
+
+
+def test_a_lost_holder_continues_from_the_newest_checkpoint(folder: Path) -> None:
+    (plain := folder.parent / "plain").mkdir()
+    run = terms(("eu", "us"), STEPS, strategy=CONFIG["strategy"])
+    with in_process(run, plain) as (_, there):
+        expected = train_all({name: Loop(there, name, plain).run for name in ("eu", "us")})
+    served = Served(folder, 3)
+
+    def slow(sync: JoinedTraining) -> None:
+        """Leave time for a checkpoint, and for the loss."""
+        until_s = time.monotonic() + WAIT_S
+        while sync.steps == SLOW and not served.store.ids() and time.monotonic() < until_s:
+            time.sleep(0.02)
+        if sync.steps > SLOW:
+            time.sleep(0.1)
+
+    loops = {n: Loop("", n, folder, checkpoints=folder / "saved" / n) for n in ("eu", "us")}
+    try:
+        placed = {n: replace(e, address=served.processes.address) for n, e in loops.items()}
+        calls = {name: partial(loop.run, slow) for name, loop in placed.items()}
+        found = train_all({**calls, "serve": partial(served.run, kill=1)})
+        assert found["serve"] is None
+        assert {type(found[name]) for name in loops} == {ServerLostError}, found
+    finally:
+        served.close()
+    assert len(served.store.latest().manifest.parts) == 3
+    again = Served(folder, 2, resumes=True)
+    try:
+        placed = {n: replace(e, address=again.processes.address) for n, e in loops.items()}
+        found = train_all({**{n: e.run for n, e in placed.items()}, "serve": again.run})
+        assert not [each for each in found.values() if isinstance(each, Exception)], found
+        for name in loops:
+            assert torch.equal(found[name][0], expected[name][0])
+        assert torch.equal(found["serve"], expected["eu"][0])
+    finally:
+        again.close()
