@@ -21,7 +21,7 @@ def simulated(data_dir: Path) -> Callable[..., Run]:
     return lambda **sections: Run(experiment(**sections), data_dir).go()
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def quick_small_models() -> Iterator[None]:
     """One thread, and PyTorch's own convolutions: oneDNN takes twice as long for 2 channels."""
     threads = torch.get_num_threads()
