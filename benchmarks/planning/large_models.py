@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.common import support
+from benchmarks.common.transformer import Block
 from geo_ray.codecs.powersgd import parts_of
 from geo_ray.codecs.registry import CODECS
 from geo_ray.joining.layout import Layout, Ranges, Slice, box_ranges, shapes_in
@@ -86,26 +87,6 @@ STRATEGIES: Final = {
 }
 OLD: Final = {"1.3 B": (7.0, 168.0), "6.7 B": (36.0, 870.0)}
 """Before: seconds of host work per step, and GB of host memory per region, of eight workers."""
-
-
-class Block(nn.Module):
-    """A transformer layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.heads = max(1, width // 128)
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output (N, T, D)."""
-        rows, length, width = x.shape
-        parts = self.qkv(self.norm_1(x)).view(rows, length, 3, self.heads, width // self.heads)
-        q, k, v = parts.permute(2, 0, 3, 1, 4)
-        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(found.transpose(1, 2).reshape(rows, length, width))
-        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
 
 
 class Gpt(nn.Module):

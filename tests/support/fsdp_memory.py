@@ -21,24 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-
-class Block(nn.Module):
-    """A transformer layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.heads = max(1, width // 64)
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows, length, width = x.shape
-        parts = self.qkv(self.norm_1(x)).view(rows, length, 3, self.heads, width // self.heads)
-        q, k, v = parts.permute(2, 0, 3, 1, 4)
-        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(found.transpose(1, 2).reshape(rows, length, width))
-        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
+from benchmarks.common.transformer import Block
 
 
 class Gpt(nn.Module):
@@ -47,7 +30,7 @@ class Gpt(nn.Module):
     def __init__(self, width: int, layers: int, vocabulary: int, context: int) -> None:
         super().__init__()
         self.embed, self.place = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, head_width=64) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:

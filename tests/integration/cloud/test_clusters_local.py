@@ -31,7 +31,7 @@ def eventually(what: Callable[[], Any], why: Callable[[], object] = str) -> Any:
     deadline_s = time.monotonic() + LONGEST_S
     while not (found := what()):
         assert time.monotonic() < deadline_s, why()
-        time.sleep(0.2)
+        time.sleep(0.5)
     return found
 
 
@@ -44,8 +44,8 @@ def small(work: Path) -> Path:
     tree["run"]["dir"] = str(work / "runs")
     tree["provider"]["state"] = str(work / "clusters")
     tree["train"] |= {"steps": 100000, "eval_every": 0}
-    tree["emulate"]["step_s"] = 0.05
-    tree["autoscale"] |= {"every_s": 0.5, "drain_s": 10}
+    tree["emulate"]["step_s"] = 0.2
+    tree["autoscale"] |= {"every_s": 1.0, "drain_s": 10}
     path = work / "job" / "small.yaml"
     path.parent.mkdir()
     path.write_text(yaml.safe_dump(tree))
@@ -100,7 +100,7 @@ def test_a_cluster_from_nothing_to_nothing(work: Path) -> None:
         def logs() -> object:
             return client.get_job_logs(job), report().model_dump_json(indent=1)
 
-        eventually(lambda: steps() > 20, logs)
+        eventually(lambda: steps() > 6, logs)
         eventually(is_full, logs)
         before = report()
         assert before.acts
@@ -115,7 +115,7 @@ def test_a_cluster_from_nothing_to_nothing(work: Path) -> None:
         eventually(is_full, logs)
         assert any("the cloud reclaims it" in each.reason for each in report().decisions)
         there = steps()
-        eventually(lambda: steps() > there + 20, logs)
+        eventually(lambda: steps() > there + 6, logs)
         (drained,) = (event for event in events_of(run) if event.kind == "region_drained")
         assert (drained["region"], drained["cause"]) == ("eu", "notice")
         eventually(lambda: count(run, "region_joined") == 1, logs)  # on the other machine

@@ -17,16 +17,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 import geo_ray
-from geo_ray.base.errors import InterruptedRunError, LoopFailedError, RankLostError
+from geo_ray.base.errors import LoopFailedError, RankLostError
 from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.experiment.regions import RegionConfig
 from geo_ray.ray_cluster.connect import ConnectedCluster
 from geo_ray.ray_cluster.local_cluster import LocalCluster
 from geo_ray.ray_cluster.process_supervisor import descendants
 from geo_ray.runs import requests
-from geo_ray.runs.directory import RunDirectory
-from geo_ray.runs.requests import Interruption
-from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.telemetry.events import Event
 from tests.support.train_support import WAIT_S, eventually, train
 
@@ -57,16 +54,6 @@ def train(rank: geo_ray.GroupRank) -> None:
             if not (HERE / "fast").exists():
                 time.sleep(0.2)
             sync.step(rows=len(x), loss=loss)
-
-def saves(rank: geo_ray.GroupRank) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
-    state = {"optimizer": torch.optim.AdamW(model.parameters())}
-    folder = rank.checkpoints
-    with rank.join() as site, site.training(model, state=state, checkpoints=folder) as sync:
-        while not sync.done:
-            time.sleep(0.0 if (HERE / "fast").exists() else 0.2)
-            sync.step(rows=8)
 
 def fails(rank: geo_ray.GroupRank) -> None:
     if rank.region == "eu-west" and rank.rank == 1:
@@ -209,34 +196,6 @@ def test_a_region_joins_next_to_a_group(tmp_path: Path) -> None:
     assert len(saved) == len(found[0])
     assert {float(x) for x in saved} == {float(x) for x in found[0]}
     assert done.summary.samples == 6 * (2 * 8 + 1)
-
-
-def test_an_interrupted_run_of_groups_is_saved_and_resumed(tmp_path: Path) -> None:
-    stop, seen = Interruption(), []
-
-    def on_event(event: Event) -> None:
-        seen.append(event)
-        if event.kind == "step":
-            stop.set()
-
-    changed = experiment(tmp_path, steps=20, loop="saves")
-    with pytest.raises(InterruptedRunError):
-        train(changed, tmp_path, sink=on_event, interruption=stop)
-    kinds = [event.kind for event in seen]
-    assert "checkpoint" in kinds[kinds.index("stop_requested") :]
-    assert not {"worker_lost", "region_lost", "run_finished"} & set(kinds)
-    run = RunDirectory(tmp_path / "runs" / "tiny", tmp_path)
-    saved_step = CheckpointStore(run.path / "checkpoints").latest().manifest.step
-    assert 0 < saved_step < 20
-    (tmp_path / "fast").touch()
-    done = train(changed, tmp_path, begun=run, resume=True)
-    first, second = done.of("run_started")
-    assert first["ranks"] == {"us-east": 2, "eu-west": 2}
-    assert second["resumed_step"] == saved_step
-    steps = [e["step"] for e in done.events[done.events.index(second) :] if e.kind == "step"]
-    assert min(steps) == saved_step + 2
-    assert done.summary.steps == 20
-    assert done.summary.samples == 20 * 2 * 2 * 8
 
 
 def test_a_stop_request_lets_loops_without_checkpoints_finish(tmp_path: Path) -> None:
