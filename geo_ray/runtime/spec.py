@@ -116,8 +116,8 @@ def demand_of(experiment: Experiment, region: RegionConfig) -> RegionDemand:
     """Return the resources that the run requests in a region."""
     if region.join:
         is_first = region is experiment.regions[0]
-        own = _averagers(experiment) if is_first else (Bundle("bridge", region.cpus_per_server),)
-        return RegionDemand(region.name, own, region.label)
+        one = (Bundle("bridge", region.cpus_per_server),)
+        return RegionDemand(region.name, _averagers(experiment) if is_first else one, region.label)
     if region.group is not None:
         averager = _averagers(experiment) if region is experiment.regions[0] else ()
         demand = _group_demand(experiment, region)
