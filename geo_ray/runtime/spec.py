@@ -86,15 +86,15 @@ def demands_of(experiment: Experiment) -> list[RegionDemand]:
     """
     if experiment.is_served:
         first = experiment.regions[0]
-        count = experiment.served_at.holders + (experiment.averager.standby is not None)
-        averager = RegionDemand(SERVER, (_averager(first),) * count, first.label, apart=True)
+        averager = RegionDemand(SERVER, _averagers(experiment), first.label, apart=True)
         return [averager, *(_group_demand(experiment, region) for region in experiment.groups)]
     return [demand_of(experiment, region) for region in experiment.present]
 
 
-def _averager(region: RegionConfig) -> Bundle:
-    """Return the place of the averager of a served run, in its first region."""
-    return Bundle("bridge", region.cpus_per_server)
+def _averagers(experiment: Experiment) -> tuple[Bundle, ...]:
+    """Return the places of all averagers of a served run, in its first region."""
+    count = experiment.served_at.holders + (experiment.averager.standby is not None)
+    return (Bundle("bridge", experiment.regions[0].cpus_per_server),) * count
 
 
 def _group_demand(experiment: Experiment, region: RegionConfig) -> RegionDemand:
@@ -115,9 +115,11 @@ def _group_demand(experiment: Experiment, region: RegionConfig) -> RegionDemand:
 def demand_of(experiment: Experiment, region: RegionConfig) -> RegionDemand:
     """Return the resources that the run requests in a region."""
     if region.join:
-        return RegionDemand(region.name, (_averager(region),), region.label)
+        is_first = region is experiment.regions[0]
+        one = (Bundle("bridge", region.cpus_per_server),)
+        return RegionDemand(region.name, _averagers(experiment) if is_first else one, region.label)
     if region.group is not None:
-        averager = [_averager(region)] if region is experiment.regions[0] else []
+        averager = _averagers(experiment) if region is experiment.regions[0] else ()
         demand = _group_demand(experiment, region)
         return replace(demand, bundles=(*averager, *demand.bundles))
     # A local cluster provides all machines.

@@ -24,7 +24,7 @@ from geo_ray.runtime.averagers import AveragerProcesses, write_credentials
 from geo_ray.runtime.launcher import ProcessSpec, class_of
 from geo_ray.runtime.served_checkpoints import ServedCheckpoints, read_saved
 from geo_ray.runtime.serving import terms_of
-from geo_ray.runtime.spec import demands_of
+from geo_ray.runtime.spec import demand_of, demands_of
 from geo_ray.storage.checkpoint import CheckpointStore
 from tests.integration.joining.test_serve import CONFIG
 from tests.support.join_support import WAIT_S, Loop, terms, train_all
@@ -166,6 +166,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def test_the_run_loop_fetches_the_model_from_all_holders(holders: int, folder: Path) -> None:
     served = Served(folder, holders)
     assert len(demands_of(served.experiment)[0].bundles) == holders
+    first, second = (demand_of(served.experiment, each) for each in served.experiment.regions)
+    assert (len(first.bundles), len(second.bundles)) == (holders, 1)  # as local clusters provide
     assert [kind for kind, _ in served.launcher.made] == ["averager"] + ["holder"] * (holders - 1)
     try:
         loops = {n: Loop(served.processes.address, n, folder).run for n in ("eu", "us")}
