@@ -99,7 +99,9 @@ class BeginSave:
 
 @dataclass(frozen=True, slots=True)
 class EndSave:
-    """Forget the checkpoint that was being made."""
+    """Forget a checkpoint that was being made; see `JoinService.end_save`."""
+
+    checkpoint: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,8 +344,8 @@ class ReplicatedService:
                     )
                 case LoseHolder(holder, cause):
                     return self._numbered(service.on_holder_lost(holder, cause))
-                case EndSave():
-                    return self._numbered(service.end_save())
+                case EndSave(checkpoint):
+                    return self._numbered(service.end_save(checkpoint))
                 case Attach():
                     self.is_attached = True
             return []

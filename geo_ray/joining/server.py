@@ -204,10 +204,10 @@ class JoinServer:
             is_begun = save is not None and (save is not before or save.halts)
             return save.id if save is not None and is_begun else None
 
-    def end_save(self) -> None:
-        """Forget the checkpoint that was being made."""
+    def end_save(self, checkpoint: int | None) -> None:
+        """Forget a checkpoint that was being made; see `JoinService.end_save`."""
         with self.lock:
-            self._offer(EndSave())
+            self._offer(EndSave(checkpoint))
 
     def publish(self, signed: SignedEndpoints) -> None:
         """Send a list of the run's addresses to all ranks, and to those that connect later."""

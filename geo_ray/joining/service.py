@@ -569,8 +569,15 @@ class JoinService:
         """Whether a region writes parts of checkpoints."""
         return any(region.saves for region in self._regions.values())
 
-    def end_save(self) -> list[Outbound]:
-        """Forget the checkpoint that was being made; ranks that wait for its end may leave."""
+    def end_save(self, checkpoint: int | None) -> list[Outbound]:
+        """Forget a checkpoint that was being made; ranks that wait for its end may leave.
+
+        Args:
+            checkpoint: its id; None: any. An order that comes late, while another checkpoint is
+                being made, has no effect.
+        """
+        if checkpoint is not None and self.save is not None and self.save.id != checkpoint:
+            return []
         self.save = None
         self._execute(ForgetOrder())
         self._ends_save = self._halted or self.stage is Stage.DONE
@@ -614,7 +621,7 @@ class JoinService:
         if save is None:
             return []
         if save.stage is SaveStage.MEETING and not self.averagers.is_changing:
-            return self.end_save()  # the run was asked to finish before the barrier
+            return self.end_save(save.id)  # the run was asked to finish before the barrier
         orders = save.check_deadline(self._now_s())
         return self._gated([Outbound(rank_name(name, 0), order) for name, order in orders])
 

@@ -215,8 +215,12 @@ class ServedCheckpoints:
         """
         if self._commit is not None:
             return self._committed(self._commit)
-        if save is not None and self._open is None and save["id"] > self._closed:
-            self._open, self._left_out = save["id"], {}  # begun by a call whose answer was lost
+        if save is not None and self._open is None:
+            if save["id"] > self._closed:
+                self._open, self._left_out = save["id"], {}  # begun by a call with a lost answer
+            else:
+                self._server.actor.end_save.remote(save["id"])  # that order may be lost
+                return []
         if save is not None and save["id"] != self._counted:
             self._counted = save["id"]
             at = rounds + (save["stage"] == SaveStage.MEETING.value)
@@ -334,7 +338,7 @@ class ServedCheckpoints:
             return self._failed(cause)
         manifest, self._open, self.outcome = commit.result(), None, ""
         self._closed = manifest.id
-        self._server.actor.end_save.remote()
+        self._server.actor.end_save.remote(manifest.id)
         for region, cause in self._left_out.items():
             log.warning("checkpoint %d has no part of '%s': %s", manifest.id, region, cause)
         size = sum(part.bytes for part in manifest.parts)
@@ -346,7 +350,7 @@ class ServedCheckpoints:
     def _failed(self, cause: str) -> list[dict[str, Any]]:
         checkpoint, self._open, self._halts, self.outcome = self._open, None, False, cause
         self._closed = max(self._closed, -1 if checkpoint is None else checkpoint)
-        self._server.actor.end_save.remote()
+        self._server.actor.end_save.remote(checkpoint)
         if checkpoint is not None and not self._store.is_committed(checkpoint):
             try:
                 self._store.abandon(checkpoint)

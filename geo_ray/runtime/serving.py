@@ -120,6 +120,7 @@ class _SliceActor:
         self._transport = TransportConfig.model_validate_json(transport_json)
         self._host, self._receiver = host, SecretReceiver()
         self._slices: list[SavedSlice] = []
+        self._saving = -1  # checkpoint that they are sent for
         self._resumed: SavedRun | None = None
 
     def add_saved(self, head: SliceHead) -> None:
@@ -390,17 +391,18 @@ class AveragerActor(_SliceActor):
         """Return the slices of the checkpoint, the model's layout, and the steps of regions."""
         with self._server.lock:
             saved = self._server.service.saved_run
-        self._slices = list(saved.slices)
+        self._slices, self._saving = list(saved.slices), saved.id
         return (
             [SliceHead.of(each) for each in saved.slices],
             saved.layout.to_json(),
             {**saved.steps},
         )
 
-    def end_save(self) -> None:
-        """Forget the checkpoint that was being made."""
-        self._slices = []
-        self._server.end_save()
+    def end_save(self, checkpoint: int | None) -> None:
+        """Forget a checkpoint that was being made; see `JoinService.end_save`."""
+        if checkpoint in (None, self._saving):
+            self._slices = []
+        self._server.end_save(checkpoint)
 
     # -------------------------------------------------------------- training
 
@@ -721,7 +723,7 @@ class _Serving:
             while self._checkpoints.is_open and not self._setup.reporting.interruption.is_set():
                 time.sleep(_POLL_S)
                 self._record(recorder, summing, self._poll())
-        self._averagers.actor.end_save.remote()  # lets the ranks leave
+        self._averagers.actor.end_save.remote(None)  # lets the ranks leave
 
     def _await_regions(self) -> dict[str, Any]:
         """Wait until all regions are there."""

@@ -20,13 +20,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from geo_ray.base.errors import RunDirectoryError
+from geo_ray.base.errors import InvariantError, RunDirectoryError
 
 _PIECE: Final = 1 << 20  # elements that are read or copied at a time, with the tensor held
 
 
 class LazyCopy:
     """See the module's docstring. It is read once, by one thread; any thread may `secure` it.
+
+    A copy or pickle of it has the content, which never changes.
 
     Args:
         live: contiguous; `secure` is called before it changes.
@@ -89,6 +91,15 @@ class LazyCopy:
         """The content at once, of which nothing was read yet; a copy, if it ever changes."""
         self.secure()
         return (self._saved if self._changes else self._live).reshape(self.shape)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self._read:
+            raise InvariantError("a part of a lazy copy was read already, and may be gone")
+        return _unchanging, (self.whole(),)
+
+
+def _unchanging(content: Tensor) -> LazyCopy:
+    return LazyCopy(content, changes=False)
 
 
 class StoredTensor:
@@ -154,10 +165,16 @@ Copied = LazyCopy | StoredTensor
 
 
 class Unread:
-    """Lazy copies of one owner's tensors which may not be read yet; one thread at a time."""
+    """Lazy copies of one owner's tensors which may not be read yet; one thread at a time.
+
+    A copy or pickle of it is empty: copies of a `LazyCopy` do not need their owner.
+    """
 
     def __init__(self) -> None:
         self._copies: list[weakref.ref[LazyCopy]] = []  # in the order in which they are read
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Unread, ()
 
     def copy(
         self,

@@ -146,7 +146,7 @@ class Served:
             elif stage == Stage.DONE.value:
                 layout, params_P = self.processes.fetch_model()
                 assert layout.size == params_P.numel()
-                self.processes.actor.end_save.remote()
+                self.processes.actor.end_save.remote(None)
                 return params_P
             time.sleep(0.02)
         raise AssertionError("the run does not end")

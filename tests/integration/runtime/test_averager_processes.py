@@ -174,12 +174,28 @@ def test_lost_servers_and_standbys_are_replaced(
     assert processes.address != given or processes._server is not None
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(("every", "lost"), [(1, None), (3, None), (1, 2)])
 def test_a_checkpoint_in_every_round(
-    processes: AveragerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+    processes: AveragerProcesses,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    every: int,
+    lost: int | None,
 ) -> None:
-    """Rounds wait here until the checkpoint of an earlier one is committed."""
+    """Rounds wait here until the checkpoint of an earlier one is committed.
+
+    An order to end a checkpoint may be lost, with a server that had it and its standby had not.
+    """
     monkeypatch.setattr(served_checkpoints, "collect", collect)
+    orders, remote = [0], Call.remote
+
+    def may_be_lost(call: Call, *arguments: Any) -> Call:
+        orders[0] += call.name == "end_save"
+        if call.name == "end_save" and orders[0] == lost:
+            return call
+        return remote(call, *arguments)
+
+    monkeypatch.setattr(Call, "remote", may_be_lost)
     experiment = geo_ray.load_config(CONFIG | {"checkpoint": {"every_rounds": every, "keep": 50}})
     store = CheckpointStore(CheckpointPlaces(str(tmp_path / "store")).root(), 50)
     checkpoints = ServedCheckpoints(store, experiment, processes, 1)
@@ -206,7 +222,7 @@ def test_a_checkpoint_in_every_round(
 
     def end() -> None:
         eventually(lambda: poll(processes)["stage"] == Stage.DONE.value, "the run is over")
-        processes.actor.end_save.remote()  # lets the ranks leave
+        processes.actor.end_save.remote(None)  # lets the ranks leave
 
     results = train_all({"eu": partial(loop, "eu"), "us": partial(loop, "us"), "end": end})
     assert not [r for r in results.values() if isinstance(r, Exception)], results

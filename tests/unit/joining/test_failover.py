@@ -6,6 +6,7 @@ import pickle
 import random
 from collections import deque
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from geo_ray.joining.protocol import Hello, Outbound, Welcome, payload_of, rank_
 from geo_ray.joining.rank import STRATEGIES, JoinedModel, RankExchange, SliceWire
 from geo_ray.joining.replication import (
     BeginSave,
+    EndSave,
     LoseRegion,
     Received,
     ReplicatedService,
@@ -28,6 +30,7 @@ from geo_ray.joining.replication import (
     ServiceEntry,
     Tick,
 )
+from geo_ray.joining.save_round import SaveStage
 from geo_ray.joining.service import Stage
 from geo_ray.training.payload_encoding import RegionWire
 from geo_ray.training.wire_format import as_tensor, payload_bytes, read_reply, update_meta
@@ -328,6 +331,8 @@ def test_a_standby_that_misses_an_entry_is_refused() -> None:
         LoseRegion("eu", "why"),
         RequestStop(),
         BeginSave(3, (1, 2), 60.0),
+        EndSave(3),
+        EndSave(None),
     ],
 )
 def test_entries_are_read_as_they_were_written(op: Any) -> None:
@@ -402,6 +407,33 @@ def test_other_lists_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(EndpointListError, match=message):
         book.take(data)
     assert book.newest == signed(2).list
+
+
+@pytest.mark.parametrize("kind", ["sma", "diloco"])
+def test_a_standby_begins_while_a_checkpoint_is_made(kind: str) -> None:
+    """Also after it, when the averager has not changed since."""
+    world = World(1, has_standby=False, kind=kind)
+    service = world.server.service
+    while service.stage is not Stage.TRAINING:
+        world.deliver()
+    for region in service._regions.values():
+        region.hellos = {rank: replace(each, saved=()) for rank, each in region.hellos.items()}
+    world.offer(BeginSave(0, (), 600.0))
+    while service.save is not None and service.save.stage is SaveStage.MEETING:
+        world.deliver()
+    assert service.save is not None
+    saved = service.saved_run
+    copy = pickle.loads(pickle.dumps(world.server.begin_snapshot())).service
+    for own, other in zip(saved.slices, copy.saved_run.slices, strict=True):
+        assert own.ranges == other.ranges and own.control == other.control
+        assert own.tensors.keys() == other.tensors.keys()
+        assert all(torch.equal(own.tensors[name], other.tensors[name]) for name in own.tensors)
+    world.offer(EndSave(service.save.id - 1))
+    assert service.save is not None
+    world.offer(EndSave(service.save.id))
+    assert service.save is None
+    after = pickle.loads(pickle.dumps(world.server.begin_snapshot())).service
+    assert after.save is None and after.version == service.version
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
+from copy import deepcopy
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_ray.base.errors import RunDirectoryError
+from geo_ray.base.errors import InvariantError, RunDirectoryError
 from geo_ray.training import lazy_copy
 from geo_ray.training.lazy_copy import LazyCopy, StoredTensor, Unread
 
@@ -45,6 +48,29 @@ def test_a_change_before_the_first_piece_is_not_seen_either() -> None:
     copy.secure()
     live.zero_()
     assert torch.equal(read(copy), before)
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_copy_of_a_lazy_copy_has_the_content_of_its_moment(copied: Any, first: bool) -> None:
+    live, unread = torch.arange(6.0).reshape(2, 3), Unread()
+    before, lazy = live.clone(), unread.copy({"a": live})["a"]
+    if not first:
+        unread.secure()
+        live.zero_()
+    lazy_again, unread_again = copied((lazy, unread))
+    unread.secure()
+    live.fill_(-1.0)
+    unread_again.secure()
+    assert torch.equal(lazy_again.whole(), before) and torch.equal(lazy.whole(), before)
+    assert torch.equal(copied(lazy_again).whole(), before)
+
+
+def test_a_lazy_copy_that_was_read_in_part_is_not_copied() -> None:
+    lazy = LazyCopy(torch.arange(SIZE))
+    next(lazy.pieces())
+    with pytest.raises(InvariantError, match="read already"):
+        deepcopy(lazy)
 
 
 @pytest.mark.parametrize("value", [torch.tensor(7.0), torch.empty(0), torch.ones(2, 3).long()])
