@@ -26,7 +26,11 @@ from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    create_default_local_load_plan,
+)
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -57,6 +61,7 @@ from geo_ray.base.errors import (
     CheckpointError,
     CheckpointMismatchError,
     GeoRayError,
+    InvariantError,
 )
 from geo_ray.joining.checkpoint_manifest import (
     DAMAGED_FIX,
@@ -544,9 +549,12 @@ class CheckedLoadPlanner(DefaultLoadPlanner):
         Raises:
             CheckpointMismatchError: keys, shapes or types differ.
         """
-        if self.metadata is not None:
-            self._check(self.metadata)
-        return super().create_local_plan()
+        if self.metadata is None:
+            raise InvariantError("the planner has no metadata")
+        self._check(self.metadata)
+        # Not the method of torch: for a key that only the checkpoint has, it changes for a moment
+        # how all threads of the process name keys, also those that save.
+        return create_default_local_load_plan(self.state_dict, self.metadata)
 
     def _check(self, metadata: Metadata) -> None:
         saved = metadata.state_dict_metadata

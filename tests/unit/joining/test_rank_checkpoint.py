@@ -7,6 +7,7 @@ import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import default_planner
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -286,6 +288,29 @@ def test_a_part_of_the_state_is_loaded_on_request(tmp_path: Path) -> None:
     state = {"a": torch.zeros(2)}
     load(state, tmp_path, partial=True)
     assert state["a"].tolist() == [1, 1]
+
+
+def test_a_load_does_not_change_how_other_threads_name_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's planner does, in all threads, if the checkpoint has a key that the state lacks."""
+    versions: list[object] = []
+
+    class Watched(ModuleType):
+        def __setattr__(self, name: str, value: object) -> None:
+            versions.append((name, value))
+            super().__setattr__(name, value)
+
+    watched = Watched("_version")
+    watched._derived_version = None
+    versions.clear()
+    monkeypatch.setattr(default_planner, "_version", watched)
+    save({"a": torch.ones(2), "groups": [{"rate": torch.ones(1), "n": 1}]}, tmp_path)
+    load({"a": torch.zeros(2)}, tmp_path, partial=True)
+    assert not versions
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    dcp.load({"a": torch.zeros(2)}, storage_reader=SafetensorsReader(tmp_path), planner=planner)
+    assert versions[-1] == ("_derived_version", None)  # what must not happen here
 
 
 def test_files_are_bounded_in_bytes(tmp_path: Path) -> None:
