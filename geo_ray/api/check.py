@@ -262,7 +262,7 @@ def _check_place(experiment: Experiment, num_params: int) -> None:
     there = next(path for path in (root, *root.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise RunDirectoryError(f"run.dir: {root} cannot be created or written")
-    own_store = experiment.checkpoint.store is None and experiment.checkpoint.every_s is not None
+    own_store = experiment.checkpoint.store is None and experiment.checkpoint.is_periodic
     copies = 1 + (experiment.checkpoint.keep + 1 if own_store else 0)
     needed = copies * num_params * _FLOAT_BYTES
     free = shutil.disk_usage(there).free

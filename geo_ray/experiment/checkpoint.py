@@ -57,6 +57,11 @@ class CheckpointConfig(StrictModel):
         "that of the run actor's node for a directory that not all nodes see",
     )
 
+    @property
+    def is_periodic(self) -> bool:
+        """Whether checkpoints are made in the course of a run."""
+        return self.every_s is not None or self.every_rounds is not None
+
     @model_validator(mode="after")
     def _addresses(self) -> Self:
         stores = {"store": self.store} if self.store is not None else {}

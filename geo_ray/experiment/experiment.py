@@ -144,6 +144,7 @@ _GROUP_TRAIN: Final = frozenset({"max_worker_restarts", "restart_window_s"})
 """Further keys of `train` where geo_ray starts groups."""
 _TASK_TRAIN: Final = frozenset({"accumulate", "eval_batch_size", "clip_mean_norm"})
 """Further keys of `train` where groups train the task."""
+_RESERVED: Final = "geo-ray-"
 _SERVED_REGION: Final = frozenset({"name", "at", "copies", "join", "group", "cpus_per_server"})
 """Keys of a region that joins, or that is a group."""
 
@@ -225,6 +226,12 @@ class Experiment(StrictModel):
             )
         if self.serve is not None and not self.is_served:
             raise ValueError("serve: no region joins; set `join: true` or `group` for each")
+        reserved = [name for name in self.region_names if name.startswith(_RESERVED)]
+        if self.is_served and reserved:
+            raise ValueError(
+                f"regions: '{reserved[0]}': names that begin with '{_RESERVED}' are those of the "
+                "run's own processes where regions join or are groups"
+            )
         if self.checkpoint.every_rounds is not None and not self.is_served:
             raise ValueError(
                 "checkpoint.every_rounds: only where regions join or are groups; set every_s"

@@ -302,10 +302,7 @@ class ReplicatedService:
         if entry.number != self.number + 1:
             raise InvariantError(f"entry {entry.number} follows entry {self.number}")
         self.number = entry.number
-        try:
-            self.execute(entry)
-        except GeoRayError as error:  # the server has the same
-            log.warning("entry %d failed: %s", entry.number, error.message)
+        self.execute(entry)
 
     def become_server(self) -> None:
         """Continue as the server, without a standby."""
@@ -319,7 +316,11 @@ class ReplicatedService:
         return list(self._sessions)
 
     def execute(self, entry: ServiceEntry) -> list[Outbound]:
-        """Execute an entry; return messages to ranks."""
+        """Execute an entry; return messages to ranks.
+
+        An error is recorded in the log of the process only: it must not keep back the messages of
+        other entries, and a standby has the same error.
+        """
         self.t_s, self.executed = entry.t_s, entry.number
         service, op = self.service, entry.op
         try:
@@ -348,9 +349,11 @@ class ReplicatedService:
                     return self._numbered(service.end_save(checkpoint))
                 case Attach():
                     self.is_attached = True
-            return []
+        except GeoRayError:
+            log.exception("entry %d failed", entry.number)
         finally:
             self._events += service.news()
+        return []
 
     def resume(self, peer: str, message: Message) -> list[Outbound]:
         """Handle a rank that was connected to another server process; see `ServerLink`.

@@ -789,8 +789,10 @@ class _Exchanger:
         Raises:
             GeoRayError: the exchange failed.
         """
-        found = self._ready if self._ready is not None else self._answers.get()
-        self._ready = None
+        while self._ready is None:
+            with suppress(queue.Empty):  # a signal that arrives before the wait does not end it
+                self._ready = self._answers.get(timeout=_LOOK_S)
+        found, self._ready = self._ready, None
         if isinstance(found, BaseException):
             raise found
         return found, time.monotonic() - self._sent_s

@@ -99,7 +99,7 @@ def terms_of(experiment: Experiment) -> JoinTerms:
         seed=experiment.seed,
         eval_every=experiment.train.eval_every,
         holders=serve.holders,
-        saves_at_end=experiment.checkpoint.every_s is not None,
+        saves_at_end=experiment.checkpoint.is_periodic,
         goal=f"steps {experiment.train.steps}",
     )
 
@@ -716,7 +716,7 @@ class _Serving:
 
     def _save_last(self, recorder: Recorder, summing: Summing) -> None:
         """Save a last checkpoint, so that training can continue from the very end."""
-        if self._setup.experiment.checkpoint.every_s is None:
+        if not self._setup.experiment.checkpoint.is_periodic:
             return
         if self._checkpoints.begin_last():
             self._setup.reporting.status("saving the last checkpoint")

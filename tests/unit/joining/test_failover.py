@@ -310,6 +310,23 @@ def test_a_server_executes_nothing_without_its_standby() -> None:
     assert world.server.executed == world.server.number and world.to_ranks
 
 
+@pytest.mark.parametrize("way", ["release", "confirm"])
+def test_an_invalid_message_keeps_back_no_others(way: str) -> None:
+    """Entries wait for the standby, an invalid message of a rank among them."""
+    world = World(0)
+    while world.standby is None or not world.standby.is_attached or not world.to_server:
+        world.deliver()
+    world.standby = None
+    for queue in (world.to_standby, world.acks, world.to_ranks):
+        queue.clear()
+    invalid = Message("update", {INCARNATION: 1, HAVE: [0, 0]}, b"", "update")
+    for op in [*(Received(*each) for each in world.to_server), Received("usa#1", invalid)]:
+        world.offer(op)
+    log = world.server
+    found = log.release() if way == "release" else log.on_ack(log.number)[1]
+    assert found and log.executed == log.number and not log._pending
+
+
 def test_a_standby_that_misses_an_entry_is_refused() -> None:
     world = World(0)
     replica = world.server.begin_snapshot()

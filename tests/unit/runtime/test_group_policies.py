@@ -40,7 +40,7 @@ from geo_ray.runtime.groups import (
     rank_error,
     root_cause,
 )
-from geo_ray.runtime.serving import _Serving
+from geo_ray.runtime.serving import _Serving, terms_of
 from geo_ray.runtime.spec import RunSpec, demand_of, demands_of
 from geo_ray.telemetry.event_log import EventLog
 from geo_ray.telemetry.events import Event
@@ -199,6 +199,10 @@ def regions(**group: Any) -> dict[str, Any]:
         ({"regions": [{"name": "eu", "group": {}}, {"name": "us"}]}, "or none has; us has neither"),
         ({"regions": [{"name": "eu"}], "serve": {}}, "no region joins"),
         (
+            {"regions": [{"name": "geo-ray-server", "join": True}]},
+            "names that begin with",
+        ),
+        (
             {"regions": [{"name": "eu", "group": {}, "join": True}]},
             r"group .*no process of a region",
         ),
@@ -228,6 +232,20 @@ def test_a_region_with_workers_next_to_joining_ones_can_be_a_group() -> None:
     experiment = geo_ray.load_config(started(group=group))
     assert experiment.regions[0].group is not None
     assert experiment.regions[0].group.world_size == 3
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "saves"),
+    [
+        ({}, True),
+        ({"every_s": None}, False),
+        ({"every_rounds": 2}, True),
+        ({"every_s": None, "every_rounds": 2}, True),
+    ],
+)
+def test_a_run_with_checkpoints_saves_at_its_end(checkpoint: dict[str, Any], saves: bool) -> None:
+    experiment = geo_ray.load_config(CONFIG | {"checkpoint": checkpoint})
+    assert terms_of(experiment).saves_at_end is saves
 
 
 def test_demands_of_groups() -> None:
