@@ -138,6 +138,7 @@ class AveragerProcesses:
         self._starter = ThreadPoolExecutor(1, "standby")
         self._next_s = 0.0  # when a standby is started, or looked at
         self._attempt = 0
+        self._ports: dict[int, int] = {}  # by slot, so that a rank that was away finds the run
         self._events: list[dict[str, Any]] = []
 
     # ------------------------------------------------------------------ the server
@@ -154,6 +155,7 @@ class AveragerProcesses:
         if saved is not None:
             send_saved(made.actor, saved, *_range_of(saved, 0, serve.holders))
         self._server = self._listening(made, serve.port or earlier)
+        self._ports[0] = self._server.port
         self._publish(self._term + 1)
         for number in range(1, serve.holders):
             self._holders.append(self._start_holder(number, self._server, saved))
@@ -359,9 +361,10 @@ class AveragerProcesses:
         server = self._server
         if server is None:
             raise RegionLostError("there is no server")
-        port = self._experiment.served_at.port
-        wanted = port if port and server.port != port else port and port + 1
-        made = self._make(1 - server.slot, wanted)
+        port, slot = self._experiment.served_at.port, 1 - server.slot
+        another = port if server.port != port else port + 1
+        made = self._make(slot, another if port else self._ports.get(slot, 0))
+        self._ports[slot] = made.port
         try:
             sealed = seal_secret(self._texts[STANDBY].encode(), made.public, JOIN_KEY)
             where = (_host(self._experiment.served_at, server.host), server.port)
