@@ -42,7 +42,7 @@ from geo_ray.runs.start_checks import (
     metrics_there,
     warn_at_start,
 )
-from geo_ray.runtime.run_start import check_loops
+from geo_ray.runtime.run_start import check_loops, check_sharding
 from geo_ray.runtime.spec import demand_of, demands_of
 from geo_ray.storage.uri import is_s3
 from geo_ray.telemetry.export.exporters import check_exports
@@ -202,6 +202,7 @@ def check_run(
         if own := experiment.task_regions:
             trained = experiment.model_copy(update={"regions": own})
             task = load_task(trained.task, source.parent)
+            check_sharding(trained, task)
             outline = model_outline(task, trained.seed)
             check_start(trained, outline)
             if experiment.groups:

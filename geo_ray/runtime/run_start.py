@@ -9,9 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from geo_ray.base.errors import LeaseLostError, PlacementError, PreflightError, RegionLostError
+from geo_ray.base.errors import (
+    ConfigError,
+    LeaseLostError,
+    PlacementError,
+    PreflightError,
+    RegionLostError,
+)
 from geo_ray.base.load import digest
 from geo_ray.base.user_code import find_function
+from geo_ray.data.tasks.base import Task
 from geo_ray.data.tasks.checked_calls import RowWork
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
@@ -68,6 +75,7 @@ def check_inputs(experiment: Experiment, run: RunDirectory, *, goes_on: bool) ->
             return
         experiment = experiment.model_copy(update={"regions": experiment.task_regions})
     task = load_task(experiment.task, run.base_dir)
+    check_sharding(experiment, task)
     if goes_on:
         return
     check_start(experiment, model_outline(task, experiment.seed))
@@ -81,10 +89,37 @@ def check_loops(experiment: Experiment, base_dir: Path) -> None:
     Raises:
         GeoRayError: the run cannot start; the class says why.
     """
-    check_strategy(experiment.strategy)
+    strategy = experiment.strategy
+    check_strategy(strategy)
+    is_endless = experiment.served_at.rows is None and not experiment.knows_task
+    if strategy.traits.region.ends_by_total_rows and is_endless:
+        raise ConfigError(
+            f"serve.rows: missing; strategy {strategy.kind} ends by rows, and the loops have the "
+            "data",
+            fix="Set serve.rows to the rows that all regions train on together.",
+        )
     for region in experiment.groups:
         if region.group is not None and region.group.loop is not None:
             find_function(region.group.loop, base_dir, LOOP)
+
+
+def check_sharding(experiment: Experiment, task: Task) -> None:
+    """Check that the optimizer can step the parameters that groups of the task divide.
+
+    Raises:
+        ConfigError: it needs whole parameters.
+    """
+    optimizer = experiment.optimizer
+    if not optimizer.needs_whole_parameters or hasattr(task, "parallelize"):
+        return
+    for region in experiment.groups:
+        group = region.group
+        if group is not None and group.loop is None and group.sharding == "fsdp":
+            raise ConfigError(
+                f"optimizer.kind: '{optimizer.kind}' steps whole parameters, which FSDP divides in "
+                f"region '{region.name}'",
+                fix="Use `group.sharding: ddp`, or adamw.",
+            )
 
 
 @contextmanager

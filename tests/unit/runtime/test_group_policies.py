@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,7 @@ from geo_ray.runtime.groups import (
     rank_error,
     root_cause,
 )
+from geo_ray.runtime.run_start import check_loops, check_sharding
 from geo_ray.runtime.serving import _Serving, terms_of
 from geo_ray.runtime.spec import RunSpec, demand_of, demands_of
 from geo_ray.telemetry.event_log import EventLog
@@ -246,6 +248,37 @@ def test_a_region_with_workers_next_to_joining_ones_can_be_a_group() -> None:
 def test_a_run_with_checkpoints_saves_at_its_end(checkpoint: dict[str, Any], saves: bool) -> None:
     experiment = geo_ray.load_config(CONFIG | {"checkpoint": checkpoint})
     assert terms_of(experiment).saves_at_end is saves
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "is_refused"),
+    [
+        ("muon", {"ranks_per_node": 2}, True),
+        ("adafactor", {"nodes": 2}, True),
+        ("muon", {}, True),
+        ("muon", {"ranks_per_node": 2, "sharding": "ddp"}, False),
+        ("muon", {"ranks_per_node": 2, "loop": "a.py:b"}, False),
+        ("adamw", {"ranks_per_node": 2}, False),
+    ],
+)
+@pytest.mark.parametrize("parallelizes", [False, True])
+def test_whole_parameters_are_not_divided(
+    kind: str, group: dict[str, Any], is_refused: bool, parallelizes: bool
+) -> None:
+    groups = [{"name": "eu", "group": group}, {"name": "us", "group": {"sharding": "ddp"}}]
+    tree = CONFIG | TASK | {"optimizer": {"kind": kind}, "regions": groups}
+    task = SimpleNamespace(parallelize=None) if parallelizes else SimpleNamespace()
+    context = pytest.raises(ConfigError, match="in region 'eu'")
+    with context if is_refused and not parallelizes else nullcontext():
+        check_sharding(geo_ray.load_config(tree), task)  # type: ignore[arg-type]
+
+
+def test_a_strategy_that_ends_by_rows_needs_their_number(tmp_path: Path) -> None:
+    regions = [{"name": "eu", "join": True}, {"name": "us", "join": True}]
+    tree = CONFIG | {"strategy": {"kind": "nbsync"}, "regions": regions}
+    with pytest.raises(ConfigError, match=r"serve\.rows: missing"):
+        check_loops(geo_ray.load_config(tree), tmp_path)
+    check_loops(geo_ray.load_config(tree | {"serve": {"rows": 10}}), tmp_path)
 
 
 def test_demands_of_groups() -> None:
