@@ -620,7 +620,7 @@ class SliceAveragers:
             FrameError: the rank was not asked for it, or it cannot be read.
         """
         if region_of(peer) != self._copy.donor:
-            raise FrameError(f"'{peer}' sent its state, which nobody awaits")
+            raise FrameError(f"'{peer}' sent a state that was not requested")
         index, state = read_copy(message)
         if index is None or index not in self.averagers:
             return None

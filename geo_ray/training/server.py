@@ -226,7 +226,7 @@ class Server(RegionExchange):
             self.requests.lose(rows)
             self.model.lose_rows(rows)
         self.work.forget(worker)
-        if not self._rows:  # nobody has parameters other than those of the last mean
+        if not self._rows:  # no worker has parameters other than those of the last mean
             self.ahead.clear()
             self.between = False
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from geo_ray.base.canonical import canonical_json, sha256_hex
 from geo_ray.base.load import load_text
 from geo_ray.data.tasks.load import load_task
@@ -102,3 +104,15 @@ class Run:
     @property
     def num_params(self) -> int:
         return next(iter(self.result.params_P.values())).numel()
+
+
+def check_ended(run: Run) -> None:
+    """Check that regions end with one model, exactly where the strategy says so, and all books."""
+    traits, ends = run.config.strategy.traits, list(run.result.params_P.values())
+    exact = traits.in_rounds or traits.sends == "model"
+    for other_P in ends:
+        assert torch.isfinite(other_P).all()
+        assert torch.allclose(ends[0], other_P, rtol=0, atol=0.0 if exact else 1e-4)
+    for region in run.world.regions.values():
+        region.server.ledger.check()
+        assert not region.server.ahead

@@ -7,10 +7,9 @@ from random import Random
 from typing import Any
 
 import pytest
-import torch
 
 from geo_ray.strategies.registry import STRATEGIES
-from tests.support.world_support import Run, experiment, of_kind
+from tests.support.world_support import Run, check_ended, experiment, of_kind
 
 KINDS = sorted(k for k, each in STRATEGIES.items() if each().traits.region.local_optimizer)
 ROUNDS = [
@@ -39,17 +38,6 @@ def run_of(kind: str, data_dir: Path, on: str, **train: Any) -> Run:
         }
     )
     return Run(experiment(**sections), data_dir)
-
-
-def check_ended(run: Run) -> None:
-    traits, ends = run.config.strategy.traits, list(run.result.params_P.values())
-    exact = traits.in_rounds or traits.sends == "model"
-    for other_P in ends:
-        assert torch.isfinite(other_P).all()
-        assert torch.allclose(ends[0], other_P, rtol=0, atol=0.0 if exact else 1e-4)
-    for region in run.world.regions.values():
-        region.server.ledger.check()
-        assert not region.server.ahead
 
 
 def test_there_are_such_strategies() -> None:
