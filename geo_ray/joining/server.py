@@ -56,6 +56,7 @@ _FOLLOW: Final = "follow"
 _ACK: Final = "ack"
 _FENCE: Final = "fence"
 _CLOSE_S: Final = 5.0
+_DRAIN_S: Final = 15.0  # for which the last messages to ranks may take
 _TICK_S: Final = 0.1
 
 
@@ -191,9 +192,7 @@ class JoinServer:
             Its id; None: not now, or not yet, if the standby does not answer.
         """
         with self.lock:
-            before = self.service.save
-            if before is not None and not halt:
-                return None
+            before = self.service.save  # whose end may wait for the standby
             self._offer(BeginSave(checkpoint, tuple(keep), timeout_s, halt))
             number = self._log.number
         until_s = time.monotonic() + _CLOSE_S
@@ -265,17 +264,17 @@ class JoinServer:
         return self.service.stage
 
     def close(self) -> None:
-        """Send what is queued, and close all connections."""
+        """Wait until ranks have what was sent to them, and close all connections.
+
+        The standby must not be promoted afterwards: inputs no longer wait for it.
+        """
         self._closing.set()
         self._ticker.join(_CLOSE_S)
         with self.lock:
+            if not self.is_fenced:
+                self._post(self._log.release())
             senders = list(self._senders.values())
-        for each in senders:
-            each.outbox.put(None)
-        until_s = time.monotonic() + _CLOSE_S
-        for each in senders:
-            each.join(max(0.0, until_s - time.monotonic()))
-        self._endpoint.close(_CLOSE_S)
+        _drain(senders, self._endpoint)
 
     def _on_peer(self, peer: str, _: int, connected: bool) -> None:
         with self.lock:
@@ -355,6 +354,20 @@ class _Sender(threading.Thread):
             del message  # not held while the next one is awaited: its payload may be a whole model
 
 
+def _drain(senders: Sequence[_Sender], endpoint: Endpoint) -> None:
+    """Send what is queued, wait until it has arrived, and close the endpoint.
+
+    A process that ends earlier takes the last messages with it: a rank that lacks the run's end
+    waits for it.
+    """
+    until_s = time.monotonic() + _DRAIN_S
+    for each in senders:
+        each.outbox.put(None)
+    for each in senders:
+        each.join(max(0.0, until_s - time.monotonic()))
+    endpoint.close(max(0.0, until_s - time.monotonic()))
+
+
 class HolderServer:
     """A listening `SliceHolder`, which dials the server of its run.
 
@@ -405,12 +418,10 @@ class HolderServer:
         return {peer: each for peer, each in self._endpoint.stats().items() if peer != SERVER}
 
     def close(self) -> None:
-        """Close all connections."""
+        """Wait until ranks have what was sent to them, and close all connections."""
         with self.lock:
             senders = list(self._senders.values())
-        for each in senders:
-            each.outbox.put(None)
-        self._endpoint.close(0.0)
+        _drain(senders, self._endpoint)
 
     def _on_message(self, peer: str, message: Message) -> None:
         with self.lock:

@@ -156,7 +156,7 @@ class JoinService:
         self.failure: GeoRayError | None = None
         self.save: SaveRound | None = None
         self._resumed = resumed
-        self._halted = self._ends_save = False
+        self._halted = False
         self._newest_save = -1  # id of the newest checkpoint that was begun
         self._saved_steps: dict[str, int] = {}  # steps of regions at its barrier
         self._saved_buffers: tuple[dict[str, Tensor], dict[str, float]] = {}, {}
@@ -570,18 +570,24 @@ class JoinService:
         return any(region.saves for region in self._regions.values())
 
     def end_save(self, checkpoint: int | None) -> list[Outbound]:
-        """Forget a checkpoint that was being made; ranks that wait for its end may leave.
+        """Forget a checkpoint that was being made.
+
+        Ranks may leave after a checkpoint at which training ends, and after an order for any.
 
         Args:
-            checkpoint: its id; None: any. An order that comes late, while another checkpoint is
-                being made, has no effect.
+            checkpoint: its id; None: any, and no other one follows. An order that comes late, while
+                another checkpoint is being made, has no effect.
         """
         if checkpoint is not None and self.save is not None and self.save.id != checkpoint:
             return []
         self.save = None
         self._execute(ForgetOrder())
-        self._ends_save = self._halted or self.stage is Stage.DONE
-        return self._gated([])
+        if self._halted:
+            self.stage = Stage.STOPPED
+        if not self._halted and (self.stage is not Stage.DONE or checkpoint is not None):
+            return self._gated([])
+        over = self._all("over", list(self._regions))
+        return self._gated(over + self._refuse_joining("was stopped"))
 
     @property
     def saved_run(self) -> SavedRun:
@@ -608,16 +614,8 @@ class JoinService:
         return {name: region.steps for name, region in self._regions.items()}
 
     def check_save(self) -> list[Outbound]:
-        """Leave out regions that are late with their parts of a checkpoint.
-
-        After the last checkpoint, let the ranks leave.
-        """
+        """Leave out regions that are late with their parts of a checkpoint."""
         save = self.save
-        if save is None and self._ends_save:
-            self._ends_save = False
-            self.stage = Stage.STOPPED if self._halted else self.stage
-            over = self._all("over", list(self._regions))
-            return self._gated(over + self._refuse_joining("was stopped"))
         if save is None:
             return []
         if save.stage is SaveStage.MEETING and not self.averagers.is_changing:

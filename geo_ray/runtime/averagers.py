@@ -45,6 +45,7 @@ _LIST_FILE: Final = "endpoints.json"
 _AUTHORITY_FILE: Final = "authority.json"
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
+_CLOSE_S: Final = 30.0
 _LOOK_S: Final = 1.0
 _RETRY_S: Final = 5.0
 _PIECE_BYTES: Final = 32 << 20
@@ -274,6 +275,20 @@ class AveragerProcesses:
         """Return the events since the last call, without times."""
         events, self._events = self._events, []
         return events
+
+    def finish(self) -> None:
+        """Wait until ranks have what was sent to them, and close all connections.
+
+        A rank that lacks the run's end would wait for it. Processes that are lost are left out.
+        """
+        actors = {holder_name(1 + index): each for index, each in enumerate(self._holders)}
+        actors[SERVER] = self.actor
+        calls = {name: actor.close.remote() for name, actor in actors.items()}
+        for name, call in calls.items():
+            try:
+                collect({name: call}, _CLOSE_S)
+            except GeoRayError as error:
+                log.warning("regions may not have heard the end of the run: %s", error.message)
 
     def close(self) -> None:
         """Start no further standby; the processes end with their places."""

@@ -688,7 +688,7 @@ class _Serving:
             if found["stage"] == Stage.STOPPED.value:
                 self._note_traffic(recorder, summing)
                 self._groups.finish()
-                self._averagers.ask("close")
+                self._averagers.finish()
                 raise self._stopped()
             self._save_last(recorder, summing)
             return self._finish(recorder, summing, startup_s)
@@ -718,12 +718,17 @@ class _Serving:
         """Save a last checkpoint, so that training can continue from the very end."""
         if not self._setup.experiment.checkpoint.is_periodic:
             return
+        self._await_checkpoint(recorder, summing)  # of an earlier step, if one is being made
         if self._checkpoints.begin_last():
             self._setup.reporting.status("saving the last checkpoint")
-            while self._checkpoints.is_open and not self._setup.reporting.interruption.is_set():
-                time.sleep(_POLL_S)
-                self._record(recorder, summing, self._poll())
-        self._averagers.actor.end_save.remote(None)  # lets the ranks leave
+            self._await_checkpoint(recorder, summing)
+        self._averagers.ask("end_save", None)  # lets the ranks leave
+
+    def _await_checkpoint(self, recorder: Recorder, summing: Summing) -> None:
+        """Wait until no checkpoint is being made, or the run is interrupted."""
+        while self._checkpoints.is_open and not self._setup.reporting.interruption.is_set():
+            time.sleep(_POLL_S)
+            self._record(recorder, summing, self._poll())
 
     def _await_regions(self) -> dict[str, Any]:
         """Wait until all regions are there."""
@@ -761,8 +766,10 @@ class _Serving:
         found: dict[str, Any] = self._averagers.ask("poll", self._setup.lease.token, self._seen)
         self._seen = found["seen"]
         self._averagers.watch(found["stalled_s"])
-        if isinstance(found["failure"], GeoRayError):
-            raise found["failure"]
+        if isinstance(failure := found["failure"], GeoRayError):
+            if not isinstance(failure, RegionLostError):  # then the run may be served again
+                self._averagers.finish()
+            raise failure
         if found["stage"] not in _ENDS:
             self._groups.watch(Stage(found["stage"]))
         interruption = self._setup.reporting.interruption
@@ -829,6 +836,7 @@ class _Serving:
         layout, params_P = self._averagers.fetch_model()
         found = digest(params_P)
         entries, values = self._averagers.ask("buffers")
+        self._averagers.finish()
         buffers_B = torch.frombuffer(bytearray(values), dtype=torch.uint8) if entries else None
         summary = summing.summary(startup_s=startup_s, digest=found)
         if self._task is not None:

@@ -334,7 +334,7 @@ def report_meta(report: StepReport, earlier: Sequence[StepReport] = ()) -> Meta:
 def read_reports(meta: Meta) -> list[StepReport]:
     """Return the reports of `report_meta`, the newest last."""
     last = _REPORT.read(meta)
-    if _UNUSED not in meta:
+    if _UNUSED not in meta and _NUM_UNUSED not in meta:
         return [last]
     earlier, unused = _EARLIER.read(meta), counts(meta, _UNUSED)
     sizes = counts(meta, _NUM_UNUSED)

@@ -216,7 +216,7 @@ def stopped(
             with server.lock:
                 saved = server.service.saved_run
                 assert server.stage is Stage.TRAINING  # all wait until the run has it
-                server.service.end_save(None)
+            server.end_save(None)
             return saved
 
         runs = {n: partial(replace(e, address=address).run, each) for n, e in loops.items()}
@@ -266,7 +266,7 @@ def test_a_run_continues_from_its_very_end(kind: str, tmp_path: Path) -> None:
                 )
                 with server.lock:
                     saved = server.service.saved_run
-                    server.service.end_save(None)
+                server.end_save(None)
                 return saved
 
             def note(sync: JoinedTraining, name: str) -> None:
@@ -562,9 +562,9 @@ def test_a_checkpoint_that_only_the_regions_have_does_not_block_others(tmp_path:
             while time.monotonic() < until_s and server.service.stage is not Stage.DONE:
                 with server.lock:
                     save = server.service.save
-                    if save is not None and save.stage is SaveStage.READY:
-                        assert not save.failed
-                        server.service.end_save(None)
+                if save is not None and save.stage is SaveStage.READY:
+                    assert not save.failed
+                    server.end_save(None)
                 time.sleep(0.005)
 
         def slow(sync: JoinedTraining) -> None:

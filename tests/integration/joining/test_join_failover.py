@@ -17,8 +17,10 @@ from geo_ray.joining.endpoints import EndpointList, SignedEndpoints
 from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound
 from geo_ray.joining.replication import ServiceEntry
 from geo_ray.joining.server import STANDBY, JoinServer, JoinStandby
+from geo_ray.joining.service import Stage
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.certs import Authority
+from geo_ray.transport.wire.message import Message
 from tests.support.join_support import Loop, serving, terms, train_all
 from tests.support.train_support import eventually
 
@@ -100,6 +102,11 @@ def expected(run: JoinTerms, folder: Path) -> Any:
         return found, server.service.averagers.averagers[0].samples
 
 
+def is_kind(op: Any, kind: str) -> bool:
+    """Return whether an input of the log is a message of a kind."""
+    return getattr(getattr(op, "message", None), "kind", "") == kind
+
+
 def check(found: Any, wanted: Any) -> None:
     for name in REGIONS:
         assert not isinstance(found[name], Exception), found[name]
@@ -119,9 +126,7 @@ class Dies:
 
     def on_advance(self, found: tuple[Sequence[ServiceEntry], Sequence[Outbound]]) -> None:
         is_due = self.server.service.version >= self.at_version
-        is_update = any(
-            getattr(getattr(each.op, "message", None), "kind", "") == "update" for each in found[0]
-        )
+        is_update = any(is_kind(each.op, "update") for each in found[0])
         if is_due and is_update and self.where == "before the standby":
             self.die()
         self.advance(found)
@@ -200,5 +205,41 @@ def test_a_server_that_lives_cannot_continue_without_its_standby(tmp_path: Path)
         ).list
         assert (listed.term, listed.version) == (2, 2)
         assert listed.addresses[0] == service.servers[-1].address
+    finally:
+        service.close()
+
+
+def test_the_end_reaches_ranks_although_the_standby_does_not_answer(tmp_path: Path) -> None:
+    run = terms(REGIONS, STEPS, strategy={"kind": "diloco", "interval": 2})
+    wanted, _ = expected(run, tmp_path)
+    service = Service(run, tmp_path)
+    server, ends, is_deaf = service.servers[0], threading.Event(), threading.Event()
+    offer, on_standby = server._offer, server._on_standby
+
+    def offered(op: Any) -> None:
+        is_last = server.service.stage is Stage.ENDING and is_kind(op, "state")
+        if is_last:
+            is_deaf.set()
+        offer(op)
+        if is_last:
+            ends.set()
+
+    def of_standby(message: Message) -> None:
+        if not is_deaf.is_set():
+            on_standby(message)
+
+    server._offer = offered  # type: ignore[method-assign]
+    server._on_standby = of_standby  # type: ignore[method-assign]
+
+    def close() -> None:
+        assert ends.wait(60.0)
+        assert server.service.stage is not Stage.DONE
+        server.close()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    try:
+        check(trained(service), wanted)
+        closing.join()
     finally:
         service.close()

@@ -156,13 +156,14 @@ def test_a_killed_averager_continues_from_the_newest_checkpoint(tmp_path: Path) 
         output, _ = process.communicate(timeout=START_S)
     assert process.returncode == 0, output
     assert not [each for each in found.values() if isinstance(each, Exception)], found
-    assert [region.starts for region in regions.values()] == [2, 2]
+    assert [region.starts for region in regions.values()] == [2, 2], output
     for name in ("eu", "us"):
         assert torch.equal(found[name], expected[name][0])
     run = geo_ray.open_run(run_path)
     assert run.summary.steps == LONG
-    kinds = [event.kind for event in read_events(run_path / "events.jsonl")]
-    assert kinds.count("run_started") == 2
+    events = list(read_events(run_path / "events.jsonl"))
+    assert [event.kind for event in events].count("run_started") == 2
+    assert [e.fields["step"] for e in events if e.kind == "checkpoint"][-1] == LONG
 
 
 @pytest.mark.slow  # starts two clusters

@@ -302,6 +302,7 @@ TOGETHER = [
     {"loose_now", "loose_late_seq", "loose_late"},
     {"first", "stop"},
     {"start", "count"},
+    {"earlier_unused", "earlier_num_unused"},
 ]
 # Read by the receiver beforehand; of any release; a norm that cannot be is 0, an empty fix general.
 TAKEN_AS_THEY_ARE = {"op", "code", "norm", "fix"}

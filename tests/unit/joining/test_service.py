@@ -385,6 +385,33 @@ def test_only_the_rank_that_was_asked_gives_the_final_parameters() -> None:
     assert torch.equal(world.service.model_P, torch.ones(P))
 
 
+def test_ranks_leave_after_the_last_checkpoint_and_not_after_an_earlier_one() -> None:
+    """An earlier checkpoint may still be written when the run ends."""
+    world = World({"eu": [WHOLE], "us": [WHOLE]}, saves_at_end=True)
+    for region in world.shares:
+        world.hello(region, 0, saved=())
+    for region in world.shares:
+        world._start_rank(region, 0, WHOLE)
+    world.service.begin_save(3, [], 60.0)
+    for _ in range(INTERVAL):
+        updates = {name: world.step(name, 1.0) for name in ("eu#0", "us#0")}
+    for name, messages in updates.items():
+        for each in messages:
+            world.deliver(name, each)
+    _end(world, "eu#0", "us#0")
+    _state(world, "eu#0", 1.0)
+    earlier = world.service.save
+    assert world.service.stage is Stage.DONE and earlier is not None and earlier.id == 3
+    assert world.service.end_save(3) == []
+    (first, second) = world.service.begin_save(3, [3], 60.0)
+    assert (first.message.kind, second.message.kind) == ("save", "save")
+    assert world.service.end_save(4) == []
+    assert {(each.peer, each.message.kind) for each in world.service.end_save(None)} == {
+        ("eu#0", "over"),
+        ("us#0", "over"),
+    }
+
+
 def test_another_region_gives_the_final_parameters_if_the_first_is_lost() -> None:
     world = World({"eu": HALVES, "us": [WHOLE]})
     world.start()
