@@ -438,6 +438,8 @@ class SliceAveragers:
                 self._collect, self._values = order, dict.fromkeys(self.averagers, 0)
                 if not order.shares:
                     self.model_H = torch.empty(self._stop - self.start)
+                    for averager in self.averagers.values():
+                        averager.cancel_change()  # all regions have made their last exchange
             case SnapshotOrder():
                 self._snapshots = []
                 for i, averager in self.averagers.items():

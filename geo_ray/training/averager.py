@@ -565,6 +565,10 @@ class Averager:
         donor, view = change.donor(self.view), change.after(self.view)
         self._enter(view, donor)
 
+    def cancel_change(self) -> None:
+        """Drop a pending membership change: no barrier follows."""
+        self._change = None
+
     def begun(self, region: str) -> None:
         """Mark a joining region active; its first update does the same."""
         self.view = self.view.begun(region)

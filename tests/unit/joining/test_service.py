@@ -17,6 +17,7 @@ from geo_ray.data.tasks.model_buffers import BufferEntry
 from geo_ray.joining.layout import Layout, Ranges, positions, taken
 from geo_ray.joining.protocol import Hello, Outbound, Welcome, payload_of, rank_name
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
+from geo_ray.joining.save_round import SaveStage
 from geo_ray.joining.service import JoinService, Stage
 from geo_ray.training.messages import ReplyMessage
 from geo_ray.training.payload_encoding import RegionWire
@@ -410,6 +411,29 @@ def test_ranks_leave_after_the_last_checkpoint_and_not_after_an_earlier_one() ->
         ("eu#0", "over"),
         ("us#0", "over"),
     }
+
+
+def test_a_checkpoint_for_which_no_round_is_left_does_not_delay_the_last_one() -> None:
+    """Regions that have finished exchange no more, so they cannot meet for it."""
+    world = World({"eu": [WHOLE], "us": [WHOLE]}, saves_at_end=True)
+    for region in world.shares:
+        world.hello(region, 0, saved=())
+    for region in world.shares:
+        world._start_rank(region, 0, WHOLE)
+    for _ in range(INTERVAL):
+        updates = {name: world.step(name, 1.0) for name in ("eu#0", "us#0")}
+    for name, messages in updates.items():
+        for each in messages:
+            world.deliver(name, each)
+    world.service.begin_save(3, [], 60.0)
+    earlier = world.service.save
+    assert earlier is not None and earlier.stage is SaveStage.MEETING
+    _end(world, "eu#0", "us#0")
+    _state(world, "eu#0", 1.0)
+    world.service.check_save()
+    assert world.service.stage is Stage.DONE and world.service.save is None
+    (first, second) = world.service.begin_save(3, [], 60.0)
+    assert (first.message.kind, second.message.kind) == ("save", "save")
 
 
 def test_another_region_gives_the_final_parameters_if_the_first_is_lost() -> None:
