@@ -131,7 +131,7 @@ class RunCheck:
             {
                 "region": demand.region,
                 "rows": self.rows.get(demand.region),
-                "processes": len(demand.bundles),
+                "processes": sum(bundle.processes for bundle in demand.bundles),
                 "cpus": demand.total().get("CPU", 0.0),
                 "gpus": demand.total().get("GPU", 0.0),
                 "absent": demand in self.absent,
@@ -141,7 +141,7 @@ class RunCheck:
         return Table(rows)
 
     def __repr__(self) -> str:
-        processes = sum(len(demand.bundles) for demand in self.demands)
+        processes = sum(b.processes for demand in self.demands for b in demand.bundles)
         return (
             f"<RunCheck {self.experiment.name}: {self.size}, "
             f"{len(self.demands)} regions, {processes} processes>"
@@ -151,7 +151,7 @@ class RunCheck:
     def size(self) -> str:
         """The size of the model in words."""
         count = self.num_params
-        return "the model of own loops" if count is None else f"{count:,} parameters"
+        return "a model that only its loops know" if count is None else f"{count:,} parameters"
 
     def _repr_html_(self) -> str:
         rows = [tuple(str(cell) for cell in row.values()) for row in self.table().to_pylist()]

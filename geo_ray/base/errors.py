@@ -472,10 +472,13 @@ class PeerRefusedError(TransportError):
 
     code = "PEER_REFUSED"
     causes = (
-        "A process of an earlier run that is still alive, different releases, a forged or "
-        "stolen address, a certificate that expired or was revoked."
+        "A process of an earlier run that is still alive, credentials of another run, different "
+        "releases, a forged or stolen address, a certificate that expired or was revoked."
     )
-    advice = "End processes of earlier runs, and use the same release in all regions."
+    advice = (
+        "End processes of earlier runs, and use the same release in all regions. A region that "
+        "joins needs the address and the credentials of the same run."
+    )
 
 
 class CertificateError(TransportError):

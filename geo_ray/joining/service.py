@@ -95,6 +95,7 @@ from geo_ray.transport.wire.message import CONTROL, Message
 
 _LOGGER: Final = logging.getLogger(__name__)
 
+ABSENT: Final = "not there"  # of a region of which no rank has connected
 _BUFFERS: Final = -1  # stands for the model buffers among the numbers of slices
 
 
@@ -201,7 +202,7 @@ class JoinService:
         for name in self.terms.regions:
             region = self._regions.get(name)
             if region is None:
-                found[name] = "not there"
+                found[name] = ABSENT
             elif not region.is_complete:
                 found[name] = f"{len(region.hellos)} of {region.world_size} ranks"
         return found

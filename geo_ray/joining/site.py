@@ -668,7 +668,8 @@ def _check_refused(message: Message) -> None:
     if message.kind == REPLACED:
         raise ServerLostError(
             "the process that served the run was replaced; what it knew of this region is lost",
-            fix="Start the run and its regions again.",
+            fix="Start the loops of all regions again: the run continues from its newest "
+            "checkpoint, or starts again if it has none.",
         )
     if message.kind == "refused":
         meta = {name: value for name, value in message.meta.items() if name != "attempt"}

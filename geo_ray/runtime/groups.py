@@ -241,11 +241,12 @@ class Groups:
 
     @property
     def starting(self) -> dict[str, str]:
-        """Descriptions of the regions whose processes are being started."""
-        waits = [group for group in self._groups if not group.over and not group.calls]
+        """Descriptions of the regions of which no rank has joined."""
         return {
-            each.region.name: f"{counted(each.config.world_size, 'rank')} starting"
-            for each in waits
+            each.region.name: f"{counted(each.config.world_size, 'rank')} "
+            + ("started, none has joined" if each.calls else "starting")
+            for each in self._groups
+            if not each.over
         }
 
     def note(self, events: Iterable[Mapping[str, Any]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from geo_ray.data.tasks.checked_calls import RowWork
 from geo_ray.data.tasks.load import load_task
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.joining.rank import check_strategy
+from geo_ray.ray_cluster.demand import RegionDemand
 from geo_ray.ray_cluster.placement import PlacedRegion
 from geo_ray.ray_cluster.preflight import CheckedCluster, check_cluster, preflight
 from geo_ray.runs import requests
@@ -218,16 +219,25 @@ def _placed(
     setup: RunSetup, experiment: Experiment, run_id: str
 ) -> tuple[CheckedCluster, dict[str, PlacedRegion]]:
     """Check the cluster, end the processes of an earlier start, and reserve all places."""
-    launcher, reporting, demands = setup.launcher, setup.reporting, demands_of(experiment)
-    reporting.status("checking the cluster and placing processes")
-    checked = CheckedCluster()
-    if experiment.cluster.kind == "local":
-        preflight(demands, ask_nodes=False)
-    elif not launcher.has_places:
-        checked = check_cluster(demands, reporting.observer.status)
+    launcher, demands = setup.launcher, demands_of(experiment)
+    checked = check_places(setup, demands)
     launcher.attach(setup.lease.token)
     launcher.begin(run_id, experiment.region_names, experiment.transport)
     return checked, launcher.place(demands, _PLACE_TIMEOUT_S + checked.longest_s)
+
+
+def check_places(setup: RunSetup, demands: Sequence[RegionDemand]) -> CheckedCluster:
+    """Check whether the cluster can run the processes of a run, before they are placed.
+
+    Raises:
+        PreflightError: the cluster is not fit.
+    """
+    setup.reporting.status("checking the cluster and placing processes")
+    if setup.experiment.cluster.kind == "local":
+        preflight(demands, ask_nodes=False)
+    elif not setup.launcher.has_places:
+        return check_cluster(demands, setup.reporting.observer.status)
+    return CheckedCluster()
 
 
 @contextmanager

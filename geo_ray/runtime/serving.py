@@ -32,9 +32,10 @@ from geo_ray.joining.layout import Layout
 from geo_ray.joining.protocol import SERVER, JoinTerms, region_of
 from geo_ray.joining.replication import ReplicatedService
 from geo_ray.joining.server import STANDBY, HolderServer, JoinServer, JoinStandby
-from geo_ray.joining.service import Stage
+from geo_ray.joining.service import ABSENT, Stage
 from geo_ray.joining.site import parse_address
 from geo_ray.joining.slices import SavedRun, SavedSlice
+from geo_ray.ray_cluster.preflight import CheckedCluster
 from geo_ray.runs.checkpoints import check_unused, places_of
 from geo_ray.runs.data import prepare_manifest
 from geo_ray.runs.directory import RunDirectory
@@ -48,7 +49,7 @@ from geo_ray.runtime.group_actor import JOIN_KEY
 from geo_ray.runtime.groups import Groups
 from geo_ray.runtime.run_context import RayMetrics, RunSetup
 from geo_ray.runtime.run_order import Resumption
-from geo_ray.runtime.run_start import find_checkpoint
+from geo_ray.runtime.run_start import check_places, find_checkpoint
 from geo_ray.runtime.served_checkpoints import (
     ServedCheckpoints,
     SliceHead,
@@ -496,6 +497,7 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
 
     Raises:
         CheckpointError: the run is resumed, and has no checkpoint that can be read.
+        PreflightError: the run starts, and the cluster is not fit.
         GeoRayError: the run ended early; the error says why.
     """
     run, reporting, config = setup.run, setup.reporting, setup.experiment.checkpoint
@@ -504,12 +506,14 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
     )
     places = places_of(run, config)
     store = CheckpointStore(places.root(), config.keep, writing=setup.lease.writing)
+    checked = CheckedCluster()
     try:
         if resume is None:
             check_unused(store)
+            checked = check_places(setup, demands_of(setup.experiment))
         while True:
             try:
-                return _serve_once(setup, store, resume)
+                return _serve_once(setup, store, resume, checked)
             except (RegionLostError, RankLostError) as error:
                 is_over = reporting.interruption.is_set() or not store.ids()
                 if is_over or not restarts.take(time.monotonic()):
@@ -521,7 +525,9 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
         raise
 
 
-def _serve_once(setup: RunSetup, store: CheckpointStore, resume: Resumption | None) -> Summary:
+def _serve_once(
+    setup: RunSetup, store: CheckpointStore, resume: Resumption | None, checked: CheckedCluster
+) -> Summary:
     experiment, run, launcher = setup.experiment, setup.run, setup.launcher
     folder = run.path / JOIN_FOLDER
     found = None if resume is None else find_checkpoint(store, resume, setup.reporting)
@@ -530,8 +536,10 @@ def _serve_once(setup: RunSetup, store: CheckpointStore, resume: Resumption | No
     launcher.attach(setup.lease.token)
     launcher.begin(run_id, experiment.region_names, experiment.transport)
     task, manifest_address = _prepared(experiment, run)
-    placed = launcher.place(demands_of(experiment), _START_S)
+    demands = demands_of(experiment)
+    placed = launcher.place(demands, _START_S + checked.longest_s)
     try:
+        checked.check_joining(demands, setup.reporting.status)
         terms, places = terms_of(experiment), placed[SERVER]
         averagers = AveragerProcesses(experiment, terms, launcher, places, folder)
         averagers.start(saved)
@@ -646,7 +654,8 @@ class _Serving:
         run, experiment = setup.run, setup.experiment
         folder = run.path / JOIN_FOLDER
         reporting.status(f"serving at {self._averagers.address}; credentials: {folder}/REGION.pem")
-        if note := reach_note(self._averagers.address):
+        joins = len(experiment.groups) < len(experiment.regions)
+        if joins and (note := reach_note(self._averagers.address)):
             reporting.status(note)
         found = self._await_regions()
         startup_s = time.time() - reporting.began_unix_s
@@ -745,9 +754,10 @@ class _Serving:
                 return found
             if self._setup.reporting.interruption.is_set():
                 raise self._setup.reporting.interruption.why
-            starting = self._groups.starting
+            absent = self._groups.starting
             missing = ", ".join(
-                f"{name} ({starting.get(name, why)})" for name, why in found["missing"].items()
+                f"{name} ({absent.get(name, why) if why == ABSENT else why})"
+                for name, why in found["missing"].items()
             )
             text = f"{self._averagers.address}: waiting for the initial parameters"
             if missing:

@@ -629,7 +629,7 @@ def _wrapped(head: str, text: str, width: int | None) -> list[str]:
 def _run_actor(status: RunStatus) -> str:
     run_actor = status.run_actor
     if run_actor is None:
-        return "none recorded: a simulation, or a run of an earlier release"
+        return "none recorded: the run is starting, or is a simulation"
     return (
         f"host {run_actor.host}, process {run_actor.pid}, since {run_actor.since}: {run_actor.how}"
     )

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import geo_ray
-from geo_ray.base.errors import LoopFailedError, RankLostError
+from geo_ray.base.errors import LoopFailedError, PreflightError, RankLostError
 from geo_ray.experiment.experiment import Experiment, ServeConfig
 from geo_ray.experiment.regions import RegionConfig
 from geo_ray.ray_cluster.connect import ConnectedCluster
@@ -164,6 +164,15 @@ def test_a_loop_that_raises(tmp_path: Path) -> None:
         LoopFailedError, match=r"(?s)rank 1 of region 'eu-west': .*ValueError: no rows here .*py:29"
     ):
         train(experiment(tmp_path, loop="fails"), tmp_path)
+
+
+def test_machines_without_the_gpus_of_a_group(tmp_path: Path) -> None:
+    """Nothing is started, and no time passes in waiting for a place."""
+    changed = experiment(tmp_path).model_dump(mode="json", exclude_unset=True)
+    changed["regions"][0]["group"] |= {"ranks_per_node": None, "gpus_per_node": 64}
+    lacking = Experiment.model_validate_json(json.dumps(changed))
+    with pytest.raises(PreflightError, match="region 'us-east' asks for 64 GPU, its 1 node"):
+        train(lacking, tmp_path)
 
 
 def test_a_region_joins_next_to_a_group(tmp_path: Path) -> None:

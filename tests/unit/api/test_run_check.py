@@ -136,7 +136,16 @@ def test_a_run_whose_regions_join_is_checked_without_a_model(
     }
     found = check_run(config)
     assert found.num_params is None and found.rows == {}
-    assert "the model of own loops" in repr(found)
+    assert "a model that only its loops know" in repr(found)
     assert [row["rows"] for row in found.table().to_pylist()] == [None]
+    group = {"ranks_per_node": 2, "cpus_per_rank": 0.5, "loop": "own.py:train"}
+    (tmp_path / "own.py").write_text("def train(rank): ...\n")
+    started = check_run(config | {"regions": [{"name": "eu", "group": group}]})
+    assert [
+        (row["region"], row["processes"], row["cpus"]) for row in started.table().to_pylist()
+    ] == [
+        ("geo-ray-server", 1, 0.5),
+        ("eu", 2, 1.0),
+    ]
     with pytest.raises(errors.ConfigError, match="'bsp' needs every gradient"):
         check_run(config | {"strategy": {"kind": "bsp"}})
