@@ -28,12 +28,13 @@ from geo_ray.transport.session import Session
 from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.accept_pool import AcceptPool
 from geo_ray.transport.wire.fields import Meta, count, text
-from geo_ray.transport.wire.frames import Frame, encode
+from geo_ray.transport.wire.frames import Frame, FrameKind, encode
 from geo_ray.transport.wire.handshake import Greeting, HandshakeSide, expect_same, greet, welcome
 from geo_ray.transport.wire.message import EndpointIdentity
 from geo_ray.transport.wire.sockets import Address
 
 _SERVICE = "wan"
+_REQUEST_BYTES: Final = 512  # a request for a connection, and the first frame
 
 
 class Connector:
@@ -93,6 +94,8 @@ class Connector:
             TransportError: the other side does not speak this protocol, or this one is closed.
             OSError: no process answers there.
         """
+        # As on a real link, the request takes its time; the first frame arrives right after it.
+        self._await_arrival(session.peer, _REQUEST_BYTES)
         sock = self._connect(address)
 
         def admit(theirs: Meta) -> Meta:
@@ -106,7 +109,7 @@ class Connector:
             self.encryption.shake_hands(sock)
             self.encryption.expect(sock, session.peer)
             hello: Meta = {"to": session.peer, "stream": number, "link": link_id}
-            side = self._side(sock, hello, admit, lambda: session.peer)
+            side = self._side(sock, hello, admit, lambda: session.peer, requested=True)
             with _explained(session.peer):
                 greeting = greet(sock, side)
             return self._stream(sock, number, greeting, side)
@@ -232,17 +235,24 @@ class Connector:
         more: Meta,
         admit: Callable[[Meta], Meta],
         peer: Callable[[], str],
+        *,
+        requested: bool = False,
     ) -> HandshakeSide:
         def send(frame: Frame, key: bytes) -> None:
             data = b"".join(encode(frame, key))
-            shaper = self._shapers.get(peer())
-            if shaper is not None:
-                wait_s = shaper.arrival_s(shaper.now_s(), len(data)) - shaper.now_s()
-                self._closed.wait(max(0.0, wait_s))
+            if not (requested and frame.kind is FrameKind.HELLO):
+                self._await_arrival(peer(), len(data))
             sock.sendall(data)
 
         timeout_s = self._config.handshake_timeout_s
         return HandshakeSide(self._identity.key, {**self._hello, **more}, admit, send, timeout_s)
+
+    def _await_arrival(self, peer: str, size_bytes: int) -> None:
+        """Wait until bytes have passed the emulated link to a region, if there is one."""
+        shaper = self._shapers.get(peer)
+        if shaper is not None:
+            wait_s = shaper.arrival_s(shaper.now_s(), size_bytes) - shaper.now_s()
+            self._closed.wait(max(0.0, wait_s))
 
     def _stream(
         self, sock: socket.socket, number: int, greeting: Greeting, side: HandshakeSide

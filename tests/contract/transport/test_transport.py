@@ -564,6 +564,19 @@ def test_shaped_messages_come_in_order_and_never_early() -> None:
         assert eu.endpoint.stats()["us"]["bytes_sent"]["update"] > 5 * size_bytes
 
 
+def test_regions_connect_over_a_link_that_is_slower_than_a_listener_is_patient() -> None:
+    """The delay comes before the connection, as on a real link: its first frame is not late."""
+    spec, patient = LinkSpec(delay_s=2.5), {"handshake_timeout_s": 60.0, "peer_timeout_s": 60.0}
+    eu, us = Node("eu", shaping={"us": LinkModel(spec, 1)}, **patient), Node("us", **patient)
+    with running(eu, us):
+        clock = SystemClock()
+        began_s = clock.now_s()
+        us_address = us.endpoint.listen()
+        eu.endpoint.connect("us", us_address)
+        eu.endpoint.wait_connected(["us"], 60.0)
+        assert clock.now_s() - began_s >= 2 * spec.delay_s  # the request and the proof of the key
+
+
 def test_an_emulated_outage_holds_bytes_back_without_ending_the_connection() -> None:
     spec = LinkSpec(delay_s=0.01, outages=((0.3, 0.8),))
     clock = SystemClock()
