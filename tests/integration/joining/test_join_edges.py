@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,15 @@ from torch.distributed.fsdp import fully_shard
 
 from geo_ray.codecs.registry import CODECS
 from geo_ray.joining.credentials import JoinCredentials
-from geo_ray.joining.protocol import SERVER
+from geo_ray.joining.protocol import SERVER, rank_name
 from geo_ray.joining.server import JoinServer
 from geo_ray.joining.service import Stage
 from geo_ray.joining.site import join
 from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.endpoint import Endpoint
+from geo_ray.transport.security.certs import Authority
+from geo_ray.transport.wire import handshake
+from geo_ray.transport.wire.message import EndpointIdentity
 from tests.support.join_support import (
     WAIT_S,
     Loop,
@@ -247,5 +252,51 @@ def test_connections_survive_slow_averaging(
         kinds = [event["kind"] for event in server.news()]
         assert "region_lost" not in kinds
         assert kinds.count("exchange") == len(REGIONS) * STEPS // INTERVAL
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("claims", [False, True], ids=["wrong key", "claims to have the run's key"])
+def test_a_rank_without_the_key_of_the_run_is_refused(
+    claims: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its certificate is one of the run, but on loopback, without TLS, only the key counts."""
+    if claims:
+        monkeypatch.setattr(handshake, "_key_id", lambda _: "the same")
+    with serving(terms(["eu"], STEPS, strategy=DILOCO), tmp_path) as (server, _):
+        own = JoinCredentials.read(tmp_path / "eu.pem")
+        name, reason = rank_name("eu", 0), "could not prove" if claims else "the peer's key is"
+        identity = EndpointIdentity(own.run_id, name, 1, secrets.token_bytes(32))
+        with Endpoint(identity, lambda *_: None, certificate=own.certificate) as stranger:
+            stranger.connect(SERVER, server.address)
+            eventually(
+                lambda: reason in (stranger.stats()[SERVER]["last_error"] or ""), "it is refused"
+            )
+        assert name not in server.links()
+
+
+def test_a_rank_with_the_key_of_the_run_may_join_over_loopback(tmp_path: Path) -> None:
+    """There its certificate is not looked at, as the guide says; elsewhere it would be refused."""
+    with serving(terms(["eu"], STEPS, strategy=DILOCO), tmp_path) as (server, address):
+        own = JoinCredentials.read(tmp_path / "eu.pem")
+        other = replace(own, certificate=Authority.create("other").issue("eu"))
+        other.write(tmp_path / "other.pem")
+        with join(address, region="eu", credentials=tmp_path / "other.pem", wait_s=WAIT_S):
+            rank = rank_name("eu", 0)
+            eventually(lambda: rank in server.links(), "it is connected")
+    strict = TransportConfig(tls="required")
+    server = JoinServer(
+        terms(["eu"], STEPS, strategy=DILOCO),
+        JoinCredentials.read(tmp_path / f"{SERVER}.pem"),
+        transport=strict,
+    )
+    identity = EndpointIdentity(other.run_id, rank_name("eu", 0), 1, other.key)
+    try:
+        with Endpoint(identity, lambda *_: None, strict, certificate=other.certificate) as stranger:
+            stranger.connect(SERVER, server.address)
+            eventually(
+                lambda: "CA" in (stranger.stats()[SERVER]["last_error"] or ""), "it is refused"
+            )
+        assert rank_name("eu", 0) not in server.links()
     finally:
         server.close()
