@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from geo_ray.joining.layout import Ranges, Slice
 from geo_ray.joining.protocol import Hello, rank_name
 from geo_ray.training.messages import UpdateMessage, no_buffers
 from geo_ray.training.parameters import BufferLayout
+
+MOST_OPEN: Final = 1024
+"""Evaluations that may wait for the reports of ranks."""
 
 
 @dataclass(slots=True)
@@ -320,7 +324,11 @@ class SummedEvaluation:
 
 
 class Evaluations:
-    """Adds up the evaluations of ranks: of each region, and of all regions at one step."""
+    """Adds up the evaluations of ranks: of each region, and of all regions at one step.
+
+    A region may not evaluate at a step, or never. Of evaluations that are not complete, only the
+    `MOST_OPEN` that were begun last are kept.
+    """
 
     def __init__(self) -> None:
         # Rows and sums of each rank by region, at each (step, is the last one), until all are here.
@@ -339,6 +347,8 @@ class Evaluations:
         """Record what a rank reports; return the region's evaluation if that completes it."""
         found = self._open.setdefault(at, {}).setdefault(region.name, {})
         found[rank] = rows, sums
+        if len(self._open) > MOST_OPEN:
+            del self._open[next(iter(self._open))]
         if len(found) < region.world_size:
             return None
         return SummedEvaluation.of(region.name, at, found.values())

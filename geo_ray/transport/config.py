@@ -146,6 +146,11 @@ class TransportConfig(StrictModel):
     max_payload_bytes: int = Field(
         default=4 * 1024**3, gt=0, description="Largest frame payload that is accepted."
     )
+    max_peers: int = Field(
+        default=4096,
+        gt=0,
+        description="Peers of which an endpoint keeps a state; further ones are refused.",
+    )
     max_handshakes: int = Field(
         default=32, gt=0, description="Connections that may authenticate at the same time."
     )

@@ -29,7 +29,12 @@ from types import TracebackType
 from typing import Final
 
 from geo_ray.base.clock import Clock, SystemClock
-from geo_ray.base.errors import DeadlineExceededError, LinkDownError, TransportError
+from geo_ray.base.errors import (
+    DeadlineExceededError,
+    LinkDownError,
+    PeerRefusedError,
+    TransportError,
+)
 from geo_ray.base.threads import Workers
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.dialer import Connector, Dialer
@@ -98,7 +103,7 @@ class Endpoint:
             self._clock,
             self._shapers,
             Encryption(self._config.tls, certificate),
-            self._find,
+            self._find_or_refuse,
         )
         self._changed = threading.Condition()  # guards the attributes below
         self._sessions: dict[str, Session] = {}
@@ -372,6 +377,21 @@ class Endpoint:
     def _find(self, peer: str) -> Session | None:
         with self._changed:
             return self._sessions.get(peer)
+
+    def _find_or_refuse(self, peer: str) -> Session | None:
+        """Return the session with a region that connects; None: it is made after the handshake.
+
+        Raises:
+            PeerRefusedError: there may be no further one.
+        """
+        with self._changed:
+            session, most = self._sessions.get(peer), self._config.max_peers
+            if session is None and len(self._sessions) >= most:
+                raise PeerRefusedError(
+                    f"{most} other peers have connected, and {peer} is a further one",
+                    fix="Raise `transport.max_peers`, if all of them belong to the run.",
+                )
+            return session
 
     def _all_sessions(self) -> list[Session]:
         with self._changed:

@@ -37,6 +37,7 @@ from geo_ray.transport.wire.frames import (
 from geo_ray.transport.wire.handshake import Greeting, HandshakeSide, greet
 from geo_ray.transport.wire.message import EndpointIdentity, Message, to_meta
 from geo_ray.transport.wire.sockets import Address
+from tests.support.train_support import eventually
 from tests.support.wan_support import leaving_nothing_behind
 
 KEY = b"k" * 32
@@ -539,6 +540,26 @@ def test_addresses() -> None:
         assert eu.endpoint.advertised == ("eu.example.org", port)
         with pytest.raises(TransportError, match="itself"):
             us.endpoint.connect("us", (host, port))
+
+
+def test_peers_beyond_the_most_are_refused_and_known_ones_may_return() -> None:
+    us, eu, asia, africa = Node("us", max_peers=2), Node("eu"), Node("asia"), Node("africa")
+    with running(us, asia, africa):
+        with running(eu):
+            address = join(eu, us)
+            asia.endpoint.connect("us", address)
+            asia.endpoint.wait_connected(["us"], WAIT_S)
+            us.endpoint.wait_connected(["asia"], WAIT_S)
+            africa.endpoint.connect("us", address)
+            eventually(
+                lambda: "2 other peers" in (africa.endpoint.stats()["us"]["last_error"] or ""),
+                "it is refused",
+            )
+        again = Node("eu", attempt=2)
+        with running(again):
+            again.endpoint.connect("us", address)
+            again.endpoint.wait_connected(["us"], WAIT_S)
+        assert sorted(us.endpoint.stats()) == ["asia", "eu"]
 
 
 # ------------------------------------------------------------------ emulated links

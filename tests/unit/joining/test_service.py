@@ -17,6 +17,7 @@ from geo_ray.data.tasks.model_buffers import BufferEntry
 from geo_ray.joining.layout import Layout, Ranges, positions, taken
 from geo_ray.joining.protocol import Hello, Outbound, Welcome, payload_of, rank_name
 from geo_ray.joining.rank import JoinedModel, RankExchange, SliceWire
+from geo_ray.joining.regions import MOST_OPEN
 from geo_ray.joining.save_round import SaveStage
 from geo_ray.joining.service import JoinService, Stage
 from geo_ray.training.messages import ReplyMessage
@@ -561,6 +562,23 @@ def test_evaluations_that_will_not_be_complete_are_forgotten() -> None:
 def _evaluate(world: World, peer: str, loss: float, step: int = 2) -> None:
     meta, payload = stats_message(step, {"loss": np.array([loss])}, 4, final=False)
     world.deliver(peer, Message("evaluation", meta, bytes(payload), "control"))
+
+
+def test_evaluations_of_a_region_that_is_alone_with_them_do_not_accumulate() -> None:
+    world = World({"eu": [WHOLE], "us": [WHOLE]})
+    world.start()
+    last = MOST_OPEN + 50
+    for step in range(1, last + 1):
+        _evaluate(world, "eu#0", float(step), step)
+    assert world.service._evaluations.num_open == MOST_OPEN
+    world.service.news()
+    for step in (1, last):  # the first one was dropped, and is the newest again
+        _evaluate(world, "us#0", 1.0, step)
+    assert world.service._evaluations.num_open <= MOST_OPEN
+    events = [each for each in world.service.news() if each["kind"] == "eval"]
+    totals = {each["step"]: each["metrics"] for each in events if each["region"] is None}
+    assert totals == {last: {"loss": (last + 1.0) / 8}}
+    assert [each["step"] for each in events if each["region"] == "us"] == [1, last]
 
 
 @pytest.mark.parametrize("has_reported", [True, False])
