@@ -23,12 +23,16 @@ class Restarts:
 
     def take(self, now_s: float) -> bool:
         """Return whether another restart is allowed now; if so, count it."""
-        while self._at_s and self.window_s is not None and now_s - self._at_s[0] >= self.window_s:
-            self._at_s.popleft()
-        if len(self._at_s) >= self.most:
+        if not self.is_left(now_s):
             return False
         self._at_s.append(now_s)
         return True
+
+    def is_left(self, now_s: float) -> bool:
+        """Return whether another restart is allowed now."""
+        while self._at_s and self.window_s is not None and now_s - self._at_s[0] >= self.window_s:
+            self._at_s.popleft()
+        return len(self._at_s) < self.most
 
     def __str__(self) -> str:
         """The limit, as in the configuration."""

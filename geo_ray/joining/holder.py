@@ -128,6 +128,11 @@ class Holders:
         """The addresses, from holder 1 on."""
         return tuple(self._addresses[holder] for holder in self._executed)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no message to a rank waits for a holder."""
+        return not self._waiting
+
     def missing(self) -> dict[str, str]:
         """Return the holders that have not connected yet."""
         return {

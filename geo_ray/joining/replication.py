@@ -315,6 +315,11 @@ class ReplicatedService:
         """Endpoints of all ranks that have sent messages."""
         return list(self._sessions)
 
+    def may_lack(self, peer: str) -> bool:
+        """Return whether messages are kept that a rank has not confirmed."""
+        session = self._sessions.get(peer)
+        return session is not None and bool(session.sent.unconfirmed)
+
     def execute(self, entry: ServiceEntry) -> list[Outbound]:
         """Execute an entry; return messages to ranks.
 

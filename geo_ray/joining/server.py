@@ -16,7 +16,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, Final
 
@@ -123,6 +124,7 @@ class JoinServer:
             on_peer=self._on_peer,
             certificate=credentials.certificate,
         )
+        self._resuming = set(promoted.peers)  # ranks that have not connected to this server yet
         for peer in promoted.peers:  # which are lost if they do not return
             self._endpoint.expect(peer)
         self.address: Address = self._endpoint.listen(host, port)
@@ -266,6 +268,9 @@ class JoinServer:
     def close(self) -> None:
         """Wait until ranks have what was sent to them, and close all connections.
 
+        That includes what waits for holders, which must be closed later, and what ranks will ask
+        for that were connected to an earlier server. Ranks of lost regions are not waited for.
+
         The standby must not be promoted afterwards: inputs no longer wait for it.
         """
         self._closing.set()
@@ -273,8 +278,29 @@ class JoinServer:
         with self.lock:
             if not self.is_fenced:
                 self._post(self._log.release())
-            senders = list(self._senders.values())
-        _drain(senders, self._endpoint)
+        until_s = time.monotonic() + _DRAIN_S
+        while not self._is_settled() and time.monotonic() < until_s:
+            time.sleep(_TICK_S / 10)
+        stats = self._endpoint.stats()
+        with self.lock:
+            senders = dict(self._senders)
+            needed = {
+                peer
+                for peer, each in stats.items()
+                if _is_rank(peer) and (each["connected"] or self.service.is_awaited(peer))
+            }
+        _drain(senders, self._endpoint, needed, until_s)
+
+    def _is_settled(self) -> bool:
+        """Whether all messages to ranks are in their outboxes."""
+        with self.lock:
+            return self.is_fenced or (
+                self.service.is_settled
+                and not any(
+                    self.service.is_awaited(peer) and self._log.may_lack(peer)
+                    for peer in self._resuming
+                )
+            )
 
     def _on_peer(self, peer: str, _: int, connected: bool) -> None:
         with self.lock:
@@ -289,6 +315,7 @@ class JoinServer:
                 self._on_standby(message)
             elif message.kind == RESUME:
                 self._post(self._log.resume(peer, message))
+                self._resuming.discard(peer)
             else:
                 self._offer(Received(peer, message))
 
@@ -354,17 +381,26 @@ class _Sender(threading.Thread):
             del message  # not held while the next one is awaited: its payload may be a whole model
 
 
-def _drain(senders: Sequence[_Sender], endpoint: Endpoint) -> None:
+def _drain(
+    senders: Mapping[str, _Sender], endpoint: Endpoint, needed: AbstractSet[str], until_s: float
+) -> None:
     """Send what is queued, wait until it has arrived, and close the endpoint.
 
     A process that ends earlier takes the last messages with it: a rank that lacks the run's end
     waits for it.
+
+    Args:
+        senders: threads that send, by peer.
+        endpoint: the endpoint.
+        needed: peers that are waited for; others take nothing any longer.
+        until_s: longest wait.
     """
-    until_s = time.monotonic() + _DRAIN_S
-    for each in senders:
+    for peer in endpoint.stats().keys() - needed:
+        endpoint.forget(peer)
+    for each in senders.values():
         each.outbox.put(None)
-    for each in senders:
-        each.join(max(0.0, until_s - time.monotonic()))
+    for peer in senders.keys() & needed:
+        senders[peer].join(max(0.0, until_s - time.monotonic()))
     endpoint.close(max(0.0, until_s - time.monotonic()))
 
 
@@ -418,10 +454,11 @@ class HolderServer:
         return {peer: each for peer, each in self._endpoint.stats().items() if peer != SERVER}
 
     def close(self) -> None:
-        """Wait until ranks have what was sent to them, and close all connections."""
+        """Wait until connected ranks have what was sent to them, and close all connections."""
+        needed = {peer for peer, each in self.links().items() if each["connected"]}
         with self.lock:
-            senders = list(self._senders.values())
-        _drain(senders, self._endpoint)
+            senders = dict(self._senders)
+        _drain(senders, self._endpoint, needed, time.monotonic() + _DRAIN_S)
 
     def _on_message(self, peer: str, message: Message) -> None:
         with self.lock:

@@ -157,7 +157,7 @@ class JoinService:
         self.failure: GeoRayError | None = None
         self.save: SaveRound | None = None
         self._resumed = resumed
-        self._halted = False
+        self._halted = self._is_over = False  # `_is_over`: ranks were told that they may leave
         self._newest_save = -1  # id of the newest checkpoint that was begun
         self._saved_steps: dict[str, int] = {}  # steps of regions at its barrier
         self._saved_buffers: tuple[dict[str, Tensor], dict[str, float]] = {}, {}
@@ -337,7 +337,7 @@ class JoinService:
             self.failure = RegionLostError(
                 f"region '{region}' was lost before it had sent the initial parameters: {cause}"
             )
-            return []
+            return [each for name in self._regions for each in self._refuse(name, self.failure)]
         self._emit_completed()
         found = self._leave_out(region, cause)
         if len(self._regions) < self._least and not (self.averagers.stopping or self._halted):
@@ -411,6 +411,11 @@ class JoinService:
         if since_s is not None:
             found = {name: (since_s, None) for name in self._regions if name not in sent}
         return found
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no message to a rank waits for another process that holds slices."""
+        return self._holders.is_settled
 
     def is_awaited(self, peer: str) -> bool:
         """Return whether an endpoint is a holder, or a rank of a region that takes part."""
@@ -587,8 +592,7 @@ class JoinService:
             self.stage = Stage.STOPPED
         if not self._halted and (self.stage is not Stage.DONE or checkpoint is not None):
             return self._gated([])
-        over = self._all("over", list(self._regions))
-        return self._gated(over + self._refuse_joining("was stopped"))
+        return self._gated(self._over() + self._refuse_joining("was stopped"))
 
     @property
     def saved_run(self) -> SavedRun:
@@ -988,7 +992,14 @@ class JoinService:
             return []
         self.stage = Stage.DONE
         waits = self.terms.saves_at_end and self.saves
-        return [] if waits else self._all("over", list(self._regions))
+        return [] if waits else self._over()
+
+    def _over(self) -> list[Outbound]:
+        """Let the ranks leave, once: one that has left takes no further message."""
+        if self._is_over:
+            return []
+        self._is_over = True
+        return self._all("over", list(self._regions))
 
     # ------------------------------------------------------------------ updates
 

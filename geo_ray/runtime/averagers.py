@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ _LIST_FILE: Final = "endpoints.json"
 _AUTHORITY_FILE: Final = "authority.json"
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
-_CLOSE_S: Final = 30.0
+_CLOSE_S: Final = 60.0
 _LOOK_S: Final = 1.0
 _RETRY_S: Final = 5.0
 _PIECE_BYTES: Final = 32 << 20
@@ -280,9 +280,12 @@ class AveragerProcesses:
         """Wait until ranks have what was sent to them, and close all connections.
 
         A rank that lacks the run's end would wait for it. Processes that are lost are left out.
+        The server is first: its last messages may wait for the holders.
         """
-        actors = {holder_name(1 + index): each for index, each in enumerate(self._holders)}
-        actors[SERVER] = self.actor
+        self._finish({SERVER: self.actor})
+        self._finish({holder_name(1 + n): each for n, each in enumerate(self._holders)})
+
+    def _finish(self, actors: Mapping[str, Handle]) -> None:
         calls = {name: actor.close.remote() for name, actor in actors.items()}
         for name, call in calls.items():
             try:

@@ -47,7 +47,7 @@ from geo_ray.runs.start_checks import check_evaluation
 from geo_ray.runtime.averagers import AveragerProcesses, write_credentials
 from geo_ray.runtime.group_actor import JOIN_KEY
 from geo_ray.runtime.groups import Groups
-from geo_ray.runtime.run_context import RayMetrics, RunSetup
+from geo_ray.runtime.run_context import RayMetrics, Reporting, RunSetup
 from geo_ray.runtime.run_order import Resumption
 from geo_ray.runtime.run_start import check_places, find_checkpoint
 from geo_ray.runtime.served_checkpoints import (
@@ -513,11 +513,11 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
             checked = check_places(setup, demands_of(setup.experiment))
         while True:
             try:
-                return _serve_once(setup, store, resume, checked)
+                return _serve_once(setup, store, resume, checked, restarts)
             except (RegionLostError, RankLostError) as error:
-                is_over = reporting.interruption.is_set() or not store.ids()
-                if is_over or not restarts.take(time.monotonic()):
+                if not _is_served_again(setup.reporting, store, restarts):
                     raise
+                restarts.take(time.monotonic())
                 reporting.status(f"{error.message}: restarting from the newest checkpoint")
                 resume = Resumption(waits=True)
     except BaseException as error:
@@ -525,8 +525,18 @@ def serve(setup: RunSetup, resume: Resumption | None) -> Summary:
         raise
 
 
+def _is_served_again(reporting: Reporting, store: CheckpointStore, restarts: Restarts) -> bool:
+    """Return whether a run whose regions or processes are lost continues from a checkpoint."""
+    is_over = reporting.interruption.is_set() or not store.ids()
+    return not is_over and restarts.is_left(time.monotonic())
+
+
 def _serve_once(
-    setup: RunSetup, store: CheckpointStore, resume: Resumption | None, checked: CheckedCluster
+    setup: RunSetup,
+    store: CheckpointStore,
+    resume: Resumption | None,
+    checked: CheckedCluster,
+    restarts: Restarts,
 ) -> Summary:
     experiment, run, launcher = setup.experiment, setup.run, setup.launcher
     folder = run.path / JOIN_FOLDER
@@ -557,7 +567,8 @@ def _serve_once(
         checkpoints = ServedCheckpoints(store, experiment, averagers, setup.lease.token)
         try:
             step = None if found is None else found.manifest.step
-            return _Serving(setup, averagers, groups, task, checkpoints, step).run()
+            served = _Serving(setup, averagers, groups, task, checkpoints, step, store, restarts)
+            return served.run()
         except GeoRayError as error:
             raise groups.cause_of(error) from error
         finally:
@@ -635,8 +646,11 @@ class _Serving:
         task: Task | None,
         checkpoints: ServedCheckpoints,
         resumed_step: int | None,
+        store: CheckpointStore,
+        restarts: Restarts,
     ) -> None:
         self._setup, self._averagers, self._seen = setup, averagers, 0
+        self._store, self._restarts = store, restarts
         self._groups, self._task = groups, task
         self._checkpoints, self._resumed_step = checkpoints, resumed_step
         self._before_s = 0.0  # time of the run's clock at this start
@@ -777,7 +791,10 @@ class _Serving:
         self._seen = found["seen"]
         self._averagers.watch(found["stalled_s"])
         if isinstance(failure := found["failure"], GeoRayError):
-            if not isinstance(failure, RegionLostError):  # then the run may be served again
+            ends = not isinstance(failure, RegionLostError) or not _is_served_again(
+                self._setup.reporting, self._store, self._restarts
+            )
+            if ends:  # otherwise the regions find the run again
                 self._averagers.finish()
             raise failure
         if found["stage"] not in _ENDS:

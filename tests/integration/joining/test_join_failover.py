@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from geo_ray.joining import server as server_module
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import EndpointList, SignedEndpoints
 from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound
@@ -19,9 +20,10 @@ from geo_ray.joining.replication import ServiceEntry
 from geo_ray.joining.server import STANDBY, JoinServer, JoinStandby
 from geo_ray.joining.service import Stage
 from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.security.certs import Authority
-from geo_ray.transport.wire.message import Message
-from tests.support.join_support import Loop, serving, terms, train_all
+from geo_ray.transport.wire.message import EndpointIdentity, Message
+from tests.support.join_support import WAIT_S, Loop, serving, terms, train_all
 from tests.support.train_support import eventually
 
 REGIONS = ("eu", "us")
@@ -243,3 +245,66 @@ def test_the_end_reaches_ranks_although_the_standby_does_not_answer(tmp_path: Pa
         closing.join()
     finally:
         service.close()
+
+
+def test_ranks_hear_the_end_from_a_standby_that_has_replaced_the_server_and_closes_at_once(
+    tmp_path: Path,
+) -> None:
+    run = terms(REGIONS, STEPS, strategy={"kind": "diloco", "interval": 2})
+    wanted, _ = expected(run, tmp_path)
+    service = Service(run, tmp_path)
+    server, died = service.servers[0], threading.Event()
+    post = server._post
+
+    def posted(found: Sequence[Outbound]) -> None:
+        if any(each.message.kind == "over" for each in found):
+            server._fence("killed by the test")
+            died.set()
+        elif not died.is_set():
+            post(found)
+
+    server._post = posted  # type: ignore[method-assign]
+
+    def replace() -> None:
+        assert died.wait(60.0)
+        own, port = JoinCredentials.read(tmp_path / f"{SERVER}.pem"), service.next[1]
+        promoted = service.standby.promote()
+        assert promoted.service.stage is Stage.DONE
+        other = JoinServer(
+            run, own, port=port, transport=QUICK, term=2, has_standby=True, promoted=promoted
+        )
+        other.close()
+
+    replacing = threading.Thread(target=replace)
+    replacing.start()
+    try:
+        check(trained(service), wanted)
+        replacing.join()
+    finally:
+        died.set()
+        service.close()
+
+
+@pytest.mark.parametrize("peer", ["us#0", STANDBY])
+def test_the_end_does_not_wait_for_peers_that_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer: str
+) -> None:
+    """Their messages stay in the outbox for good."""
+    monkeypatch.setattr(server_module, "_DRAIN_S", 10 * WAIT_S)
+    run = terms(REGIONS, STEPS, strategy={"kind": "diloco", "interval": 2})
+    with serving(run, tmp_path) as (server, _):
+        own = JoinCredentials.read(tmp_path / "us.pem")
+        identity = EndpointIdentity(own.run_id, peer, 1, own.key)
+        gone = Endpoint(identity, lambda *_: None, QUICK, certificate=own.certificate)
+        gone.connect(SERVER, server.address)
+        eventually(lambda: peer in server.links(), "it is connected")
+        gone.close(0.0)
+        eventually(lambda: not server.links()[peer]["connected"], "it is gone")
+        with server.lock:
+            last = Message("refused", {}, b"x", "control")
+            server._post([Outbound(peer, last)])
+        eventually(lambda: server.links()[peer]["outbox_messages"] > 0, "the message waits")
+        closing = threading.Thread(target=server.close, daemon=True)
+        closing.start()
+        closing.join(WAIT_S)
+        assert not closing.is_alive()

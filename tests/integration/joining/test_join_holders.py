@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +19,13 @@ import torch
 
 from geo_ray.base.errors import ServerLostError
 from geo_ray.joining.credentials import JoinCredentials
-from geo_ray.joining.protocol import SERVER, JoinTerms
+from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound
 from geo_ray.joining.save_round import SaveStage
 from geo_ray.joining.server import HolderServer, JoinServer
 from geo_ray.joining.service import Stage
 from geo_ray.joining.site import JoinedTraining
 from geo_ray.joining.slices import SavedRun
+from geo_ray.transport.wire.message import Message
 from tests.support.join_support import (
     HELD,
     WAIT_S,
@@ -38,6 +40,7 @@ from tests.support.join_support import (
     train_all,
     vector_of,
 )
+from tests.support.train_support import eventually
 
 REGIONS = ("eu", "us")
 STEPS = 12
@@ -267,3 +270,38 @@ def test_saved_slices_are_those_of_all_holders(tmp_path: Path) -> None:
     assert [a for a, _ in ranges] == [0, *(b for _, b in ranges[:-1])]
     assert ranges[-1][1] == found[0].layout.size
     assert len(found[0].slices) == 3
+
+
+def test_the_end_reaches_ranks_although_a_holder_is_slow_with_the_last_order(
+    tmp_path: Path,
+) -> None:
+    """The server, which is closed at once, keeps the messages that wait for that holder."""
+    run = terms(REGIONS, STEPS, strategy=DILOCO, holders=2, saves_at_end=True)
+    with serving(run, tmp_path) as (server, address):
+        (held,) = HELD[server]
+        is_last, may_go_on, handle = threading.Event(), threading.Event(), held.holder.on_message
+
+        def slow(peer: str, message: Message) -> list[Outbound]:
+            if is_last.is_set() and message.kind == "order":
+                assert may_go_on.wait(WAIT_S)
+            return handle(peer, message)
+
+        held.holder.on_message = slow  # type: ignore[method-assign]
+
+        def close() -> None:
+            eventually(lambda: server.stage is Stage.DONE, "all have finished")
+            is_last.set()
+            server.end_save(None)
+            closing = threading.Thread(target=server.close)
+            closing.start()
+            closing.join(1.0)  # enough to lose them
+            may_go_on.set()
+            closing.join()
+
+        ends = threading.Thread(target=close)
+        ends.start()
+        loops = {n: Loop(address, n, tmp_path, checkpoints=tmp_path / n) for n in REGIONS}
+        found = train_all({name: each.run for name, each in loops.items()})
+        ends.join()
+        for each in found.values():
+            assert not isinstance(each, Exception), repr(each)

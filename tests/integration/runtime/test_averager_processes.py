@@ -8,15 +8,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import geo_ray
-from geo_ray.base.errors import GeoRayError, RegionLostError
+from geo_ray.base.errors import GeoRayError, NonFiniteError, RegionLostError
+from geo_ray.base.restarts import Restarts
 from geo_ray.joining.service import Stage
-from geo_ray.runtime import averagers, served_checkpoints
+from geo_ray.runs.requests import Interruption
+from geo_ray.runtime import averagers, served_checkpoints, serving
 from geo_ray.runtime.averagers import AveragerProcesses, write_credentials
 from geo_ray.runtime.served_checkpoints import ServedCheckpoints
 from geo_ray.runtime.serving import AveragerActor, terms_of
@@ -252,3 +255,73 @@ def test_terms_and_lists_continue_after_a_restart(
     assert (after.term, after.version) == (before.term + 1, before.version + 1)
     assert after.addresses == before.addresses  # which the regions know
     again.close()
+
+
+def test_the_server_is_closed_before_the_holders_that_it_waits_for(
+    processes: AveragerProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is lost keeps back no other."""
+    ended: list[str] = []
+
+    class Holder:
+        def __init__(self, name: str) -> None:
+            self.close = self
+            self.name = name
+
+        def remote(self) -> Holder:
+            ended.append(self.name)
+            return self
+
+        def value(self) -> None:
+            if self.name == "first":
+                raise RegionLostError("killed")
+
+    server: Any = processes.actor
+    monkeypatch.setattr(server.own._listening, "close", lambda: ended.append("server"))
+    processes._holders = [Holder("first"), Holder("second")]  # type: ignore[list-item]
+    processes.finish()
+    assert ended == ["server", "first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("error", "ids", "restarts", "is_interrupted", "is_told"),
+    [
+        (RegionLostError("all"), [1], 1, False, False),  # the regions find the run again
+        (RegionLostError("all"), [], 1, False, True),
+        (RegionLostError("all"), [1], 0, False, True),
+        (RegionLostError("all"), [1], 1, True, True),
+        (NonFiniteError("all"), [1], 1, False, True),
+    ],
+)
+def test_regions_are_told_the_failure_of_a_run_that_is_not_served_again(
+    processes: AveragerProcesses,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: GeoRayError,
+    ids: list[int],
+    restarts: int,
+    is_interrupted: bool,
+    is_told: bool,
+) -> None:
+    monkeypatch.setattr(processes, "watch", lambda _: None)  # starts no standby
+    experiment, told = geo_ray.load_config(CONFIG), []
+    reporting = SimpleNamespace(interruption=Interruption())
+    if is_interrupted:
+        reporting.interruption.set()
+    setup: Any = SimpleNamespace(
+        run=SimpleNamespace(path=tmp_path),
+        experiment=experiment,
+        reporting=reporting,
+        lease=SimpleNamespace(token=1),
+    )
+    server: Any = processes.actor.own._listening
+    server.service.failure = error
+    close = server.close
+    server.close = lambda: (told.append(True), close())
+    unused: Any = None
+    left = Restarts(restarts, None, "checkpoint.restarts")
+    store: Any = SimpleNamespace(ids=lambda: ids)
+    served = serving._Serving(setup, processes, unused, None, unused, None, store, left)
+    with pytest.raises(type(error)):
+        served._poll()
+    assert bool(told) is is_told

@@ -437,6 +437,33 @@ def test_a_checkpoint_for_which_no_round_is_left_does_not_delay_the_last_one() -
     assert (first.message.kind, second.message.kind) == ("save", "save")
 
 
+@pytest.mark.parametrize("saves_at_end", [False, True])
+def test_ranks_that_write_no_checkpoints_are_told_once_that_they_may_leave(
+    saves_at_end: bool,
+) -> None:
+    """A rank leaves when it is told: it would never confirm a second message."""
+    world = World({"eu": [WHOLE], "us": [WHOLE]}, saves_at_end=saves_at_end)
+    world.start()
+    _end(world, "eu#0", "us#0")
+    _state(world, "eu#0", 1.0)
+    assert world.service.stage is Stage.DONE
+    found = [each for each in world.service.end_save(None) if each.message.kind == "over"]
+    told = [[each.kind for each in world.inbox[name]].count("over") for name in ("eu#0", "us#0")]
+    assert (found, told) == ([], [1, 1])
+
+
+def test_all_are_told_that_the_region_with_the_initial_parameters_is_lost() -> None:
+    world = World({"eu": [WHOLE], "us": HALVES})
+    for region, ranks in world.shares.items():
+        for rank in range(len(ranks)):
+            world.hello(region, rank)
+    assert world.service.stage is Stage.STARTING
+    for each in world.service.on_lost("eu", "power cut"):
+        world.inbox.setdefault(each.peer, []).append(each.message)
+    assert "power cut" in str(world.service.failure)
+    assert world.refusals("us#0") == world.refusals("us#1") == ["REGION_LOST"]
+
+
 def test_another_region_gives_the_final_parameters_if_the_first_is_lost() -> None:
     world = World({"eu": HALVES, "us": [WHOLE]})
     world.start()
