@@ -192,6 +192,7 @@ def test_a_holder_is_killed_after_other_slices_were_acknowledged(tmp_path: Path)
     folder, saved = tmp_path / "run", list[SavedRun]()
     folder.mkdir()
     loops = {name: Loop("", name, folder, checkpoints=tmp_path / name) for name in REGIONS}
+    reached = threading.Barrier(len(REGIONS))
     with (
         serving(run, folder, here=()) as (server, address),
         holding(run, folder, server) as holder,
@@ -213,6 +214,7 @@ def test_a_holder_is_killed_after_other_slices_were_acknowledged(tmp_path: Path)
                             saved.append(replace(own, slices=slices))
                 time.sleep(0.01)
             if sync.steps == 8:
+                reached.wait(WAIT_S)  # both have the answers of the exchange before
                 holder.signal(signal.SIGSTOP)
 
         def kill() -> None:
