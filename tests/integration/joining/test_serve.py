@@ -28,7 +28,7 @@ from tests.support.join_support import Loop, small_model, terms, train_all
 from tests.support.join_support import serving as in_process
 from tests.support.train_support import eventually
 
-START_S = 180.0
+START_S = 330.0
 LONG = 200  # steps of a run that is killed, which are slow until then
 CONFIG: dict[str, Any] = {
     "name": "served",
@@ -44,7 +44,8 @@ def serving(
     folder: Path, changes: dict[str, Any] | None = None, *, resume: bool = False
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Serve `CONFIG` with changes in another process, or resume it; yields it and the address."""
-    (folder / "job.yaml").write_text(yaml.safe_dump(CONFIG | (changes or {})))
+    longest = {"cluster": {"kind": "local", "start_timeout_s": 300.0}}  # the machine may be busy
+    (folder / "job.yaml").write_text(yaml.safe_dump(CONFIG | longest | (changes or {})))
     program = str(Path(sys.executable).with_name("geo-ray"))
     command = [program, "serve", "job.yaml", "--plain"]
     if resume:
