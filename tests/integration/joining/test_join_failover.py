@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,18 @@ def is_kind(op: Any, kind: str) -> bool:
     return getattr(getattr(op, "message", None), "kind", "") == kind
 
 
+@contextmanager
+def during(service: Service, call: Callable[[], None]) -> Iterator[None]:
+    """Make a call in another thread, which ends with the block; then close the service."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        yield
+        thread.join()
+    finally:
+        service.close()
+
+
 def check(found: Any, wanted: Any) -> None:
     for name in REGIONS:
         assert not isinstance(found[name], Exception), found[name]
@@ -168,20 +181,14 @@ def test_a_server_that_is_lost_in_a_commit_is_replaced(tmp_path: Path, where: st
         dies.over.wait(60.0)
         service.promote()
 
-    replacing = threading.Thread(target=replace)
-    replacing.start()
-    try:
+    with during(service, replace):
         found = trained(service)
-        replacing.join()
-        check(found, wanted)
-        assert len(service.servers) == 2
-        last = service.servers[-1].service
-        assert torch.equal(last.model_P, found["eu"][0])
-        assert last.averagers.averagers[0].samples == samples
-        assert last.steps == dict.fromkeys(REGIONS, STEPS)
-    finally:
-        dies.over.set()
-        service.close()
+    check(found, wanted)
+    assert len(service.servers) == 2
+    last = service.servers[-1].service
+    assert torch.equal(last.model_P, found["eu"][0])
+    assert last.averagers.averagers[0].samples == samples
+    assert last.steps == dict.fromkeys(REGIONS, STEPS)
 
 
 def test_a_server_that_lives_cannot_continue_without_its_standby(tmp_path: Path) -> None:
@@ -238,13 +245,8 @@ def test_the_end_reaches_ranks_although_the_standby_does_not_answer(tmp_path: Pa
         assert server.service.stage is not Stage.DONE
         server.close()
 
-    closing = threading.Thread(target=close)
-    closing.start()
-    try:
+    with during(service, close):
         check(trained(service), wanted)
-        closing.join()
-    finally:
-        service.close()
 
 
 def test_ranks_hear_the_end_from_a_standby_that_has_replaced_the_server_and_closes_at_once(
@@ -275,14 +277,8 @@ def test_ranks_hear_the_end_from_a_standby_that_has_replaced_the_server_and_clos
         )
         other.close()
 
-    replacing = threading.Thread(target=replace)
-    replacing.start()
-    try:
+    with during(service, replace):
         check(trained(service), wanted)
-        replacing.join()
-    finally:
-        died.set()
-        service.close()
 
 
 @pytest.mark.parametrize("peer", ["us#0", STANDBY])

@@ -18,13 +18,17 @@ import geo_ray
 from geo_ray.base.errors import GeoRayError, NonFiniteError, RegionLostError
 from geo_ray.base.restarts import Restarts
 from geo_ray.joining.service import Stage
+from geo_ray.runs.directory import RunDirectory
 from geo_ray.runs.requests import Interruption
 from geo_ray.runtime import averagers, served_checkpoints, serving
 from geo_ray.runtime.averagers import AveragerProcesses, write_credentials
+from geo_ray.runtime.run_context import Reporting
 from geo_ray.runtime.served_checkpoints import ServedCheckpoints
 from geo_ray.runtime.serving import AveragerActor, terms_of
 from geo_ray.storage.checkpoint import CheckpointStore
 from geo_ray.storage.places import CheckpointPlaces
+from geo_ray.telemetry.event_log import read_events
+from geo_ray.telemetry.events import RunObserver
 from tests.support.join_support import Loop, train_all
 from tests.support.join_support import serving as in_process
 from tests.support.train_support import eventually
@@ -325,3 +329,69 @@ def test_regions_are_told_the_failure_of_a_run_that_is_not_served_again(
     with pytest.raises(type(error)):
         served._poll()
     assert bool(told) is is_told
+
+
+def test_the_run_loop_saves_the_last_step_and_tells_the_end_before_it_returns(
+    processes: AveragerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier checkpoint is still being written when the regions have finished."""
+    monkeypatch.setattr(served_checkpoints, "collect", collect)
+    experiment = geo_ray.load_config(CONFIG | {"checkpoint": {"every_rounds": 1}})
+    run = RunDirectory(tmp_path / "run", tmp_path)
+    run.path.mkdir()
+    store = CheckpointStore(CheckpointPlaces(str(tmp_path / "store")).root(), 50)
+    checkpoints = ServedCheckpoints(store, experiment, processes, 1)
+    write, held, ends = checkpoints._write, list[int](), threading.Event()
+
+    def write_late(checkpoint: int, saved: tuple[str, ...]) -> Any:
+        if not held:
+            held.append(checkpoint)
+            assert ends.wait(60.0)
+        return write(checkpoint, saved)
+
+    monkeypatch.setattr(checkpoints, "_write", write_late)
+    setup: Any = SimpleNamespace(
+        run=run,
+        experiment=experiment,
+        reporting=Reporting(RunObserver(), time.time()),
+        lease=SimpleNamespace(token=1, check=lambda: None),
+    )
+    groups: Any = SimpleNamespace(
+        starting={},
+        watch=lambda _: None,
+        note=lambda _: None,
+        news=lambda: [],
+        finish=lambda: None,
+    )
+    left = Restarts(0, None, "checkpoint.restarts")
+    served = serving._Serving(setup, processes, groups, None, checkpoints, None, store, left)
+
+    save_last = served._save_last
+
+    def save_last_now(*arguments: Any) -> None:
+        ends.set()
+        save_last(*arguments)
+
+    monkeypatch.setattr(served, "_save_last", save_last_now)
+
+    def serve() -> tuple[int, bool]:
+        summary = served.run()
+        return summary.steps, processes.actor.own._server._closing.is_set()
+
+    def each(sync: Any) -> None:
+        if sync.steps == 6:
+            service = processes.actor.own._server.service
+            eventually(lambda: held or service.save is not None, "a checkpoint is begun")
+
+    def loop(name: str) -> Any:
+        own = Loop(processes.address, name, tmp_path, checkpoints=tmp_path / "saved" / name)
+        return own.run(each)
+
+    found = train_all({"serve": serve, **{name: partial(loop, name) for name in ("eu", "us")}})
+    assert not [each for each in found.values() if isinstance(each, Exception)], found
+    assert found["serve"] == (STEPS, True)
+    checkpoints.close()
+    assert held[0] < store.latest().manifest.id
+    events = read_events(run.path / "events.jsonl")
+    steps = [each.fields["step"] for each in events if each.kind == "checkpoint"]
+    assert len(steps) == 2 and steps[0] < steps[1] == STEPS

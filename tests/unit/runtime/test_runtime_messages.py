@@ -145,7 +145,9 @@ def readers() -> list[tuple[str, Meta, Callable[[Meta], Any]]]:
     error = NonFiniteError("x")
     report = messages.report_meta(StepReport(Span(0, 8), 0.5, 0.1, "why"))
     stats, payload = messages.stats_message(1, {"rows": np.ones(1)}, 1, final=False)
-    del report["op"], stats["op"]
+    earlier = StepReport(Span(0, 8), 0.5, 0.1, unused=(1,))
+    reports = messages.report_meta(StepReport(Span(8, 8), 0.5, 0.1, "why"), [earlier])
+    del report["op"], reports["op"], stats["op"]
     return [
         ("update", messages.update_meta(UPDATE), lambda m: messages.read_update(m, None)),
         ("reply", messages.reply_meta(REPLY), lambda m: messages.read_reply(m, None)),
@@ -155,6 +157,7 @@ def readers() -> list[tuple[str, Meta, Callable[[Meta], Any]]]:
             lambda m: messages.read_answer(0, m),
         ),
         ("report", report, messages.read_reports),
+        ("reports", reports, messages.read_reports),
         ("refusal", messages.refusal_meta(1, error), messages.read_refusal),
         ("stats", stats, lambda m: messages.read_stats(m, payload)),
         (
