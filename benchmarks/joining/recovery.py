@@ -466,9 +466,17 @@ def kill_once(run: Watched, case: Case, chosen: random.Random) -> dict[str, floa
 
 
 def measure(
-    names: Sequence[str], kills: int, seed: int, cluster: LocalCluster
+    names: Sequence[str], kills: int, seed: int, case_s: float, cluster: LocalCluster
 ) -> list[support.Figure]:
-    """Return the figures of cases that share a run."""
+    """Return the figures of cases that share a run.
+
+    Args:
+        names: the cases.
+        kills: kills of each case.
+        seed: of the times of kills.
+        case_s: after so many seconds of a case, no further process is killed.
+        cluster: where the run trains.
+    """
     figures = list[support.Figure]()
     with (
         tempfile.TemporaryDirectory(prefix="recovery-", ignore_cleanup_errors=True) as folder,
@@ -479,7 +487,10 @@ def measure(
         for name in names:
             case, chosen = CASES[name], random.Random(f"{name}-{seed}")
             found, spans = list[dict[str, float]](), list[tuple[float, float]]()
+            until_s = time.monotonic() + case_s
             for number in range(1, kills + 1):
+                if found and time.monotonic() > until_s:
+                    break
                 run.train_quietly(since_s)
                 found.append(kill_once(run, case, chosen))
                 spans.append((since_s, found[-1]["killed_s"]))
@@ -562,7 +573,10 @@ def main() -> None:
     parser = support.parser(__doc__)
     parser.add_argument("--cases", nargs="*", default=[*CASES], choices=[*CASES])
     parser.add_argument("--kills", type=int, default=KILLS, help="of each case")
-    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--seed", type=int, default=SEED, help="of the times of kills")
+    parser.add_argument(
+        "--case-s", type=float, default=3600.0, help="longest time of a case until its last kill"
+    )
     options = parser.parse_args()
     machine, figures = support.hardware(), list[support.Figure]()
     cases = ["rank"] if options.quick else options.cases
@@ -571,7 +585,7 @@ def main() -> None:
     settings = LocalClusterConfig(start_timeout_s=300.0)
     with LocalCluster(settings, [*BOTH], _CPUS) as cluster:
         for _, names in groupby(cases, key=lambda name: CASES[name].changes):
-            figures += measure([*names], kills, options.seed, cluster)
+            figures += measure([*names], kills, options.seed, options.case_s, cluster)
             support.finish("joining.recovery", machine, figures, options.out)  # so far
 
 
