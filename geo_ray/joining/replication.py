@@ -88,6 +88,13 @@ class RequestStop:
 
 
 @dataclass(frozen=True, slots=True)
+class EndRun:
+    """End the run at once; see `JoinService.on_end`."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class BeginSave:
     """Begin a checkpoint; see `JoinService.begin_save`."""
 
@@ -109,11 +116,11 @@ class Attach:
     """Make the receiver of the log the standby."""
 
 
-Op = Received | Tick | LoseRegion | LoseHolder | RequestStop | BeginSave | EndSave | Attach
-_Plain = Tick | LoseRegion | LoseHolder | RequestStop | BeginSave | EndSave | Attach
+Op = Received | Tick | LoseRegion | LoseHolder | RequestStop | EndRun | BeginSave | EndSave | Attach
+_Plain = Tick | LoseRegion | LoseHolder | RequestStop | EndRun | BeginSave | EndSave | Attach
 _PLAIN: Final[dict[str, type[_Plain]]] = {
     each.__name__: each
-    for each in (Tick, LoseRegion, LoseHolder, RequestStop, BeginSave, EndSave, Attach)
+    for each in (Tick, LoseRegion, LoseHolder, RequestStop, EndRun, BeginSave, EndSave, Attach)
 }
 
 
@@ -348,6 +355,8 @@ class ReplicatedService:
                     return self._numbered(
                         service.begin_save(checkpoint, keep, timeout_s, halt=halt)
                     )
+                case EndRun(cause):
+                    return self._numbered(service.on_end(cause))
                 case LoseHolder(holder, cause):
                     return self._numbered(service.on_holder_lost(holder, cause))
                 case EndSave(checkpoint):

@@ -50,6 +50,7 @@ from geo_ray.joining.protocol import (
     Welcome,
     copy_message,
     number_of,
+    process_words,
     rank_name,
     rank_of,
     refusal_to,
@@ -448,6 +449,17 @@ class JoinService:
         self._execute(FinishOrder())
         return self._gated(self._release())
 
+    def on_end(self, cause: str) -> list[Outbound]:
+        """End the run at once, and tell all ranks that have described themselves."""
+        if self._is_over or self.failure is not None:
+            return []
+        self.failure = ServerLostError(
+            f"the run has ended: {cause}",
+            fix="Start the region again when the run is served again.",
+        )
+        names = dict.fromkeys((*self._regions, *self._joining))
+        return self._gated([each for n in names for each in self._refuse(n, self.failure)])
+
     # ------------------------------------------------------------------ holders
 
     def on_holder_lost(self, holder: int, cause: str) -> list[Outbound]:
@@ -456,7 +468,7 @@ class JoinService:
         No answer leaves that was not taken in by all holders, so that the run can continue from its
         newest checkpoint.
         """
-        error = RegionLostError(f"holder {holder} of the run's averagers is lost: {cause}")
+        error = RegionLostError(f"{process_words(holder)} is lost: {cause}")
         return self._gated(self._fail(error))
 
     def _fail(self, error: GeoRayError) -> list[Outbound]:

@@ -101,6 +101,9 @@ class _NotedInLease(RunObserver):
     def on_event(self, event: Event) -> None:
         self._observer.on_event(event)
 
+    def check(self) -> None:
+        self._observer.check()
+
 
 @contextmanager
 def held(run: RunDirectory, reporting: Reporting, retry_s: float) -> Iterator[LeaseKeeper]:

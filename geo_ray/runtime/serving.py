@@ -454,6 +454,16 @@ class AveragerActor(_SliceActor):
         """Continue without a region."""
         self._server.lose(region, cause)
 
+    def end(self, cause: str, drain_s: float) -> None:
+        """End the run at once: tell all ranks, and close all connections.
+
+        Args:
+            cause: why.
+            drain_s: longest wait until ranks know it.
+        """
+        self._server.end(cause)
+        self._server.close(drain_s)
+
     def model(self) -> str:
         """Return the layout of the model as text."""
         layout = self._server.service.layout
@@ -664,6 +674,13 @@ class _Serving:
 
     def run(self) -> Summary:
         """Poll the averager to the end of the run; write model and summary."""
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            self._averagers.end("it was stopped at once")
+            raise
+
+    def _run(self) -> Summary:
         setup, reporting = self._setup, self._setup.reporting
         run, experiment = setup.run, setup.experiment
         folder = run.path / JOIN_FOLDER
@@ -767,8 +784,9 @@ class _Serving:
             if found["stage"] not in (Stage.GATHERING.value, Stage.STARTING.value):
                 reporting.status("")
                 return found
-            if self._setup.reporting.interruption.is_set():
-                raise self._setup.reporting.interruption.why
+            if reporting.interruption.is_set():
+                self._averagers.end("it was stopped before it began")
+                raise reporting.interruption.why
             absent = self._groups.starting
             missing = ", ".join(
                 f"{name} ({absent.get(name, why) if why == ABSENT else why})"
@@ -787,7 +805,9 @@ class _Serving:
 
         Raises:
             RegionLostError: the averager is lost, or all regions are.
+            KeyboardInterrupt: the run must end at once.
         """
+        self._setup.reporting.observer.check()
         found: dict[str, Any] = self._averagers.ask("poll", self._setup.lease.token, self._seen)
         self._seen = found["seen"]
         self._averagers.watch(found["stalled_s"])

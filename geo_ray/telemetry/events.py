@@ -55,6 +55,9 @@ class RunObserver:
     def on_event(self, event: Event) -> None:
         """Receive a written event. An exception ends the run."""
 
+    def check(self) -> None:
+        """Raise the error that ends the run at once, if there is one."""
+
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):

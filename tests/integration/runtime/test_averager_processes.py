@@ -9,13 +9,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 import geo_ray
-from geo_ray.base.errors import GeoRayError, NonFiniteError, RegionLostError
+from geo_ray.base.errors import (
+    GeoRayError,
+    InterruptedRunError,
+    NonFiniteError,
+    RegionLostError,
+    ServerLostError,
+)
 from geo_ray.base.restarts import Restarts
 from geo_ray.joining.service import Stage
 from geo_ray.runs.directory import RunDirectory
@@ -309,7 +315,7 @@ def test_regions_are_told_the_failure_of_a_run_that_is_not_served_again(
 ) -> None:
     monkeypatch.setattr(processes, "watch", lambda _: None)  # starts no standby
     experiment, told = geo_ray.load_config(CONFIG), []
-    reporting = SimpleNamespace(interruption=Interruption())
+    reporting = SimpleNamespace(interruption=Interruption(), observer=RunObserver())
     if is_interrupted:
         reporting.interruption.set()
     setup: Any = SimpleNamespace(
@@ -329,6 +335,58 @@ def test_regions_are_told_the_failure_of_a_run_that_is_not_served_again(
     with pytest.raises(type(error)):
         served._poll()
     assert bool(told) is is_told
+
+
+class Ending(RunObserver):
+    """Ends a run at once when asked, as a second Ctrl-C does."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+
+    def check(self) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_at_once", [False, True])
+def test_regions_that_wait_for_others_are_told_that_the_run_is_stopped(
+    processes: AveragerProcesses,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_at_once: bool,
+) -> None:
+    monkeypatch.setattr(processes, "watch", lambda _: None)  # starts no standby
+    observer, unused = Ending(), cast(Any, None)
+    reporting = Reporting(observer, time.time())
+    setup: Any = SimpleNamespace(
+        run=SimpleNamespace(path=tmp_path),
+        experiment=geo_ray.load_config(CONFIG),
+        reporting=reporting,
+        lease=SimpleNamespace(token=1),
+    )
+    groups: Any = SimpleNamespace(starting={}, watch=lambda _: None)
+    left = Restarts(0, None, "checkpoint.restarts")
+    served = serving._Serving(setup, processes, groups, None, unused, None, unused, left)
+
+    def serve() -> str:
+        with pytest.raises((InterruptedRunError, KeyboardInterrupt)) as ended:
+            served.run()
+        return ended.typename
+
+    def stop() -> None:
+        service = processes.actor.own._server.service
+        eventually(lambda: "eu" not in service.missing(), "the first region is there")
+        if is_at_once:
+            observer.is_asked = True
+        else:
+            reporting.interruption.set()
+
+    found = train_all(
+        {"serve": serve, "stop": stop, "eu": Loop(processes.address, "eu", tmp_path).run}
+    )
+    assert found["serve"] == ("KeyboardInterrupt" if is_at_once else "InterruptedRunError")
+    assert isinstance(found["eu"], ServerLostError)
+    assert "the run has ended: it was stopped" in found["eu"].message
 
 
 def test_the_run_loop_saves_the_last_step_and_tells_the_end_before_it_returns(
