@@ -391,9 +391,8 @@ def test_a_rank_reports_holders_that_it_does_not_reach() -> None:
     net.send(SERVER, net.service.lose("us", "late"))
     assert net.service.unreached() == {}
     for holders, causes in (([HOLDERS], [""]), ([0], [""]), ([1], [])):
-        net.service.stage = Stage.TRAINING
-        told = report("eu#0", holders, causes)
-        assert {read_refusal(e.message.meta)[1].code for e in told if e.peer == "eu#0"} == {"FRAME"}
+        with pytest.raises(FrameError, match="misses holders"):
+            net.service._on_unreached("eu#0", {"holders": holders, "causes": causes})
 
 
 def test_a_connection_is_late_after_its_time_without_a_break() -> None:
