@@ -403,7 +403,8 @@ def test_a_connection_is_late_after_its_time_without_a_break() -> None:
     assert absences.late({second}, 10.0) == []  # the first one is there
     assert absences.late({first, second}, 16.5) == [second]
     assert absences.late({first, second}, 20.5) == []
-    assert absences.late({first, second}, 26.9) == [first, second]
+    assert absences.late({first, second}, 26.9) == [first]
+    assert absences.late({first, second}, 31.0) == [second]  # its time had begun again
 
 
 def test_orders_and_reports_are_in_turn() -> None:
