@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -23,7 +23,7 @@ from geo_ray.base.errors import DeadlineExceededError, GeoRayError, LinkDownErro
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import ENDPOINTS, EndpointBook
 from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, UnconfirmedMessages
-from geo_ray.joining.protocol import SERVER, holder_name, rank_of
+from geo_ray.joining.protocol import SERVER, holder_name, process_words, rank_of
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields
@@ -96,7 +96,7 @@ class ServerLink:
             LinkDownError: no server answers in time.
         """
         self._dial()
-        self._endpoint.wait_connected([SERVER], timeout_s)
+        self._await_connected({SERVER: process_words(0)}, timeout_s)
 
     @property
     def is_connected(self) -> bool:
@@ -114,10 +114,31 @@ class ServerLink:
         for name, address in zip(names, addresses, strict=True):
             self._endpoint.connect(name, address)
         try:
-            self._endpoint.wait_connected(names, timeout_s)
+            words = {name: process_words(1 + index) for index, name in enumerate(names)}
+            self._await_connected(words, timeout_s)
         finally:
             self._holders = names
             self._events.put(_BEGIN)
+
+    def _await_connected(self, words: Mapping[str, str], timeout_s: float) -> None:
+        """Wait until processes are connected.
+
+        Args:
+            words: what each is called in messages, by its endpoint.
+            timeout_s: longest wait.
+
+        Raises:
+            LinkDownError: some are not; names them with the last cause.
+        """
+        try:
+            self._endpoint.wait_connected(words, timeout_s)
+        except LinkDownError:
+            stats = self._endpoint.stats()
+            away = {name: each for name, each in stats.items() if not each["connected"]}
+            causes = [
+                f"{words[n]} ({away[n]['last_error'] or 'no answer'})" for n in words if n in away
+            ]
+            raise LinkDownError(f"no connection to {', '.join(causes)}") from None
 
     @property
     def lacking(self) -> dict[int, str]:

@@ -27,7 +27,15 @@ from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import SignedEndpoints
 from geo_ray.joining.holder import SliceHolder
 from geo_ray.joining.link import RESUME
-from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, holder_name, rank_of, region_of
+from geo_ray.joining.protocol import (
+    SERVER,
+    JoinTerms,
+    Outbound,
+    holder_name,
+    process_words,
+    rank_of,
+    region_of,
+)
 from geo_ray.joining.replication import (
     BeginSave,
     EndSave,
@@ -170,7 +178,9 @@ class JoinServer:
                 self._fence("its standby cannot be reached")
                 return
             elif region_of(peer) == SERVER:
-                self.lose_holder(rank_of(peer), f"'{peer}' has been away {after}")
+                self.lose_holder(
+                    rank_of(peer), f"{process_words(rank_of(peer))} has been away {after}"
+                )
             else:
                 self.lose(region_of(peer), f"rank '{peer}' has been away {after}")
 

@@ -51,6 +51,7 @@ from geo_ray.joining.protocol import (
     Welcome,
     copy_message,
     number_of,
+    process_words,
     rank_name,
     rank_of,
     refusal_to,
@@ -446,7 +447,7 @@ class JoinService:
             for rank, holders in region.unreached.items():
                 for holder, cause in holders.items():
                     host, port = self._holders.address(holder)
-                    what = f"holder {holder} of the run's averagers at {host}:{port}"
+                    what = f"{process_words(holder)} at {host}:{port}"
                     peer = rank_name(region.name, rank)
                     found[peer, holder] = what + (f" ({cause})" if cause else "")
         return found

@@ -274,7 +274,7 @@ def test_no_rank_reaches_a_holder(tmp_path: Path) -> None:
     run = terms(REGIONS, STEPS, strategy=DILOCO, holders=2)
     with behind(run, tmp_path, REFUSES) as (server, address, holder):
         found = train_all({n: Loop(address, n, tmp_path).run for n in REGIONS})
-        where = f"holder 1 of the run's averagers at {REFUSES}:{holder.address[1]}"
+        where = f"averager process 2 at {REFUSES}:{holder.address[1]}"
         for error in found.values():
             assert isinstance(error, RegionLostError), found
             assert where in str(error) and "refused" in str(error)

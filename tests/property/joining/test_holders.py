@@ -380,9 +380,9 @@ def test_a_rank_reports_holders_that_it_does_not_reach() -> None:
     report("us#1", [1, 2], ["refused", ""])
     report("eu#0", [2], ["no route"])
     assert net.service.unreached() == {
-        ("us#1", 1): "holder 1 of the run's averagers at 127.0.0.1:1 (refused)",
-        ("us#1", 2): "holder 2 of the run's averagers at 127.0.0.1:2",
-        ("eu#0", 2): "holder 2 of the run's averagers at 127.0.0.1:2 (no route)",
+        ("us#1", 1): "averager process 2 at 127.0.0.1:1 (refused)",
+        ("us#1", 2): "averager process 3 at 127.0.0.1:2",
+        ("eu#0", 2): "averager process 3 at 127.0.0.1:2 (no route)",
     }
     report("us#1", [1], ["refused"])
     report("eu#0", [], [])
