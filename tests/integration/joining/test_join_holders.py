@@ -243,7 +243,7 @@ def test_a_holder_is_killed_after_other_slices_were_acknowledged(tmp_path: Path)
         for name in REGIONS:
             assert isinstance(found[name], ServerLostError), found
         assert server.service.version == 2
-        assert "holder 1" in str(server.service.failure)
+        assert "averager process 2" in str(server.service.failure)
     more = run.model_copy(update={"holders": 3})
     with serving(more, folder, resumed=saved[0]) as (server, address):
         placed = {name: replace(loop, address=address) for name, loop in loops.items()}
