@@ -38,6 +38,7 @@ from geo_ray.joining.replication import (
     ReplicatedService,
     RequestStop,
     ServiceEntry,
+    SetInterval,
     Tick,
 )
 from geo_ray.joining.service import Stage
@@ -184,6 +185,11 @@ class JoinServer:
         """Ask every region to finish."""
         with self.lock:
             self._offer(RequestStop())
+
+    def set_interval(self, steps: int) -> None:
+        """Change the steps between exchanges; see `JoinService.set_interval`."""
+        with self.lock:
+            self._offer(SetInterval(steps))
 
     def begin_save(
         self, checkpoint: int, keep: Sequence[int], timeout_s: float, *, halt: bool = False
