@@ -257,9 +257,12 @@ class Experiment(StrictModel):
             for r in self.regions
             for k in _without_effect(r, _SERVED_REGION)
         ]
+        are_groups = len(self.groups) == len(self.regions)
         for name, allowed in _SERVED.items():
-            if name == "plan" and len(self.groups) == len(self.regions):
+            if name == "plan" and are_groups:
                 continue
+            if name == "members":
+                allowed |= {"follow_plan"} if are_groups else frozenset()
             if name == "train":
                 allowed |= _GROUP_TRAIN if self.groups else frozenset()
                 allowed |= _TASK_TRAIN if self.task_regions else frozenset()
@@ -274,6 +277,11 @@ class Experiment(StrictModel):
             raise ValueError(
                 "train.keep_best: not supported where regions join; omit it. `train.patience` "
                 "watches the metric of `train.target`, else `loss`"
+            )
+        if "plan" in unused:
+            raise ValueError(
+                "plan: a region with `join: true` has machines and a loop of its own, which cannot "
+                "be planned; omit it. Only `compute_fraction` of `diloco` adapts the interval there"
             )
         if unused:
             raise ValueError(f"{unused[0]}: not supported where regions join; omit it")
