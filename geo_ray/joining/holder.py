@@ -30,6 +30,7 @@ from geo_ray.joining.protocol import (
     JoinTerms,
     Outbound,
     holder_name,
+    process_words,
     rank_name,
     region_of,
 )
@@ -136,7 +137,7 @@ class Holders:
     def missing(self) -> dict[str, str]:
         """Return the holders that have not connected yet."""
         return {
-            holder_name(holder): "not there"
+            process_words(holder): "not there"
             for holder in self._executed
             if holder not in self._addresses
         }

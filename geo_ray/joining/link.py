@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -22,7 +22,7 @@ from geo_ray.base.errors import DeadlineExceededError, GeoRayError, LinkDownErro
 from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import ENDPOINTS, EndpointBook
 from geo_ray.joining.numbering import HAVE, INCARNATION, ReceivedCounts, UnconfirmedMessages
-from geo_ray.joining.protocol import SERVER, holder_name, rank_of
+from geo_ray.joining.protocol import SERVER, holder_name, process_words, rank_of
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint import Endpoint
 from geo_ray.transport.wire import fields
@@ -89,7 +89,7 @@ class ServerLink:
             LinkDownError: no server answers in time.
         """
         self._dial()
-        self._endpoint.wait_connected([SERVER], timeout_s)
+        self._await_connected({SERVER: process_words(0)}, timeout_s)
 
     @property
     def is_connected(self) -> bool:
@@ -106,7 +106,28 @@ class ServerLink:
         self._holders = [holder_name(1 + index) for index in range(len(addresses))]
         for name, address in zip(self._holders, addresses, strict=True):
             self._endpoint.connect(name, address)
-        self._endpoint.wait_connected(self._holders, timeout_s)
+        words = {name: process_words(1 + index) for index, name in enumerate(self._holders)}
+        self._await_connected(words, timeout_s)
+
+    def _await_connected(self, words: Mapping[str, str], timeout_s: float) -> None:
+        """Wait until processes are connected.
+
+        Args:
+            words: what each is called in messages, by its endpoint.
+            timeout_s: longest wait.
+
+        Raises:
+            LinkDownError: some are not; names them with the last cause.
+        """
+        try:
+            self._endpoint.wait_connected(words, timeout_s)
+        except LinkDownError:
+            stats = self._endpoint.stats()
+            away = {name: each for name, each in stats.items() if not each["connected"]}
+            causes = [
+                f"{words[n]} ({away[n]['last_error'] or 'no answer'})" for n in words if n in away
+            ]
+            raise LinkDownError(f"no connection to {', '.join(causes)}") from None
 
     def send_to(self, holder: int, message: Message) -> None:
         """Queue a message for the holder of a slice; see `send` for holder 0."""

@@ -27,7 +27,15 @@ from geo_ray.joining.credentials import JoinCredentials
 from geo_ray.joining.endpoints import SignedEndpoints
 from geo_ray.joining.holder import SliceHolder
 from geo_ray.joining.link import RESUME
-from geo_ray.joining.protocol import SERVER, JoinTerms, Outbound, holder_name, rank_of, region_of
+from geo_ray.joining.protocol import (
+    SERVER,
+    JoinTerms,
+    Outbound,
+    holder_name,
+    process_words,
+    rank_of,
+    region_of,
+)
 from geo_ray.joining.replication import (
     BeginSave,
     EndSave,
@@ -165,11 +173,11 @@ class JoinServer:
                 if peer == STANDBY:
                     self._fence("its standby cannot be reached")
                     return
-                cause = f"'{peer}' has been away for {self._lost_after_s} s"
+                away = f"has been away for {self._lost_after_s:g} s"
                 if region_of(peer) == SERVER:
-                    self.lose_holder(rank_of(peer), cause)
+                    self.lose_holder(rank_of(peer), f"{process_words(rank_of(peer))} {away}")
                 else:
-                    self.lose(region_of(peer), f"rank {cause}")
+                    self.lose(region_of(peer), f"rank '{peer}' {away}")
 
     def lose(self, region: str, cause: str) -> None:
         """Continue without a region."""

@@ -101,6 +101,9 @@ ENDPOINTS_SUFFIX: Final = ".endpoints.json"
 """Ending of the file next to a region's credentials that has the run's endpoint list."""
 _LOOK_S: Final = 0.5
 _NOTICE_S: Final = 2.0
+"""Duration of a wait that is reported."""
+_AGAIN_S: Final = 60.0
+"""Seconds between two reports of a wait."""
 _CAUSE_CHARS: Final = 500
 _MARKS: Final = (ADDRESSEE, "slice", "save", "halts", "cuts", SIZE)
 """Fields of an answer that are not the strategy's."""
@@ -244,25 +247,27 @@ class JoinedRegion:
             raise
 
     def _await_server(self, book: EndpointBook, wait_s: float) -> None:
-        """Wait for the connection; report a wait that is not short.
+        """Wait for the connection; report a wait that is not short, again and again.
 
         Raises:
             LinkDownError: there is none after ``wait_s``.
         """
-        first_s = min(_NOTICE_S, wait_s)
-        try:
-            self._link.connect(first_s)
-        except LinkDownError as error:
-            if first_s == wait_s:
-                raise
-            log.warning(
-                "region '%s' waits for the run at %s, for %g s at most (wait_s): %s",
-                self.region,
-                book.shown,
-                wait_s,
-                error.message,
-            )
-            self._link.connect(wait_s - first_s)
+        notices = _Notices(wait_s)
+        while True:
+            try:
+                return self._link.connect(min(notices.next_s, notices.left_s))
+            except LinkDownError as error:
+                if notices.left_s == 0:
+                    raise
+                cause = error.message
+            if notices.is_due():
+                log.warning(
+                    "region '%s' waits for the run at %s, for %.0f s more at most (wait_s): %s",
+                    self.region,
+                    book.shown,
+                    notices.left_s,
+                    cause,
+                )
 
     @property
     def region(self) -> str:
@@ -611,6 +616,35 @@ class _Mail:
             self._kept.append((sender, message))
 
 
+class _Notices:
+    """Decides when a long wait is reported.
+
+    Args:
+        wait_s: longest wait.
+    """
+
+    def __init__(self, wait_s: float) -> None:
+        now_s = time.monotonic()
+        self._at_s, self._until_s = now_s + _NOTICE_S, now_s + wait_s
+
+    @property
+    def next_s(self) -> float:
+        """Seconds until the next report."""
+        return max(0.0, self._at_s - time.monotonic())
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end of the wait."""
+        return max(0.0, self._until_s - time.monotonic())
+
+    def is_due(self) -> bool:
+        """Return whether to report the wait now; the next report is due later."""
+        if self.next_s > 0:
+            return False
+        self._at_s = time.monotonic() + _AGAIN_S
+        return True
+
+
 def _await_message(
     mail: _Mail,
     kinds: tuple[str, ...] | None,
@@ -631,21 +665,19 @@ def _await_message(
         ServerLostError: it did not come in time.
         GeoRayError: the server refused the region.
     """
-    began_s, is_noted = time.monotonic(), False
+    notices = _Notices(wait_s)
     while True:
         try:
             message = mail.get(holder, _LOOK_S)
         except queue.Empty:
-            waited_s = time.monotonic() - began_s
-            if waited_s > _NOTICE_S and not is_noted:
+            if notices.is_due():
                 log.warning(
-                    "waiting for %s, for %g s at most (wait_s); `geo-ray status RUN` on the "
+                    "waiting for %s, for %.0f s more at most (wait_s); `geo-ray status RUN` on the "
                     "server's machine shows which regions are missing",
                     what,
-                    wait_s,
+                    notices.left_s,
                 )
-                is_noted = True
-            if waited_s > wait_s:
+            if notices.left_s == 0:
                 raise ServerLostError(
                     f"{what} did not come within wait_s = {wait_s:g} s",
                     fix="See with `geo-ray status RUN` on the server's machine which regions are "
