@@ -11,7 +11,6 @@ import json
 import os
 import runpy
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -31,7 +30,9 @@ from geo_ray.cli.main import root
 from geo_ray.experiment.experiment import Experiment
 from geo_ray.ray_cluster.local_cluster import LocalCluster
 from geo_ray.ray_cluster.process_supervisor import descendants
+from geo_ray.runs import directory as rundir
 from geo_ray.runs.model_file import save_module
+from geo_ray.runs.requests import Interruption
 from geo_ray.runtime.serving import module_of, terms_of
 from tests.support.join_support import Ranks, served_model, serving
 from tests.support.train_support import events_of, train
@@ -167,46 +168,41 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     return assert_ends_alike(folder, folder / "model.safetensors")
 
 
-def by_ctrl_c(run: Path) -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def by_the_command(run: Path) -> None:
-    found = CliRunner().invoke(root, ["stop", str(run)])
-    assert found.exit_code == 0, found.output
-
-
-@pytest.mark.parametrize("stop", [by_ctrl_c, by_the_command])
+@pytest.mark.parametrize("way", ["ctrl_c", "the_command"])
 @pytest.mark.slow  # starts two runs
 @pytest.mark.usefixtures("ray_cluster")
 def test_stopped_groups_are_resumed_with_the_same_bits(
-    tmp_path: Path, undisturbed: dict[str, Tensor], stop: Callable[[Path], None]
+    tmp_path: Path, undisturbed: dict[str, Tensor], way: str
 ) -> None:
     """In the second round, region eu-west waits until the stop was requested."""
-    run, seen = tmp_path / "runs" / "tiny", list[str]()
+    changed, stop = experiment(tmp_path, INTERVAL + 1), Interruption()
+    run, seen = rundir.create(changed, tmp_path), list[str]()
 
     def on_event(event: geo_ray.Event) -> None:
         if event.kind == "step":
             seen.append(event["region"])
-            if len(seen) == 2:  # both regions have ended the first round
-                stop(run)
+            if len(seen) == 2 and way == "ctrl_c":  # both regions have ended the first round
+                stop.set()
+            elif len(seen) == 2:
+                found = CliRunner().invoke(root, ["stop", str(run.path)])
+                assert found.exit_code == 0, found.output
         if event.kind == "stop_requested":
             (tmp_path / "go").touch()
 
     with pytest.raises(InterruptedRunError, match="its state is saved"):
-        geo_ray.train(experiment(tmp_path, INTERVAL + 1), base_dir=tmp_path, on_event=on_event)
-    (saved,) = [event for event in events_of(run) if event.kind == "checkpoint"]
+        train(changed, tmp_path, begun=run, sink=on_event, interruption=stop)
+    (saved,) = [event for event in events_of(run.path) if event.kind == "checkpoint"]
     assert saved["step"] in range(2 * INTERVAL, STEPS, INTERVAL)
     assert {len(log) for log in logs_of(tmp_path).values()} == {saved["step"]}
     (tmp_path / "fast").touch()
-    done = geo_ray.train(resume=run)
+    done = train(changed, tmp_path, begun=run, resume=True)
     assert {len(log) for log in logs_of(tmp_path).values()} == {STEPS}
     assert_made(tmp_path, range(STEPS))
-    assert_same(assert_ends_alike(tmp_path, done.model_path), undisturbed)
+    assert_same(assert_ends_alike(tmp_path, run.model), undisturbed)
     assert (done.summary.steps, done.summary.samples) == (STEPS, len(RANKS) * STEPS * 8)
-    started = done.events("run_started")
+    started = done.of("run_started")
     assert [event.fields.get("resumed_step") for event in started] == [None, saved["step"]]
-    assert not done.events("worker_lost") and not done.events("region_lost")
+    assert not done.of("worker_lost") and not done.of("region_lost")
 
 
 def holder_of(cluster: LocalCluster) -> int:
